@@ -27,8 +27,10 @@ VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same
 	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
 	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Three lanes of tests with Ray, which mostly wait, and two that compute; none asks how busy the machine is.
-LANES := test-commands test-cluster test-served test-loadgen test-others
+# Five lanes of tests with Ray, which mostly wait, and two that compute; none asks how busy the machine is. A
+# session of Ray holds some 2 GB: on a machine with less memory than seven lanes need, give fewer AT_ONCE.
+LANES := test-faults test-commands test-cluster test-served test-routers test-loadgen test-others
+AT_ONCE ?= 7
 LANE = @$(BIN)/python -m pytest -m
 
 .PHONY: sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
@@ -45,23 +47,29 @@ $(STAMP): pyproject.toml requirements.lock
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in five lanes side by side; what ARGS="..." names in one
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in seven lanes side by side; what ARGS="..." names in one
 ifeq ($(ARGS),)
-	@echo "five runs side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(LANES)
+	@echo "$(words $(LANES)) runs side by side; each prints when it ends"
+	@$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --output-sync=target $(LANES)
 else
 	$(LANE) "not vllm" $(ARGS)
 endif
 
+test-faults: $(STAMP)
+	$(LANE) ray tests/end_to_end/test_faults.py
+
 test-commands: $(STAMP)
-	$(LANE) ray tests/end_to_end
+	$(LANE) ray tests/end_to_end --ignore=tests/end_to_end/test_faults.py
 
 test-cluster: $(STAMP)
 	$(LANE) ray tests --ignore=tests/end_to_end --ignore=tests/analysis --ignore=tests/vllm --ignore=tests/loadgen \
 	--ignore=tests/serve_apps
 
 test-served: $(STAMP)
-	$(LANE) ray tests/loadgen tests/serve_apps
+	$(LANE) ray tests/loadgen
+
+test-routers: $(STAMP)
+	$(LANE) ray tests/serve_apps
 
 test-loadgen: $(STAMP)
 	$(LANE) "not ray" tests/loadgen tests/end_to_end

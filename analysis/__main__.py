@@ -29,8 +29,9 @@ from analysis import report as pages
 from analysis.calibration import command as calibration
 from analysis.calibration.observed import RecordedLoad, Served
 from analysis.exchange import side_by_side
+from analysis.planning import recommended
 from analysis.planning.command import PLAN_HELP
-from analysis.results import integrity, locations, recount, summary
+from analysis.results import integrity, locations, recommendation_text, recount, summary
 from analysis.results.runs import RunError, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
@@ -136,7 +137,11 @@ def show(arguments: argparse.Namespace) -> int:
     path = arguments.run
     if arguments.recompute and exchange.is_foreign(path):
         raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
-    if arguments.words or exchange.is_foreign(path):
+    if recommended.is_recommendation(path):
+        if arguments.words or arguments.recompute:
+            raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
+        terminal.tell(recommendation_text.text(recommended.read(path)))
+    elif arguments.words or exchange.is_foreign(path):
         terminal.tell(exchange.show(path, arguments.words))
     elif arguments.recompute:
         text, agrees = recount.recomputed(path)

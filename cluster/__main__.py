@@ -215,7 +215,7 @@ def _recipe_environment(experiment: Experiment) -> dict[str, str]:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         return {}
-    return dict(_asked(experiment, engine, installed_vllm()).recipe(engine).env)
+    return dict(_asked(experiment, engine, installed_vllm()).recipe().env)
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -44,7 +44,10 @@ def keys(fields: Fields, within: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_text(root: Fields, key: str) -> bool:
     """True for a dotted key under `root` whose value is a text."""
-    return _plain(dict(keys(root)).get(key))[0] is str
+    kind: Any = root
+    for part in key.split("."):
+        kind = (fields_of(kind) or {}).get(part)
+    return _plain(kind)[0] is str
 
 
 def misfit(kind: Any, value: Any, key: str) -> str:

@@ -3,6 +3,7 @@
 Knows the names of groups and of their files, and no key within them.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +19,13 @@ class ConfigError(ValueError):
 def groups() -> dict[str, list[str]]:
     """Names of the choices of each group, sorted: the YAML files in its folder."""
     choices: dict[str, list[str]] = {}
-    for file in sorted(ROOT.glob("[a-z]*/*.yaml")):
-        choices.setdefault(file.parent.name, []).append(file.stem)
+    with os.scandir(ROOT) as entries:
+        folders = sorted(entry.name for entry in entries if "a" <= entry.name[0] <= "z" and entry.is_dir())
+    for folder in folders:
+        with os.scandir(ROOT / folder) as entries:
+            files = sorted(entry.name for entry in entries if entry.name.endswith(".yaml"))
+        if files:
+            choices[folder] = [name.removesuffix(".yaml") for name in files]
     return choices
 
 

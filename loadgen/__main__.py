@@ -17,6 +17,9 @@ examples:
   python -m loadgen probe workload=trace workload.trace=FILE     replay a trace at its own times
   python -m loadgen probe concurrency=32                a closed loop, to compare with tools that use one
   python -m loadgen compare b.layout=dp2_tp4_ep4        capacity of B over that of A, on the same requests
+  python -m loadgen recommend demand.peak_qps=200       which layout to buy, how many nodes, what to measure
+  python -m loadgen recommend demand.peak_qps=200 recommend.layouts=[dp1_tp8,dp2_tp4_ep4] recommend.hits=[.5]
+  python -m loadgen recommend demand.peak_qps=200 slo.tpot_p90_ms=50 recommend.budgets=[4096,8192] --measure
   python -m loadgen quality b.engine.defect=.02         same, degraded or undecided: B's answers beside A's
   python -m loadgen quality a.layout=dp1_tp8_ep8 b.layout=dp2_tp4_ep4 quality.load=2
   python -m loadgen progressive                         the MI325X paper's benchmark, its tables beside ours
@@ -41,7 +44,7 @@ from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.io import terminal
 from conf.io.one_line import reason
-from loadgen.cli import measuring, prediction, published_benchmark
+from loadgen.cli import measuring, prediction, published_benchmark, recommending
 from loadgen.cli.command_line import parser, refuse_idle_flags
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -49,6 +52,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "probe": measuring.probe,
     "predict": prediction.predict,
     "compare": measuring.compare,
+    "recommend": recommending.recommend,
     "quality": measuring.quality,
     "progressive": published_benchmark.progressive,
     "recipe": measuring.recipe,

@@ -3,6 +3,7 @@
 examples:
   python -m serve_apps render                                            the modern preset, TP8/EP8
   python -m serve_apps render layout=dp2_tp4_ep4 vllm_version=0.33.0     two TP4 servers of a node
+  python -m serve_apps render layout=1p1d_tp4_ep4                        both sides and the proxy
   python -m serve_apps render engine.recipe=published layout=dp2_tp4_ep4  as Character.ai printed it
   python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      and the models of arXiv 2603.10031
   python -m serve_apps render engine.profile=low_latency engine.args.enable_prefix_caching=false
@@ -81,14 +82,16 @@ def _render(words: Sequence[str]) -> Rendering:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is no vLLM; choose engine=vllm or leave it out")
+    placement = place(experiment.cluster, experiment.layout)
     asked = RenderingInput(
         engine,
         experiment.model,
         experiment.layout,
         experiment.cluster,
         experiment.hardware,
-        place(experiment.cluster, experiment.layout).bundles,
+        placement.bundles,
         _version(engine, experiment),
+        placement.prefill_bundles,
     )
     rendering = render(asked)
     return replace(rendering, notes=(*rendering.notes, *_longest(asked, experiment)))
@@ -111,9 +114,8 @@ def _version(engine: VllmEngine, experiment: Experiment) -> str:
 def _longest(asked: RenderingInput, experiment: Experiment) -> tuple[str, ...]:
     """Notes on the longest request of the workload. Raises ValueError if it does not fit."""
     workload = trace.resolve(experiment.workload)
-    by_hand = asked.recipe(replace(asked.engine, server="process"))
     longest = Traffic(workload).longest_request_tokens
-    return recipes.check_request(by_hand, asked.model, longest, workload.input_tokens.mean)
+    return recipes.check_request(asked.by_hand(), asked.model, longest, workload.input_tokens.mean)
 
 
 def _write_model(words: Sequence[str]) -> Path:

@@ -38,10 +38,12 @@ CONFINED = {
     },
     "vllm": {
         "serve_apps/vllm_engine/replica.py",
+        "serve_apps/vllm_emulated/connector.py",
         "serve_apps/vllm_emulated/executor.py",
         "serve_apps/vllm_emulated/platform.py",
     },
     "torch": {"serve_apps/vllm_emulated/executor.py"},
+    "zmq": {"serve_apps/vllm_emulated/side_channel.py"},
     "matplotlib": {"analysis/figures/canvas.py"},
     "omegaconf": {"conf/load.py", "conf/named_files.py", "conf/constant_keys.py"},
     "aiohttp": {

@@ -68,12 +68,14 @@ def _replicas(asked: Experiment, window: MeasuredWindow) -> int | None:
 
 
 def service(asked: Experiment) -> Tree:
-    """Model, hardware and layout. Replicas are independent, so that attention is never data parallel.
+    """Model, hardware and layout; `tp` counts all GPUs of an engine, those of data-parallel ranks too.
+
+    Of a split node they are those of the engines that answer.
 
     Of an external endpoint only the model is known: the configured hardware and layout are not its own.
     """
     kind, hardware = asked.engine.kind, asked.hardware.name.lower()
-    width = asked.layout.tensor_parallel
+    width = asked.layout.gpus_per_replica
     found = {
         "hw": f"modelled-{hardware}" if kind in MODELLED else None if kind == "vllm_cpu" else hardware,
         "image": None,
@@ -82,7 +84,7 @@ def service(asked: Experiment) -> Tree:
         "framework": "maxqps-simulated" if kind == "simulated" else "vllm",
         "precision": asked.model.weights,
         "spec_decoding": None,
-        "disagg": False,
+        "disagg": asked.layout.prefill is not None,
         "recipe_fingerprint": None,
         "is_multinode": False,
         "tp": width,
@@ -90,7 +92,7 @@ def service(asked: Experiment) -> Tree:
         "dcp_size": 1,
         "pcp_size": 1,
         "ep": width if asked.layout.expert_parallel else 1,
-        "dp_attention": "false",
+        "dp_attention": str(asked.layout.data_parallel > 1).lower(),
     }
     return dict.fromkeys(found) | {"model": found["model"]} if kind == "external" else found
 

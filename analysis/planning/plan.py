@@ -117,7 +117,7 @@ def plan(
     rest = [evidence_of(other) for other in expanded(others)]
     on = plan_basis(evidence_of(source), rest, demand, care.basis)
     need = needed(load.peak_qps, on.service)
-    nodes = _fleet(load.peak_qps, on.service, care)
+    nodes = fleet(load.peak_qps, on.service, care)
     nodes_at = _nodes_at(load.peak_qps, on, care)
     return Plan(
         basis=on,
@@ -143,7 +143,11 @@ def _available(need: int, care: Care) -> Availability | None:
     return available(need, care.node_availability, care.target_availability)
 
 
-def _fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
+def fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
+    """Nodes for a rate by all rules: headroom, spares, and the availability if one was asked.
+
+    Raises RunError if no number of nodes serves it.
+    """
     found = _available(needed(rate_qps, service), care)
     by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
     return max(by_rules, found.nodes if found else 0)
@@ -160,7 +164,7 @@ def _day(load: DemandRates, on: PlanBasis, care: Care) -> Day | None:
     if not load.hourly_qps:
         return None
     lead = on.evidence.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
-    return day(load.hourly_qps, [_fleet(rate, on.service, care) for rate in load.hourly_qps], lead)
+    return day(load.hourly_qps, [fleet(rate, on.service, care) for rate in load.hourly_qps], lead)
 
 
 def _money(
@@ -194,7 +198,7 @@ def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None
     if qps_per_node is None:
         return None
     try:
-        return _fleet(demand_qps, replace(service, qps_per_node=qps_per_node), care)
+        return fleet(demand_qps, replace(service, qps_per_node=qps_per_node), care)
     except RunError:
         return None
 

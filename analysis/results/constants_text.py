@@ -12,7 +12,7 @@ from analysis.results.types.prediction_verdict import (
     SensitivityRow,
 )
 from conf.constants import constants
-from conf.specs.experiment import Experiment, SimulatedEngine
+from conf.specs.experiment import Constant, Experiment, SimulatedEngine
 
 ASSUMED = "assumed"
 """How the source of a constant begins that nobody measured."""
@@ -42,7 +42,8 @@ def basis(experiment: Experiment) -> ConstantsBasis:
         kind = "measured" if path in calibrated else ASSUMED if assumed else "fitted" if joint else "sourced"
         kinds[kind].append(path)
     groups = {kind: tuple(paths) for kind, paths in kinds.items()}
-    return ConstantsBasis(**groups, rests_on=fit.rests_on if kinds["fitted"] else "")
+    rests_on = fit.rests_on if kinds["fitted"] else ""
+    return ConstantsBasis(**groups, rests_on=rests_on, transfer=_transfer(experiment))
 
 
 def lines(prediction: PredictionVerdict) -> list[str]:
@@ -50,8 +51,10 @@ def lines(prediction: PredictionVerdict) -> list[str]:
     known, calibration = prediction.constants, prediction.calibration
     if known is None:
         return []
+    transfer = [f"KV transfer: {known.transfer}"] if known.transfer else []
     measured = f"this machine, calibrated by {calibration}" if calibration else "nothing of this machine"
     return [
+        *transfer,
         f"measured: {measured}",
         f"fitted:   {_fitted(known)}",
         f"assumed:  {_assumed(known, prediction.sensitivity or ())}",
@@ -84,6 +87,27 @@ def sensitivity_lines(rows: Sequence[SensitivityRow]) -> list[str]:
     if len(rows) > SHOWN:
         out.append(f"  and {len(rows) - SHOWN} more, which matter less (--json has all)")
     return out
+
+
+def _transfer(experiment: Experiment) -> str:
+    """What an answer takes for the transfers of a split layout; empty for any other."""
+    layout = experiment.layout
+    if layout.prefill is None:
+        return ""
+    rate, latency = layout.transfer.gpu_bytes_per_s, layout.transfer.latency_ms
+    kinds = {"assumed" if it.source.startswith(ASSUMED) else it.source for it in (rate, latency)}
+    how = "pulled when computed" if layout.transfer_mode == "read" else "pushed layer by layer"
+    return (
+        f"{_with_ends(rate, 1e-9)} GB/s per GPU and {_with_ends(latency)} ms per prompt, {how} by"
+        f" {layout.connector}; {' and '.join(sorted(kinds))}, not measured on this machine"
+    )
+
+
+def _with_ends(constant: Constant, unit: float = 1.0) -> str:
+    """The value with its interval, each times `unit`."""
+    if constant.low is None or constant.high is None:
+        return f"{constant.value * unit:.3g} (exact)"
+    return f"{constant.value * unit:.3g} [{constant.low * unit:.3g}, {constant.high * unit:.3g}]"
 
 
 def _fitted(known: ConstantsBasis) -> str:

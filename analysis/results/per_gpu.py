@@ -67,9 +67,9 @@ def unknown(asked: Experiment) -> str:
 
 
 def gpus(asked: Experiment, nodes: int) -> int | None:
-    """GPUs that serve on so many nodes: those of the layout, not those that a node has besides.
+    """GPUs that serve on so many nodes: those of all its engines, not those that a node has besides.
 
     None where they are `unknown`.
     """
     layout = asked.layout
-    return None if unknown(asked) else nodes * layout.replicas_per_node * layout.tensor_parallel
+    return None if unknown(asked) else nodes * layout.gpus_per_node

@@ -38,7 +38,9 @@ TYPES = {
     "steady": TRUTH,
     **{column(limit): FIGURE for limit in LIMITS},
     **{f"{kind}_tokens_per_s_per_node": FIGURE for kind in ("input", "image", "output")},
-    **dict.fromkeys(("cached_share_of_input", "in_flight_per_node", "kv_used", "busy"), FIGURE),
+    **dict.fromkeys(
+        ("cached_share_of_input", "in_flight_per_node", "kv_used", "busy", "prefill_busy"), FIGURE
+    ),
     **dict.fromkeys(("replicas_per_session", "max_over_mean_share", "blocked_share"), FIGURE),
     **dict.fromkeys(("reusable_share_of_input", "sessions_per_node", "sessions_over_kv"), FIGURE),
     "simulated_nodes": COUNT,
@@ -93,6 +95,7 @@ def lines(prediction: PredictionVerdict) -> list[str]:
         f" ({100 * found.cached_share_of_input:.0f} % cached) and"
         f" {found.output_tokens_per_s_per_node:.0f} output tok/s,"
         f" {in_flight}, KV cache {_percent(found.kv_used)} in use, MFU {_percent(found.mfu)}",
+        *_sides(found),
         *_step_time(found),
         *_sessions(found, prediction.asked),
         *_evidence(found),
@@ -105,6 +108,16 @@ def _step_time(found: RateForecast) -> list[str]:
     terms = sorted(found.step_terms.items(), key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
     named = ", ".join(f"{name} {_percent(share)}" for name, share in terms)
     return [f"  step time: {named}"] if terms else []
+
+
+def _sides(found: RateForecast) -> list[str]:
+    """How busy both sides of a split node are; the one that is busier is what its ratio wants more of."""
+    if found.prefill_busy is None:
+        return []
+    return [
+        f"  prefill engines compute {_percent(found.prefill_busy)} of the time, decode engines"
+        f" {_percent(found.busy)}"
+    ]
 
 
 def _rounded(prediction: PredictionVerdict, found: RateForecast) -> str:

@@ -161,7 +161,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def empty(schema: pa.Schema, count: int) -> dict[str, pa.Array]:
     """Columns of `count` nulls, to be replaced by what is known."""
-    return {field.name: pa.nulls(count, field.type) for field in schema}
+    nulls = {kind: pa.nulls(count, kind) for kind in set(schema.types)}
+    return {field.name: nulls[field.type] for field in schema}
 
 
 def lost(plan: pa.Table, wall_start_ns: int | None = None, time_scale: float = 1.0) -> pa.Table:

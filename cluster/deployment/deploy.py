@@ -18,9 +18,11 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
+from cluster.deployment import prefill_replicas
 from cluster.deployment import warmup as warming
 from cluster.deployment.engine_facts import digest, reported_facts
 from cluster.deployment.failure_text import last_words
+from cluster.deployment.prefill_replicas import ToldPrefill
 from cluster.deployment.removal import remove
 from cluster.deployment.serve_state import (
     DeployError,
@@ -50,10 +52,11 @@ Progress = Callable[[str], None]
 class ExpectedService:
     """The service that a deployment waits for: `replicas` warm replicas of one application behind `front`.
 
-    `engines` begins the names of the deployments that serve the model; all others must run too. `warmup` are
-    the requests that warm each replica. With `per_node` the deployment's URLs are those of its replicas, one
-    on each node, instead of the front's. `engine` is kept in `Deployment.described`; its `weight_bytes`, if
-    known, are those that each replica loads.
+    `engines` begins the names of the deployments that serve the model; all others must run too, and `prefill`
+    replicas of those whose names begin with `prefill_engines`, if any. `warmup` are the requests that warm
+    each replica, and through them the prefill ones. With `per_node` the deployment's URLs are those of its
+    replicas, one on each node, instead of the front's. `engine` is kept in `Deployment.described`; its
+    `weight_bytes`, if known, are those that each replica loads.
     """
 
     app_name: str
@@ -61,6 +64,8 @@ class ExpectedService:
     replicas: int
     warmup: WarmupRequests
     engines: str = ""
+    prefill: int = 0
+    prefill_engines: str = ""
     per_node: bool = False
     engine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,15 +75,16 @@ class Deployment:
     """A running application: its URLs, the replicas behind them, and how they got ready.
 
     `metrics_urls` holds each replica's own /metrics URL; it is empty if replicas have no HTTP port of their
-    own, as behind Serve's Python proxy. After a recovery, replicas that stayed keep their places here and
-    among `urls`. `named` is False if answers do not name their replica. `described` is what was read back,
-    for the manifest; None is unknown.
+    own, as behind Serve's Python proxy. `prefill_urls` are those of the prefill replicas that tell theirs.
+    After a recovery, replicas that stayed keep their places here and among `urls`. `named` is False if
+    answers do not name their replica. `described` is what was read back, for the manifest; None is unknown.
     """
 
     app_name: str
     urls: tuple[str, ...]
     state: ServeState
     metrics_urls: dict[str, str]
+    prefill_urls: dict[str, str]
     named: bool
     described: dict[str, Any]
     _expected: ExpectedService = field(repr=False)
@@ -193,16 +199,20 @@ def _ready(
     pages = {one.replica_id: found[one.replica_id] for one in now.engines if one.replica_id in found}
     bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
     urls = _node_urls(bases, now) if expected.per_node else (expected.front,)
+    warmer = ReplicaWarmer(expected.warmup, deadline_s, patience_s)
     try:
-        warmths, named = _warm(expected, now, bases, ReplicaWarmer(expected.warmup, deadline_s, patience_s))
+        warmths, named = _warm(expected, now, bases, warmer)
+        prefill = _warm_prefill(expected, now, bases, warmer, deadline_s, progress)
     except WarmupError as error:
         raise DeployError(str(error)) from error
     if not named:
         progress("answers do not name their replica: whether the front reaches all of them is unknown")
     progress(f"{expected.replicas} replicas warm: {warming.line(warmths)}")
     described = _described(expected, now, bases, warmths, seen_at)
+    described["prefill"] = _prefill_described(expected, now, prefill)
     described["ready_s"] = time.monotonic() - began_s
-    return Deployment(expected.app_name, urls, now, pages, named, described, expected)
+    prefill_urls = {name: f"{one.url}/metrics" for name, one in prefill.items()}
+    return Deployment(expected.app_name, urls, now, pages, prefill_urls, named, described, expected)
 
 
 def _await_replicas(
@@ -221,7 +231,9 @@ def _await_replicas(
         line = ", ".join([f"{len(now.engines)} of {expected.replicas} replicas", *now.short]) + " running"
         if line != said:
             progress(said := line)
-        if now.trouble is None and now.counts == {"RUNNING": expected.replicas}:
+        prefill = len(_prefill_replicas(expected, now))
+        right = now.counts == {"RUNNING": expected.replicas} and prefill == expected.prefill
+        if now.trouble is None and right:
             return now, seen_at
         if now.status in failed:
             raise DeployError(f"{expected.app_name} is {now.status}: {now.message}")
@@ -242,6 +254,50 @@ def _warm(
         return warmths, UNNAMED not in warmths
     warmths = warmer.replicas(bases)
     return warmths, warmer.named if expected.per_node else warmer.reach(expected.front, now.replica_ids)
+
+
+def _prefill_replicas(expected: ExpectedService, now: ServeState) -> list[ServeReplica]:
+    """The running replicas that only compute prompts."""
+    begin = expected.prefill_engines
+    return [replica for replica in now.others if begin and replica.deployment.startswith(begin)]
+
+
+def _warm_prefill(
+    expected: ExpectedService,
+    now: ServeState,
+    bases: Mapping[str, str],
+    warmer: ReplicaWarmer,
+    deadline_s: float,
+    progress: Progress,
+) -> dict[str, ToldPrefill]:
+    """The prefill replicas as they tell of themselves, once each has computed a prompt.
+
+    Raises WarmupError.
+    """
+    wanted = {replica.replica_id for replica in _prefill_replicas(expected, now)}
+    if not wanted:
+        return {}
+    # A replica that answers knows them all; with ports of their own the first of these is as good as any.
+    url = next(iter(bases.values()), expected.front)
+    found = prefill_replicas.warm(url, wanted, lambda: _warm(expected, now, bases, warmer), deadline_s)
+    if not found:
+        progress("prefill replicas are not told: whether each is warm, and what each does, is unknown")
+    return found
+
+
+def _prefill_described(
+    expected: ExpectedService, now: ServeState, told: Mapping[str, ToldPrefill]
+) -> dict[str, Any]:
+    """The manifest's facts on the prefill replicas: their processes, and what they report of themselves."""
+    facts = {name: reported_facts(one.url) for name, one in told.items()}
+    return {
+        replica.replica_id: {
+            **_process(replica),
+            "told": facts.get(replica.replica_id) or None,
+            "told_sha256": digest(facts.get(replica.replica_id, {})),
+        }
+        for replica in _prefill_replicas(expected, now)
+    }
 
 
 def _node_urls(bases: Mapping[str, str], now: ServeState) -> tuple[str, ...]:
@@ -285,7 +341,11 @@ def _described(
         "app_name": expected.app_name,
         "engine": dict(expected.engine),
         "replicas": replicas,
-        "others": {replica.replica_id: _process(replica) for replica in now.others},
+        "others": {
+            replica.replica_id: _process(replica)
+            for replica in now.others
+            if replica not in _prefill_replicas(expected, now)
+        },
         "unnamed": warming.tree(warmths[UNNAMED]) if UNNAMED in warmths else None,
         "options_sha256": now.options,
     }

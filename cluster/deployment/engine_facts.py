@@ -34,7 +34,10 @@ def reported_facts(url: str) -> dict[str, Any]:
     with suppress(*GARBLED):
         says["version"] = json.loads(_get(f"{url}/version"))["version"]
     with suppress(*GARBLED):
-        says["engine"] = json.loads(_get(f"{url}/maxqps/replica"))["engine"]
+        described = json.loads(_get(f"{url}/maxqps/replica"))
+        says["engine"] = described["engine"]
+        if prefill := described.get("prefill"):  # of a split layout: one of those that compute prompts for it
+            says["prefill_engine"] = prefill["engine"]
     with suppress(AskError):
         if found := _CACHE.search(_get(f"{url}/metrics").decode(errors="replace")):
             says["cache_config"] = dict(_LABEL.findall(found.group(1)))

@@ -48,7 +48,8 @@ class ServeReplica:
 class ServeState:
     """The state of one application.
 
-    `engines` are the running replicas that serve the model and `others` the running routers and ingresses;
+    `engines` are the running replicas that serve the model, `others` the running routers, ingresses and
+    prefill engines;
     `counts` has all replicas of the engines by state, `short` the other deployments that do not run as
     targeted. `proxy` is the status of the first front that is not healthy; `fronts`, `controller` and
     `options` name the actors of the fronts, the controller's process and the deployments' options.
@@ -93,7 +94,7 @@ class ServeState:
             if (before.replica_id, before.pid, before.node) != (after.replica_id, after.pid, after.node):
                 return f"{before.deployment} {before.replica_id} is another process now"
         if len(self.others) != len(now.others):
-            return f"{len(now.others)} routers and ingresses instead of {len(self.others)}"
+            return f"{len(now.others)} other replicas instead of {len(self.others)}"
         if self.fronts != now.fronts:
             return "the proxy was replaced"
         if self.controller != now.controller:

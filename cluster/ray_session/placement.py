@@ -1,7 +1,7 @@
 """Placement of replicas and load actors: resources and node labels; pure, knows no Ray."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf.specs.experiment import Cluster, Layout
 
@@ -24,6 +24,7 @@ class PlacementError(ValueError):
 class Placement:
     """`replicas` times `bundles`, each set on one node (STRICT_PACK).
 
+    In a split layout those replicas decode, and there are `prefill_replicas` times `prefill_bundles` besides.
     `load_selector` are the node labels that a load actor needs; if it is empty, load actors run on any node,
     beside replicas if need be.
     """
@@ -31,6 +32,8 @@ class Placement:
     replicas: int
     bundles: tuple[dict[str, float], ...]
     load_selector: dict[str, str]
+    prefill_replicas: int = 0
+    prefill_bundles: tuple[dict[str, float], ...] = ()
 
 
 def place(cluster: Cluster, layout: Layout, roles: Collection[str] = ()) -> Placement:
@@ -40,10 +43,21 @@ def place(cluster: Cluster, layout: Layout, roles: Collection[str] = ()) -> Plac
     with role=load if there are any: always in a `fake` session, never in a `local` one, whose only node
     holds replicas and load actors. Nodes of a joined cluster may have no label.
     """
-    bundle = {"GPU": float(layout.tensor_parallel), "CPU": REPLICA_CPUS}
     kept = cluster.session == "fake" or LOAD_ROLE in roles
     selector = {"role": LOAD_ROLE} if kept else {}
-    return Placement(cluster.nodes * layout.replicas_per_node, (bundle,), selector)
+    placement = Placement(cluster.nodes * layout.replicas_per_node, _bundles(layout), selector)
+    if (prefill := layout.prefill_side) is None:
+        return placement
+    return replace(
+        placement,
+        prefill_replicas=cluster.nodes * prefill.replicas_per_node,
+        prefill_bundles=_bundles(prefill),
+    )
+
+
+def _bundles(layout: Layout) -> tuple[dict[str, float], ...]:
+    """What one replica of a layout takes."""
+    return ({"GPU": float(layout.gpus_per_replica), "CPU": REPLICA_CPUS},)
 
 
 def require_nodes(cluster: Cluster, gpus_by_node: Sequence[float]) -> None:

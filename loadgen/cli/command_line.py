@@ -58,13 +58,16 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         "--out",
         type=Path,
         metavar="FILE",
-        help="predict, progressive: write the answers to FILE.parquet, FILE.csv or FILE.json",
+        help="predict, progressive, recommend: write the answers to FILE.parquet, FILE.csv or FILE.json",
     )
     top.add_argument(
         "--requests",
         type=Path,
         metavar="FILE",
         help="predict of requests=N: write a row per request to FILE.parquet or FILE.csv",
+    )
+    top.add_argument(
+        "--measure", action="store_true", help="recommend: measure the shapes that its proposals name"
     )
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     return top
@@ -77,9 +80,13 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
         finds = own.get(arguments.verb, "finds the rate itself")
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
     for flag in ("sensitivity", "out", "requests"):
-        answering = ("predict", "progressive") if flag == "out" else ("predict",)
+        answering = ("predict", "progressive", "recommend") if flag == "out" else ("predict",)
         if getattr(arguments, flag) and (arguments.verb not in answering or arguments.dry_run):
             raise ConfigError(f"--{flag} belongs to an answer of {' or '.join(answering)}; leave it out")
+    if arguments.measure and arguments.verb != "recommend":
+        raise ConfigError(
+            "--measure belongs to recommend, which it lets measure what it proposes; leave it out"
+        )
     gridded = any(word.startswith(PREFIX) for word in arguments.words)
     if gridded and arguments.verb not in ("predict", "sweep"):
         raise ConfigError(

@@ -15,8 +15,8 @@ from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen.cli.command_line import asked
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import BlockEngine
 from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
+from serve_apps.engine_model.scheduler.lockstep import engine_of
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
@@ -60,7 +60,7 @@ def refuse_misfit(experiment: Experiment) -> None:
     try:
         refuse_experts(experiment.model, experiment.layout)
         refuse_small(*parts, "engine.max_model_len")
-        engine = BlockEngine(*parts)
+        engine = engine_of(*parts)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     context = experiment.model.max_context_tokens

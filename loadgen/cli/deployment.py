@@ -27,7 +27,7 @@ from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
-from serve_apps.simulated.app import ENGINES, EngineSpecs, application_name, build_app
+from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app
 from serve_apps.vllm_engine import app
 from serve_apps.vllm_engine.prepared import prepared, with_folder
 
@@ -56,8 +56,8 @@ class _Engines:
     """The application that is deployed on a placement.
 
     `build` runs in the cluster if it returns a function. `prefix` begins the names of the deployments that
-    serve the model; `described` goes into the manifest; `environment` is that of Serve's processes on all
-    nodes.
+    serve the model, and `prefill` those of prefill engines. `described` goes into the manifest; `environment`
+    is that of Serve's processes on all nodes. Each replica of the placement is `serving` replicas of Serve's.
     """
 
     build: Callable[[Placement], Application | Callable[[], Application]]
@@ -66,6 +66,8 @@ class _Engines:
     described: Mapping[str, Any]
     environment: Mapping[str, str]
     start_s: float
+    prefill: str = ""
+    serving: int = 1
 
 
 def _engines(experiment: Experiment) -> _Engines:
@@ -79,13 +81,19 @@ def _simulated(experiment: Experiment, engine: SimulatedEngine) -> _Engines:
     parts = EngineSpecs(engine, experiment.model, experiment.hardware, experiment.layout)
     return _Engines(
         lambda placement: build_app(
-            parts, placement.replicas, placement.bundles, experiment.seed, experiment.routing
+            parts,
+            placement.replicas,
+            placement.bundles,
+            experiment.seed,
+            experiment.routing,
+            Engines(placement.prefill_replicas, placement.prefill_bundles),
         ),
         application_name(*parts, experiment.routing),
         ENGINES,
         {},
         {},
         SIMULATED_START_S,
+        PREFILL,
     )
 
 
@@ -97,14 +105,22 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
     known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
     return _Engines(
         lambda placement: app.vllm_app(
-            engine, model, layout, routing, recipe, placement.replicas, placement.bundles
+            engine,
+            model,
+            layout,
+            routing,
+            recipe,
+            app.Replicated(placement.replicas, placement.bundles),
+            app.Replicated(placement.prefill_replicas, placement.prefill_bundles),
         ),
         application_name(engine, model, experiment.hardware, layout, routing),
-        app.engines_prefix(engine),
+        app.engines_prefix(engine, layout),
         ready.described() | known_bytes,
         # On machines without a GPU all processes must know that, not only the replicas.
         app.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
         engine.start_timeout_s,
+        app.PREFILL,
+        app.answering(engine, layout),
     )
 
 
@@ -112,7 +128,9 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
 def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     engines = _engines(experiment)
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
-    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {experiment.replicas} replica(s)")
+    split = f" and {experiment.prefill_replicas} for prompts" if experiment.prefill_replicas else ""
+    wanted = f"{experiment.replicas} replica(s){split}"
+    emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {wanted}")
     for note in engines.described.get("notes", []):
         emit("recipe", text=note)
     with open_session(experiment.cluster, experiment.routing, load_cpus, engines.environment) as session:
@@ -123,9 +141,11 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             ExpectedService(
                 engines.name,
                 session.url,
-                placement.replicas,
+                placement.replicas * engines.serving,
                 WarmupRequests(*_warming_requests(experiment)),
                 engines.prefix,
+                placement.prefill_replicas if engines.prefill else 0,
+                engines.prefill,
                 per_node=experiment.streams > 0,
                 engine=engines.described,
             ),
@@ -185,11 +205,13 @@ def _served(
         reported={
             "models": [models_of(front, None)],
             "urls": list(deployment.urls),
+            "shape": experiment.layout.shape,
             "replica_nodes": deployment.replica_nodes,
             **deployment.described,
             **seen,
         },
-        metrics_urls=deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls},
+        metrics_urls=(deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls})
+        | deployment.prefill_urls,
         actor_options={"label_selector": selector} if selector else {},
         recover=again,
         front_streams=session.front_streams if targets == [front] else None,

@@ -35,7 +35,7 @@ def text(
         dump(experiment).rstrip(),
         *(prompt_lines(chats) if chats else []),
         *(f"# {line}" for line in kernels),
-        f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s)",
+        f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s): {_shape(experiment)}",
     ]
     if load_s == 0:
         return "\n".join([*lines, "# no load: a virtual clock"])
@@ -45,6 +45,11 @@ def text(
     lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
     services = services or experiment.search.parts
     return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
+
+
+def _shape(experiment: Experiment) -> str:
+    layout = experiment.layout
+    return layout.shape if experiment.cluster.nodes == 1 else f"{layout.shape} on each"
 
 
 def _load(

@@ -95,7 +95,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
         *parts(experiment), Requests(sent_s, asked, shared, from_s), Replicas(engines, by, seed)
     )
     replica = seen.replica if part is None else seen.replica + part * engines
-    work = seen.work._asdict()
+    work = whole_service.all_work(seen)
     return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica)
 
 
@@ -125,8 +125,10 @@ def _seeing(experiment: Experiment) -> Model:
 
 def _machine(experiment: Experiment) -> answer.NodePeaks:
     known = parts(experiment)
-    replicas = experiment.layout.replicas_per_node
-    return answer.NodePeaks(replicas, *whole_service.peaks(*known), partial(whole_service.shares, *known))
+    layout = experiment.layout
+    prefill = layout.prefill.per_node if layout.prefill else 0
+    shares = partial(whole_service.shares, *known)
+    return answer.NodePeaks(layout.replicas_per_node, *whole_service.peaks(*known), shares, prefill)
 
 
 def guess_qps(experiment: Experiment) -> float | None:

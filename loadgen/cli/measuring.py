@@ -9,7 +9,7 @@ from functools import partial
 from analysis.results import summary
 from conf.io import terminal
 from conf.matrix import Matrix, matrix
-from loadgen.cli import config_check, engine_model, machine_check, output, quality_words
+from loadgen.cli import config_check, engine_model, machine_check, output, quality_words, recommending
 from loadgen.cli.command_line import asked, resumed, verified
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
@@ -122,7 +122,12 @@ def resume(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         terminal.tell(verbs.left(path, experiment))
         return summary.EXIT_OK
-    return output.answer(arguments, (), lambda site, show: verbs.resume(path, experiment, site, show))
+    return output.answer(
+        arguments,
+        (),
+        lambda site, show: verbs.resume(path, experiment, site, show),
+        lambda _: recommending.concluded(path, arguments.json),
+    )
 
 
 def verify(arguments: argparse.Namespace) -> int:

@@ -35,8 +35,12 @@ def answer(
     arguments: argparse.Namespace,
     measured: tuple[Experiment, ...],
     act: "Callable[[Site, Emit], PartVerdict]",
+    conclude: Callable[[PartVerdict], int | None] = lambda _: None,
 ) -> int:
-    """Measure, write the report and print the result; Ray is imported late, for `predict` must not pay."""
+    """Measure, write the report and print the result; Ray is imported late, for `predict` must not pay.
+
+    `conclude` may print another answer in the result's place, and then returns the exit code.
+    """
     from loadgen.cli.deployment import service
     from loadgen.run import report_file
     from loadgen.run.measure import Site
@@ -47,7 +51,8 @@ def answer(
         terminal.note(line)
     with terminal.own_stdout() as out, progress.shown(arguments.json, out) as show:
         verdict = report_file.written(act(Site(engine_model.start, service), show), show)
-    return result(verdict, arguments.json)
+    code = conclude(verdict)
+    return result(verdict, arguments.json) if code is None else code
 
 
 def result(verdict: Verdict | GridVerdict, as_json: bool) -> int:

@@ -3,10 +3,11 @@
 Knows experiments and folders; knows no argument, and prints nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from analysis.results import integrity, studies, summary
 from analysis.results.runs import Run, RunError, load_run
@@ -53,9 +54,16 @@ def sweep(asked: Experiment, site: Site, show: Emit) -> PartVerdict:
     return measure.measure(asked, "sweep", folder, measure.search, site, show)
 
 
-def matrix(cells: Cells, site: Site, show: Emit) -> StudyVerdict:
-    """Search for the capacity of every cell of a grid: a study in which each service is deployed once."""
+def matrix(
+    cells: Cells, site: Site, show: Emit, beside: Mapping[str, Mapping[str, Any]] | None = None
+) -> StudyVerdict:
+    """Search for the capacity of every cell of a grid: a study in which each service is deployed once.
+
+    `beside` are files of JSON by name, which belong into the study's folder from its beginning.
+    """
     folder = measure.create(Folder, cells.first)
+    for name, tree in (beside or {}).items():
+        folder.write_json(name, tree)
     study_asked = matrix_study.begun(cells, folder)
     for line in matrix_cells.lines(cells, refused=True):
         folder.event("study", text=line)

@@ -52,7 +52,8 @@ class NodePeaks:
     """Limits of a node's `replicas`: KV capacity, peak FLOP/s in the weights' type (None if unknown), FLOP of
     a token.
 
-    The FLOP are those that the model needs. `shares` gives the busy time by term from the sums of a run.
+    The FLOP are those that the model needs. `shares` gives the busy time by term from the sums of a run. A
+    split node has `prefill_engines` besides, whose KV is not counted.
     """
 
     replicas: int
@@ -61,6 +62,7 @@ class NodePeaks:
     flop_per_token: float
     flop_per_pair: float
     shares: Callable[[Mapping[str, float]], dict[str, float]]
+    prefill_engines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,7 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
         in_flight_per_node=rate * point.e2e_s if point.steady else None,
         kv_used=_known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
         busy=_known(point.work["busy_s"] / point.load_s / machine.replicas),
+        prefill_busy=_prefill_busy(point, machine),
         mfu=rate * flop / machine.peak_flop_per_s if machine.peak_flop_per_s else None,
         step_terms=machine.shares(point.work),
         requests=len(point.ttft_ms),
@@ -250,6 +253,11 @@ def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
         simulated_nodes=seen.replicas // machine.replicas,
         fill_s=cache_warmup_s(workload, point.rate_qps, nodes, machine.kv_tokens),
     )
+
+
+def _prefill_busy(point: OperatingPoint, machine: NodePeaks) -> float | None:
+    busy_s = point.work.get("prefill_busy_s", math.nan)
+    return _known(busy_s / point.load_s / machine.prefill_engines) if machine.prefill_engines else None
 
 
 def _known(value: float) -> float | None:

@@ -5,6 +5,7 @@ each constant. The owner of a constant decides what two experiments share. `depl
 since the same people deploy both services, so every cell of a grid draws it alike. A constant of the step
 time belongs to its model, one of the accelerator to that, and `hardware` constants that were fitted with a
 model to all hardware of that fit. Each layout draws its own `layout_scale`, by tensor and expert parallelism.
+The constants of transfers are the same for all split layouts.
 """
 
 import math
@@ -15,8 +16,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from conf.constants import KERNELS, Covariance, constants, correlation, covariance
-from conf.specs.experiment import Constant, Efficiency, Experiment, Layout, StepTime
+from conf.constants import KERNELS, TRANSFER, Covariance, constants, correlation, covariance
+from conf.specs.experiment import Constant, Efficiency, Experiment, Layout, StepTime, TransferTime
 from loadgen.traffic.processes import Floats
 
 SEED = 0
@@ -67,9 +68,18 @@ def uncertain(experiment: Experiment) -> dict[str, Constant]:
 
 
 def layout_name(layout: Layout) -> str:
-    """Name of the layouts that share one draw of `layout_scale`, such as TP8/EP8."""
-    gpus = layout.tensor_parallel
-    return f"TP{gpus}/EP{gpus}" if layout.expert_parallel else f"TP{gpus}"
+    """Name of the layouts that share one draw of `layout_scale`, such as TP8/EP8.
+
+    A split layout whose engines are all alike shares that of these engines; any other has one of its own.
+    """
+    sides = dict.fromkeys(_cut(side) for side in (layout.prefill_side, layout.decode_side) if side)
+    return " + ".join(sides)
+
+
+def _cut(layout: Layout) -> str:
+    ranks = f"DP{layout.data_parallel}/" if layout.data_parallel > 1 else ""
+    experts = f"/EP{layout.gpus_per_replica}" if layout.expert_parallel else ""
+    return f"{ranks}TP{layout.tensor_parallel}{experts}"
 
 
 def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
@@ -126,6 +136,8 @@ def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
         return "", (path,)
     if path.startswith(KERNELS):
         return "kernels", ()
+    if path.startswith(TRANSFER):
+        return "transfer", tuple(f"{TRANSFER}.{field.name}" for field in fields(TransferTime))
     others = (f"{MODEL}{field.name}" for field in fields(StepTime))
     own = tuple(path for path in others if path not in (DEPLOYMENT_SCALE, LAYOUT_SCALE))
     return experiment.model.name, (*own, *(f"{LAYOUT_SCALE}@{layout}" for layout in LAYOUTS))

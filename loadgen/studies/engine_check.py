@@ -85,16 +85,21 @@ class EngineReplay:
 
 
 def emulated_engine(asked: Experiment, vllm_version: str) -> EmulatedEngine:
-    """vLLM's arguments for the limits of a simulated engine, with one block more: vLLM's null block."""
-    spec = asked.engine
+    """vLLM's arguments for the limits of a simulated engine, with one block more: vLLM's null block.
+
+    Limits that the layout sets come before these on both sides.
+    """
+    spec, layout = asked.engine, asked.layout
     assert isinstance(spec, SimulatedEngine)
+    # MoRI-IO runs without it, in the engine model too.
+    without_cache = layout.prefill is not None and layout.connector == "moriio"
     args: dict[str, Any] = {
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "max_num_seqs": spec.max_num_seqs,
         "max_model_len": spec.max_model_len,
         "block_size": spec.block_size,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
-        "enable_prefix_caching": spec.enable_prefix_caching,
+        "enable_prefix_caching": spec.enable_prefix_caching and not without_cache,
         "async_scheduling": spec.async_scheduling,
         "kv_cache_dtype": "fp8" if asked.model.kv_cache == "fp8" else "auto",
     }

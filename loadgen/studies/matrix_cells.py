@@ -3,7 +3,7 @@
 Knows which groups decide what is deployed; measures nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,17 @@ def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
         for number, (at, one) in enumerate(zip(ordered.cells(), found, strict=True), 1)
     )
     return Cells(tuple(ordered.axes), tuple(cells))
+
+
+def listed(asked: Sequence[tuple[Mapping[str, Any], Experiment]]) -> Cells:
+    """Cells of experiments that are no grid: each `at` its place, on the same axes as the others.
+
+    Raises ConfigError for one that is more than a sweep.
+    """
+    cells = tuple(
+        Cell(f"cell-{number}", dict(at), _checked(one)) for number, (at, one) in enumerate(asked, 1)
+    )
+    return Cells(tuple(cells[0].at), cells)
 
 
 def same_service(a: Experiment, b: Experiment) -> bool:

@@ -31,5 +31,12 @@ def reserved_port() -> socket.socket:
     return holder
 
 
+def listener(host: str) -> socket.socket:
+    """A socket bound to a free port of an address of this machine, for a server to listen on."""
+    bound = socket.socket()
+    bound.bind((host, 0))
+    return bound
+
+
 def _bind_to_loopback(bind: Callable[[object, str], int], server: object, address: str) -> int:
     return bind(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")

@@ -1,27 +1,47 @@
 """Builds the Serve application of an engine spec; knows Serve's options and nothing of a running cluster."""
 
+import asyncio
 import hashlib
+import json
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import ray
+import uvicorn
 from ray import serve
 from ray.serve import Application
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
-from serve_apps.engine_model.scheduler.engine import BlockEngine
-from serve_apps.routing.loopback import stay_on_loopback
+from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.scheduler.lockstep import engine_of
+from serve_apps.routing.loopback import listener, stay_on_loopback
 from serve_apps.routing.serve_routers import behind_router, request_router
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+from serve_apps.simulated.split_engines import Answers, PrefillCall, PrefillSide, Prompt, RemotePrompts
 
 NO_QUEUE_LIMIT = 1_000_000
 """Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
 ENGINES = "SimulatedReplica"
-"""The deployment whose replicas are engines; behind HAProxy another one may choose between them."""
+"""The deployment whose replicas answer; behind HAProxy another one may choose between them."""
+PREFILL = "SimulatedPrefill"
+"""The deployment whose replicas only compute prompts, in a split layout."""
+PREFILL_PAGE = "/maxqps/prefill"
+"""The path at which a replica that answers names the prefill replicas and their addresses."""
+PREFILL_ROLE = "prefill"
+"""Begins the names of prefill replicas among the samples of /metrics."""
+PREFILL_SEED = 500_000
+"""Added to the seeds of prefill engines, so that their noise is not that of decode engines."""
+ADDRESSES_S = 5.0
+"""Longest wait for the prefill replicas' answers to that."""
 
 
 class EngineSpecs(NamedTuple):
@@ -32,10 +52,29 @@ class EngineSpecs(NamedTuple):
     hardware: Hardware
     layout: Layout
 
+    @property
+    def sides(self) -> "tuple[EngineSpecs, EngineSpecs | None]":
+        """The engines that answer, and those that only compute prompts, if any."""
+        layout, engine = self.layout, self.engine
+        prefill = layout.prefill_side
+        if prefill is None:
+            return self, None
+        if layout.connector == "moriio":  # it needs the prefix cache off, on both sides
+            engine = replace(engine, enable_prefix_caching=False)
+        sides = (self._replace(engine=engine, layout=side) for side in (layout.decode_side, prefill))
+        return next(sides), next(sides)
+
 
 def application_name(*specs: object) -> str:
     """One application name per configuration: a router outlives an application of the same name."""
     return f"sim-{hashlib.sha256(repr(specs).encode()).hexdigest()[:12]}"
+
+
+class Engines(NamedTuple):
+    """So many engines of a kind, each on `bundles` of one node (STRICT_PACK)."""
+
+    replicas: int
+    bundles: Sequence[dict[str, float]]
 
 
 def build_app(
@@ -44,16 +83,38 @@ def build_app(
     bundles: Sequence[dict[str, float]],
     seed: int = 0,
     routing: Routing | None = None,
+    prefill: Engines | None = None,
 ) -> Application:
     """`replicas` independent engines, each on `bundles` of one node (STRICT_PACK).
 
+    Those of a split layout decode, and reach the `prefill` engines, of all nodes, by a handle of Serve's.
     Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
     not fit the hardware.
     """
-    BlockEngine(*specs)  # refuses an engine that cannot run here, not in every replica
-    options: dict[str, Any] = {
-        "name": ENGINES,
-        "num_replicas": replicas,
+    decode, other = specs.sides
+    engine_of(*decode)  # refuses an engine that cannot run here, not in every replica
+    options = _options(ENGINES, Engines(replicas, bundles))
+    router = request_router(routing) if routing else None
+    if router is not None:
+        options["request_router_config"] = router
+    deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
+    if other is None:
+        app = deployment.bind(specs, seed)
+    else:
+        engine_of(*other)
+        assert prefill is not None
+        began_s = time.time()
+        prompts = serve.deployment(**_options(PREFILL, prefill))(SimulatedPrefill)
+        app = deployment.bind(specs, seed, prompts.bind(specs, seed + PREFILL_SEED, began_s), began_s)
+    return behind_router(app, routing) if routing else app
+
+
+def _options(name: str, engines: Engines) -> dict[str, Any]:
+    """Serve's options of a deployment of engines."""
+    bundles = engines.bundles
+    return {
+        "name": name,
+        "num_replicas": engines.replicas,
         "max_ongoing_requests": NO_QUEUE_LIMIT,
         "max_queued_requests": -1,
         "ray_actor_options": {"num_cpus": bundles[0].get("CPU", 0), "num_gpus": bundles[0].get("GPU", 0)},
@@ -63,38 +124,120 @@ def build_app(
         "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
     }
-    router = request_router(routing) if routing else None
-    if router is not None:
-        options["request_router_config"] = router
-    deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
-    app = deployment.bind(specs, seed)
-    return behind_router(app, routing) if routing else app
+
+
+def _started(specs: EngineSpecs, seed: int, began_s: float | None) -> RealtimeEngine:
+    """The engine of this replica, running. `began_s` is the wall time at which its own time is 0."""
+    replica = engine_of(*specs, seed=seed + serve.get_replica_context().rank.rank)
+    # Wall clocks jump, so the wall is looked at once; from then on the monotonic clock counts.
+    epoch_s = None if began_s is None else time.monotonic() - (time.time() - began_s)
+    engine = RealtimeEngine(replica, time_scale=specs.engine.time_scale, epoch_s=epoch_s)
+    engine.start()
+    return engine
+
+
+def _served(specs: EngineSpecs) -> ServedModel:
+    engine, model = specs.engine, specs.model
+    block_size = engine.block_size if engine.enable_prefix_caching else 0
+    return ServedModel(
+        model.served_name,
+        engine.max_model_len,
+        model.vocab,
+        int(time.time()),
+        block_size,
+        model.image_token_px,
+        engine.defect,
+    )
 
 
 class SimulatedReplica:
-    """One engine behind Serve's HTTP server. Serve calls the two methods and replaces it when unhealthy."""
+    """One engine behind Serve's HTTP server. Serve calls the two methods and replaces it when unhealthy.
 
-    def __init__(self, specs: EngineSpecs, seed: int) -> None:
-        engine, model = specs.engine, specs.model
+    With `prefill` its prompts come from the engines behind that handle; all begin to count time at `began_s`.
+    """
+
+    def __init__(
+        self,
+        specs: EngineSpecs,
+        seed: int,
+        prefill: DeploymentHandle | None = None,
+        began_s: float | None = None,
+    ) -> None:
         stay_on_loopback()
-        context = serve.get_replica_context()
-        self._replica_id = context.replica_id.unique_id
-        replica = BlockEngine(*specs, seed=seed + context.rank.rank)
-        self._engine = RealtimeEngine(replica, time_scale=engine.time_scale)
-        block_size = engine.block_size if engine.enable_prefix_caching else 0
-        self._served = ServedModel(
-            model.served_name,
-            engine.max_model_len,
-            model.vocab,
-            int(time.time()),
-            block_size,
-            model.image_token_px,
-            engine.defect,
-        )
+        self._specs, self._seed, self._began_s = specs, seed, began_s
+        self._prefill = prefill
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._engine: RealtimeEngine | None = None
 
     async def __serve_build_asgi_app__(self) -> SimulatedApp:
-        self._engine.start()
-        return SimulatedApp(self._engine, self._served, self._replica_id)
+        specs, layout = self._specs.sides[0], self._specs.layout
+        self._engine = engine = _started(specs, self._seed, self._began_s)
+        if self._prefill is None:
+            return SimulatedApp(engine, _served(specs), self._replica_id)
+        link = KvLink(TransferSeconds.of(specs.model, layout))
+        prompts = RemotePrompts(engine, self._ask, link, layout.transfer_mode == "write")
+        pages = {PREFILL_PAGE: self._prefill_page}
+        return SimulatedApp(engine, _served(specs), self._replica_id, prompts, pages)
+
+    async def check_health(self) -> None:
+        if self._engine and self._engine.failure:
+            raise RuntimeError(self._engine.failure)
+
+    def _ask(self, prompt: Prompt) -> PrefillCall:
+        return PrefillCall(self._answers(prompt))
+
+    async def _answers(self, prompt: Prompt) -> Answers:
+        """The answers of the prefill replica that Serve chooses; closing this ends the call there."""
+        assert self._prefill is not None
+        response = self._prefill.options(stream=True).compute.remote(prompt)
+        try:
+            async for answer in response:
+                yield answer
+        finally:
+            response.cancel()
+
+    async def _prefill_page(self) -> bytes:
+        """The prefill replicas by their ids; those that do not answer now are left out."""
+        assert self._prefill is not None
+        try:
+            asked = self._prefill.broadcast("told")
+            found = await asked.results_async(timeout_s=ADDRESSES_S, return_exceptions=True)
+        except (TimeoutError, RuntimeError, RayServeException):
+            found = []
+        return json.dumps({"replicas": dict(each for each in found if isinstance(each, tuple))}).encode()
+
+
+class SimulatedPrefill:
+    """One engine that only computes prompts, for the replicas that answer; Serve replaces it when unhealthy.
+
+    Its metrics are at an HTTP port of its own, because Serve gives none to a deployment behind a handle.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, specs: EngineSpecs, seed: int, began_s: float
+    ) -> None:
+        stay_on_loopback()
+        side = specs.sides[1]
+        assert side is not None
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._engine = _started(side, seed, began_s)
+        self._side = PrefillSide(self._engine)
+        host = ray.util.get_node_ip_address()
+        socket = listener(host)
+        self._url = f"http://{host}:{socket.getsockname()[1]}"
+        app = SimulatedApp(self._engine, _served(side), f"{PREFILL_ROLE}-{self._replica_id}")
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        self._serving = asyncio.create_task(server.serve([socket]))
+
+    async def compute(self, prompt: Prompt) -> Answers:
+        """The prompt's one token, once; the KV is held until the call ends."""
+        async with aclosing(self._side.compute(prompt)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def told(self) -> tuple[str, dict[str, Any]]:
+        """The replica's id, the address of its metrics, and how many prompts it has computed."""
+        return self._replica_id, {"url": self._url, "prompts": self._engine.metrics().finished}
 
     async def check_health(self) -> None:
         if self._engine.failure:

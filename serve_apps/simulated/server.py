@@ -8,12 +8,15 @@ fast as the real one, or slower; then its time is sent in-band.
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import Protocol
 
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest, QueueFull
-from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.engine_model.scheduler.lockstep import AnyEngine
+from serve_apps.engine_model.scheduler.request import Kv, RequestState
 from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
@@ -32,6 +35,8 @@ TIMER_S = 1e-3
 SPIN_S = 1e-4
 """uvloop does not sleep so briefly: a millisecond too many would be a third of a fast clock's step."""
 US, NS = 1_000_000, 1_000_000_000
+MOST_STARTS = 4096
+"""Steps of which the begin is remembered: more than any prompt takes (our choice)."""
 MOST_US = 2**31 - 1
 """Largest count that a client accepts."""
 
@@ -43,33 +48,58 @@ class EngineDead(Exception):
 
 
 class Stream:
-    """The tokens of one request as the engine hands them out; times are the engine's, in seconds."""
+    """The tokens of one request as the engine hands them out; times are the engine's, in seconds.
 
-    def __init__(self, state: RequestState, accepted_s: float) -> None:
+    `begun_s` is when the prompt's computation began, known with its first token and only if its KV is held
+    for another engine. `taken_s` is when blocks were taken for KV that is computed elsewhere; None before.
+    `prompt` counts the steps of the engine that computes it.
+    """
+
+    def __init__(self, state: RequestState, accepted_s: float, kv: Kv = "own") -> None:
         self.state = state
         self.request_id = state.request_id
         self.accepted_s = accepted_s
+        self.kv = kv
         self.emitted_s: list[float] = []
         self.late_steps = 0
         self.finished = False
+        self.begun_s = accepted_s
+        self.taken_s: float | None = None
+        self.awaits_kv = False
+        self.prompt: EngineSteps | None = None
         self._changed = asyncio.Event()
         self._failure: str | None = None
 
     async def more_than(self, seen: int) -> int:
         """Wait for more than `seen` tokens and return how many there are. Raises EngineDead."""
         while len(self.emitted_s) <= seen:
-            if self._failure:
-                raise EngineDead(self._failure)
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         return len(self.emitted_s)
+
+    async def blocks_taken(self) -> tuple[float, int]:
+        """Wait until blocks are taken for KV that comes from elsewhere; the time, and the tokens to load.
+
+        Raises EngineDead.
+        """
+        while self.taken_s is None:
+            await self._change()
+        return self.taken_s, self.state.tokens_to_load
 
     @property
     def steps(self) -> EngineSteps:
-        """Every token comes from a step of its own."""
+        """Every token comes from a step of its own; a prompt computed elsewhere adds the steps there."""
         ends_s = (self.emitted_s[0], self.emitted_s[-1]) if self.emitted_s else (self.accepted_s,) * 2
         first_us, last_us = (min(round((end_s - self.accepted_s) * US), MOST_US) for end_s in ends_s)
-        return EngineSteps(len(self.emitted_s), self.late_steps, self.state.cached_tokens, first_us, last_us)
+        steps, late_steps, cached_tokens = len(self.emitted_s), self.late_steps, self.state.cached_tokens
+        if self.prompt:
+            steps, late_steps = steps + self.prompt.steps, late_steps + self.prompt.late_steps
+            cached_tokens = self.prompt.cached_tokens
+        return EngineSteps(steps, late_steps, cached_tokens, first_us, last_us)
+
+    def take(self, taken_s: float) -> None:
+        self.taken_s = taken_s
+        self.awaits_kv = True
+        self._changed.set()
 
     def put(self, emitted_s: float, finished: bool, late: bool) -> None:
         self.emitted_s.append(emitted_s)
@@ -81,19 +111,36 @@ class Stream:
         self._failure = reason
         self._changed.set()
 
+    async def _change(self) -> None:
+        """Wait for anything new. Raises EngineDead."""
+        if self._failure:
+            raise EngineDead(self._failure)
+        self._changed.clear()
+        await self._changed.wait()
+
 
 class RealtimeEngine:
-    """Runs a `BlockEngine` from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds)."""
+    """Runs an engine from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds).
+
+    Its own time is 0 where the clock says `epoch_s`, or else now.
+    """
 
     def __init__(
-        self, engine: BlockEngine, clock: Callable[[], float] = time.monotonic, time_scale: float = 1.0
+        self,
+        engine: AnyEngine,
+        clock: Callable[[], float] = time.monotonic,
+        time_scale: float = 1.0,
+        epoch_s: float | None = None,
     ) -> None:
         self.time_scale = time_scale
         self._engine = engine
         self._real_clock = clock
-        self._epoch_s = clock()
+        self._epoch_s = clock() if epoch_s is None else epoch_s
         self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
         self._streams: dict[int, Stream] = {}
+        self._without_blocks: set[int] = set()  # streams whose KV comes from elsewhere
+        self._holds = False
+        self._starts: dict[int, float] = {}  # of the last steps by their number, where KV is held for others
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._next_id = 0
@@ -111,29 +158,70 @@ class RealtimeEngine:
         if self._task:
             self._task.cancel()
 
-    def _clock(self) -> float:
-        """The engine's own time, in seconds since its beginning."""
+    def now_s(self) -> float:
+        """The engine's own time, in seconds."""
         return (self._real_clock() - self._epoch_s) * self.time_scale
 
     def open(
-        self, input_tokens: int, output_tokens: int, hashes: tuple[int, ...] = (), new_image_tokens: int = 0
+        self,
+        input_tokens: int,
+        output_tokens: int,
+        hashes: tuple[int, ...] = (),
+        new_image_tokens: int = 0,
+        kv: Kv = "own",
+        at_s: float | None = None,
     ) -> Stream:
-        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
+        """Hand a request to the engine, as of now or of `at_s`, a moment ago.
+
+        Raises EngineDead, QueueFull, ValueError for what never fits.
+        """
         if self.failure:
             raise EngineDead(self.failure)
-        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes, new_image_tokens)
-        now_s = self._clock()
-        state = self._engine.add(request, now_s)
+        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes, new_image_tokens, kv)
+        came_s = self.now_s() if at_s is None else at_s
+        state = self._engine.add(request, came_s)
         self._next_id += 1
-        stream = self._streams[request.request_id] = Stream(state, now_s)
+        stream = self._streams[request.request_id] = Stream(state, came_s, kv)
+        self._holds |= kv == "held"
+        if kv == "remote":
+            self._without_blocks.add(request.request_id)
         self._arrived.set()
         return stream
 
+    def check(self, input_tokens: int, output_tokens: int) -> None:
+        """Raise ValueError for a request that this engine can never serve."""
+        self._engine.check(GenerateRequest(self._next_id, input_tokens, output_tokens))
+
+    def kv_arrived(self, stream: Stream, at_s: float) -> None:
+        """All KV of a stream's prompt is here at `at_s`, which may lie ahead."""
+        stream.awaits_kv = False
+        self._mover.kv_arrived(stream.request_id, at_s)
+        self._arrived.set()
+
     def close(self, stream: Stream) -> None:
-        """Forget a stream; one that is unfinished is aborted, which frees its place."""
-        if self._streams.pop(stream.request_id, None) and not stream.finished:
+        """Forget a stream; one that is unfinished is aborted, one that holds its KV releases it."""
+        if not self._streams.pop(stream.request_id, None):
+            return
+        self._without_blocks.discard(stream.request_id)
+        if not stream.finished:
             self._engine.abort(stream.request_id)
             self._aborted += 1
+            if stream.awaits_kv:  # none will come; until it did the blocks would be kept
+                self._mover.kv_arrived(stream.request_id, self.now_s())
+        elif stream.kv == "held":
+            self._mover.release(stream.request_id)
+        self._arrived.set()  # another request may have waited for the blocks
+
+    @property
+    def _mover(self) -> BlockEngine:
+        """The engine as one that holds or awaits KV, which data-parallel ranks do not."""
+        assert isinstance(self._engine, BlockEngine)
+        return self._engine
+
+    async def until(self, due_s: float) -> None:
+        """Sleep until `due_s` of the engine's own time; at once if it is past."""
+        # A timer may fire a millisecond early, which does not matter to what waits here.
+        await asyncio.sleep(max(due_s - self.now_s(), 0) / self.time_scale)
 
     def metrics(self) -> EngineMetrics:
         engine, scheduler = self._engine, self._engine.scheduler
@@ -153,38 +241,68 @@ class RealtimeEngine:
         )
 
     async def _run(self) -> None:
-        end_s = self._clock()
+        end_s = self.now_s()
         while True:
             start_s = max(end_s, self._engine.ready_s())
-            if start_s == float("inf"):
-                self._arrived.clear()
-                await self._arrived.wait()
+            if start_s > end_s and await self._comes_before(start_s):
                 continue
             await self._until(start_s)
             planned_s = self._engine.begin_step(start_s)
+            if self._without_blocks:
+                self._tell_blocks(start_s)
             if planned_s is not None:  # None: what was about to arrive has been aborted
+                if self._holds:
+                    self._note_start(start_s)
                 await self._until(planned_s)
                 self._deliver(planned_s, planned_s - start_s)
                 end_s = planned_s
 
+    def _note_start(self, at_s: float) -> None:
+        """Remember when the step began, for a prompt that may begin with it."""
+        self._starts[self._mover.scheduler.progress.completed + 1] = at_s
+        if len(self._starts) > MOST_STARTS:
+            del self._starts[next(iter(self._starts))]
+
+    async def _comes_before(self, due_s: float) -> bool:
+        """Wait until `due_s`, or until something comes that may be ready earlier; True if it came."""
+        self._arrived.clear()
+        left_s = (due_s - self.now_s()) / self.time_scale
+        if left_s < TIMER_S:
+            return False
+        try:
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell_blocks(self, at_s: float) -> None:
+        """Tell the streams for whose KV the engine has just taken blocks."""
+        for state in self._mover.loading():
+            self._without_blocks.discard(state.request_id)
+            if stream := self._streams.get(state.request_id):
+                stream.take(at_s)
+
     async def _until(self, due_s: float) -> None:
         """Sleep until `due_s`; lets others run at least once, also when behind."""
         while True:
-            remaining_s = (due_s - self._clock()) / self.time_scale
+            remaining_s = (due_s - self.now_s()) / self.time_scale
             if 0 < remaining_s < TIMER_S:
                 remaining_s = self._least_sleep_s
             await asyncio.sleep(max(remaining_s, 0))
-            if self._clock() >= due_s:  # a timer may fire a millisecond early
+            if self.now_s() >= due_s:  # a timer may fire a millisecond early
                 return
 
     def _deliver(self, end_s: float, duration_s: float) -> None:
-        late = self._clock() - end_s > duration_s / 2
+        late = self.now_s() - end_s > duration_s / 2
         self._steps += 1
         self._late_steps += late
         emitting = self._engine.emitting()
         self._finished += len(self._engine.end_step())
         for state in emitting:
             if stream := self._streams.get(state.request_id):
+                if stream.kv == "held":
+                    stream.begun_s = self._starts.get(state.first_step, end_s - duration_s)
                 stream.put(end_s, state.finished, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -197,14 +315,56 @@ class RealtimeEngine:
             stream.fail(self.failure)
 
 
-class SimulatedApp:
-    """The ASGI application of one replica; the server in front cancels a call whose client has left."""
+class PromptEngines(Protocol):
+    """Where the prompts of an engine's requests are computed."""
 
-    def __init__(self, engine: RealtimeEngine, served: ServedModel, replica_id: str) -> None:
+    async def open(self, request: ApiRequest) -> Stream:
+        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
+        ...
+
+    def close(self, stream: Stream) -> None:
+        """Forget a stream, wherever it has left something."""
+        ...
+
+
+class OwnPrompts:
+    """The engine computes its prompts itself."""
+
+    def __init__(self, engine: RealtimeEngine) -> None:
+        self._engine = engine
+        self._seen = SeenImages()
+
+    async def open(self, request: ApiRequest) -> Stream:
+        asked = request.input_tokens, request.output_tokens, request.hashes
+        return self._engine.open(*asked, self._seen.new_tokens(request.images))
+
+    def close(self, stream: Stream) -> None:
+        self._engine.close(stream)
+
+
+Page = Callable[[], Awaitable[bytes]]
+"""A further answer to GET, as JSON."""
+
+
+class SimulatedApp:
+    """The ASGI application of one replica; the server in front cancels a call whose client has left.
+
+    `prompts` says where prompts are computed (by default in the engine itself); `pages` are further paths.
+    """
+
+    def __init__(
+        self,
+        engine: RealtimeEngine,
+        served: ServedModel,
+        replica_id: str,
+        prompts: PromptEngines | None = None,
+        pages: Mapping[str, Page] | None = None,
+    ) -> None:
         self._engine = engine
         self._served = served
         self._replica_id = replica_id.encode()
-        self._seen = SeenImages()
+        self._prompts = prompts or OwnPrompts(engine)
+        self._pages = pages or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -230,6 +390,8 @@ class SimulatedApp:
                     alive = self._engine.failure is None
                     status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
                     await self._answer(send, b"", status)
+                case ("GET", path) if path in self._pages:
+                    await self._answer(send, await self._pages[path]())
                 case (method, path):
                     raise openai_answers.not_found(method, path)
         except ApiError as error:
@@ -237,9 +399,8 @@ class SimulatedApp:
 
     async def _generate(self, request: ApiRequest, scope: Scope, send: Send) -> None:
         """Raises ApiError as long as nothing was sent; later errors go in band."""
-        asked = request.input_tokens, request.output_tokens, request.hashes
         try:
-            stream = self._engine.open(*asked, self._seen.new_tokens(request.images))
+            stream = await self._prompts.open(request)
         except QueueFull as error:
             raise openai_answers.overloaded(str(error)) from error
         except ValueError as error:
@@ -251,7 +412,7 @@ class SimulatedApp:
         try:
             await (self._stream if request.stream else self._whole)(stream, answer, send)
         finally:
-            self._engine.close(stream)
+            self._prompts.close(stream)
 
     async def _whole(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
         last = answer.request.output_tokens - 1

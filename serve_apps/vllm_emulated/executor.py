@@ -14,13 +14,23 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from serve_apps.vllm_emulated import connector
 from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch
+from serve_apps.vllm_emulated.kv_transfer import Transfers
+from serve_apps.vllm_emulated.side_channel import SideChannel
 
 TOKEN = 1000
 """Every token that is sampled: a word of any tokeniser, never the end of a text, so answers end by length."""
-IGNORED_CALLS = frozenset({"initialize_from_config", "reset_mm_cache", "set_kv_cache_layout"})
+IGNORED_CALLS = frozenset(
+    {
+        "initialize_from_config",
+        "reset_mm_cache",
+        "set_kv_cache_layout",
+        "get_kv_connector_handshake_metadata",
+    }
+)
 """Calls to workers that need no answer, while vLLM starts and serves; others are logged, once each."""
 
 logger = init_logger(f"vllm.{__name__}")
@@ -47,6 +57,42 @@ class Due(Future[Any]):
         return super().result()
 
 
+class KvWorker:
+    """The workers' side of our connector: begins the transfers that a step orders, and says which have ended.
+
+    It looks when a step is asked for, as vLLM's workers do while they launch one, and what it found goes with
+    that step's answer.
+    """
+
+    def __init__(self, gpu: EmulatedGpu, transfer: Any) -> None:
+        """Raises ValueError for a port in use, and without the constants of a transfer."""
+        if gpu.transfer is None:
+            raise ValueError(
+                "kv_transfer_config needs a layout with prefill engines; choose one or leave it out"
+            )
+        writes = connector.writes(transfer)
+        # A decode engine that reads hears nothing.
+        hears = writes or transfer.is_kv_producer
+        self._channel = SideChannel(connector.address(transfer) if hears else None)
+        self._transfers = Transfers(gpu.transfer, writes, self._channel.send)
+
+    def step(self, scheduled: Any, parts: list[StepPart], begin_s: float, end_s: float) -> Any:
+        """vLLM's word for what has ended, None for nothing; the step lasts from `begin_s` to `end_s`."""
+        now_s, transfers = time.monotonic(), self._transfers
+        transfers.order(scheduled.kv_connector_metadata.orders, now_s)
+        for notice in self._channel.received():
+            transfers.hear(notice, now_s)
+        transfers.forget(scheduled.finished_req_ids)
+        transfers.step({part.request_id: part.samples for part in parts}, begin_s, end_s, now_s)
+        sending, recving = transfers.finished(now_s)
+        if not sending and not recving:
+            return None
+        return KVConnectorOutput(finished_sending=sending, finished_recving=recving)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
 class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types here
     """Answers vLLM's engine core like the workers of a replica, one pretended worker standing for all.
 
@@ -68,6 +114,9 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         self._free_s = 0.0
         self._token = min(TOKEN, self.model_config.get_vocab_size() - 2)
         self._reported: set[str] = set()
+        transfer = self.vllm_config.kv_transfer_config
+        self._kv = None if transfer is None else KvWorker(gpu, transfer)
+        self._kv_ended: Any = None
         logger.info(
             "Emulated GPUs: TP%d, constants %s, asynchronous scheduling %s",
             asked,
@@ -103,21 +152,27 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Begin a step. Its tokens are asked for by `sample_tokens`, unless it has none to compute."""
         self._parts = self._steps.parts(scheduler_output)
-        if not scheduler_output.total_num_scheduled_tokens:
-            return self._answer(ModelRunnerOutput(req_ids=[], req_id_to_index={}), 0.0, non_block)
-        duration_s = self._gpu.costs.duration_s(batch(self._parts))
-        self._free_s = max(time.monotonic(), self._free_s) + duration_s
-        return self._answer(None, 0.0, non_block)
+        begin_s = end_s = max(time.monotonic(), self._free_s)
+        computes = bool(scheduler_output.total_num_scheduled_tokens)
+        if computes:
+            end_s = self._free_s = begin_s + self._gpu.costs.duration_s(batch(self._parts))
+        if self._kv is not None:
+            self._kv_ended = self._kv.step(scheduler_output, self._parts, begin_s, end_s)
+            self._steps.received(self._kv_ended.finished_recving if self._kv_ended else set())
+        return self._answer(None if computes else self._output(), 0.0, non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """The tokens of the step begun last, when the device has ended it."""
+        return self._answer(self._output(), self._free_s, non_block)
+
+    def _output(self) -> ModelRunnerOutput:
         names = [part.request_id for part in self._parts]
-        output = ModelRunnerOutput(
+        return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[[self._token] if part.samples else [] for part in self._parts],
+            kv_connector_output=self._kv_ended,
         )
-        return self._answer(output, self._free_s, non_block)
 
     def _answer(self, value: Any, at_s: float, non_block: bool) -> Any:
         due = Due(value, at_s)
@@ -149,7 +204,9 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         """A device that does not exist does not fail."""
 
     def shutdown(self) -> None:
-        """Nothing was started."""
+        """Nothing was started but the ear for notices."""
+        if self._kv is not None:
+            self._kv.close()
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:

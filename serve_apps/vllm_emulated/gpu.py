@@ -13,7 +13,8 @@ from conf.kernels import of_backend
 from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
-from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT, GPU_BYTES
+from serve_apps.engine_model.cost.transfer import TransferSeconds
+from serve_apps.vllm_emulated.platform_plugin import CONNECTORS, ENVIRONMENT, GPU_BYTES
 from serve_apps.vllm_recipes.recipes import Recipe
 
 KEY = "emu"
@@ -41,14 +42,23 @@ class EmulatedGpu:
     activation_bytes: float
     constants: str
     """Fingerprint of the constants that the costs were computed from."""
+    transfer: TransferSeconds | None = None
+    """Of the KV between the engines of a split layout; None in any other."""
 
     @classmethod
     def of(
-        cls, engine: EmulatedEngine, model: Model, hardware: Hardware, layout: Layout, backend: str = ""
+        cls,
+        engine: EmulatedEngine,
+        model: Model,
+        hardware: Hardware,
+        layout: Layout,
+        backend: str = "",
+        split: Layout | None = None,
     ) -> "EmulatedGpu":
         """The GPU that `hardware` describes, with the step time of `model` and of the attention `backend`.
 
-        If the speed of that backend is unknown, it is that of the fit's own.
+        If the speed of that backend is unknown, it is that of the fit's own. `split` is the layout of which
+        `layout` is one side.
 
         Raises ValueError for a model with latent attention, and as `roofline` does.
         """
@@ -64,6 +74,7 @@ class EmulatedGpu:
             weight_bytes_per_gpu(model, layout.tensor_parallel),
             engine.activation_bytes,
             fingerprint(model, hardware),
+            None if split is None else TransferSeconds.of(model, split),
         )
 
     @classmethod
@@ -76,7 +87,8 @@ class EmulatedGpu:
             )
         costs = dict(tree["costs"])
         costs[_ENDLESS] = math.inf if costs[_ENDLESS] is None else costs[_ENDLESS]
-        return cls(**{**tree, "costs": Roofline(**costs)})
+        transfer = tree["transfer"] and TransferSeconds(**tree["transfer"])
+        return cls(**{**tree, "costs": Roofline(**costs), "transfer": transfer})
 
     def written(self) -> dict[str, Any]:
         """vLLM's additional_config of this GPU, in plain values."""
@@ -102,11 +114,29 @@ class EmulatedGpu:
 
 
 def emulated(recipe: Recipe, engine: VllmEngine, model: Model, hardware: Hardware, layout: Layout) -> Recipe:
-    """`recipe`, and for an emulated engine what switches emulation on. Raises as `EmulatedGpu.of`."""
+    """`recipe`, and for an emulated engine what switches emulation on, on both sides of a split layout.
+
+    The layout's limits of a step come before the engine's, as with the simulated engine, and its connector
+    becomes ours of the same name. Raises as `EmulatedGpu.of`.
+    """
     if not isinstance(engine, EmulatedEngine):
         return recipe
-    gpu = EmulatedGpu.of(engine, model, hardware, layout, recipe.attention)
-    args = {**recipe.args, "additional_config": {**recipe.args.get("additional_config", {}), **gpu.written()}}
+    answers = _switched(recipe, engine, model, hardware, layout, layout.decode_side)
+    if recipe.prefill is None or layout.prefill_side is None:
+        return answers
+    prefill = _switched(recipe.prefill, engine, model, hardware, layout, layout.prefill_side)
+    return replace(answers, prefill=prefill)
+
+
+def _switched(
+    recipe: Recipe, engine: EmulatedEngine, model: Model, hardware: Hardware, layout: Layout, side: Layout
+) -> Recipe:
+    """The recipe of the engines of one side of `layout`."""
+    gpu = EmulatedGpu.of(engine, model, hardware, side, recipe.attention, layout if layout.prefill else None)
+    own = {**recipe.args.get("additional_config", {}), **gpu.written()}
+    args = {**recipe.args, **side.step_limits, "additional_config": own}
+    if transfer := args.get("kv_transfer_config"):
+        args["kv_transfer_config"] = {**transfer, "kv_connector_module_path": CONNECTORS}
     env = {**recipe.env, **ENVIRONMENT, GPU_BYTES: str(int(gpu.hbm_bytes))}
     return replace(recipe, args=args, env=env)
 
@@ -114,7 +144,8 @@ def emulated(recipe: Recipe, engine: VllmEngine, model: Model, hardware: Hardwar
 class StepPart(NamedTuple):
     """One request's part of a step: `new` tokens after `computed` ones; `known` are those that exist by then.
 
-    `known` counts outputs that are still being computed too; once all have their KV, the step samples.
+    `known` counts outputs that are still being computed too; once all have their KV, the step samples. Tokens
+    beyond `prompt` are decoded.
     """
 
     request_id: str
@@ -137,6 +168,11 @@ class Steps:
 
     def __init__(self) -> None:
         self._prompts: dict[str, int] = {}
+        self._received: set[str] = set()
+
+    def received(self, names: set[str]) -> None:
+        """The prompts of these requests were computed elsewhere: their last token here is as one decoded."""
+        self._received |= names
 
     def parts(self, scheduled: Any) -> list[StepPart]:
         """The part of each request in a `SchedulerOutput` (vLLM v1/core/sched/output.py).
@@ -146,12 +182,14 @@ class Steps:
         """
         for name in scheduled.finished_req_ids:
             self._prompts.pop(name, None)
+            self._received.discard(name)
         new, parts = scheduled.num_scheduled_tokens, []
         for request in scheduled.scheduled_new_reqs:
             name, again = request.req_id, getattr(request, "prefill_token_ids", None)
             prompt = self._prompts.setdefault(name, len(request.prompt_token_ids))
             known = len(again) if again else prompt
-            parts.append(StepPart(name, request.num_computed_tokens, new[name], prompt, known))
+            own = prompt - (name in self._received)
+            parts.append(StepPart(name, request.num_computed_tokens, new[name], own, known))
         cached = scheduled.scheduled_cached_reqs
         of_cached = zip(cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True)
         for name, computed, outputs in of_cached:

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import Platform, PlatformEnum
 
-from serve_apps.vllm_emulated.platform_plugin import GPU_BYTES, MI325X_BYTES
+from serve_apps.vllm_emulated.platform_plugin import CONNECTORS, GPU_BYTES, MI325X_BYTES
 
 EXECUTOR = "serve_apps.vllm_emulated.executor.EmulatedExecutor"
 WORKER = "serve_apps.vllm_emulated.platform.NoWorker"
@@ -92,11 +92,12 @@ class EmulatedPlatform(Platform):  # type: ignore[misc]  # vLLM has no types her
 
 def _refuse(config: Any) -> None:
     """Raise ValueError for an engine whose steps the step-time model does not know."""
-    model, parallel = config.model_config, config.parallel_config
+    model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
     unknown = {
         "a speculative decoding config": config.speculative_config is not None,
         "LoRA": config.lora_config is not None,
-        "KV transfer or offloading": config.kv_transfer_config is not None,
+        "KV transfer or offloading, but between the engines of a split layout": transfer is not None
+        and transfer.kv_connector_module_path != CONNECTORS,
         "pipeline_parallel_size above 1": parallel.pipeline_parallel_size > 1,
         "data_parallel_size above 1 (use a layout with more replicas)": parallel.data_parallel_size > 1,
         "a multimodal model": model is not None and model.is_multimodal_model,

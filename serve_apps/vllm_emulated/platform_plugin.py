@@ -16,6 +16,8 @@ GPU_BYTES = "MAXQPS_EMULATED_GPU_BYTES"
 """Memory of an emulated GPU, from which vLLM derives its defaults; unset, that of an MI325X."""
 MI325X_BYTES = 256_000_000_000
 PLATFORM = "serve_apps.vllm_emulated.platform.EmulatedPlatform"
+CONNECTORS = "serve_apps.vllm_emulated.connector"
+"""The module of our connectors, for vLLM's `kv_connector_module_path`."""
 ENVIRONMENT = {
     SWITCH: "1",
     "HF_HUB_OFFLINE": "1",

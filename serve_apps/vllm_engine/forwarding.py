@@ -5,7 +5,7 @@ server. An answer that breaks off is broken off. Behind Serve not every leaving 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -79,12 +79,22 @@ async def _body(receive: Receive) -> bytes:
 
 
 class StampedApp:
-    """`app` with the header `x-replica-id` on every answer; GET `DESCRIPTION_PATH` answers `described`."""
+    """`app` with the header `x-replica-id` on every answer; GET `DESCRIPTION_PATH` answers `described`.
 
-    def __init__(self, app: App, replica_id: str, described: Mapping[str, Any]) -> None:
+    `more` is asked each time for what stands elsewhere.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        replica_id: str,
+        described: Mapping[str, Any],
+        more: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+    ) -> None:
         self._app = app
         self._header = (REPLICA_ID, replica_id.encode())
-        self._described = json.dumps({"replica_id": replica_id, **described}, default=str).encode()
+        self._described = {"replica_id": replica_id, **described}
+        self._more = more
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def stamped(message: Message) -> None:
@@ -101,5 +111,6 @@ class StampedApp:
 
     async def _describe(self, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
+        told = self._described | (dict(await self._more()) if self._more else {})
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self._described})
+        await send({"type": "http.response.body", "body": json.dumps(told, default=str).encode()})

@@ -35,7 +35,8 @@ class Prepared:
     vllm_version: str
 
     def described(self) -> dict[str, Any]:
-        """The engine as the manifest keeps it."""
+        """The engine as the manifest keeps it; of a split layout the decode engines, and `prefill`."""
+        prefill = self.recipe.prefill
         return {
             "kind": self.engine.kind,
             "server": self.engine.server,
@@ -43,6 +44,7 @@ class Prepared:
             "args": self.recipe.args,
             "env": self.recipe.env,
             "notes": list(self.recipe.notes),
+            **({"prefill": {"args": prefill.args, "env": prefill.env}} if prefill else {}),
         }
 
 
@@ -68,13 +70,24 @@ def prepared(
             f"engine=vllm_cpu would write {heavy / 1e9:.0f} GB of random weights of {model.name}; use "
             "model=tiny_qwen3_moe layout=dp1_tp1 workload=smoke, or give engine.model_path=FOLDER"
         )
-    recipe = resolve(engine, model, layout, installed, hardware)
-    recipe = emulated(recipe, engine, model, hardware, layout)
+    recipe = recipe_of(engine, model, layout, installed, hardware)
     notes = check_request(recipe, model, request_tokens, prompt_tokens)
     if not installed and not engine.vllm_version:
         newest = vllm_flags.text(vllm_flags.NEWEST)
         notes = (*notes, f"no vLLM here: flags are those of {newest}; set engine.vllm_version to the nodes'")
     return Prepared(engine, replace(recipe, notes=(*recipe.notes, *notes)), installed)
+
+
+def recipe_of(
+    engine: VllmEngine, model: Model, layout: Layout, version: str, hardware: Hardware, deployed: bool = True
+) -> Recipe:
+    """The recipe, of both sides of a split layout; for an emulated engine with what switches emulation on.
+
+    Raises ValueError as `resolve` and `emulated` do.
+    """
+    return emulated(
+        resolve(engine, model, layout, version, hardware, deployed), engine, model, hardware, layout
+    )
 
 
 def with_folder(ready: Prepared, model: Model) -> Prepared:

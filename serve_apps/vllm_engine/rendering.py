@@ -1,7 +1,8 @@
 """Commands and Ray configuration of an experiment on a real vLLM, as text; starts nothing.
 
 One command line for each replica of a node, as a person would start it by hand, and the configuration with
-which Ray Serve starts the same engines on all nodes.
+which Ray Serve starts the same engines on all nodes. Engines of a split layout that are started by hand
+need a proxy, whose command stands beside theirs.
 """
 
 import shlex
@@ -13,13 +14,24 @@ import yaml
 
 from conf.io.one_line import one_line
 from conf.specs.experiment import Cluster, Hardware, Layout, Model, VllmEngine
-from serve_apps.vllm_emulated.gpu import emulated
 from serve_apps.vllm_engine.node_share import near, own_caches
-from serve_apps.vllm_recipes.recipes import Recipe, command, llm_config, module_command, resolve
+from serve_apps.vllm_engine.prepared import recipe_of
+from serve_apps.vllm_recipes import kv_transfer
+from serve_apps.vllm_recipes.kv_transfer import EXTRA, TRANSFER, Side
+from serve_apps.vllm_recipes.recipes import Recipe, command, llm_config, module_command, pd_configs
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8000
 SERVER_MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
+SEVERAL_NODES = (
+    "by hand on several nodes: one proxy for all engines; give it and the engines the nodes' addresses "
+    "instead of 127.0.0.1 (--host, proxy_ip, VLLM_NIXL_SIDE_CHANNEL_HOST)"
+)
+MIN_TOKENS = (
+    "behind serve deploy, a split layout answers 400 to requests with min_tokens above 1: ray 2.60 leaves it "
+    "beside the one token that it asks of a prefill engine; a deployment of ours lowers it there"
+)
+PROXY = "the proxy that clients ask, of vLLM's source tree; with Ray Serve decode replicas do its work"
 DIRECT_STREAMING = (
     "for Ray Serve set RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1 on all nodes "
     "before ray start: tokens then go straight from vLLM through HAProxy"
@@ -28,12 +40,16 @@ DIRECT_STREAMING = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One replica started by hand: its devices on the node, its environment and its words."""
+    """One replica started by hand: its devices on the node, its environment and its words.
+
+    `side` is that of a split layout, empty for an engine that computes prompts and answers.
+    """
 
     gpus: tuple[int, ...]
     port: int
     env: dict[str, str]
     command: tuple[str, ...]
+    side: str = ""
 
     @property
     def title(self) -> str:
@@ -47,18 +63,23 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """`application` is a Ray Serve config file, or None with the reason in `notes`."""
+    """`application` is a Ray Serve config file, or None with the reason in `notes`.
+
+    `proxy` are the words that start what joins the engines of a split layout, empty for any other.
+    """
 
     version: str
     processes: tuple[Process, ...]
     application: dict[str, Any] | None
     notes: tuple[str, ...]
+    proxy: tuple[str, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Plain data with the names of the text."""
         return {
             "vllm_version": self.version,
             "replicas_of_a_node": [asdict(process) for process in self.processes],
+            "proxy_by_hand": list(self.proxy) or None,
             "ray_serve": self.application,
             "notes": list(self.notes),
         }
@@ -67,8 +88,12 @@ class Rendering:
         """Commands and configuration, with the notes as comments."""
         parts = [f"# vLLM {self.version}", *(f"# note: {one_line(note)}" for note in self.notes)]
         for number, process in enumerate(self.processes, 1):
-            parts.append(f"\n# replica {number} of {len(self.processes)} on each node: {process.title}")
+            does = f" ({process.side})" if process.side else ""
+            parts.append(f"\n# replica {number} of {len(self.processes)} on each node{does}: {process.title}")
             parts.append(process.shell())
+        if self.proxy:
+            parts.append(f"\n# {PROXY}")
+            parts.append(shlex.join(self.proxy))
         if self.application is not None:
             parts.append("\n# the same engines on all nodes by Ray Serve: serve deploy FILE")
             parts.append(yaml.safe_dump(self.application, sort_keys=False).rstrip())
@@ -79,7 +104,8 @@ class Rendering:
 class RenderingInput:
     """The specs that a deployment of a real vLLM depends on, and its version.
 
-    `bundles` are the resources of one replica, as the placement of a run has them.
+    `bundles` are the resources of one replica, as the placement of a run has them; `prefill_bundles` those of
+    a prefill engine of a split layout.
     """
 
     engine: VllmEngine
@@ -89,67 +115,127 @@ class RenderingInput:
     hardware: Hardware
     bundles: tuple[dict[str, float], ...]
     version: str
+    prefill_bundles: tuple[dict[str, float], ...] = ()
 
     @property
     def devices(self) -> str:
         """The variable that says which GPUs a process sees."""
         return "HIP_VISIBLE_DEVICES" if "gfx" in self.hardware.arch else "CUDA_VISIBLE_DEVICES"
 
-    def recipe(self, engine: VllmEngine) -> Recipe:
-        found = resolve(engine, self.model, self.layout, self.version, self.hardware)
-        return emulated(found, engine, self.model, self.hardware, self.layout)
+    def recipe(self) -> Recipe:
+        """That of a deployment. Raises ValueError."""
+        return recipe_of(self.engine, self.model, self.layout, self.version, self.hardware)
+
+    def by_hand(self) -> Recipe:
+        """That of vLLM's own servers, which a person starts. Raises ValueError."""
+        engine = replace(self.engine, server="process")
+        return recipe_of(engine, self.model, self.layout, self.version, self.hardware, deployed=False)
 
 
 def render(asked: RenderingInput) -> Rendering:
     """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
-    by_hand = asked.recipe(replace(asked.engine, server="process"))
     application, notes = _application(asked)
-    processes = tuple(_process(asked, by_hand, index) for index in range(asked.layout.replicas_per_node))
-    return Rendering(asked.version, processes, application, tuple(dict.fromkeys((*by_hand.notes, *notes))))
+    by_hand, layout = asked.by_hand(), asked.layout
+    started: tuple[Process, ...] = ()
+    proxy: list[str] = []
+    if by_hand.prefill is None or layout.prefill_side is None:
+        started = _processes(asked, by_hand, layout)
+    else:
+        prefill = _processes(asked, by_hand.prefill, layout.prefill_side, "prefill")
+        answering = _processes(asked, by_hand, layout.decode_side, "decode", len(prefill))
+        started = (*prefill, *answering)
+        proxy = kv_transfer.proxy(layout, [one.port for one in prefill], [one.port for one in answering])
+        if asked.cluster.nodes > 1:
+            notes = (*notes, SEVERAL_NODES)
+    all_notes = tuple(dict.fromkeys((*by_hand.notes, *notes)))
+    return Rendering(asked.version, started, application, all_notes, tuple(proxy))
 
 
 def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The Serve config and notes; None for what only vLLM's own server can run."""
     engine, layout = asked.engine, asked.layout
     if engine.server == "process":
+        asked.recipe()  # a deployment refuses what a person may still start
         return None, (
             "no Ray Serve config: with engine.server=process a deployment of ours runs the commands, without "
             "numactl and on devices and ports that are free",
         )
     try:
-        recipe = asked.recipe(engine)
+        recipe = asked.recipe()
     except ValueError as error:
         if engine.recipe != "published" or "distributed_executor_backend" in engine.args:
             raise
         return None, (f"no Ray Serve config: {error}",)
-    replicas = asked.cluster.nodes * layout.replicas_per_node
-    config = llm_config(engine, asked.model, layout, recipe, replicas, asked.bundles)
-    serve_app = {
-        "name": "vllm",
-        "route_prefix": "/",
-        "import_path": "ray.serve.llm:build_openai_app",
-        "args": {"llm_configs": [config]},
-    }
+    serve_app = {"name": "vllm", "route_prefix": "/", **_builder(asked, recipe)}
     application = {"http_options": {"host": LOOPBACK}, "applications": [serve_app]}
-    return application, (*recipe.notes, DIRECT_STREAMING)
+    split = () if layout.prefill_side is None else (MIN_TOKENS,)
+    return application, (*recipe.notes, DIRECT_STREAMING, *split)
 
 
-def _process(asked: RenderingInput, recipe: Recipe, index: int) -> Process:
-    """Replica `index` of a node: own devices, port and caches, and the memory beside its devices."""
-    engine, layout = asked.engine, asked.layout
-    port = FIRST_PORT + index
+def _builder(asked: RenderingInput, recipe: Recipe) -> dict[str, Any]:
+    """Ray's builder of the application with its arguments: one for each kind of layout."""
+    engine, model, layout, nodes = asked.engine, asked.model, asked.layout, asked.cluster.nodes
+    replicas, prefill = nodes * layout.replicas_per_node, layout.prefill_side
+    if prefill is not None:
+        counts: dict[Side, int] = {"prefill": nodes * prefill.replicas_per_node, "decode": replicas}
+        bundles: dict[Side, Sequence[dict[str, float]]] = {
+            "prefill": asked.prefill_bundles,
+            "decode": asked.bundles,
+        }
+        args = pd_configs(engine, model, layout, recipe, counts, bundles)
+        return {"import_path": "ray.serve.llm:build_pd_openai_app", "args": args}
+    config = llm_config(engine, model, layout, recipe, replicas, asked.bundles)
+    if layout.data_parallel > 1:  # keeps the ranks of a group together
+        return {"import_path": "ray.serve.llm:build_dp_openai_app", "args": {"llm_config": config}}
+    return {"import_path": "ray.serve.llm:build_openai_app", "args": {"llm_configs": [config]}}
+
+
+def _processes(
+    asked: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
+) -> tuple[Process, ...]:
+    """The engines of a node, all or those of a `side` of a split layout; `before` others come first."""
+    found = []
+    for index in range(layout.replicas_per_node):
+        port = FIRST_PORT + before + index
+        found.append(
+            _process(asked, _with_ports(asked, recipe, side, index, port), layout, side, index, port)
+        )
+    return tuple(found)
+
+
+def _with_ports(asked: RenderingInput, recipe: Recipe, side: Side | None, index: int, port: int) -> Recipe:
+    """The recipe with the ports of one engine of a split layout."""
+    if side is None:
+        return recipe
+    gpus = recipe.args["tensor_parallel_size"]
+    env, extra = kv_transfer.by_hand(asked.layout, side, index, gpus, port)
+    config = kv_transfer.over(recipe.args[TRANSFER], {EXTRA: extra} if extra else {})
+    return replace(recipe, args={**recipe.args, TRANSFER: config}, env={**recipe.env, **env})
+
+
+def _process(
+    asked: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None, index: int, port: int
+) -> Process:
+    """Engine `index` of its side on a node: own devices, port, caches, and the memory beside its devices."""
+    engine = asked.engine
     address = ["--host", LOOPBACK, "--port", str(port)]
     if engine.kind != "vllm":  # CPU builds bring no `vllm` command that starts
         words = [*SERVER_MODULE, *module_command(recipe, asked.model, engine.model_path), *address]
-        return Process((), port, dict(recipe.env), tuple(words))
-    tp = layout.tensor_parallel
-    devices = tuple(range(index * tp, (index + 1) * tp))
+        return Process((), port, dict(recipe.env), tuple(words), side or "")
+    gpus = layout.gpus_per_replica
+    first = index * gpus + (_prefill_gpus(asked.layout) if side == "decode" else 0)
+    devices = tuple(range(first, first + gpus))
     own = {asked.devices: ",".join(map(str, devices))}
-    if layout.replicas_per_node > 1:
+    if layout.replicas_per_node > 1 or side:
         own |= own_caches(devices, "$HOME")
     words = [*near(devices, asked.cluster.gpus_per_node), "vllm", "serve"]
     words += [*command(recipe, asked.model, engine.model_path), *address]
-    return Process(devices, port, own | recipe.env, tuple(words))
+    return Process(devices, port, own | recipe.env, tuple(words), side or "")
+
+
+def _prefill_gpus(layout: Layout) -> int:
+    """GPUs of a node that prefill engines have; they are its first."""
+    return layout.gpus_per_node - layout.decode_side.gpus_per_node
 
 
 def _quoted(value: str) -> str:

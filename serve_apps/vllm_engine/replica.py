@@ -1,8 +1,9 @@
-"""Ray's LLM server, which also reports the replica that answered and its engine.
+"""Ray's LLM servers, which also report the replica that answered and its engine.
 
-Imported in the cluster only, where vLLM is installed; knows nothing of how it is deployed.
+Imported in the cluster only, where vLLM is installed; knows nothing of how they are deployed.
 """
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -12,28 +13,33 @@ import vllm
 from ray import serve
 from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
+from ray.llm._internal.serve.serving_patterns.data_parallel.dp_server import DPServer
+from ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server import PDDecodeServer, PDPrefillServer
 
 from serve_apps.routing.loopback import stay_on_loopback
 from serve_apps.vllm_engine.forwarding import StampedApp
 
+PREFILL_FACTS_S = 5.0
+"""Longest wait for the facts of a prefill engine: the asker waits `engine_facts.TIMEOUT_S`."""
 
-class LLMServerReplica(LLMServer):  # type: ignore[misc]
-    """One vLLM engine. Answers carry `x-replica-id`; GET /maxqps/replica tells what runs."""
+
+class _Reporting:
+    """What is ours in a server of Ray's; stands before it among the bases."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         stay_on_loopback()
         began_s = time.monotonic()
-        await super().__init__(*args, **kwargs)
+        await super().__init__(*args, **kwargs)  # type: ignore[misc]
         self._start_s = time.monotonic() - began_s
 
     async def __serve_build_asgi_app__(self) -> StampedApp:
-        app = await super().__serve_build_asgi_app__()
+        app = await super().__serve_build_asgi_app__()  # type: ignore[misc]
         replica_id = serve.get_replica_context().replica_id.unique_id
-        return StampedApp(app, replica_id, self._described())
+        return StampedApp(app, replica_id, await self.described(), getattr(self, "described_elsewhere", None))
 
-    def _described(self) -> dict[str, Any]:
+    async def described(self) -> dict[str, Any]:
         """The running engine as plain data: versions, and vLLM's own resolved configuration."""
-        config = self.engine._engine_client.vllm_config
+        config = self.engine._engine_client.vllm_config  # type: ignore[attr-defined]
         return {
             "pid": os.getpid(),
             "node_id": ray.get_runtime_context().get_node_id(),
@@ -43,6 +49,45 @@ class LLMServerReplica(LLMServer):  # type: ignore[misc]
                 part: _reported(getattr(config, f"{part}_config"), names) for part, names in REPORTED.items()
             },
         }
+
+
+class LLMServerReplica(_Reporting, LLMServer):  # type: ignore[misc]
+    """One vLLM engine. Answers carry `x-replica-id`; GET /maxqps/replica tells what runs."""
+
+
+class PrefillServerReplica(_Reporting, PDPrefillServer):  # type: ignore[misc]
+    """One vLLM engine that computes prompts for the decode engines; only they ask it.
+
+    They ask for one token of it, and ray 2.60 leaves the client's `min_tokens` beside that: vLLM answers 400.
+    """
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> Any:
+        return await super().chat(_of_one_token(request), raw_request_info)
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> Any:
+        return await super().completions(_of_one_token(request), raw_request_info)
+
+
+class DecodeServerReplica(_Reporting, PDDecodeServer):  # type: ignore[misc]
+    """One vLLM engine that answers, as `LLMServerReplica`; has prompts computed by a prefill engine."""
+
+    async def described_elsewhere(self) -> dict[str, Any]:
+        """The facts of one of the prefill engines, which no HTTP request reaches."""
+        asked = self._prefill_handle.options(stream=False).described.remote()
+        try:
+            return {"prefill": await asyncio.wait_for(asked, PREFILL_FACTS_S)}
+        except TimeoutError:
+            return {"prefill": None}
+
+
+def _of_one_token(request: Any) -> Any:
+    if getattr(request, "min_tokens", 0):
+        request.min_tokens = min(request.min_tokens, 1)
+    return request
+
+
+class LLMServerRank(LLMServerReplica, DPServer):  # type: ignore[misc]
+    """One data-parallel rank of a vLLM engine; Serve places and restarts the ranks of a group together."""
 
 
 class LoopbackIngress(OpenAiIngress):  # type: ignore[misc]
@@ -56,7 +101,12 @@ class LoopbackIngress(OpenAiIngress):  # type: ignore[misc]
 REPORTED = {
     "model": ("model", "dtype", "quantization", "max_model_len", "enforce_eager"),
     "cache": ("block_size", "gpu_memory_utilization", "cache_dtype", "enable_prefix_caching"),
-    "parallel": ("tensor_parallel_size", "enable_expert_parallel", "distributed_executor_backend"),
+    "parallel": (
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "enable_expert_parallel",
+        "distributed_executor_backend",
+    ),
     "scheduler": (
         "max_num_batched_tokens",
         "max_num_seqs",
@@ -64,12 +114,13 @@ REPORTED = {
         "enable_chunked_prefill",
         "long_prefill_token_threshold",
     ),
+    "kv_transfer": ("kv_connector", "kv_role"),
 }
 """Fields of vLLM's resolved configuration that decide its speed; listed, because others may be secret."""
 
 
 def _reported(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The named fields; a value that is not plain as text, one that this version lacks as None."""
+    """The named fields; a value that is not plain as text, one that this version or engine lacks as None."""
     values = {name: getattr(config, name, None) for name in names}
     plain = (bool, int, float, str, type(None))
     return {name: value if isinstance(value, plain) else str(value) for name, value in values.items()}

@@ -1,5 +1,6 @@
 """Rules about the model and its layout: how it may be split, and its kernels and KV."""
 
+from serve_apps.vllm_recipes.rank_rules import RANK_RULES
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, RecipeRule
 from serve_apps.vllm_recipes.vllm_flags import Version
 
@@ -36,15 +37,7 @@ REFUSED_MODELS = {
         "model is cut; set layout.expert_parallel or choose another layout=NAME",
         "ours",
     ),
-    "data-parallel": RecipeRule(
-        lambda d: any(
-            name.startswith("data_parallel") and (name, value) != ("data_parallel_size", 1)
-            for name, value in d.args.items()
-        ),
-        "engine.args.data_parallel_*: replicas are independent here; vLLM's data-parallel ranks fail and "
-        "restart together; leave it out and set layout.replicas_per_node",
-        "serving.md, section 6.1",
-    ),
+    **RANK_RULES,
     "more-gpus": RecipeRule(
         lambda d: any(d.args.get(name, 1) != 1 for name in MORE_GPUS),
         "engine.args.pipeline_parallel_size or prefill_context_parallel_size: it multiplies the GPUs of a "

@@ -1,6 +1,7 @@
 """The arguments and environment of vLLM for a model and a layout; needs no vLLM, starts nothing.
 
-Published settings are in `published`, refusals in `refusals`.
+Published settings are in `published`, refusals in `refusals`, what both sides of a split layout are told in
+`kv_transfer`.
 """
 
 import json
@@ -11,7 +12,9 @@ from typing import Any
 from conf import kernels
 from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, SimulatedEngine, VllmEngine
 from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
-from serve_apps.vllm_recipes import published, refusals, vllm_flags
+from serve_apps.vllm_recipes import kv_transfer, published, refusals, vllm_flags
+from serve_apps.vllm_recipes.kv_transfer import TRANSFER, Side
+from serve_apps.vllm_recipes.rank_rules import rank_args
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backend_of
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
@@ -30,7 +33,8 @@ class Recipe:
     """`args` by the names of vLLM's arguments, complete; `env` of engine and workers; `notes` warn.
 
     `attention` is the backend that vLLM would choose, empty where the model has the speed of any, and
-    `unknown_speed` a line on it where the model does not have its speed.
+    `unknown_speed` a line on it where the model does not have its speed. Of a split layout it is that of the
+    decode engines, which answer; `prefill` is that of the others, and the notes are on both.
     """
 
     args: dict[str, Any]
@@ -38,31 +42,53 @@ class Recipe:
     notes: tuple[str, ...] = ()
     attention: str = ""
     unknown_speed: str = ""
+    prefill: "Recipe | None" = None
 
 
 def resolve(
-    engine: VllmEngine, model: Model, layout: Layout, vllm_version: str, hardware: Hardware | None = None
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    vllm_version: str,
+    hardware: Hardware | None = None,
+    deployed: bool = True,
 ) -> Recipe:
-    """The recipe of an engine, with the profile and the user's own words over it.
+    """The recipe of an engine, with the profile, the layout's limits and the user's own words over it.
 
     `vllm_version` is the installed one; empty, it is `engine.vllm_version` or else the newest that is known.
-    Without `hardware` an AMD GPU is meant. Raises ValueError with one line for a deployment that would not
-    start, or would not be what it is called.
+    Without `hardware` an AMD GPU is meant. `deployed` is false for commands that a person starts. Raises
+    ValueError with one line for a deployment that would not start, or would not be what it is called.
     """
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
     amd = hardware is None or "gfx" in hardware.arch
-    own_args, own_env = _words(engine)
     refuse_experts(model, layout)
-    asked = VllmDeployment(engine, model, layout, version, own_args, own_env, amd)
+    asked = VllmDeployment(engine, model, layout, version, *_words(engine), amd, deployed=deployed)
+    if layout.prefill_side is None:
+        return _resolved(asked, hardware)
+    asked = replace(asked, split=layout, own_transfer=vllm_flags.mapping(TRANSFER, asked.args.get(TRANSFER)))
+    prefill = _resolved(replace(asked, layout=layout.prefill_side), hardware, "prefill")
+    decode = _resolved(replace(asked, layout=layout.decode_side), hardware, "decode")
+    return replace(decode, prefill=prefill, notes=tuple(dict.fromkeys((*prefill.notes, *decode.notes))))
+
+
+def _resolved(asked: VllmDeployment, hardware: Hardware | None, side: Side | None = None) -> Recipe:
+    """The recipe of one engine, of a split layout of that `side`; `asked` has the user's words."""
+    engine, version = asked.engine, asked.version
     base = _base(asked)
-    args = _over(base.args | published.PROFILES[engine.profile], own_args)
-    env = {name: str(value) for name, value in _over(base.env, own_env).items()}
+    args = base.args | published.PROFILES[engine.profile] | asked.layout.step_limits
+    env, own_args = base.env, asked.args
+    if side is not None and asked.split is not None:
+        told = kv_transfer.arguments(asked.split, side, version)
+        own_args = {**own_args, TRANSFER: kv_transfer.over(told[TRANSFER], own_args.get(TRANSFER))}
+        args, env = args | told, env | kv_transfer.environment(asked.split, version)
+    args = _over(args, own_args)
+    env = {name: str(value) for name, value in _over(env, asked.env).items()}
     deployment = replace(asked, args=args, env=env)
     try:
         refusals.refuse(deployment)
     except ValueError as error:
-        if engine.recipe == "published":
-            then = published.find(model, layout).version
+        if engine.recipe == "published" and asked.split is None:
+            then = published.find(asked.model, asked.layout).version
             today = "today's flags are those of engine.recipe=modern"
             raise ValueError(f"{error} (this recipe was published for vLLM {then}; {today})") from error
         raise
@@ -132,7 +158,7 @@ def _base(asked: VllmDeployment) -> Recipe:
         if engine.recipe == "published":
             raise ValueError("engine.recipe=published is of GPUs; with engine=vllm_cpu leave it out")
         return Recipe({"tensor_parallel_size": tp}, {})
-    if engine.recipe == "published":
+    if engine.recipe == "published" and asked.split is None:  # else a rule refuses it
         found = published.find(asked.model, asked.layout)
         note = f"published for vLLM {found.version} ({found.source}): {found.remark}"
         return Recipe(dict(found.args), dict(found.env), (note,))
@@ -144,7 +170,7 @@ def _modern(asked: VllmDeployment) -> Recipe:
     model, layout = asked.model, asked.layout
     own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
     env = {**published.MODERN_ENV, **own_env} if asked.amd else {}
-    args: dict[str, Any] = {"tensor_parallel_size": asked.tp}
+    args: dict[str, Any] = {"tensor_parallel_size": asked.tp, **rank_args(layout)}
     if layout.expert_parallel:
         args["enable_expert_parallel"] = True
     if model.kv_cache == "fp8" and not asked.mla:
@@ -185,7 +211,7 @@ def check_request(
             f"prompt and answer have up to {request_tokens} tokens but max_model_len is {most}; "
             f"raise engine.args.max_model_len (to {model.max_context_tokens} at most) or ask for less"
         )
-    step = recipe.args.get("max_num_batched_tokens")
+    step = (recipe.prefill or recipe).args.get("max_num_batched_tokens")
     if isinstance(step, int) and prompt_tokens > step:
         return (
             f"prompts of {prompt_tokens} tokens are computed in chunks of {step} (max_num_batched_tokens)",
@@ -227,11 +253,15 @@ def llm_config(
     recipe: Recipe,
     replicas: int,
     bundles: Sequence[dict[str, float]],
+    split: Layout | None = None,
 ) -> dict[str, Any]:
     """The fields of a `ray.serve.llm.LLMConfig` as plain data: `replicas` independent engines, a fixed count.
 
-    `bundles` are the resources of one replica, as the placement has them. All are on one node (STRICT_PACK:
-    the default may span nodes), split into one for each GPU, as vLLM's Ray executor needs them.
+    Where the layout has data-parallel ranks each is a replica of Serve's with GPUs of its own, and `replicas`
+    counts the groups, as Ray's builder does; Ray then packs a group, on one node where it fits. `bundles` are
+    the resources of one replica, as the placement has them. All are on one node (STRICT_PACK: the default may
+    span nodes), split into one for each GPU, as vLLM's Ray executor needs them. `layout` is their own, one
+    side of `split` if that is given.
     """
     on_gpus = engine.kind == "vllm"
     config: dict[str, Any] = {
@@ -247,7 +277,9 @@ def llm_config(
         "placement_group_config": {
             # Without GPUs one process serves: pretended ones only keep a node's replicas apart.
             "bundles": (
-                _one_per_gpu(bundles, engine, layout) if on_gpus else [one_bundle(bundles, engine, layout)]
+                _one_per_gpu(bundles, engine, layout, split)
+                if on_gpus
+                else [one_bundle(bundles, engine, layout, split)]
             ),
             "strategy": "STRICT_PACK",
         },
@@ -265,25 +297,56 @@ def llm_config(
     return config
 
 
-def one_bundle(bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout) -> dict[str, float]:
+def pd_configs(
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    recipe: Recipe,
+    replicas: Mapping[Side, int],
+    bundles: Mapping[Side, Sequence[dict[str, float]]],
+) -> dict[str, dict[str, Any]]:
+    """Both configurations of a split layout, as `ray.serve.llm:build_pd_openai_app` takes them."""
+    assert recipe.prefill is not None and layout.prefill_side is not None, "a split layout has two recipes"
+    sides: dict[Side, tuple[Layout, Recipe]] = {
+        "prefill": (layout.prefill_side, recipe.prefill),
+        "decode": (layout.decode_side, recipe),
+    }
+    configs = {}
+    for side, (cut, told) in sides.items():
+        config = llm_config(engine, model, cut, told, replicas[side], bundles[side], layout)
+        config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
+        configs[f"{side}_config"] = config
+    return configs
+
+
+def one_bundle(
+    bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout, split: Layout | None = None
+) -> dict[str, float]:
     """The resources of a replica that is one process to Ray, with what chooses its node."""
-    own = _share_of_node(engine, layout)
+    own = _share_of_node(engine, layout, split)
     if engine.accelerator_type:
         own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # as Ray asks for one itself
     return _sum(bundles) | own
 
 
 def _one_per_gpu(
-    bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout
+    bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout, split: Layout | None
 ) -> list[dict[str, float]]:
-    """A bundle for each GPU; the first also has the other resources, and the replica's share of its node."""
+    """A bundle for each GPU of a rank; the first also has the other resources and a share of the node."""
     others = {name: amount for name, amount in _sum(bundles).items() if name != "GPU"}
     gpus = [{"GPU": 1.0} for _ in range(layout.tensor_parallel)]
-    return [{**gpus[0], **others, **_share_of_node(engine, layout)}, *gpus[1:]]
+    share = {
+        name: part / layout.data_parallel for name, part in _share_of_node(engine, layout, split).items()
+    }
+    return [{**gpus[0], **others, **share}, *gpus[1:]]
 
 
-def _share_of_node(engine: VllmEngine, layout: Layout) -> dict[str, float]:
-    return {engine.node_resource: 1.0 / layout.replicas_per_node} if engine.node_resource else {}
+def _share_of_node(engine: VllmEngine, layout: Layout, split: Layout | None) -> dict[str, float]:
+    """All engines of a node together have one unit of the resource, on a split node by their GPUs."""
+    if not engine.node_resource:
+        return {}
+    share = layout.gpus_per_replica / split.gpus_per_node if split else 1.0 / layout.replicas_per_node
+    return {engine.node_resource: share}
 
 
 def _sum(bundles: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Refusals and notes for a real vLLM: all rules, applied to one deployment.
 
-Rules about servers, devices and sizes are here, those about models in `model_rules`; `vllm_flags` has the
-flags and variables that only some versions know.
+Rules about servers, devices and sizes are here, those about models in `model_rules`, those about split
+layouts in `transfer_rules`; `vllm_flags` has the flags and variables that only some versions know.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,13 @@ from math import inf
 from serve_apps.vllm_recipes import argument_names, vllm_flags
 from serve_apps.vllm_recipes.model_rules import NOTED_MODELS, REFUSED_MODELS
 from serve_apps.vllm_recipes.rules import RecipeRule, VllmDeployment
+from serve_apps.vllm_recipes.transfer_rules import NOTED_TRANSFERS, REFUSED_TRANSFERS
 
 OURS = ("model", "model_tag", "served_model_name", "host", "port", "uds")
 DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 REFUSED = {
+    **REFUSED_TRANSFERS,
     **REFUSED_MODELS,
     "executor": RecipeRule(
         lambda d: (
@@ -92,6 +94,9 @@ REFUSED = {
 }
 
 
+NOTED = {**NOTED_MODELS, **NOTED_TRANSFERS}
+
+
 def said(rules: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
     """The lines of the rules that hold for a deployment."""
     return [rule.said.format(d=deployment) for rule in rules.values() if rule.when(deployment)]
@@ -113,4 +118,4 @@ def notes(deployment: VllmDeployment) -> list[str]:
         f"engine.args.{name} is no argument of vLLM {read}, the newest that was read: vLLM's parser judges it"
         for name in argument_names.unread(deployment.args)
     ]
-    return ignored + newer + said(NOTED_MODELS, deployment)
+    return ignored + newer + said(NOTED, deployment)

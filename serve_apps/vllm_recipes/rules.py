@@ -4,7 +4,7 @@ Also the attention backend that vLLM would choose; knows no speed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf.specs.experiment import Layout, Model, VllmEngine
@@ -24,7 +24,11 @@ NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_siz
 
 @dataclass(frozen=True, slots=True)
 class VllmDeployment:
-    """One engine of an experiment with its resolved arguments and environment, on AMD GPUs if `amd`."""
+    """One engine of an experiment with its resolved arguments and environment, on AMD GPUs if `amd`.
+
+    Of a split layout (`split`) it is an engine of one side, which is then `layout`, and `own_transfer` are
+    the user's words on the transfer of KV. `deployed` is false for commands that a person starts.
+    """
 
     engine: VllmEngine
     model: Model
@@ -33,10 +37,24 @@ class VllmDeployment:
     args: Mapping[str, Any]
     env: Mapping[str, str]
     amd: bool = True
+    split: Layout | None = None
+    own_transfer: Mapping[str, Any] = field(default_factory=dict)
+    deployed: bool = True
+
+    @property
+    def tps(self) -> tuple[int, int]:
+        """GPUs of a prefill engine and of a decode engine; twice the same where one engine does both."""
+        whole = self.split or self.layout
+        return (whole.prefill_side or whole).tensor_parallel, whole.tensor_parallel
 
     @property
     def tp(self) -> int:
         return self.layout.tensor_parallel
+
+    @property
+    def ep(self) -> int:
+        """GPUs over which experts are spread or cut: those of all data-parallel ranks."""
+        return self.layout.gpus_per_replica
 
     @property
     def vllm(self) -> str:
@@ -66,7 +84,7 @@ class VllmDeployment:
     @property
     def expert_columns(self) -> float:
         """Width of the part of an expert on each GPU."""
-        return self.model.expert_intermediate / (1 if self.layout.expert_parallel else self.tp)
+        return self.model.expert_intermediate / (1 if self.layout.expert_parallel else self.ep)
 
     @property
     def cuts_fp8_blocks(self) -> bool:

@@ -177,12 +177,14 @@ def unknown_variables(env: Mapping[str, str], version: Version) -> list[str]:
 
 def compilation(args: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of compilation_config, also where it is written as JSON; none of a bare level."""
-    given = args.get("compilation_config")
+    return mapping("compilation_config", args.get("compilation_config"))
+
+
+def mapping(name: str, given: Any) -> dict[str, Any]:
+    """The keys of the argument `name`, also where it is written as JSON; none of what is no mapping."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
         except ValueError as error:
-            raise ValueError(
-                f"engine.args.compilation_config={given} is not JSON; write a mapping"
-            ) from error
+            raise ValueError(f"engine.args.{name}={given} is not JSON; write a mapping") from error
     return dict(given) if isinstance(given, Mapping) else {}

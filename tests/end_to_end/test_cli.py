@@ -49,7 +49,15 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["sweep", "--dry-run", f"out={tmp_path}"]) == 0
     said = capsys.readouterr().out
     assert "name: chat_5600_140" in said and "345 s of load" in said
+    assert "# 1 replica(s) on 1 node(s): 1 x TP8/EP8\n" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_says_how_a_split_node_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "layout=2p1d", "cluster=laptop_4n", f"out={tmp_path}"
+    assert main(["probe", "rate_qps=4", "--dry-run", *asked]) == 0
+    shape = "2 x TP2/EP2 prefill + 1 x TP4/EP4 decode on each"
+    assert f"# 4 replica(s) on 4 node(s): {shape}\n" in capsys.readouterr().out
 
 
 def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,6 +113,29 @@ def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) ->
     )
     assert max(row["running"] or 0 for row in seconds) > 0
     assert run_.clients().num_rows > 20 and sum(run_.clients()["sends"].to_pylist()) > 50
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_probe_of_a_split_node_tells_of_both_sides(tmp_path: Path) -> None:
+    words = "workload=smoke", "rate_qps=3", "duration_s=10", "fleet.warmup_requests=8"
+    done = run("probe", "layout=1p1d_tp4_ep4", *words, f"out={tmp_path}", "run=split")
+    assert done.returncode in (0, 3, 4, 6), done.stderr
+    folder = tmp_path / "split"
+    result = check_folder(folder)
+    assert set(result["requests"]["by_status"]) <= {"ok", "retracted"} and (folder / "report.html").exists()
+    server = load_run(folder).manifest["server"]
+    assert server["shape"] == "1 x TP4/EP4 prefill + 1 x TP4/EP4 decode"
+    (prefill,) = server["prefill"]
+    seconds = load_run(folder).timeseries().to_pylist()
+    assert {row["replica"] for row in seconds} == {f"prefill-{prefill}", *server["replica_nodes"]}
+    computed = [row["prompt_tokens"] or 0 for row in seconds if row["replica"] == f"prefill-{prefill}"]
+    assert max(computed) > 0
+    shown = subprocess.run(
+        [sys.executable, "-m", "analysis", "show", str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "p90 TTFT" in shown.stdout, shown.stderr
 
 
 @pytest.mark.ray

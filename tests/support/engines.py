@@ -1,8 +1,9 @@
 """Engines as tests look at them: steps one by one, books of every block, a compiled one as a replica."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,9 @@ from serve_apps.engine_model.compiled.fast_engine import (
     UnsupportedByFastPath,
     checked,
 )
-from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding, KvCache
+from serve_apps.engine_model.scheduler.kv_cache import Chain as Hashes
+from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
+from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
 
 QWEN = "qwen3_235b_a22b_fp8"
@@ -76,11 +79,32 @@ def drain(served: BlockEngine, now_s: float = 0.0) -> list[Step]:
     return done
 
 
+def scheduler(
+    blocks: int = 1000, budget: int = 100, seqs: int = 100, block_size: int = 4, caching: bool = False
+) -> Scheduler:
+    return Scheduler(KvCache(blocks, block_size, caching), budget, seqs)
+
+
+def ids(requests: Iterable[RequestState]) -> list[int]:
+    return [each.request_id for each in requests]
+
+
+def one_step(rules: Scheduler) -> tuple[int, int, list[int]]:
+    """Prefill tokens, decode tokens and who emits, of the next step."""
+    batch = rules.schedule()
+    assert batch is not None
+    emitting = ids(rules.emitting())
+    rules.complete(0.0)
+    check_integrity(rules)
+    return batch.prefill_tokens, batch.decode_tokens, emitting
+
+
 def check_integrity(scheduler: Scheduler) -> None:
     """Every KV block is accounted for."""
     for request in scheduler.running:
         request._held.blocks = scheduler._blocks(request)
-    check_blocks(scheduler.kv, [request._held for request in scheduler.running])
+    holding = chain(scheduler.running, scheduler.loading, scheduler.kept)
+    check_blocks(scheduler.kv, [request._held for request in holding])
 
 
 def check_blocks(kv: KvCache, holdings: Sequence[Holding]) -> None:
@@ -95,7 +119,7 @@ class FastReplica(FastEngine):
     """The compiled engine with requests that come one by one, for a `VirtualService`."""
 
     def add(
-        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0, chain: Chain = ()
+        self, at_s: float, input_tokens: int, output_tokens: int, shared_tokens: int = 0, chain: Hashes = ()
     ) -> int:
         """A request that arrives at `at_s`, not before the last one; returns its number, counted from 0."""
         assert not chain

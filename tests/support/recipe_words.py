@@ -17,6 +17,8 @@ LLAMA = ("model=llama31_405b_fp8", "layout=dp1_tp8")
 TP4 = "layout=dp2_tp4_ep4"
 TP8 = "layout=dp1_tp8_ep8"
 PROCESS = "engine.server=process"
+SPLIT = "layout=1p1d_tp4_ep4"
+NIXL = "layout.connector=nixl"
 HAND = (PROCESS, "engine.recipe=published")
 
 

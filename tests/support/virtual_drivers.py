@@ -14,7 +14,7 @@ from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual_target import Patient, VirtualTarget
 
 
 def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
@@ -22,10 +22,12 @@ def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
     return LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
 
 
-def virtual(experiment: Experiment, seed: int = 0) -> VirtualTarget:
+def virtual(
+    experiment: Experiment, seed: int = 0, kind: type[VirtualTarget] = VirtualTarget
+) -> VirtualTarget:
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualTarget(
+    return kind(
         VirtualService([BlockEngine(spec, *parts, seed=seed + i) for i in range(experiment.replicas)])
     )
 
@@ -42,6 +44,11 @@ def driver(
     emit = lambda kind, /, **facts: events.append((kind, facts))  # noqa: E731
     target = more.pop("target", None) or virtual(experiment)
     return Driver(target, plan(experiment, start or Start(8.0)), emit, **more), experiment, events
+
+
+def patient(words: list[str]) -> tuple[Driver, Experiment, list[tuple[str, Any]]]:
+    """One beside real questions."""
+    return driver(words, target=virtual(load(words), kind=Patient))
 
 
 def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int = 2**62) -> pa.Table:

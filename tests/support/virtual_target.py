@@ -1,5 +1,6 @@
 """A target of the load generator whose engines run on a virtual clock: an hour of traffic takes seconds."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -69,7 +70,8 @@ class VirtualTarget:
         done = [flight for flight in seen if flight[1].finished]
         for plan, _ in done:
             del self._planned[plan.seq]
-        return Observation(_table(done), _table([flight for flight in seen if not flight[1].finished]))
+        pending = [flight for flight in seen if not flight[1].finished]
+        return Observation(_table(done) if done else NONE, _table(pending) if pending else NONE)
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
@@ -86,6 +88,18 @@ class VirtualTarget:
             at_s = plan.due_ns / NS
             lengths = plan.input_tokens, plan.output_tokens
             self._service.submit(plan.seq, at_s, *lengths, plan.stream, plan.shared_tokens)
+
+
+NONE = records.PROGRESS.empty_table()
+
+
+class Patient(VirtualTarget):
+    """One beside real questions: to wait busily for their answers would take the processor from them."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        if until_ns > self._now_ns:
+            time.sleep(0.02 if schedule else 0.005)
+        return super().run(schedule, until_ns)
 
 
 class Faster:

@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("vllm") else ["test_emulated.py", "test_same_steps.py"]
+NEED_VLLM = ["test_emulated.py", "test_emulated_pair.py", "test_same_moves.py", "test_same_steps.py"]
+collect_ignore = [] if find_spec("vllm") else NEED_VLLM

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import torch
 import vllm.v1.engine.core as core_module
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -151,7 +151,7 @@ def scheduled_work(output: Any) -> list[Work]:
     return [(name, computed[name], new) for name, new in output.num_scheduled_tokens.items()]
 
 
-def real_scheduler(limits: Limits, folder: Path) -> Scheduler:
+def real_scheduler(limits: Limits, folder: Path, transfer: KVTransferConfig | None = None) -> Scheduler:
     """vLLM's scheduler as EngineCore builds it, over `limits`, for a model of which only a config exists."""
     (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=32768)
@@ -164,7 +164,9 @@ def real_scheduler(limits: Limits, folder: Path) -> Scheduler:
         enable_chunked_prefill=True,
     )
     cache = CacheConfig(block_size=limits.block_size, enable_prefix_caching=limits.caching)
-    config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=cache)
+    config = VllmConfig(
+        model_config=model, scheduler_config=scheduling, cache_config=cache, kv_transfer_config=transfer
+    )
     config.scheduler_config.max_num_batched_tokens = limits.budget
     config.scheduler_config.max_num_seqs = limits.seqs
     config.scheduler_config.async_scheduling = limits.asynchronous

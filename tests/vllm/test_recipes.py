@@ -230,3 +230,34 @@ def test_arguments_are_fields_of_vllms_own(version: str) -> None:
 
 def test_every_argument_of_the_parser_is_known(parse: Parse, version: str) -> None:
     assert set(vars(parse([]))) - {"help"} <= argument_names.NAMES
+
+
+SPLITS = [("1p1d_tp4_ep4", "moriio"), ("1p1d_tp4_ep4", "nixl"), ("2p1d", "nixl"), ("3p1d_tp2_ep2", "moriio")]
+
+
+@pytest.mark.parametrize("layout, connector", SPLITS)
+def test_vllm_and_ray_take_both_sides_of_a_split_layout(
+    layout: str, connector: str, parse: Parse, version: str
+) -> None:
+    """vLLM's parser takes the commands, and Ray's builder keeps ports and roles of its configuration."""
+    from ray.llm._internal.serve.serving_patterns.prefill_decode.builder import PDServingArgs
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    asked = specs(f"layout={layout}", f"layout.connector={connector}")
+    side = asked.layout.prefill_side
+    assert isinstance(asked.engine, VllmEngine) and side is not None
+    bundles = [({"GPU": float(cut.tensor_parallel)},) for cut in (asked.layout, side)]
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    rendering = render(RenderingInput(*parts, bundles[0], version, bundles[1]))
+    for process in rendering.processes:
+        words = process.command[process.command.index("serve") + 1 :]
+        found = parse(words).kv_transfer_config
+        assert found.kv_role == {"prefill": "kv_producer", "decode": "kv_consumer"}[process.side]
+        assert found.kv_connector in KVConnectorFactory._registry
+    assert rendering.application is not None
+    args = rendering.application["applications"][0]["args"]
+    both = PDServingArgs.model_validate(args)
+    for name in ("prefill_config", "decode_config"):
+        made = getattr(both, name)
+        assert args[name]["experimental_configs"].items() <= made.experimental_configs.items()
+        assert made.get_engine_config().get_initialization_kwargs()["kv_transfer_config"]["kv_role"]

@@ -67,7 +67,10 @@ class RateDraws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateForecast:
-    """One node at one rate, by the engine model. Units are in the names; None is unknown."""
+    """One node at one rate, by the engine model. Units are in the names; None is unknown.
+
+    Of a split node `kv_used` and `busy` are those of the engines that decode.
+    """
 
     rate_qps_per_node: float
     steady: bool
@@ -80,6 +83,7 @@ class RateForecast:
     in_flight_per_node: float | None
     kv_used: float | None
     busy: float | None
+    prefill_busy: float | None = None
     mfu: float | None
     step_terms: Mapping[str, float | None]
     requests: int
@@ -140,6 +144,8 @@ class ConstantsBasis:
     sourced: tuple[str, ...]
     assumed: tuple[str, ...]
     rests_on: str
+    transfer: str = ""
+    """Of a split node: what is taken for the way of KV between its engines, with the intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ class UnsupportedByFastPath(ValueError):
 class Times(NamedTuple):
     """Times of requests, in order of their arrival; seconds on the virtual clock.
 
-    `replica` served it; `cached_tokens` of its prompt were in the prefix cache.
+    `replica` served it; `cached_tokens` of its prompt were in the prefix cache. Of split engines `work` is
+    that of those that answer, and `prefill_work` that of the others.
     """
 
     sent_s: Floats
@@ -40,6 +41,7 @@ class Times(NamedTuple):
     cached_tokens: Ints
     replica: Ints
     work: "Work"
+    prefill_work: "Work | None" = None
 
 
 class Work(NamedTuple):
@@ -71,6 +73,17 @@ class FastSpec:
     @classmethod
     def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "FastSpec":
         """Raises UnsupportedByFastPath, or ValueError where the weights do not fit or a figure is unknown."""
+        if layout.data_parallel > 1:
+            raise UnsupportedByFastPath("data-parallel ranks step together")
+        return cls.with_step(
+            roofline(model, hardware, layout, spec.kernel_ratio), spec, model, hardware, layout
+        )
+
+    @classmethod
+    def with_step(
+        cls, step: Roofline, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout
+    ) -> "FastSpec":
+        """`of` with another step time; one rank of a layout that has several. Raises as `of` does."""
         spec = replace(spec, **layout.step_limits)
         if spec.max_num_seqs > spec.max_num_batched_tokens:
             raise UnsupportedByFastPath(
@@ -83,7 +96,7 @@ class FastSpec:
         if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
             raise UnsupportedByFastPath("a limited queue refuses requests")
         blocks = kv_blocks(spec, model, hardware, layout)
-        step, times = roofline(model, hardware, layout, spec.kernel_ratio), model.step_time
+        times = model.step_time
         front_end = times.front_end_ms.value * 1e-3, times.front_end_latency_ms.value * 1e-3
         return cls(spec, blocks, step, *front_end)
 

@@ -53,14 +53,14 @@ STATE = np.dtype([(name, np.int64) for name in _COUNTS] + [(name, np.float64) fo
 REQUEST = np.dtype(
     [
         *((name, np.float64) for name in ("sent_s", "ready_s", "first_s", "last_s")),
-        *((name, np.int64) for name in ("prompt", "output", "shared", "cached", "born", "link")),
+        *((name, np.int64) for name in ("prompt", "output", "shared", "cached", "begun", "born", "link")),
     ]
 )
 """A request, by number in order of arrival.
 
 It is sent, has passed the front end, and gets its first and last token at these times. Of its prompt,
-`shared` tokens are those of others too and `cached` were in the cache. Its first token comes in step `born`;
-`link` is the next request that leaves in the same step.
+`shared` tokens are those of others too and `cached` were in the cache. Its first tokens are computed in step
+`begun`, and its first own one comes in step `born`; `link` is the next request that leaves in the same step.
 """
 BUCKET = np.dtype([(name, np.int64) for name in ("leaver", "leaving", "leaving_context")])
 """Leavers of a step: the first one, the number of decoders among them, and their context.
@@ -131,7 +131,7 @@ def advance(until_s: Any, engines: Any, r: Any) -> int:
                 return REACHED
             if state.ended < len(ends_s):
                 ends_s[state.ended] = state.end_s
-            _end_step(limits, costs, state, requests, ring)
+            end_step(limits, costs, state, requests, ring)
             continue
         if state.ahead and not state.in_flight:
             if state.now_s >= until_s:
@@ -141,7 +141,7 @@ def advance(until_s: Any, engines: Any, r: Any) -> int:
                 if state.drawn == len(noise):
                     return OUT_OF_NOISE
                 took_s = _lengthened_s(costs, state, noise[state.drawn])
-            _begin_step(limits, state, took_s)
+            begin_step(limits, state, took_s)
             continue
         if state.in_flight:  # asynchronous scheduling: the next step is chosen as this one begins
             state.next_tried = 1
@@ -193,7 +193,7 @@ def _lengthened_s(costs: Any, state: Any, noise: Any) -> Any:
 
 
 @inlined
-def _begin_step(limits: Any, state: Any, took_s: Any) -> None:
+def begin_step(limits: Any, state: Any, took_s: Any) -> None:
     """Begin the step scheduled last."""
     own = state.context - state.borrowed + (state.part_done if state.part >= 0 else 0)
     state.kv_token_seconds += took_s * (own + state.warm * limits.block if state.borrowed else own)
@@ -204,7 +204,7 @@ def _begin_step(limits: Any, state: Any, took_s: Any) -> None:
 
 
 @inlined
-def _end_step(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> None:
+def end_step(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> None:
     """The tokens of the step that runs exist: who got the first one, and who leaves with the last."""
     state.now_s, state.in_flight = state.end_s, 0
     for i in range(state.in_flight_low, state.in_flight_high):
@@ -227,7 +227,7 @@ def _leave(limits: Any, costs: Any, state: Any, requests: Any, i: Any) -> None:
     request.last_s = state.now_s
     state.running -= 1
     state.open -= 1
-    state.reserved -= _blocks(limits, request)
+    state.reserved -= blocks_of(limits, request)
     if not limits.counted:
         state.reserved += request.cached // limits.block
         state.borrowed -= request.cached
@@ -246,7 +246,7 @@ def _schedule(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> 
     low = high = state.head if state.part < 0 else state.part
     while left > 0:
         if state.part < 0:
-            if not _fits(limits, state, requests):
+            if not fits(limits, state, requests):
                 break
             if not _admit(limits, state, requests[state.head]):
                 return False
@@ -257,11 +257,18 @@ def _schedule(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> 
         left -= new
         state.part_done = done + new
         if state.part_done == request.prompt:
-            _join(state, request, ring)
+            join(state, request, ring)
             high += 1
     prefill_tokens, sequences = budget - left, decode_tokens + high - low
-    if decode_tokens + prefill_tokens == 0:
-        return True
+    if decode_tokens + prefill_tokens:
+        plan(costs, state, (decode_tokens, prefill_tokens, context_tokens, pairs, sequences), low, high)
+    return True
+
+
+@inlined
+def plan(costs: Any, state: Any, batch: Any, low: Any, high: Any) -> None:
+    """The next step computes `batch`, as in `step_terms`; the prompts from `low` to before `high` end."""
+    decode_tokens, prefill_tokens, context_tokens, pairs, sequences = batch
     terms = _step_terms(costs.step, decode_tokens, prefill_tokens, context_tokens, pairs, sequences)
     state.ahead_s = _total_s(terms)
     state.ahead, state.ahead_low, state.ahead_high = 1, low, high
@@ -271,25 +278,24 @@ def _schedule(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> 
     state.context_tokens += context_tokens
     state.attention_pairs += pairs
     state.sequences += sequences
-    return True
 
 
 @inlined
-def _fits(limits: Any, state: Any, requests: Any) -> bool:
+def fits(limits: Any, state: Any, requests: Any) -> bool:
     """The next request, if any, is ready and finds a slot and, where those are `counted`, its blocks."""
     if state.head == state.added or state.running >= limits.max_seqs:
         return False
     request = requests[state.head]
     if request.ready_s > state.now_s:
         return False
-    return not limits.counted or state.reserved + _blocks(limits, request) <= limits.blocks
+    return not limits.counted or state.reserved + blocks_of(limits, request) <= limits.blocks
 
 
 @inlined
 def _admit(limits: Any, state: Any, request: Any) -> bool:
     """Begin the next request's prompt behind what of it is cached; False where the KV cache may overflow."""
     block, done = limits.block, request.shared
-    state.reserved += _blocks(limits, request)
+    state.reserved += blocks_of(limits, request)
     if not limits.counted:
         done = min(min(done // block, state.warm), (request.prompt - 1) // block) * block
         state.warm = max(state.warm, request.shared // block)
@@ -297,7 +303,7 @@ def _admit(limits: Any, state: Any, request: Any) -> bool:
         state.borrowed += done
         if state.reserved + state.warm > limits.blocks:
             return False
-    request.cached = done
+    request.cached, request.begun = done, state.steps
     state.part, state.part_done = state.head, done
     state.running += 1
     state.head += 1
@@ -305,7 +311,7 @@ def _admit(limits: Any, state: Any, request: Any) -> bool:
 
 
 @inlined
-def _join(state: Any, request: Any, ring: Any) -> None:
+def join(state: Any, request: Any, ring: Any) -> None:
     """The prompt of `part` ends in the step being scheduled: its first token comes, and when its last."""
     bucket = ring[(state.steps + request.output - 1) & (len(ring) - 1)]
     request.born, request.link = state.steps, bucket.leaver
@@ -319,6 +325,6 @@ def _join(state: Any, request: Any, ring: Any) -> None:
 
 
 @inlined
-def _blocks(limits: Any, request: Any) -> Any:
+def blocks_of(limits: Any, request: Any) -> Any:
     """KV blocks of a whole prompt and its answer."""
     return (request.prompt + request.output + limits.block - 1) // limits.block

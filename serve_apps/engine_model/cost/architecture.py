@@ -138,6 +138,24 @@ def weight_bytes_per_gpu(model: Model, gpus: int) -> float:
     return per_gpu(weight_bytes(model), replicated_bytes(model), gpus)
 
 
+def routed_bytes(model: Model) -> float:
+    """Bytes of all routed experts, which `weight_bytes` counts."""
+    return expert_layers(model) * model.experts * expert_bytes(model)
+
+
+def weight_bytes_on_gpu(model: Model, layout: Layout) -> float:
+    """Bytes of the weights on each GPU of `layout`.
+
+    Each data-parallel rank holds attention, dense and shared layers and the embeddings whole; the routed
+    experts are cut over the GPUs of all ranks (vLLM, FusedMoEParallelConfig).
+    """
+    if layout.data_parallel == 1:
+        return weight_bytes_per_gpu(model, layout.tensor_parallel)
+    routed = routed_bytes(model)
+    rest = per_gpu(weight_bytes(model) - routed, replicated_bytes(model), layout.tensor_parallel)
+    return rest + routed / layout.gpus_per_replica
+
+
 def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """KV bytes of one token on each GPU.
 
@@ -158,17 +176,18 @@ def kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
 def kv_blocks(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> int:
     """The `num_gpu_blocks` of `spec`, or those that fit beside weights and activations on each GPU.
 
-    Raises ValueError where not even one does.
+    They are those of one rank where `layout` has several. Raises ValueError where not even one does.
     """
     if spec.num_gpu_blocks is not None:
         return spec.num_gpu_blocks
     usable = spec.gpu_memory_utilization * hardware.hbm_bytes
-    weights = weight_bytes_per_gpu(model, layout.tensor_parallel)
+    weights = weight_bytes_on_gpu(model, layout)
     block_bytes = spec.block_size * kv_bytes_per_token(model, layout.tensor_parallel)
     left = usable - weights - spec.activation_bytes
     if left < block_bytes:
+        ranks = f"DP{layout.data_parallel}/" if layout.data_parallel > 1 else ""
         raise ValueError(
-            f"{model.name} does not fit {hardware.name} at TP{layout.tensor_parallel}: weights "
+            f"{model.name} does not fit {hardware.name} at {ranks}TP{layout.tensor_parallel}: weights "
             f"{weights / 1e9:.1f} GB + activations {spec.activation_bytes / 1e9:.1f} GB per GPU leave no KV "
             f"block of {usable / 1e9:.1f} GB usable; choose a larger tensor_parallel, smaller weights or "
             "hardware with more memory"

@@ -6,7 +6,8 @@ a step may cost as much as decode tokens; the efficiency then rises smoothly, wi
 """
 
 import math
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
 from statistics import NormalDist
 
@@ -156,9 +157,12 @@ def roofline(
 ) -> Roofline:
     """The step time of `model` on one replica of `layout`, with other attention `kernels` than the fit's.
 
-    Raises ValueError when a figure of the hardware that is needed is unknown, or its GPUs cannot do what
-    the layout asks.
+    Where the layout has data-parallel ranks, all have equal shares of the step's work
+    (`ranks_time` has each with its own). Raises ValueError when a figure of the hardware that is needed is
+    unknown, or its GPUs cannot do what the layout asks.
     """
+    if layout.data_parallel > 1:
+        return ranks_time(model, hardware, layout, kernels).balanced
     gpus = layout.tensor_parallel
     constants, reached = model.step_time, hardware.efficiency
     bandwidth = gpus * hardware.hbm_bytes_per_s
@@ -193,6 +197,103 @@ def roofline(
     return found.scaled(scale).with_kernels(kernels)
 
 
+@dataclass(frozen=True)
+class RanksTime:
+    """Step time of data-parallel ranks that step together: each rank's `own` part and the `shared` experts.
+
+    A step lasts as long as its slowest rank's own part and the experts of all ranks' tokens. A rank without
+    work computes one token (vLLM, DPEngineCoreProc.execute_dummy_batch).
+    """
+
+    own: Roofline
+    shared: Roofline
+    ranks: int
+
+    def duration_s(self, batches: Sequence[Batch | None]) -> float:
+        """Seconds of a step; `batches` has one of each rank, or None for a rank without work."""
+        work = [Batch(decode_tokens=1) if batch is None else batch for batch in batches]
+        slowest = max(self.own.duration_s(batch) for batch in work)
+        decode, prefill = sum(each.decode_tokens for each in work), sum(each.prefill_tokens for each in work)
+        return slowest + self.shared.duration_s(Batch(decode, prefill))
+
+    @property
+    def balanced(self) -> Roofline:
+        """The step time by the work of all ranks together, of which each has an equal share."""
+        own, shared, ranks = self.own, self.shared, self.ranks
+        per_unit = (
+            *("decode_gemm_token_s", "prefill_gemm_token_s", "all_reduce_token_s", "context_token_s"),
+            *("attention_pair_s", "host_sequence_s", "quick_reduce_token_s"),
+        )
+        each = {name: getattr(own, name) / ranks + getattr(shared, name) for name in per_unit}
+        # The rise of the shared part is over sooner, by tokens; it is the smaller one and drawn out here.
+        return replace(
+            own,
+            **each,
+            expert_read_s=shared.expert_read_s,
+            expert_miss=shared.expert_miss,
+            expert_skew_s=shared.expert_skew_s,
+            prefill_rise_s=own.prefill_rise_s + shared.prefill_rise_s,
+            prefill_rise_tokens=own.prefill_rise_tokens * ranks,
+            quick_reduce_tokens=own.quick_reduce_tokens * ranks,
+        )
+
+
+def ranks_time(
+    model: Model, hardware: Hardware, layout: Layout, kernels: KernelRatio | None = None
+) -> RanksTime:
+    """The step time of a replica of data-parallel ranks. Raises ValueError as `roofline` does."""
+    if not model.experts:
+        raise ValueError(
+            f"layout {layout.name}: data_parallel={layout.data_parallel} is for models with experts; vLLM "
+            f"runs the ranks of {model.name} as engines of their own: use layout.replicas_per_node"
+        )
+    if layout.quick_reduce != "none":
+        raise ValueError(
+            f"layout.quick_reduce={layout.quick_reduce} is not modelled between data-parallel ranks; set "
+            "layout.quick_reduce=none"
+        )
+    rank, all_gpus = replace(layout, data_parallel=1), layout.gpus_per_replica
+    plain, constants = roofline(model, hardware, rank), model.step_time
+    scale = constants.deployment_scale.value * constants.layout_scale.value
+    reads = architecture.routed_bytes(model) / (all_gpus * hardware.hbm_bytes_per_s)
+    expert_read_s = scale * reads / constants.expert_read.value
+    decode_s, prefill_s, own_decode_s, own_prefill_s = (
+        scale * peak_s / efficiency.value
+        for peak_s in (
+            _routed_token_s(model, hardware, layout),
+            _gemm_token_s(model, hardware, rank) - _routed_token_s(model, hardware, rank),
+        )
+        for efficiency in (constants.gemm_decode, constants.gemm_prefill)
+    )
+    rise_tokens = constants.gemm_rise_tokens.value
+    token_s = scale * constants.prefill_token_us.value * 1e-6
+    mixed_s = scale * model.layers * constants.prefill_layer_us.value * 1e-6
+    own = replace(
+        plain,
+        expert_read_s=0.0,
+        expert_skew_s=0.0,
+        decode_gemm_token_s=own_decode_s,
+        prefill_gemm_token_s=own_prefill_s + token_s,
+        prefill_rise_s=(own_decode_s - own_prefill_s) * rise_tokens + mixed_s,
+        all_reduce_token_s=scale * _ranks_exchange_s(model, hardware, layout),
+    )
+    nothing = {field.name: 0.0 for field in fields(Roofline)}
+    shared = Roofline(
+        **{
+            **nothing,
+            "expert_read_s": expert_read_s,
+            "expert_miss": plain.expert_miss,
+            "expert_skew_s": expert_read_s * _expert_skew(model, layout),
+            "decode_gemm_token_s": decode_s,
+            "prefill_gemm_token_s": prefill_s,
+            "prefill_rise_s": (decode_s - prefill_s) * rise_tokens,
+            "prefill_rise_tokens": plain.prefill_rise_tokens,
+            "quick_reduce_tokens": math.inf,
+        }
+    )
+    return RanksTime(own.with_kernels(kernels), shared.with_kernels(kernels), layout.data_parallel)
+
+
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     """Linear layers of one token, each at the peak of its weights' type; int4 weights compute in bf16."""
     peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
@@ -206,6 +307,14 @@ def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     kept = architecture.bf16_flop_per_gpu(model, gpus) if model.weights == "fp8" else 0.0
     slower = kept / _known(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
     return flop / peak + slower
+
+
+def _routed_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
+    """The routed experts' part of `_gemm_token_s`, of a token of any rank, on the fullest GPU of all."""
+    peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
+    picked = architecture.expert_layers(model) * model.experts_per_token
+    fullest = model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
+    return 2 * picked * architecture.expert_parameters(model) / layout.gpus_per_replica * fullest / peak
 
 
 def _pair_s(model: Model, hardware: Hardware, gpus: int) -> float:
@@ -232,7 +341,7 @@ def _expert_skew(model: Model, layout: Layout) -> float:
     GPUs the fullest reads 2.48, 1.26 and 1.02 times the mean at 1, 16 and 64 tokens; by this it is 2.4, 1.27
     and 1.02.
     """
-    gpus = layout.tensor_parallel
+    gpus = layout.gpus_per_replica
     if not (layout.expert_parallel and model.experts and gpus > 1):
         return 0.0
     return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) / math.sqrt(model.experts / gpus)
@@ -269,6 +378,35 @@ def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes
     link = _known(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
     shot_bytes = model.hidden * value_bytes / gpus * shares
     return model.layers * 2 * 2 * shot_bytes / link
+
+
+def _ranks_exchange_s(model: Model, hardware: Hardware, layout: Layout) -> float:
+    """What the GPUs of a rank send for one token of its own.
+
+    Attention, and the FFN of a dense layer, end in an all-reduce within the rank. A layer of experts gathers
+    the tokens of all ranks and scatters the sums (vLLM's default all2all_backend, allgather_reducescatter):
+    each GPU sends its part of the rank's tokens to every other GPU, and gets as many sums back; then the
+    GPUs of a rank gather theirs (sequence-parallel experts). Tokens go in bf16, to every GPU, whether it
+    has an expert of theirs or not, and no time is hidden behind computation: assumed.
+    """
+    width, every = layout.tensor_parallel, layout.gpus_per_replica
+    sparse = architecture.expert_layers(model)
+    within = _shot_token_s(model, hardware, width, width) if width > 1 else 0.0
+    among = _shot_token_s(model, hardware, width, every)
+    within_shots = 3 if layout.data_parallel > 1 else 2
+    return (model.layers - sparse) * 4 * within + sparse * (within_shots * within + 2 * among)
+
+
+def _shot_token_s(model: Model, hardware: Hardware, width: int, gpus: int) -> float:
+    """One GPU's `width`-th of a token's activations to each of the other `gpus`."""
+    if hardware.topology == "mesh" and gpus - 1 > hardware.links:
+        raise ValueError(
+            f"{gpus} GPUs need a link to each of {gpus - 1} peers but {hardware.name} has {hardware.links}; "
+            f"choose a replica of at most {hardware.links + 1} GPUs"
+        )
+    shares = 1 if hardware.topology == "mesh" else gpus - 1
+    link = _known(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
+    return model.hidden * _ACTIVATION_BYTES / width * shares / link
 
 
 def _known(hardware: Hardware, figure: str) -> float:

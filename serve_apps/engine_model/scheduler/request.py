@@ -1,8 +1,12 @@
 """One request inside an engine: its progress and the times of its tokens; decides nothing."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding
+
+Kv = Literal["own", "held", "remote"]
+"""Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
 
 
 @dataclass(slots=True)
@@ -29,13 +33,18 @@ class RequestState:
         "_held",
         "_joined",
         "_last_s",
+        "_last_step",
         "_most",
         "_order",
+        "_own_tokens",
         "_progress",
         "cached_tokens",
+        "first_step",
+        "kv",
         "output_tokens",
         "prompt_tokens",
         "request_id",
+        "tokens_to_load",
     )
 
     def __init__(
@@ -45,17 +54,27 @@ class RequestState:
         output_tokens: int,
         progress: StepProgress,
         hashes: Chain = (),
+        kv: Kv = "own",
     ) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.cached_tokens = -1
-        """Prompt tokens found in the prefix cache when first admitted; -1 before."""
+        """Prompt tokens that had their KV when first admitted, another engine's included; -1 before."""
+        self.kv = kv
+        """`remote` until its blocks are taken: a request that is preempted after that is computed here."""
+        self.tokens_to_load = 0
+        """Prompt tokens of which another engine's KV is awaited, or was."""
+        self.first_step = 0
+        """Number of the step in which its computation began, after a preemption anew; 0 before."""
+        self._own_tokens = prompt_tokens
+        """Tokens beyond these are decoded; the last one of a prompt whose KV was loaded is one of them."""
         self._progress = progress
         self._held = Holding(hashes)
         self._computed = 0
         self._decoding = False
         self._ahead = self._joined = self._most = self._order = 0
+        self._last_step = 0  # that computed it, unless it decodes
         self._first_s: float | None = None
         self._last_s: float | None = None
 

@@ -5,6 +5,10 @@ come first served, while token budget and request slots remain; a prompt is admi
 whole of it fits the free blocks, and nobody overtakes one that does not fit; when a running request
 lacks a block, the last running one is preempted and recomputed later.
 
+A prompt whose KV comes from another engine takes all its blocks and waits beside the queue, without a
+slot; once its KV is known to be there it comes before all that wait. On an engine that receives KV no
+block is freed under a step that may still write it: nobody is preempted whose tokens are being computed.
+
 Decoders are not touched one by one: each gets a token per step, so their number, the sum of their
 contexts, the steps in which they end and the steps in which they need a block say all. They are
 walked through, as vLLM does in every step, only where the order of the running requests can matter.
@@ -15,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from serve_apps.engine_model.cost.step_time import Batch
-from serve_apps.engine_model.scheduler.kv_cache import Chain, KvCache
-from serve_apps.engine_model.scheduler.request import RequestState, StepProgress
+from serve_apps.engine_model.scheduler.kv_cache import Chain, Hit, KvCache
+from serve_apps.engine_model.scheduler.request import Kv, RequestState, StepProgress
 
 
 class _Step:
@@ -81,30 +85,64 @@ class Scheduler:
         self.progress = StepProgress()
         self.running: dict[RequestState, None] = {}
         self.waiting: deque[RequestState] = deque()
+        self.loading: dict[RequestState, None] = {}
+        """Requests that hold blocks for the KV of another engine, in the order in which they took them."""
+        self.kept: dict[RequestState, None] = {}
+        """Requests that are over and hold their blocks until a transfer ends."""
+        self.started: list[RequestState] = []
+        """Those of `loading` that came since the list was last emptied."""
         self.preemptions = self.prompt_tokens_total = self.generation_tokens_total = 0
         self.prefix_queries = self.prefix_hits = 0
         self._admitted = 0
         self._in_flight: deque[_Step] = deque()
-        self._partial: dict[RequestState, None] = {}  # running, but neither decoding nor at their end
+        # Running, but neither decoding nor at their end; True where prompt or recomputation is not complete.
+        self._partial: dict[RequestState, bool] = {}
+        self._loaded: set[RequestState] = set()  # of `loading`, those whose KV is known to be there
+        self._receives = False
         self._decoders = _Decoders(kv.block_size)
 
-    def request(self, request_id: int, prompt: int, output: int, hashes: Chain = ()) -> RequestState:
+    def request(
+        self, request_id: int, prompt: int, output: int, hashes: Chain = (), kv: Kv = "own"
+    ) -> RequestState:
         """A request that is not queued yet; `hashes` are those of its first full prompt blocks."""
-        return RequestState(request_id, prompt, output, self.progress, hashes[: prompt // self.kv.block_size])
+        hashes = hashes[: prompt // self.kv.block_size]
+        return RequestState(request_id, prompt, output, self.progress, hashes, kv)
 
     def add(self, request: RequestState) -> None:
+        self._receives |= request.kv == "remote"
         self.waiting.append(request)
 
     def abort(self, request: RequestState) -> None:
-        """Forget a running or waiting request; in the middle of a step it emits nothing more."""
-        for step in self._in_flight:
-            step.emits -= request._emits_in(step.number)
+        """Forget a running or waiting request; in the middle of a step it emits nothing more.
+
+        Blocks that a transfer still writes are kept until it ends.
+        """
+        self._drop_emissions(request)
         if request in self.running:
             del self.running[request]
             self._release(request)
+        elif request in self.loading:
+            del self.loading[request]
+            self.kept[request] = None
+            if request in self._loaded:
+                self._loaded.remove(request)
+                self.transferred(request)
         else:
             self.waiting.remove(request)
         request._most = request.emitted
+
+    def _drop_emissions(self, request: RequestState) -> None:
+        """The steps in flight emit nothing of this request."""
+        for step in self._in_flight:
+            step.emits -= request._emits_in(step.number)
+
+    def transferred(self, request: RequestState) -> None:
+        """A transfer to or from this request is known to be over: it may be computed, or its blocks go."""
+        if request in self.loading:
+            self._loaded.add(request)
+        elif request in self.kept:
+            del self.kept[request]
+            self.kv.free(request._held, request._computed // self.kv.block_size)
 
     def schedule(self) -> Batch | None:
         """Choose the tokens of the next step; None where nothing can be computed."""
@@ -112,7 +150,7 @@ class Scheduler:
         step = _Step(self.progress.scheduled + 1)
         if not self._continue_all(batch, step):
             self._walk(batch, step)
-        if self.waiting and self.preemptions == preemptions:
+        if (self.waiting or self._loaded) and self.preemptions == preemptions:
             self._admit(batch, step)
         if not batch.decode_tokens + batch.prefill_tokens:
             return None
@@ -144,7 +182,10 @@ class Scheduler:
             request._last_s = at_s
             if request in self.running:
                 del self.running[request]
-                self.kv.free(request._held, request._computed // self.kv.block_size)
+                if request.kv == "held":
+                    self.kept[request] = None
+                else:
+                    self.kv.free(request._held, request._computed // self.kv.block_size)
             else:  # preempted while its last token was computed
                 self.waiting.remove(request)
         return finished
@@ -190,6 +231,7 @@ class Scheduler:
             if request._scheduled == request.output_tokens:
                 continue
             if new and not self._make_room(request, new):
+                self._pause_from(request)
                 return
             if not request._decoding:
                 if new:
@@ -200,23 +242,50 @@ class Scheduler:
                 self.kv.take(self._blocks_lacking(request, 1))
                 step.emits += 1
             else:
-                self._leave(request)
-                self._partial[request] = None
+                self._pause(request)
             budget -= new
 
     def _make_room(self, request: RequestState, new: int) -> bool:
-        """Free blocks for `new` tokens at the cost of the last running; False if that is `request` itself."""
+        """Free blocks for `new` tokens at the cost of the last running; False if that is `request` itself.
+
+        False also where a step in flight writes the blocks of the last, and the engine receives KV.
+        """
         while self._blocks_lacking(request, new) > self.kv.free_blocks:
+            if self._receives and self._in_a_step(next(reversed(self.running))):
+                return False
             last, _ = self.running.popitem()
             self._preempt(last)
             if last is request:
                 return False
         return True
 
+    def _in_a_step(self, request: RequestState) -> bool:
+        """Whether a running request has tokens in a step that is not complete."""
+        last = self.progress.scheduled if request._decoding else request._last_step
+        return last > self.progress.completed
+
+    def _pause_from(self, request: RequestState) -> None:
+        """Compute nothing of a running request in this step, nor of those behind it."""
+        if request not in self.running:
+            return  # preempted, as all behind it
+        reached = False
+        for each in self.running:
+            reached |= each is request
+            if reached and each._decoding:
+                self._pause(each)
+
+    def _pause(self, request: RequestState) -> None:
+        """Give a decoder no token in this step."""
+        self._leave(request)
+        self._partial[request] = False
+
     def _preempt(self, request: RequestState) -> None:
         """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
         self.kv.name_all(request._held, request._hashed(self.kv.block_size))
         self._release(request)
+        if request.kv == "held":  # KV that is to be handed on is gone: tokens in flight count for nothing
+            self._drop_emissions(request)
+            request._most = request.emitted
         request._computed = 0
         self.waiting.appendleft(request)
         self.preemptions += 1
@@ -225,6 +294,8 @@ class Scheduler:
         budget, limit = self.max_num_batched_tokens, self._long_prefill_limit()
         budget -= batch.decode_tokens + batch.prefill_tokens
         kv = self.kv
+        if self._loaded:
+            budget = self._admit_loaded(budget, batch, step)
         while self.waiting and budget and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             held = request._held
@@ -232,12 +303,19 @@ class Scheduler:
             hits = kv.find(held.chain, (tokens - 1) // kv.block_size) if held.chain else []
             found = hits[-1].end if hits else 0
             idle = sum([hit.end - hit.start for hit in hits if not hit.run.holders])
-            if kv.blocks_for(tokens) - found + idle > kv.free_blocks:
+            needed = kv.blocks_for(tokens) - found + idle
+            if request.kv == "remote":
+                if needed + self._reserved_blocks() > kv.free_blocks:
+                    return
+                self._load(self.waiting.popleft(), hits)
+                continue
+            if needed > kv.free_blocks:
                 return
             self.waiting.popleft()
             self.running[request] = None
             self._admitted += 1
             request._order = self._admitted
+            request.first_step = step.number
             if hits:
                 kv.hold(held, hits)
             request._computed = found * kv.block_size
@@ -250,10 +328,52 @@ class Scheduler:
             self._compute(request, new, batch, step)
             budget -= new
 
+    def _load(self, request: RequestState, hits: list[Hit]) -> None:
+        """Take blocks for the whole prompt and wait for what is not cached."""
+        kv, held = self.kv, request._held
+        if hits:
+            kv.hold(held, hits)
+        request._computed = held.blocks * kv.block_size
+        request.tokens_to_load = request.prompt_tokens - request._computed
+        blocks = kv.blocks_for(request.prompt_tokens)
+        kv.take(blocks - held.blocks)
+        held.blocks = blocks
+        if kv.caching:
+            self.prefix_queries += request.prompt_tokens
+            self.prefix_hits += request._computed
+        request.kv = "own"
+        self.loading[request] = None
+        self.started.append(request)
+
+    def _admit_loaded(self, budget: int, batch: Batch, step: _Step) -> int:
+        """Compute the last token of the prompts whose KV is there; returns what is left of the budget."""
+        for request in [each for each in self.loading if each in self._loaded]:
+            if not budget or len(self.running) >= self.max_num_seqs:
+                break
+            del self.loading[request]
+            self._loaded.remove(request)
+            self.running[request] = None
+            self._admitted += 1
+            request._order = self._admitted
+            request.first_step = step.number
+            request.cached_tokens = request._computed = request._own_tokens = request.prompt_tokens - 1
+            self._compute(request, 1, batch, step)
+            budget -= 1
+        return budget
+
+    def _reserved_blocks(self) -> int:
+        """Blocks that the prompts in computation still need, which a transfer must leave them."""
+        return sum(
+            self.kv.blocks_for(request.prompt_tokens + request._most) - request._held.blocks
+            for request, incomplete in self._partial.items()
+            if incomplete
+        )
+
     def _compute(self, request: RequestState, new: int, batch: Batch, step: _Step) -> None:
         """Compute `new` of the missing tokens, for which there are blocks."""
         before = request._computed
-        if new == 1 and before >= request.prompt_tokens:
+        request._last_step = step.number
+        if new == 1 and before >= request._own_tokens:
             batch.decode_tokens += 1
             batch.context_tokens += before
         else:
@@ -261,7 +381,7 @@ class Scheduler:
         request._computed = computed = before + new
         self.kv.extend(request._held, computed)
         if computed < request.prompt_tokens + request._most:
-            self._partial[request] = None
+            self._partial[request] = True
             return
         if self._partial:
             self._partial.pop(request, None)
@@ -281,6 +401,7 @@ class Scheduler:
             request._last_s = progress.at_s
         request._most = request._ahead + progress.scheduled
         request._decoding = False
+        request._last_step = progress.scheduled
         request._computed = request.prompt_tokens + request._most - 1
         request._held.blocks = self.kv.blocks_for(request._computed)
         if self._in_flight and request._emits_in(self._in_flight[-1].number):
@@ -304,7 +425,7 @@ class Scheduler:
 
     def _long_prefill_limit(self) -> int:
         """Tokens of one prompt per step; a request that is alone may have all."""
-        alone = len(self.running) + len(self.waiting) <= 1
+        alone = len(self.running) + len(self.waiting) + len(self.loading) <= 1
         return (
             self.max_num_batched_tokens if alone or not self.long_prefill_tokens else self.long_prefill_tokens
         )

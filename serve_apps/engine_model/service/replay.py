@@ -13,16 +13,28 @@ import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.compiled import fast_engine
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec, Floats, Ints, Times, checked
+from serve_apps.engine_model.compiled.fast_engine import (
+    FastEngine,
+    FastSpec,
+    Floats,
+    Ints,
+    Times,
+    UnsupportedByFastPath,
+    checked,
+)
+from serve_apps.engine_model.compiled.gaps import late_gap_s
 from serve_apps.engine_model.compiled.loop import OUT_OF_ROOM, REACHED, advance, submit
 from serve_apps.engine_model.compiled.native import inlined, native
 from serve_apps.engine_model.service import whole_service
 from serve_apps.engine_model.service.balancer import choice
 from serve_apps.engine_model.service.route_loop import NONE, balancer_arrays, choose, recount
 from serve_apps.engine_model.service.routed import Replicas, Requests, in_enough_room
+from serve_apps.engine_model.service.split_run import SplitSpec, late_gaps_s
 
 LATE_GAP = 0.99
 """The gap that stands for a request is its own 99 % quantile, as other tools print it."""
+
+__all__ = ["LATE_GAP", "late_gap_s", "replay", "serve_circle"]
 
 
 def replay(
@@ -37,17 +49,20 @@ def replay(
     """All requests to their end, and the late gap of each in seconds.
 
     With a `concurrency` they come in a closed loop behind one balancer, else when they are sent. Gaps are nan
-    of an answer of one token, and of all where the engine has to be simulated block by block. Raises
+    of an answer of one token, and of all where the engine has to be simulated block by block or is one of
+    data-parallel ranks. Raises
     UnsupportedByFastPath for a closed loop that needs books of every block, and ValueError as
     `whole_service.serve` does.
     """
     engine, asked = (spec, model, hardware, layout), requests.asked
+    if layout.prefill is not None:
+        return _split_replay(*engine, requests, replicas, concurrency)
     if concurrency:
         times = serve_circle(FastSpec.of(*engine), concurrency, asked, replicas)
     else:
         times = whole_service.serve(*engine, requests, replicas)
     gaps = np.full(len(times.sent_s), np.nan)
-    if np.isnan(times.work.busy_s):
+    if np.isnan(times.work.busy_s) or layout.data_parallel > 1:
         return times, gaps
     fast = FastSpec.of(*engine)
     for replica in range(replicas.count):
@@ -63,27 +78,23 @@ def replay(
     return times, gaps
 
 
-@native
-def late_gap_s(ends: Any, share: Any) -> Any:
-    """The quantile `share` of the gaps between the times `ends`, of which there are two or more.
-
-    By numpy's `linear` rule; the largest gaps alone are kept, for there may be millions of requests.
-    """
-    count = len(ends) - 1
-    place = share * (count - 1)
-    low = int(place)
-    largest = np.zeros(count - low)
-    for i in range(count):
-        gap = ends[i + 1] - ends[i]
-        if i < len(largest) or gap > largest[0]:
-            at = 0 if i >= len(largest) else len(largest) - 1 - i
-            while at + 1 < len(largest) and largest[at + 1] < gap:
-                largest[at] = largest[at + 1]
-                at += 1
-            largest[at] = gap
-    if len(largest) == 1:
-        return largest[0]
-    return largest[0] + (place - low) * (largest[1] - largest[0])
+def _split_replay(
+    spec: SimulatedEngine,
+    model: Model,
+    hardware: Hardware,
+    layout: Layout,
+    requests: Requests,
+    replicas: Replicas,
+    concurrency: int,
+) -> tuple[Times, Floats]:
+    if concurrency:
+        raise UnsupportedByFastPath("split engines are replayed at a rate only")
+    try:
+        fast = SplitSpec.of(spec, model, hardware, layout)
+        return late_gaps_s(fast, requests, replicas, LATE_GAP)
+    except UnsupportedByFastPath:
+        times = whole_service.serve(spec, model, hardware, layout, requests, replicas)
+        return times, np.full(len(times.sent_s), np.nan)
 
 
 def serve_circle(spec: FastSpec, concurrency: int, asked: Sequence[Ints], replicas: Replicas) -> Times:

@@ -89,6 +89,20 @@ def in_enough_room(spec: FastSpec, seed: int, room: int, serve: Callable[[int], 
 
 def _routed(spec: FastSpec, requests: Requests, routed: Choice, replicas: Replicas) -> Times:
     """All requests over many replicas; their columns have a row for each."""
+    taken, place, engines = engines_after(spec, requests, routed, replicas)
+    served = requests.sent_s >= routed.from_s
+    found = engines.requests[taken, place]
+    first, last = (np.where(served, found[name], np.nan) for name in ("first_s", "last_s"))
+    return Times(requests.sent_s, first, last, found["cached"] * served, taken, worked(engines.states))
+
+
+def engines_after(
+    spec: FastSpec, requests: Requests, routed: Choice, replicas: Replicas, steps: int = 0
+) -> tuple[Ints, Ints, loop.EngineArrays]:
+    """The engine of each request and its number there, and the engines when all have ended.
+
+    The ends of the first `steps` steps of each engine are kept.
+    """
     sent_s, asked, count = requests.sent_s, requests.asked, replicas.count
     taken, longest = np.zeros(len(sent_s), np.int64), int(asked[1].max(initial=1))
     engines = spec.arrays(0, 0, longest)
@@ -96,8 +110,9 @@ def _routed(spec: FastSpec, requests: Requests, routed: Choice, replicas: Replic
     def serve(room: int) -> int:
         nonlocal engines
         engines = spec.arrays(count, room, longest, counted=requests.prefixes is not None)
+        engines = engines._replace(ends_s=np.zeros((count, steps)))
         balancer = route_loop.balancer_arrays(count, len(sent_s))
-        caches = _caches(spec, requests, count)
+        caches = caches_of(spec, requests, count)
         return route_loop.route(taken, sent_s, tuple(asked), routed, balancer, caches, engines)  # type: ignore[no-any-return]
 
     room = len(sent_s) // count + 64
@@ -112,12 +127,10 @@ def _routed(spec: FastSpec, requests: Requests, routed: Choice, replicas: Replic
     before = np.concatenate([[0], among])[began]
     place = np.zeros(len(taken), np.int64)
     place[order] = np.maximum(among - 1 - before[taken[order]], 0)
-    found = engines.requests[taken, place]
-    first, last = (np.where(served, found[name], np.nan) for name in ("first_s", "last_s"))
-    return Times(sent_s, first, last, found["cached"] * served, taken, worked(engines.states))
+    return taken, place, engines
 
 
-def _caches(spec: FastSpec, requests: Requests, replicas: int) -> Any:
+def caches_of(spec: FastSpec, requests: Requests, replicas: int) -> Any:
     """Empty prefix caches; of no request where none are counted."""
     size, asked, prefixes = spec.spec.block_size, requests.asked, requests.prefixes
     if prefixes is None:

@@ -7,14 +7,18 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
+from serve_apps.engine_model.scheduler.engine import GenerateRequest
 from serve_apps.engine_model.scheduler.kv_cache import Chain
+from serve_apps.engine_model.scheduler.lockstep import AnyEngine
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.service.balancer import Balance, Balancer
 
 
 class RequestProgress(NamedTuple):
-    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last."""
+    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last.
+
+    `cached_tokens` of its prompt were in its prefill engine's cache; -1 where it has none, or did not begin.
+    """
 
     key: int
     replica: int
@@ -22,6 +26,7 @@ class RequestProgress(NamedTuple):
     last_token_s: float | None
     tokens: int
     finished: bool
+    cached_tokens: int = -1
 
 
 class SessionPrompt(NamedTuple):
@@ -51,13 +56,13 @@ class VirtualService:
 
     def __init__(
         self,
-        engines: Sequence["BlockEngine | Stepped"],
+        engines: Sequence["AnyEngine | Stepped"],
         policy: str | Balance = "leastconn",
         seed: int = 0,
     ) -> None:
         if not engines:
             raise ValueError("a service needs at least one engine")
-        self._replicas = [Stepped(each) if isinstance(each, BlockEngine) else each for each in engines]
+        self._replicas = [Stepped(each) if isinstance(each, AnyEngine) else each for each in engines]
         balance = Balance(policy) if isinstance(policy, str) else policy
         self._balancer = Balancer(balance, len(engines), seed)
         self._arrivals: list[_Arrival] = []
@@ -127,9 +132,9 @@ class VirtualService:
 
 
 class Stepped:
-    """`BlockEngine` as a replica: the end of its step in flight, and the states of its requests."""
+    """An engine as a replica: the end of its step in flight, and the states of its requests."""
 
-    def __init__(self, engine: BlockEngine) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.engine = engine
         self._free_s = 0.0
         self._end_s: float | None = None

@@ -49,7 +49,7 @@ def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) 
             """Nothing to stderr."""
 
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{httpd.server_port}"
     finally:

@@ -1,9 +1,11 @@
 """Which GPUs a replica asks for, and what does not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.ray_session.placement import Placement, PlacementError, place, require_nodes
-from conf.specs.experiment import Cluster, Layout
+from conf.specs.experiment import Cluster, Layout, PrefillEngines
 
 
 def layout(tensor_parallel: int, replicas_per_node: int) -> Layout:
@@ -34,6 +36,18 @@ def test_replicas_get_their_gpus_and_load_actors_the_nodes_kept_for_them(
     cluster = Cluster("it", session=session, nodes=nodes)  # type: ignore[arg-type]
     expected = Placement(replicas, ({"GPU": gpus, "CPU": 0.1},), selector)
     assert place(cluster, layout(*shape), roles) == expected
+
+
+def test_both_sides_of_a_split_layout_get_gpus_of_their_own() -> None:
+    split = replace(layout(4, 1), prefill=PrefillEngines(per_node=2, tensor_parallel=2))
+    placement = place(Cluster("it", session="fake", nodes=3), split)
+    decode, prefill = {"GPU": 4.0, "CPU": 0.1}, {"GPU": 2.0, "CPU": 0.1}
+    assert placement == Placement(3, (decode,), {"role": "load"}, 6, (prefill,))
+
+
+def test_a_replica_of_several_ranks_gets_the_gpus_of_all() -> None:
+    ranks = replace(layout(2, 1), data_parallel=4)
+    assert place(Cluster("it", session="local"), ranks).bundles == ({"GPU": 8.0, "CPU": 0.1},)
 
 
 @pytest.mark.parametrize("gpus", [[8, 8], [0, 8, 8], [8, 16, 8]])

@@ -1,5 +1,7 @@
 """The load beside the questions: both together are the work of the rate that was asked."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,14 +9,17 @@ from hypothesis import strategies as st
 from conf import load
 from loadgen.quality import pace
 
+FAKE = load(["cluster.session=fake", "quality.load=2", "quality.answer_tokens=32"])
+
 
 @given(st.floats(0.01, 500), st.integers(1, 4), st.integers(1, 2000))
 def test_questions_and_load_together_are_the_tokens_of_the_rate(
     rate_qps: float, nodes: int, tokens: int
 ) -> None:
-    asked = load(
-        [f"quality.load={rate_qps}", f"cluster.nodes={nodes}", "cluster.session=fake"]
-        + [f"quality.prompt_tokens={tokens}", "quality.answer_tokens=32"]
+    asked = replace(
+        FAKE,
+        cluster=replace(FAKE.cluster, nodes=nodes),
+        quality=replace(FAKE.quality, load=str(rate_qps), prompt_tokens=tokens),
     )
     found = pace.of(asked)
     assert found.per_s is not None and 0 < found.per_s <= pace.MOST_PER_S

@@ -71,6 +71,17 @@ def test_a_runs_own_limits_become_vllms_arguments(folder: Folder) -> None:
     assert replay.simulated.engine.step_noise_cv == 0
 
 
+@pytest.mark.parametrize(("connector", "caches"), [("moriio", False), ("nixl", True)])
+def test_a_split_layout_is_replayed_with_what_its_connector_allows(
+    connector: str, caches: bool, folder: Folder
+) -> None:
+    run = folder("layout=1p1d_tp4_ep4", f"layout.connector={connector}")
+    replay = EngineReplay.asked(run, [], "0.32.0")
+    assert isinstance(replay.emulated.engine, EmulatedEngine)
+    assert replay.emulated.engine.args["enable_prefix_caching"] is caches
+    assert replay.emulated.layout == replay.simulated.layout
+
+
 def test_two_minutes_of_a_new_run_folder_unless_told(folder: Folder) -> None:
     replay = EngineReplay.asked(folder("run=mine"), [], "")
     assert (replay.emulated.duration_s, replay.emulated.run) == (120, None)

@@ -1,7 +1,6 @@
 """The quality gate as a study: both sides asked over real HTTP, its verdict, and answers that fail."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +19,14 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import quality_words, verbs
-from loadgen.fleet.target import Observation
 from loadgen.run import lifecycle
 from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
 from loadgen.search.segments import Start
 from loadgen.studies import gate_evidence
-from loadgen.traffic.schedule import ArrivalSchedule
 from tests.support.answering_server import AnsweringServer, answering
 from tests.support.virtual_fleet import VirtualFleet
+from tests.support.virtual_target import Patient
 
 pytestmark = pytest.mark.slow
 
@@ -72,12 +70,8 @@ def silent(_kind: str, /, **_facts: Any) -> None:
     """Nobody looks on."""
 
 
-class PatientFleet(VirtualFleet):
-    """A virtual fleet beside real questions, which need the processor meanwhile."""
-
-    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        time.sleep(0.005)
-        return super().run(schedule, until_ns)
+class PatientFleet(VirtualFleet, Patient):
+    """A virtual fleet beside real questions."""
 
 
 @pytest.fixture(autouse=True)

@@ -63,7 +63,7 @@ def side(path: Path, base: Path, answers: Mapping[str, Any], driver: Driver, ask
 
 def both(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> Experiment:
     """Run folders a and b, asked all questions."""
-    driver, asked, _ = virtual_drivers.driver(words(tmp_path))
+    driver, asked, _ = virtual_drivers.patient(words(tmp_path))
     for name, answers in (("a", a), ("b", b)):
         side(tmp_path / name, tmp_path / "a", answers, driver, asked)
     return asked
@@ -75,7 +75,7 @@ def study(asked: Experiment, **more: Any) -> StudyVerdict:
 
 
 def test_a_side_is_asked_its_token_questions_and_then_every_question_once(tmp_path: Path) -> None:
-    driver, asked, _ = virtual_drivers.driver(words(tmp_path))
+    driver, asked, _ = virtual_drivers.patient(words(tmp_path))
     said = side(tmp_path / "a", tmp_path / "a", texts(4, failed=2), driver, asked)
     assert "6 answers, 0 of them failed" in said
     assert said.endswith("; 40 questions with answers, 34 right, 2 failed")
@@ -87,7 +87,7 @@ def test_a_side_is_asked_its_token_questions_and_then_every_question_once(tmp_pa
 
 
 def test_load_goes_on_beside_the_questions(tmp_path: Path) -> None:
-    driver, asked, _ = virtual_drivers.driver(words(tmp_path, load="2"))
+    driver, asked, _ = virtual_drivers.patient(words(tmp_path, load="2"))
     side(tmp_path / "a", tmp_path / "a", texts(0), driver, asked)
     assert driver.feed.next_seq > 0
 
@@ -95,7 +95,7 @@ def test_load_goes_on_beside_the_questions(tmp_path: Path) -> None:
 def test_what_was_answered_is_written_whatever_ends_the_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver, asked, _ = virtual_drivers.driver(words(tmp_path))
+    driver, asked, _ = virtual_drivers.patient(words(tmp_path))
     known = task_questions.tasks.TaskService.ask
     calls = []
 
@@ -159,7 +159,7 @@ def test_answers_on_record_are_scored_too(tmp_path: Path) -> None:
 
 
 def test_a_study_goes_on_with_the_same_questions_only(tmp_path: Path) -> None:
-    _, asked, _ = virtual_drivers.driver(words(tmp_path))
+    _, asked, _ = virtual_drivers.patient(words(tmp_path))
     ((key, file),) = read_of(asked, "quality").items()
     assert not read_of(asked, "sweep")
     (tmp_path / "a").mkdir()
@@ -172,7 +172,7 @@ def test_a_study_goes_on_with_the_same_questions_only(tmp_path: Path) -> None:
 
 
 def test_the_plan_says_what_is_asked(tmp_path: Path) -> None:
-    _, asked, _ = virtual_drivers.driver(words(tmp_path))
+    _, asked, _ = virtual_drivers.patient(words(tmp_path))
     _, other, _ = virtual_drivers.driver([*words(tmp_path), "seed=7"])
     assert "both sides are asked 40 questions with exact answers, at most 40 tokens" in quality_words.text(
         asked, other

@@ -15,8 +15,10 @@ from conf.constants import fingerprint
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks, kv_bytes_per_token
 from serve_apps.engine_model.cost.step_time import Batch, roofline
+from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch, emulated
 from serve_apps.vllm_emulated.platform_plugin import (
+    CONNECTORS,
     ENVIRONMENT,
     GPU_BYTES,
     PLATFORM,
@@ -167,6 +169,38 @@ def test_a_decoder_counts_outputs_that_are_still_computed() -> None:
 def test_a_prompt_of_one_token_is_prefill() -> None:
     (part,) = Steps().parts(scheduled(new=[("a", 1, 0, None)], tokens={"a": 1}))
     assert part.samples and not part.decodes
+
+
+def test_the_last_token_of_a_prompt_that_was_received_is_as_one_decoded() -> None:
+    steps = Steps()
+    steps.received({"a"})
+    (part,) = steps.parts(scheduled(new=[("a", 100, 99, None)], tokens={"a": 1}))
+    assert part.samples and part.decodes
+    assert batch([part]) == Batch(decode_tokens=1, context_tokens=99, sequences=1)
+
+
+def test_a_recipe_of_a_split_layout_gets_our_connector_of_the_same_name_and_the_links_constants() -> None:
+    words = ["layout=3p1d_tp2_ep2", "layout.tensor_parallel=4", "layout.prefill.per_node=2"]
+    layout = load(words).layout
+    decode, prefill = (
+        Recipe({"kv_transfer_config": {"kv_connector": "MoRIIOConnector", "kv_role": role}}, {})
+        for role in ("kv_consumer", "kv_producer")
+    )
+    recipe = replace(decode, prefill=prefill)
+    there = emulated(recipe, EmulatedEngine(), SPECS.model, SPECS.hardware, layout)
+    assert there.prefill is not None
+    for before, after, width in ((decode, there, 4), (prefill, there.prefill, 2)):
+        config = {**before.args["kv_transfer_config"], "kv_connector_module_path": CONNECTORS}
+        assert after.args["kv_transfer_config"] == config
+        seen = EmulatedGpu.read(json.loads(json.dumps(after.args["additional_config"])))
+        assert seen.transfer == TransferSeconds.of(SPECS.model, layout) and seen.tensor_parallel == width
+
+
+def test_the_limits_of_a_layout_come_before_the_engines_as_in_the_simulated_engine() -> None:
+    layout = replace(SPECS.layout, max_num_batched_tokens=4096)
+    recipe = Recipe({"max_num_batched_tokens": 8192, "max_num_seqs": 64}, {})
+    there = emulated(recipe, EmulatedEngine(), SPECS.model, SPECS.hardware, layout)
+    assert (there.args["max_num_batched_tokens"], there.args["max_num_seqs"]) == (4096, 64)
 
 
 @pytest.mark.parametrize("runner", ["V1", "V2"])

@@ -174,6 +174,24 @@ def test_one_path_tells_what_runs() -> None:
     assert json.loads(body["body"]) == {"replica_id": "r1", "pid": 7, "engine": {"tp": 8}}
 
 
+def test_what_stands_elsewhere_is_asked_each_time() -> None:
+    answers = iter([{"prefill": None}, {"prefill": {"pid": 8}}])
+
+    async def elsewhere() -> dict[str, Any]:
+        return next(answers)
+
+    app = StampedApp(hello, "r1", {"pid": 7}, elsewhere)
+    for expected in (None, {"pid": 8}):
+        sent: list[Message] = []
+
+        async def send(message: Message, into: list[Message] = sent) -> None:
+            into.append(message)
+
+        asyncio.run(app({"type": "http", "path": DESCRIPTION_PATH}, None, send))  # type: ignore[arg-type]
+        told = json.loads(sent[1]["body"])
+        assert told == {"replica_id": "r1", "pid": 7, "prefill": expected}
+
+
 def test_what_is_no_request_passes_unchanged() -> None:
     start, _ = ask("/", kind="websocket")
     assert start["headers"] == [(b"a", b"b")]

@@ -16,7 +16,7 @@ import pytest
 from conf.specs.experiment import VllmEngine
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import process_server
-from serve_apps.vllm_engine.app import engines_prefix, vllm_app
+from serve_apps.vllm_engine.app import Replicated, engines_prefix, vllm_app
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
 from tests.support.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
@@ -108,8 +108,11 @@ def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
     asked, recipe = experiment(words), resolve(words)
     assert isinstance(asked.engine, VllmEngine)
     parts = asked.engine, asked.model, asked.layout, asked.routing, recipe
-    deployment = vllm_app(*parts, 2, ({"GPU": 4.0, "CPU": 0.1},))()._bound_deployment
-    assert deployment.name.startswith(engines_prefix(asked.engine)) and deployment.num_replicas == 2
+    deployment = vllm_app(*parts, Replicated(2, ({"GPU": 4.0, "CPU": 0.1},)))()._bound_deployment
+    assert (
+        deployment.name.startswith(engines_prefix(asked.engine, asked.layout))
+        and deployment.num_replicas == 2
+    )
     options = deployment.ray_actor_options
     # Ray tells devices to an actor that asks for them, not to one that only has a bundle.
     assert (options["num_gpus"], options["num_cpus"]) == (4.0, 0.1)

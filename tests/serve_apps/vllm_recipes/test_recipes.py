@@ -21,8 +21,10 @@ from tests.support.recipe_words import (
     LLAMA,
     MODERN_ENV,
     NEWEST,
+    NIXL,
     PROCESS,
     QWEN,
+    SPLIT,
     TP4,
     TP8,
     VISION,
@@ -355,3 +357,37 @@ def test_the_modern_preset_fits_every_model_but_dense_ones_with_experts_apart(
     else:
         cut, found = resolved(model, layout, NEWEST)
         assert found.args["tensor_parallel_size"] == cut.tensor_parallel == int(layout.split("_tp")[1][0])
+
+
+def test_the_users_words_go_over_both_sides_and_the_layouts_limits_over_the_recipes() -> None:
+    limits = ["layout.prefill.max_num_seqs=16", "engine.profile=maximum"]
+    own = ["engine.args.max_num_batched_tokens=2048", "engine.env.MINE=1"]
+    own.append("engine.args.kv_transfer_config.kv_connector_extra_config.backend=xgmi")
+    decode = resolve([SPLIT, *limits, *own])
+    prefill = decode.prefill
+    assert prefill is not None and prefill.prefill is None
+    assert (prefill.args["max_num_seqs"], decode.args["max_num_seqs"]) == (16, 64)
+    for side in (prefill, decode):
+        assert side.args["max_num_batched_tokens"] == 2048 and side.env["MINE"] == "1"
+        extra = {"read_mode": True, "backend": "xgmi"}
+        assert side.args["kv_transfer_config"]["kv_connector_extra_config"] == extra
+    assert resolve([TP4]).prefill is None and "kv_transfer_config" not in resolve([TP4]).args
+
+
+def test_a_layouts_limits_hold_where_every_engine_does_both() -> None:
+    assert resolve([TP4, "layout.max_num_seqs=64"]).args["max_num_seqs"] == 64
+
+
+@pytest.mark.parametrize(("version", "role"), [("0.20.0", "kv_both"), ("0.32.0", "kv_producer")])
+def test_nixl_is_told_its_role_by_the_versions_that_want_it(version: str, role: str) -> None:
+    prefill = resolve([SPLIT, NIXL], version).prefill
+    assert prefill is not None and prefill.args["kv_transfer_config"]["kv_role"] == role
+    assert "enable_prefix_caching" not in prefill.args
+
+
+def test_old_versions_of_moriio_read_by_a_variable() -> None:
+    assert resolve([SPLIT], "0.20.0").env["VLLM_MORIIO_CONNECTOR_READ_MODE"] == "1"
+    assert "VLLM_MORIIO_CONNECTOR_READ_MODE" not in resolve([SPLIT]).env
+    assert (
+        "VLLM_MORIIO_CONNECTOR_READ_MODE" not in resolve([SPLIT, "layout.transfer_mode=write"], "0.20.0").env
+    )

@@ -13,7 +13,18 @@ from conf.specs.experiment import VllmEngine
 from serve_apps.__main__ import main
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
-from tests.support.recipe_words import CPU, MODERN_ENV, PROCESS, QWEN, TP4, TP8, experiment, resolve
+from tests.support.recipe_words import (
+    CPU,
+    MODERN_ENV,
+    NIXL,
+    PROCESS,
+    QWEN,
+    SPLIT,
+    TP4,
+    TP8,
+    experiment,
+    resolve,
+)
 
 
 def config(words: Sequence[str], bundles: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -172,3 +183,137 @@ def test_a_reader_who_leaves_is_no_error_of_ours_and_the_command_needs_neither_r
     assert shown.stdout and shown.stderr
     shown.stdout.close()
     assert (shown.wait(), shown.stderr.read()) == (1, b"")
+
+
+def rendered(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["render", *words, "vllm_version=0.33.0", "--json"]) == 0
+    tree: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return tree
+
+
+def transfer_of(process: dict[str, Any]) -> dict[str, Any]:
+    """The connector's configuration among the words of a process."""
+    words = process["command"]
+    told: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
+    return told
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_render_prints_both_sides_of_a_split_node(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = rendered([SPLIT, f"layout.transfer_mode={mode}"], capsys)
+    prefill, decode = tree["replicas_of_a_node"]
+    assert [(one["side"], one["env"]["HIP_VISIBLE_DEVICES"], one["port"]) for one in (prefill, decode)] == [
+        ("prefill", "0,1,2,3", 8000),
+        ("decode", "4,5,6,7", 8001),
+    ]
+    common = {"read_mode": mode == "read", "proxy_ip": "127.0.0.1", "proxy_ping_port": "36367"}
+    assert transfer_of(prefill) == {
+        "kv_connector": "MoRIIOConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {
+            **common,
+            "http_port": "8000",
+            "handshake_port": "6301",
+            "notify_port": "61005",
+        },
+    }
+    assert transfer_of(decode) == {
+        "kv_connector": "MoRIIOConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {
+            **common,
+            "http_port": "8001",
+            "handshake_port": "7301",
+            "notify_port": "62005",
+        },
+    }
+    for one in (prefill, decode):
+        words = one["command"]
+        assert "--no-enable-prefix-caching" in words and "--enable-expert-parallel" in words
+        assert words[words.index("--max-num-seqs") + 1] == "64"
+        assert words[words.index("--max-num-batched-tokens") + 1] == "4096"
+    assert tree["proxy_by_hand"] == [
+        "python",
+        "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_server.py",
+    ]
+    (application,) = tree["ray_serve"]["applications"]
+    assert application["import_path"] == "ray.serve.llm:build_pd_openai_app"
+    sides = [application["args"][name] for name in ("prefill_config", "decode_config")]
+    assert [side["engine_kwargs"]["kv_transfer_config"] for side in sides] == [
+        {
+            "kv_connector": "MoRIIOConnector",
+            "kv_role": role,
+            "kv_connector_extra_config": {"read_mode": mode == "read"},
+        }
+        for role in ("kv_producer", "kv_consumer")
+    ]
+    assert [side["experimental_configs"]["MORI_NOTIFY_PORT_BASE"] for side in sides] == [61005, 62005]
+    assert [len(side["placement_group_config"]["bundles"]) for side in sides] == [4, 4]
+
+
+def test_no_two_engines_of_a_node_listen_on_the_same_port(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = rendered(["layout=2p1d", NIXL, "cluster.nodes=2"], capsys)
+    engines = tree["replicas_of_a_node"]
+    assert [(one["side"], one["env"]["HIP_VISIBLE_DEVICES"]) for one in engines] == [
+        ("prefill", "0,1"),
+        ("prefill", "2,3"),
+        ("decode", "4,5,6,7"),
+    ]
+    assert [one["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for one in engines] == ["20000", "20002", "22000"]
+    assert [one["port"] for one in engines] == [8000, 8001, 8002]
+    assert transfer_of(engines[0]) == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+    assert not any("prefix-caching" in word for word in engines[0]["command"])
+    assert tree["proxy_by_hand"][1:] == [
+        "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py",
+        *("--host", "127.0.0.1", "--port", "8192"),
+        *("--prefiller-hosts", "127.0.0.1", "127.0.0.1", "--prefiller-ports", "8000", "8001"),
+        *("--decoder-hosts", "127.0.0.1", "--decoder-ports", "8002"),
+    ]
+    (application,) = tree["ray_serve"]["applications"]
+    sides = [application["args"][name] for name in ("prefill_config", "decode_config")]
+    assert [side["deployment_config"]["num_replicas"] for side in sides] == [4, 2]
+    assert [side["experimental_configs"]["NIXL_SIDE_CHANNEL_PORT_BASE"] for side in sides] == [20000, 22000]
+    assert [len(side["placement_group_config"]["bundles"]) for side in sides] == [2, 4]
+    assert any("on several nodes" in note for note in tree["notes"])
+
+
+def test_engines_of_both_sides_share_a_node_by_their_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = rendered(["layout=3p1d_tp2_ep2", "engine.node_resource=mi325x_node"], capsys)
+    (application,) = tree["ray_serve"]["applications"]
+    for name in ("prefill_config", "decode_config"):
+        bundles = application["args"][name]["placement_group_config"]["bundles"]
+        assert bundles == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.25}, {"GPU": 1.0}]
+
+
+def test_render_prints_a_split_node_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", SPLIT, "vllm_version=0.33.0"]) == 0
+    text = capsys.readouterr().out
+    assert "# replica 1 of 2 on each node (prefill): GPUs 0, 1, 2, 3\n" in text
+    assert "# replica 2 of 2 on each node (decode): GPUs 4, 5, 6, 7\n" in text
+    _, _, proxy = text.partition("# the proxy that clients ask")
+    assert proxy.splitlines()[1].startswith("python examples/disaggregated/")
+    document = yaml.safe_load(text.partition("# the same engines")[2].partition("\n")[2])
+    assert document["applications"][0]["args"].keys() == {"prefill_config", "decode_config"}
+
+
+def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:
+    words = [QWEN, "layout=dp8_attention_ep8", "engine.node_resource=mi325x_node"]
+    found = config(words, [{"GPU": 8.0, "CPU": 0.1}])
+    assert found["engine_kwargs"]["data_parallel_size"] == 8
+    assert found["engine_kwargs"]["tensor_parallel_size"] == 1
+    assert found["engine_kwargs"]["enable_expert_parallel"] is True
+    assert found["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.125}]
+    assert found["deployment_config"]["num_replicas"] == 4  # groups, as Ray counts them
+    wide = config(
+        [QWEN, "layout=dp8_attention_ep8", "layout.data_parallel=4", "layout.tensor_parallel=2"], []
+    )
+    assert wide["engine_kwargs"]["data_parallel_size"] == 4
+    assert len(wide["placement_group_config"]["bundles"]) == 2
+    assert "data_parallel_size" not in resolve([QWEN, TP8]).args
+
+
+def test_a_group_is_rendered_as_one_process_on_all_its_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["render", "engine=vllm", QWEN, "layout=dp8_attention_ep8"])
+    text = capsys.readouterr().out
+    assert "HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in text and "--data-parallel-size 8" in text
+    assert "import_path: ray.serve.llm:build_dp_openai_app" in text

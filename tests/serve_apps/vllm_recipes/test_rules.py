@@ -9,16 +9,17 @@ import pytest
 
 from conf.specs.experiment import VllmEngine
 from serve_apps.vllm_recipes import recipes
-from serve_apps.vllm_recipes.model_rules import NOTED_MODELS
-from serve_apps.vllm_recipes.refusals import REFUSED
+from serve_apps.vllm_recipes.refusals import NOTED, REFUSED
 from tests.support.recipe_words import (
     CPU,
     DEEPSEEK,
     KIMI,
     LLAMA,
     NEWEST,
+    NIXL,
     PROCESS,
     QWEN,
+    SPLIT,
     TP4,
     TP8,
     VISION,
@@ -43,7 +44,44 @@ class Case(NamedTuple):
 
 
 OFFLOAD = ("engine.args.kv_offloading_backend=native", "engine.args.kv_offloading_size=64")
+TRANSFER = "engine.args.kv_transfer_config"
+OF_EIGHT = "layout.prefill={tensor_parallel: 8}"
 CASES = {
+    "split-process": Case("engine.server=process with layout 1p1d", [SPLIT, PROCESS], [SPLIT]),
+    "split-published": Case("use modern", [SPLIT, "engine.recipe=published"], [SPLIT]),
+    "moriio-amd": Case(
+        "is ROCm's", [*CPU, "layout=1p1d_tp1", "layout.connector=moriio"], [*CPU, "layout=1p1d_tp1"]
+    ),
+    "moriio-version": Case("0.15.0 is the first", [SPLIT], [SPLIT], "0.14.1", "0.15.0"),
+    "moriio-prefix-cache": Case(
+        "lists of blocks differ",
+        [SPLIT, "engine.args.enable_prefix_caching=true"],
+        [SPLIT, NIXL, "engine.args.enable_prefix_caching=true"],
+    ),
+    "tp-multiple": Case(
+        "a multiple of the other",
+        [SPLIT, "model.heads=60", "layout.prefill={tensor_parallel: 3, expert_parallel: false}"],
+        [SPLIT, NIXL, "layout.prefill={tensor_parallel: 2}"],
+    ),
+    "moriio-tp": Case("has 4 KV heads", ["layout=2p1d", "layout.connector=moriio"], ["layout=2p1d"]),
+    "nixl-tp": Case(
+        "cannot feed a smaller TP",
+        ["cluster.gpus_per_node=16", SPLIT, NIXL, OF_EIGHT],
+        ["cluster.gpus_per_node=16", SPLIT, NIXL, OF_EIGHT, "layout.tensor_parallel=8"],
+    ),
+    "split-offload": Case("in place of", [SPLIT, "engine.args.kv_offloading_size=64"], [SPLIT]),
+    "own-connector": Case(
+        "layout.connector and layout.transfer_mode",
+        [SPLIT, f"{TRANSFER}.kv_role=kv_both"],
+        [SPLIT, f"{TRANSFER}.kv_load_failure_policy=recompute"],
+    ),
+    "shared-ports": Case(
+        "each is given its own", [SPLIT, NIXL, env("VLLM_NIXL_SIDE_CHANNEL_PORT", 5600)], [SPLIT, NIXL]
+    ),
+    "moriio-rdma": Case(
+        "backend=xgmi", [SPLIT], [SPLIT, f"{TRANSFER}.kv_connector_extra_config.backend=xgmi"]
+    ),
+    "nixl-rocm": Case("RIXL", [SPLIT, NIXL], [SPLIT]),
     "cpu-one-device": Case("layout=dp1_tp1", [*CPU, TP4], [*CPU, "layout=dp1_tp1"]),
     "heads": Case("TP8 does not divide the 60", [QWEN], [QWEN], changed={"heads": 60}),
     "layout-tp": Case("is not the 8", ["engine.args.tensor_parallel_size=4"], [TP4]),
@@ -54,6 +92,17 @@ CASES = {
     ),
     "data-parallel": Case(
         "layout.replicas_per_node", ["engine.args.data-parallel-size=2"], ["engine.args.data_parallel_size=1"]
+    ),
+    "data-parallel-dense": Case(
+        "vLLM runs such ranks", [LLAMA[0], "layout=dp1_tp4", "layout.data_parallel=2"], LLAMA
+    ),
+    "data-parallel-cpu": Case(
+        "one process", [*CPU, "layout=dp1_tp1", "layout.data_parallel=2"], [*CPU, "layout=dp1_tp1"]
+    ),
+    "data-parallel-emulated": Case(
+        "as long as the slowest",
+        ["engine=vllm_emulated", QWEN, "layout=dp8_attention_ep8"],
+        ["engine=vllm_emulated", QWEN, TP8],
     ),
     "more-gpus": Case("multiplies", ["engine.args.pipeline_parallel_size=2"], [TP4]),
     "fp8-blocks": Case(
@@ -139,11 +188,11 @@ CASES = {
 
 
 def test_every_rule_has_a_case_a_reason_and_a_source() -> None:
-    assert set(CASES) == REFUSED.keys() ^ NOTED_MODELS.keys()
-    for name, rule in (REFUSED | NOTED_MODELS).items():
+    assert set(CASES) == REFUSED.keys() ^ NOTED.keys()
+    for name, rule in (REFUSED | NOTED).items():
         fact, _, reason = rule.said.partition(": ")
         assert fact and reason and rule.source, name
-        assert "; " in reason or name in NOTED_MODELS, name
+        assert "; " in reason or name in NOTED, name
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -159,12 +208,12 @@ def test_rules_refuse_and_pass(name: str) -> None:
         except ValueError as error:
             assert name in REFUSED
             return str(error)
-        assert name in NOTED_MODELS, f"accepted: {found}"
+        assert name in NOTED, f"accepted: {found}"
         return "\n".join(found.notes)
 
     line = told()
     assert case.said in line
-    assert name in NOTED_MODELS or "\n" not in line
+    assert name in NOTED or "\n" not in line
     said_of_good = resolve(case.good, case.good_version).notes
     assert not any(case.said in note for note in said_of_good)
 

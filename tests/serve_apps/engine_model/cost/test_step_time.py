@@ -14,7 +14,7 @@ from conf import ConfigError, load
 from conf.constants import replaced
 from conf.specs.experiment import Experiment, SimulatedEngine
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
-from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
+from serve_apps.engine_model.cost.step_time import Batch, RanksTime, Roofline, ranks_time, roofline
 from serve_apps.engine_model.service.whole_service import guess_qps
 from tests.support.engines import QWEN, specs
 from tests.support.round_model import ROUND
@@ -259,3 +259,53 @@ def test_the_terms_of_a_step_add_up_to_its_duration(batch: Batch, reduce: Any) -
     asked = experiment()
     model = steps(replace(asked, layout=replace(asked.layout, quick_reduce=reduce)))
     assert model.duration_s(batch) == pytest.approx(sum(model.terms(batch)), rel=1e-12)
+
+
+def ranks(layout: str = "dp8_attention_ep8", **changes: Any) -> RanksTime:
+    asked = specs(layout=layout)
+    return ranks_time(asked.model, asked.hardware, replace(asked.layout, **changes))
+
+
+def test_one_data_parallel_rank_is_a_step_of_always() -> None:
+    for layout in ("dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8"):
+        asked = specs(layout=layout)
+        plain = roofline(asked.model, asked.hardware, asked.layout)
+        for batch in (Batch(60, 0, 60 * 3000, 0, 60), Batch(30, 5000, 30 * 3000, 5000 * 2500, 31)):
+            assert ranks(layout).duration_s([batch]) == pytest.approx(plain.duration_s(batch), rel=1e-9)
+
+
+def test_equal_ranks_take_what_the_balanced_step_says() -> None:
+    time = ranks()
+    each = Batch(8, 0, 8 * 3000, 0, 8)
+    whole = Batch(64, 0, 64 * 3000, 0, 64)
+    assert time.duration_s([each] * 8) == pytest.approx(time.balanced.duration_s(whole))
+    asked = specs(layout="dp8_attention_ep8")
+    assert roofline(asked.model, asked.hardware, asked.layout) == time.balanced
+
+
+def test_work_on_one_rank_takes_longer_than_the_same_spread_and_the_idle_still_take_part() -> None:
+    time = ranks()
+    one = Batch(64, 0, 64 * 3000, 0, 64)
+    spread = time.duration_s([Batch(8, 0, 8 * 3000, 0, 8)] * 8)
+    alone = time.duration_s([one, *[None] * 7])
+    assert alone > spread > time.own.launch_s + time.own.weight_read_s
+    dummies = time.duration_s([None] * 8)
+    assert dummies > time.own.launch_s + time.own.weight_read_s
+
+
+def test_wider_ranks_read_less_of_attention_and_each_reads_its_share_of_all_experts() -> None:
+    eight, four = ranks(), ranks(data_parallel=4, tensor_parallel=2)
+    assert four.own.weight_read_s < eight.own.weight_read_s
+    assert four.shared.expert_read_s == pytest.approx(eight.shared.expert_read_s)
+    sliced = ranks(expert_parallel=False)
+    assert (
+        sliced.shared.expert_skew_s == 0
+        and sliced.shared.decode_gemm_token_s < eight.shared.decode_gemm_token_s
+    )
+
+
+def test_gathering_the_tokens_of_all_ranks_costs_what_an_all_reduce_does_where_they_are_equal() -> None:
+    """In a mesh each of two shots sends a GPU's own tokens over every link: 1/8 of all."""
+    asked = specs()
+    ffn_s = roofline(asked.model, asked.hardware, asked.layout).all_reduce_token_s / 2
+    assert ranks().own.all_reduce_token_s / 8 == pytest.approx(ffn_s)

@@ -1,7 +1,6 @@
 """vLLM's scheduling rules as stories and as properties: scheduler and engine."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_apps.engine_model import GenerateRequest
-from serve_apps.engine_model.scheduler.kv_cache import KvCache
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
-from tests.support.engines import Step, check_integrity, drain, engine, run_step
-
-
-def scheduler(
-    blocks: int = 1000, budget: int = 100, seqs: int = 100, block_size: int = 4, caching: bool = False
-) -> Scheduler:
-    return Scheduler(KvCache(blocks, block_size, caching), budget, seqs)
+from tests.support.engines import Step, check_integrity, drain, engine, ids, one_step, run_step, scheduler
 
 
 def add(
@@ -27,20 +19,6 @@ def add(
     request = rules.request(request_id, prompt, output, hashes)
     rules.add(request)
     return request
-
-
-def ids(requests: Iterable[RequestState]) -> list[int]:
-    return [each.request_id for each in requests]
-
-
-def one_step(rules: Scheduler) -> tuple[int, int, list[int]]:
-    """Prefill tokens, decode tokens and who emits, of the next step."""
-    batch = rules.schedule()
-    assert batch is not None
-    emitting = ids(rules.emitting())
-    rules.complete(0.0)
-    check_integrity(rules)
-    return batch.prefill_tokens, batch.decode_tokens, emitting
 
 
 # The rules, one story each.

@@ -1,0 +1,291 @@
+"""A recommendation from capacities of shapes: their order, and the same once a study has measured some.
+
+Knows demands, margins and draws; knows no engine model and runs nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.planning import ranking
+from analysis.planning.deciding import SWEEP_S, Worth, candidates, proposed
+from analysis.planning.evidence import Evidence, NotPlannable, Qps
+from analysis.planning.plan import Plan, plan
+from analysis.planning.ranking import Floats
+from analysis.results import studies, summary
+from analysis.results.json_border import from_tree
+from analysis.results.locations import read_json
+from analysis.results.matrix_table import PAIRED
+from analysis.results.runs import RunError
+from analysis.results.types.recommendation import (
+    RankedShape,
+    RecommendationVerdict,
+    ShapeRanking,
+    UnrankedShape,
+)
+from analysis.results.types.shared_figures import QpsFigures
+from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
+from analysis.stats.pooling import NORMAL_975
+from conf.io.one_line import reason
+from conf.specs.planning import Care, Demand
+
+FILE = "recommendation.json"
+"""What was predicted, in the folder of the study that measured it."""
+LAYOUT, BUDGET, HIT = "layout", "max_num_batched_tokens", "prefix_hit"
+"""Axes of such a study; that of hits is left out where the workload's own is meant."""
+MOST_CANDIDATES = 6
+"""Shapes, the first ones, of which measurements are considered (our choice)."""
+MEASURED_DRAWS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeCapacity:
+    """What is known of one shape: the evidence to plan on, and ln of its capacity in every joint draw.
+
+    `draws` are those that were simulated; the others follow from them.
+    """
+
+    layout: str
+    budget_tokens: int
+    shape: str
+    gpus: int
+    evidence: Evidence
+    binding: str
+    ln_qps: Floats
+    draws: int
+    kv_full: bool = False
+    assumed: tuple[str, ...] = ()
+    cell: str = ""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.layout, self.budget_tokens)
+
+
+def name_of(layout: str, budget_tokens: int) -> str:
+    """The name of a shape in answers and files."""
+    return f"{layout} {budget_tokens}"
+
+
+def ranked(
+    hit: float | None,
+    found: Sequence[ShapeCapacity],
+    unranked: Sequence[UnrankedShape],
+    peak_qps: float,
+    care: Care,
+    search_s: float = SWEEP_S,
+) -> tuple[ShapeRanking, list[tuple[tuple[str, ...], Worth]]]:
+    """The shapes in order, and the measurements that would decide, by the shapes' names.
+
+    Raises NotPlannable where no shape has a capacity, RunError where no number of nodes serves the peak.
+    """
+    if not found:
+        why = unranked[0].reason if unranked else "there is none"
+        raise NotPlannable(f"no shape has a capacity: {why}", summary.EXIT_SLO_MISSED)
+    found, plans, beyond = _plans(found, peak_qps, care)
+    unranked = [*unranked, *beyond]
+    ln_qps = np.array([one.ln_qps for one in found])
+    # Every shape was watched on as many nodes as the others, and E(n) = 1 for all.
+    nodes = ranking.nodes_of(peak_qps, plans[0].basis.service, care, np.exp(ln_qps))
+    best = ranking.best_probability(nodes)
+    order = ranking.places([one.nodes for one in plans], [one.basis.best_qps for one in plans])
+    first = order[0][0]
+    shapes = [
+        _ranked(found[each], plans[each].nodes, dict(plans[each].nodes_at), care)
+        | {
+            "rank": rank,
+            "tied": tied,
+            "probability_best": float(best[each]),
+            "told_apart": each != first and ranking.told_apart(nodes, first, each),
+        }
+        for each, rank, tied in order
+    ]
+    rows = _deciding([found[each].layout for each, *_ in order], [each for each, *_ in order])
+    worths = proposed(nodes[rows], ln_qps[rows], candidates(nodes[rows], MOST_CANDIDATES), search_s)
+    answer = ShapeRanking(
+        hit=hit,
+        shapes=tuple(RankedShape(**each) for each in shapes),
+        unranked=tuple(unranked),
+        tie_probability=ranking.tie_probability(nodes),
+        sd_nodes=float(nodes[first].std()),
+    )
+    named = [tuple(found[rows[each]].name for each in one.measurement.shapes) for one in worths]
+    return answer, list(zip(named, worths, strict=True))
+
+
+def _plans(
+    found: Sequence[ShapeCapacity], peak_qps: float, care: Care
+) -> tuple[list[ShapeCapacity], list[Plan], list[UnrankedShape]]:
+    """The shapes that some number of nodes makes serve the peak, their plans, and the others.
+
+    Raises RunError if there is none.
+    """
+    known, plans, beyond = [], [], []
+    for one in found:
+        try:
+            plans.append(plan(one.evidence, Demand(peak_qps=peak_qps), care))
+            known.append(one)
+        except RunError as error:
+            beyond.append(UnrankedShape(name=one.name, kind="not ranked", reason=str(error)))
+    if not known:
+        raise RunError(beyond[0].reason)
+    return known, plans, beyond
+
+
+def _deciding(layouts: Sequence[str], order: Sequence[int]) -> list[int]:
+    """The rows between which is chosen: the best of each layout, for a budget may be changed later.
+
+    Of a single layout all of them.
+    """
+    if len(set(layouts)) == 1:
+        return list(order)
+    return [row for place, row in enumerate(order) if layouts[place] not in layouts[:place]]
+
+
+def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Care) -> dict[str, Any]:
+    q = one.evidence.qps
+    estimate = q.estimate if q.estimate is not None else q.low
+    assert estimate is not None
+    return {
+        "name": one.name,
+        "layout": one.layout,
+        "budget_tokens": one.budget_tokens,
+        "shape": one.shape,
+        "gpus": one.gpus,
+        "nodes": nodes,
+        "nodes_at": nodes_at,
+        "qps_per_node": QpsFigures(estimate, q.low, q.high, q.certified),
+        "binding": one.binding,
+        "kv_full": one.kv_full,
+        "assumed": one.assumed,
+        "draws": one.draws,
+        "usd_per_hour": None if care.node_hour_usd is None else nodes * care.node_hour_usd,
+        "cell": one.cell,
+    }
+
+
+def is_recommendation(path: Path) -> bool:
+    """True for the file of a recommendation, and for the folder of a study that measured one."""
+    if path.is_dir():
+        return (path / FILE).exists()
+    try:
+        return path.suffix == ".json" and read_json(path).get("recommendation") is True
+    except (RunError, OSError):
+        return False
+
+
+def read(path: Path) -> RecommendationVerdict:
+    """The recommendation of a file, or of a study's folder with what it has measured so far.
+
+    Raises RunError for any other.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        verdict = from_tree(RecommendationVerdict, read_json(file), file)
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {reason(error)}") from error
+    if not path.is_dir():
+        return verdict
+    return measured(verdict, studies.load_verdict(path), str(path))
+
+
+def measured(asked: RecommendationVerdict, study: StudyVerdict, folder: str) -> RecommendationVerdict:
+    """The recommendation with the ranking of the shapes that `study` has measured.
+
+    Its exit code is that of the study. Raises RunError for a study or margins that do not belong together.
+    """
+    care = _care(asked.care)
+    rankings = [
+        one for of in asked.rankings if (one := _of_cells(of, study.cells or (), asked.peak_qps, care, study))
+    ]
+    code = summary.EXIT_INTERRUPTED if study.exit_code is None else study.exit_code
+    return replace(
+        asked,
+        clock="wall",
+        measured=tuple(rankings),
+        folder=folder,
+        measured_with=study.asked.engine,
+        passed=code == summary.EXIT_OK,
+        exit_code=code,
+        reason=study.reason,
+    )
+
+
+def _care(tree: Mapping[str, Any]) -> Care:
+    try:
+        return Care(**tree)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{FILE} is broken: its care: {reason(error)}") from error
+
+
+def _of_cells(
+    predicted: ShapeRanking, cells: Sequence[MatrixCell], peak_qps: float, care: Care, study: StudyVerdict
+) -> ShapeRanking | None:
+    """The measured ranking at one hit rate; None while no shape of it has a capacity."""
+    known = {one.name: one for one in predicted.shapes}
+    ours = [cell for cell in cells if cell.at.get(HIT) == predicted.hit and _name(cell) in known]
+    good = [cell for cell in ours if cell.exit_code == summary.EXIT_OK and cell.qps_per_node]
+    if not good:
+        return None
+    others = [
+        UnrankedShape(name=_name(cell), kind="no result", reason=cell.reason or "not measured yet")
+        for cell in ours
+        if cell not in good
+    ]
+    pairs = zip(good, _measured_ln_qps(good), strict=True)
+    found = [_capacity(known[_name(cell)], cell, ln_qps, study) for cell, ln_qps in pairs]
+    return ranked(predicted.hit, found, others, peak_qps, care)[0]
+
+
+def _name(cell: MatrixCell) -> str:
+    return name_of(str(cell.at.get(LAYOUT)), int(cell.at.get(BUDGET) or 0))
+
+
+def _capacity(shape: RankedShape, cell: MatrixCell, ln_qps: Floats, study: StudyVerdict) -> ShapeCapacity:
+    q = cell.qps_per_node
+    assert q is not None
+    return ShapeCapacity(
+        layout=shape.layout,
+        budget_tokens=shape.budget_tokens,
+        shape=shape.shape,
+        gpus=shape.gpus,
+        evidence=Evidence(
+            name=shape.name,
+            asked=study.asked,
+            predicted=False,
+            caution="",
+            qps=Qps(q.estimate, q.low, q.high, q.certified),
+            open_above=False,
+            lengths=None,
+        ),
+        binding=cell.binding or "",
+        ln_qps=ln_qps,
+        draws=0,
+        cell=cell.name,
+    )
+
+
+def _measured_ln_qps(cells: Sequence[MatrixCell]) -> list[Floats]:
+    """Draws of ln capacity of each cell by its interval; those of a paired cell by its ratio to the first."""
+    rng = np.random.default_rng(0)
+    first: Floats | None = None
+    out = []
+    for cell in cells:
+        q, ratio, normal = cell.qps_per_node, cell.ratio, rng.standard_normal(MEASURED_DRAWS)
+        assert q is not None
+        if ratio and ratio.how == PAIRED and first is not None:
+            drawn = first + math.log(ratio.value) + _sd(ratio.low, ratio.high) * normal
+        else:
+            drawn = math.log(q.estimate) + _sd(q.low, q.high) * normal
+        first = drawn if first is None else first
+        out.append(drawn)
+    return out
+
+
+def _sd(low: float | None, high: float | None) -> float:
+    """Sd of ln of a figure with this 95 % interval; 0 where an end is unknown."""
+    return math.log(high / low) / (2 * NORMAL_975) if low and high else 0.0

@@ -1,0 +1,342 @@
+"""The verb `recommend`: every shape predicted, their order, what to measure; with --measure, measured.
+
+Knows arguments; the words are in `shape_words`, the order and what would decide in `analysis.planning`.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.planning import recommended
+from analysis.planning.deciding import MOST_PROPOSED, Worth
+from analysis.planning.evidence import NotPlannable
+from analysis.planning.plan import DemandRates
+from analysis.planning.recommended import ShapeCapacity
+from analysis.planning.sources import of_predicted
+from analysis.results import recommendation_text, summary
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
+from analysis.results.runs import RunError, refuse_out
+from analysis.results.studies import PartVerdict
+from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.types.recommendation import (
+    ProposedMeasurement,
+    RecommendationVerdict,
+    ShapeRanking,
+    UnrankedShape,
+)
+from conf import ConfigError, Experiment
+from conf.io import terminal
+from loadgen.cli import config_check, engine_model, machine_check, output, prediction
+from loadgen.cli.shape_words import Shape, ShapeQuestion
+from loadgen.predict import shapes as joint
+from loadgen.predict.uncertainty import DRAWS, ParallelMap
+from loadgen.run import export
+from loadgen.run.folder import finite
+from loadgen.search import pacing
+from loadgen.studies import comparison_words, matrix_cells
+from loadgen.studies.matrix_cells import Cells
+
+KV_FULL = 0.8
+"""A KV cache used to this part on average is full at times, and limits too (our choice)."""
+ON_SIMULATED = (
+    "the commands load a simulated engine, whose constants are the prediction's own: they show how it "
+    "serves, not what the hardware does; on your nodes add engine=vllm cluster=mi325x_1n"
+)
+
+Answer = PredictionVerdict | str
+"""A prediction, or the reason why there is none."""
+Task = tuple[Experiment, int]
+"""A shape's experiment, and how many draws of the constants it gets."""
+SAID_EVERY = 5
+"""Shapes between two lines of progress (our choice)."""
+
+
+def recommend(arguments: argparse.Namespace) -> int:
+    """Rank the shapes of a node by the nodes that a demand needs, and say what to measure to be sure."""
+    refuse_out(arguments.out, *export.SUFFIXES)
+    question = ShapeQuestion.of(arguments.words, arguments.config)
+    peak_qps = DemandRates.of(question.asked.demand).peak_qps
+    shapes = question.shapes(lambda words: prediction.checked(words, question.config))
+    good = [shape.asked for shape in shapes if shape.asked]
+    if not good:
+        why = list(dict.fromkeys(shape.refused for shape in shapes))
+        raise ConfigError(why[0] if len(why) == 1 else f"no shape is feasible; {shapes[0].name}: {why[0]}")
+    if arguments.dry_run:
+        more = _to_measure(question, shapes) if arguments.measure else []
+        lines = [*_planned(shapes, peak_qps), *more]
+        terminal.tell("\n".join(f"# {line}" for line in [*lines, "the first one is below"]))
+        return output.plan(good[0], 0)
+    with prediction.processes() as parallel_map:
+        answers = predictions(shapes, parallel_map, terminal.note)
+    try:
+        verdict = answered(question, shapes, answers, peak_qps)
+    except NotPlannable as error:
+        terminal.error(error)
+        return error.exit_code
+    if arguments.out:
+        tree = {"event": "result", **to_tree(verdict)}
+        export.write(arguments.out, recommendation_text.rows(verdict), tree)
+    if arguments.measure:
+        return _measure(arguments, question, shapes, verdict)
+    return shown(verdict, arguments.json)
+
+
+def shown(verdict: RecommendationVerdict, as_json: bool) -> int:
+    """Print a recommendation and return its exit code."""
+    if as_json:
+        terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
+    else:
+        terminal.tell(recommendation_text.text(verdict))
+    return verdict.exit_code
+
+
+def concluded(folder: Path, as_json: bool) -> int | None:
+    """Print what a study that began as a recommendation says by now; None for any other study."""
+    if not (folder / recommended.FILE).exists():
+        return None
+    return shown(recommended.read(folder), as_json)
+
+
+def _planned(shapes: Sequence[Shape], peak_qps: float) -> list[str]:
+    good = sum(shape.asked is not None for shape in shapes)
+    lines = [f"{good} of {len(shapes)} shapes are predicted for {peak_qps:g} QPS at the peak"]
+    for shape in shapes:
+        hit = "" if shape.hit is None else f", prefix hit {shape.hit:g}"
+        said = shape.asked.layout.shape if shape.asked else f"infeasible: {shape.refused}"
+        lines.append(f"{shape.name}{hit}: {said}")
+    return lines
+
+
+def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
+    """What --measure would add. Raises ConfigError where the first feasible shape cannot be measured."""
+    first = next(shape for shape in shapes if shape.asked)
+    minutes = pacing.swept_s(_measured(question, first)) / 60
+    return [
+        f"then those that the proposals name are measured, at most {MOST_PROPOSED + 1} for each hit rate: "
+        f"one study, each deployed once, some {minutes:.0f} min of load each"
+    ]
+
+
+def predictions(
+    shapes: Sequence[Shape], parallel_map: ParallelMap, say: Callable[[str], None]
+) -> list[Answer | None]:
+    """The answer for every shape, None for an infeasible one.
+
+    After a first look at all, those that may be the best are predicted at length, under the draws of a
+    prediction, the same ones for all. The others get a few draws, or none (`shapes.WORTHLESS`).
+    """
+    good = [shape for shape in shapes if shape.asked]
+    scouted = _mapped(parallel_map, [_task(shape, joint.SCOUT_S, 0) for shape in good], "looked at", say)
+    best: dict[float | None, float] = {}
+    for shape, answer in zip(good, scouted, strict=True):
+        best[shape.hit] = max(best.get(shape.hit, 0.0), _qps(answer))
+    tasks: dict[int, Task] = {}
+    for place, (shape, answer) in enumerate(zip(good, scouted, strict=True)):
+        likely = _qps(answer) >= joint.WORTHLESS * best[shape.hit]
+        if not isinstance(answer, str) and (likely or not _is_slow(answer)):
+            tasks[place] = _task(shape, joint.RANKING_S, DRAWS if likely else joint.FEW_DRAWS)
+    drawn = dict(zip(tasks, _mapped(parallel_map, list(tasks.values()), "predicted", say), strict=True))
+    known = iter([drawn.get(place, answer) for place, answer in enumerate(scouted)])
+    return [next(known) if shape.asked else None for shape in shapes]
+
+
+def _is_slow(answer: PredictionVerdict) -> bool:
+    """True of an engine that is simulated block by block."""
+    return answer.forecast is not None and answer.forecast.busy is None
+
+
+def _task(shape: Shape, budget_s: float, draws: int) -> Task:
+    assert shape.asked is not None
+    return replace(shape.asked, search=replace(shape.asked.search, budget_s=budget_s)), draws
+
+
+def _mapped(
+    parallel_map: ParallelMap, tasks: Sequence[Task], word: str, say: Callable[[str], None]
+) -> list[Answer]:
+    answers: list[Answer] = []
+    for answer in parallel_map(_predicted, tasks):
+        answers.append(answer)
+        if len(answers) % SAID_EVERY == 0 or len(answers) == len(tasks):
+            say(f"{len(answers)} of {len(tasks)} shapes are {word}")
+    return answers
+
+
+def _predicted(task: Task) -> Answer:
+    experiment, draws = task
+    try:
+        return engine_model.predict(experiment, draws=draws)
+    except ValueError as error:
+        return str(error)
+
+
+def _qps(answer: Answer) -> float:
+    if isinstance(answer, str) or answer.capacity is None:
+        return 0.0
+    return answer.capacity.qps_per_node.estimate
+
+
+def answered(
+    question: ShapeQuestion, shapes: Sequence[Shape], answers: Sequence[Answer | None], peak_qps: float
+) -> RecommendationVerdict:
+    """The recommendation of the predicted shapes, a ranking for each hit rate.
+
+    Raises NotPlannable where no shape has a capacity, RunError where no number of nodes serves the peak.
+    """
+    pairs = list(zip(shapes, answers, strict=True))
+    first = next(shape.asked for shape in shapes if shape.asked)
+    rankings = [
+        _ranking(question, [(shape, answer) for shape, answer in pairs if shape.hit == hit], peak_qps)
+        for hit in question.hits
+    ]
+    is_proposed = any(one.proposed for one in rankings)
+    return RecommendationVerdict(
+        asked=describe(first),
+        peak_qps=peak_qps,
+        care=asdict(question.asked.plan),
+        gpus_per_node=first.cluster.gpus_per_node,
+        rankings=tuple(rankings),
+        notes=(ON_SIMULATED,) if is_proposed and question.is_simulated else (),
+        exit_code=summary.EXIT_OK,
+    )
+
+
+def _ranking(
+    question: ShapeQuestion, pairs: Sequence[tuple[Shape, Answer | None]], peak_qps: float
+) -> ShapeRanking:
+    found: list[ShapeCapacity] = []
+    unranked: list[UnrankedShape] = []
+    for shape, answer in pairs:
+        one = _capacity(shape, answer)
+        if isinstance(one, ShapeCapacity):
+            found.append(one)
+        else:
+            unranked.append(one)
+    by_name = {shape.name: shape for shape, _ in pairs}
+    care, hit = question.asked.plan, pairs[0][0].hit
+    search_s = _searched_s(question, by_name[found[0].name]) if found else None
+    lasting = {} if search_s is None else {"search_s": search_s}
+    ranking, worths = recommended.ranked(hit, found, unranked, peak_qps, care, **lasting)
+    proposed = [
+        said for names, worth in worths if (said := _proposal(question, [by_name[n] for n in names], worth))
+    ]
+    return replace(ranking, proposed=tuple(proposed))
+
+
+def _capacity(shape: Shape, answer: Answer | None) -> ShapeCapacity | UnrankedShape:
+    """What the engine model says of a shape, or why it has no rank."""
+    if shape.asked is None or answer is None:
+        return UnrankedShape(name=shape.name, kind="infeasible", reason=shape.refused)
+    if isinstance(answer, str):
+        return UnrankedShape(name=shape.name, kind="not predicted", reason=answer)
+    try:
+        evidence = of_predicted(answer)
+    except RunError as error:
+        return UnrankedShape(name=shape.name, kind="not ranked", reason=answer.reason or str(error))
+    assert answer.capacity and answer.forecast
+    known = answer.forecast.of_capacity
+    draws = known.draws if known else 0
+    layout = shape.asked.layout
+    return ShapeCapacity(
+        layout=shape.layout,
+        budget_tokens=shape.budget_tokens,
+        shape=layout.shape,
+        gpus=layout.gpus_per_node,
+        evidence=evidence,
+        binding=answer.capacity.binding,
+        ln_qps=joint.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS),
+        draws=draws,
+        kv_full=_kv_full(shape.asked, answer),
+        assumed=answer.constants.assumed if answer.constants else (),
+    )
+
+
+def _kv_full(asked: Experiment, answer: PredictionVerdict) -> bool:
+    """True where the KV cache holds the service back too; of an engine that is simulated block by block by
+    Little's law."""
+    found = answer.forecast
+    assert found is not None
+    used = found.kv_used
+    if used is None and found.in_flight_per_node is not None:
+        tokens = asked.workload.input_tokens.mean + asked.workload.output_tokens.mean / 2
+        used = found.in_flight_per_node * tokens / engine_model.MODEL.machine(asked).kv_tokens
+    return used is not None and used >= KV_FULL
+
+
+def _searched_s(question: ShapeQuestion, shape: Shape) -> float | None:
+    """Seconds of a search as the words ask for it; None where they make no experiment to measure."""
+    try:
+        return pacing.swept_s(_measured(question, shape))
+    except ConfigError:
+        return None
+
+
+def _measured(question: ShapeQuestion, shape: Shape) -> Experiment:
+    """The experiment that measures a shape. Raises ConfigError."""
+    return config_check.experiment("sweep", [*question.service, *shape.words], question.config)
+
+
+def _proposal(question: ShapeQuestion, several: Sequence[Shape], worth: Worth) -> ProposedMeasurement | None:
+    """The command of a measurement; None where its words make no experiment, as of GPUs that are not here."""
+    first = several[0]
+    hits = [word for word in first.words if word.startswith("workload.")]
+    shape_words = [[word for word in shape.words if word not in hits] for shape in several]
+    try:
+        if len(several) == 1:
+            words, verb = [*shape_words[0], *hits], "sweep"
+            load_s = pacing.swept_s(_measured(question, first))
+        else:
+            sides = [[f"{side}.{word}" for word in own] for side, own in zip("ab", shape_words, strict=True)]
+            words, verb = [*sides[0], *sides[1], *hits], "compare"
+            check = partial(config_check.experiment, "compare")
+            a, _ = comparison_words.compared([*words, *question.service], question.config, check)
+            load_s = pacing.compared_s(a)
+    except ConfigError:
+        return None
+    return ProposedMeasurement(
+        command=question.command(verb, words),
+        shapes=tuple(shape.name for shape in several),
+        change_probability=worth.change_probability,
+        saved_nodes=worth.saved_nodes,
+        sd_nodes=worth.sd_nodes,
+        load_s=load_s,
+    )
+
+
+def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: RecommendationVerdict) -> Cells:
+    """The cells of the study that measures what is proposed: every named shape once at each hit rate.
+
+    Raises ConfigError for a shape that cannot be measured here.
+    """
+    wanted = {
+        (name, one.hit)
+        for one in verdict.rankings
+        for name in [one.first.name, *(name for each in one.proposed for name in each.shapes)]
+    }
+    asked = [(shape.at, _measured(question, shape)) for shape in shapes if (shape.name, shape.hit) in wanted]
+    return matrix_cells.listed(asked)
+
+
+def _measure(
+    arguments: argparse.Namespace,
+    question: ShapeQuestion,
+    shapes: Sequence[Shape],
+    verdict: RecommendationVerdict,
+) -> int:
+    found = cells(question, shapes, verdict)
+    machine_check.refuse(found.first)
+    from loadgen.cli import verbs
+
+    beside: dict[str, Any] = {recommended.FILE: to_tree(verdict)}
+
+    def conclude(study: PartVerdict) -> int | None:
+        return concluded(Path(study.folder), arguments.json)
+
+    measured = tuple(found.asked.values())
+    return output.answer(
+        arguments, measured, lambda site, show: verbs.matrix(found, site, show, beside), conclude
+    )

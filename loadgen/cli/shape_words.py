@@ -1,0 +1,185 @@
+"""The words of `recommend`: what belongs to the demand, what to the service, and the shapes that they name.
+
+Knows words; predicts and measures nothing.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+
+from analysis.planning.recommended import BUDGET, HIT, LAYOUT, name_of
+from conf import ConfigError, Experiment, load
+from conf.load import load_recommendation
+from conf.specs.experiment import SimulatedEngine
+from conf.specs.recommendation import MOST_SHAPES, Recommendation
+from conf.words import group_file, groups, key_and_value
+from loadgen.cli.command_line import PROBE_KEYS
+
+OWN_GROUPS = tuple(field.name for field in fields(Recommendation))
+PREDICTED = ("search.lowest_qps", "search.highest_qps")
+"""The words about a search that a prediction honours too; all others are of the measurements."""
+MEASURED = ("search", "fleet", "quality", "run", "out", "engine.time_scale")
+REMEDIES = {
+    LAYOUT: "recommend.layouts=[A,B]",
+    "layout.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
+    "layout.prefill.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
+    "quality.gate": "the quality verb",
+}
+"""Keys that the choice of shapes sets, and what sets them here."""
+
+Predicted = Callable[[list[str]], Experiment]
+"""Makes the experiment of words for a prediction; raises ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One shape at one hit rate (None: the workload's own).
+
+    `words` make it of the words of the service. It has an `asked` experiment, or is `refused` for a reason.
+    """
+
+    layout: str
+    budget_tokens: int
+    hit: float | None
+    words: tuple[str, ...]
+    asked: Experiment | None
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.layout, self.budget_tokens) if self.budget_tokens else self.layout
+
+    @property
+    def at(self) -> dict[str, str | int | float]:
+        """The shape as a cell of a study has it."""
+        known: dict[str, str | int | float] = {LAYOUT: self.layout, BUDGET: self.budget_tokens}
+        return known if self.hit is None else known | {HIT: self.hit}
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeQuestion:
+    """What was asked: demand and margins, the words of the service, and `config`, their base."""
+
+    asked: Recommendation
+    service: tuple[str, ...]
+    config: Path | None
+    is_simulated: bool
+
+    @classmethod
+    def of(cls, words: Sequence[str], config: Path | None) -> "ShapeQuestion":
+        """Raises ConfigError for words that no recommendation honours."""
+        own = [word for word in words if word.partition("=")[0].partition(".")[0] in OWN_GROUPS]
+        service = [word for word in words if word not in own]
+        asked = load_recommendation(own)
+        _refuse(service, asked)
+        for layout in asked.recommend.layouts:
+            group_file("layout", layout)  # refuses an unknown one
+        # Other words may fit one layout alone; those are judged with each.
+        kind = load([word for word in service if word.startswith(("engine=", "target."))], config).engine.kind
+        if kind == "external":
+            raise ConfigError(
+                "recommend compares what could be deployed; engine=external stands already: measure it with "
+                "sweep, and plan on the run with python -m analysis plan"
+            )
+        return cls(asked, tuple(service), config, kind == "simulated")
+
+    @property
+    def layouts(self) -> list[str]:
+        return self.asked.recommend.layouts or groups()["layout"]
+
+    @property
+    def hits(self) -> list[float] | list[None]:
+        return self.asked.recommend.hits or [None]
+
+    @property
+    def predicting(self) -> list[str]:
+        """The words of the service for the engine model: a simulated engine, without what is measured."""
+        kept = [word for word in self.service if not _is_measured(word)]
+        if self.is_simulated:
+            return kept
+        known = {"engine.constants", "engine.activation_bytes"}
+        ours = [word for word in kept if not word.startswith("engine") or _key(word) in known]
+        return [*ours, "engine=simulated"]
+
+    def shapes(self, predicted: Predicted) -> list[Shape]:
+        """Every shape, those of a layout together. Raises ConfigError if there are too many."""
+        found = [
+            shape
+            for layout, hit in product(self.layouts, self.hits)
+            for shape in self._of_layout(layout, hit, predicted)
+        ]
+        if len(found) > MOST_SHAPES:
+            raise ConfigError(
+                f"{len(found)} shapes are more than {MOST_SHAPES}; name fewer in recommend.layouts, "
+                "recommend.budgets or recommend.hits"
+            )
+        return found
+
+    def _of_layout(self, layout: str, hit: float | None, predicted: Predicted) -> Iterator[Shape]:
+        at_hit = () if hit is None else (f"workload.prefix_hit={hit:g}",)
+        alone = f"layout={layout}", *at_hit
+        try:
+            own = predicted([*self.predicting, *alone])
+        except ConfigError as error:
+            yield Shape(layout, 0, hit, alone, None, str(error))
+            return
+        own_tokens = budget_of(own)
+        for budget in self.asked.recommend.budgets or around(own_tokens):
+            words = *alone, *self._budget_words(own, own_tokens, budget)
+            try:
+                yield Shape(layout, budget, hit, words, predicted([*self.predicting, *words]))
+            except ConfigError as error:
+                yield Shape(layout, budget, hit, words, None, str(error))
+
+    def _budget_words(self, own: Experiment, own_tokens: int, budget: int) -> list[str]:
+        """The words that give every engine of a node this budget; none where it has it anyway."""
+        if budget == own_tokens and self.is_simulated:
+            return []
+        sides = ["layout.prefill.max_num_batched_tokens"] if own.layout.prefill else []
+        return [f"{key}={budget}" for key in ("layout.max_num_batched_tokens", *sides)]
+
+    def command(self, verb: str, words: Sequence[str]) -> str:
+        """A command that measures, as it is typed."""
+        base = ["--config", str(self.config)] if self.config else []
+        own = [word for word in self.service if _key(word) != "run"]  # a name is taken once
+        return shlex.join(["python", "-m", "loadgen", verb, *words, *own, *base])
+
+
+def budget_of(asked: Experiment) -> int:
+    """The tokens of a step of the engines that compute prompts."""
+    engine, layout = asked.engine, asked.layout
+    assert isinstance(engine, SimulatedEngine)
+    computing = layout.prefill_side or layout
+    return computing.max_num_batched_tokens or engine.max_num_batched_tokens
+
+
+def around(tokens: int) -> list[int]:
+    """The budgets that are compared where none are named."""
+    return [max(1, tokens // 2), tokens, 2 * tokens]
+
+
+def _refuse(service: Sequence[str], asked: Recommendation) -> None:
+    for word in service:
+        key, _ = key_and_value(word)
+        if remedy := REMEDIES.get(key):
+            raise ConfigError(f"{key} is what recommend compares; give {remedy} instead")
+        if key in PROBE_KEYS:
+            raise ConfigError(f"{key} belongs to probe; recommend finds the rate of each shape itself")
+        if asked.recommend.hits and _is_hit(word):
+            raise ConfigError(f"{key} is set by recommend.hits; leave one of them out")
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def _is_hit(word: str) -> bool:
+    return _key(word) == "workload.prefix_hit"
+
+
+def _is_measured(word: str) -> bool:
+    key = _key(word)
+    of_it = key in MEASURED or key.partition(".")[0] in MEASURED
+    return of_it and key not in PREDICTED

@@ -1,0 +1,210 @@
+"""A prompt computed by one engine and decoded by another: both sides on the real clock; knows nothing of Ray.
+
+The decode side answers. It asks a prefill engine for the prompt, takes blocks, waits for the KV, and only
+then lets the prefill engine give its blocks back. One call to the prefill side lasts all that time: its end
+gives the blocks back, whoever ends it and why, so that a client that leaves cannot leave blocks behind.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from serve_apps.engine_model.cost.transfer import KvLink
+from serve_apps.engine_model.scheduler.engine import QueueFull
+from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
+from serve_apps.simulated.openai_images import SeenImages
+from serve_apps.simulated.server import EngineDead, RealtimeEngine, Stream
+
+HELD_S = 480.0
+"""Longest time that a prompt's blocks are held for an engine that never fetches them (vLLM's default of
+VLLM_NIXL_ABORT_REQUEST_TIMEOUT): the process of a decode engine may die with its calls open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a prefill engine is asked to compute; it came to the decode side at `at_s`."""
+
+    input_tokens: int
+    hashes: tuple[int, ...]
+    images: tuple[Image, ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """The prompt's one token exists since `at_s`; its computation began at `begun_s`.
+
+    Both are on the clock that the engines of an application share.
+    """
+
+    begun_s: float
+    at_s: float
+    steps: EngineSteps
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The prefill engine does not compute the prompt: a full queue, one that never fits, a dead engine."""
+
+    why: Literal["full", "misfit", "dead"]
+    message: str
+
+    def error(self) -> Exception:
+        return {"full": QueueFull, "misfit": ValueError, "dead": EngineDead}[self.why](self.message)
+
+
+Answers = AsyncGenerator[PromptComputed | Refused, None]
+
+
+class PrefillSide:
+    """Computes prompts for other engines, and holds their KV as long as a call lasts."""
+
+    def __init__(self, engine: RealtimeEngine) -> None:
+        self._engine = engine
+        self._seen = SeenImages()
+
+    async def compute(self, prompt: Prompt) -> Answers:
+        """One answer, then nothing until the caller ends the call; its end gives the blocks back."""
+        engine = self._engine
+        # Where clocks run at another speed a way of some milliseconds would be multiplied: it is left out.
+        at_s = None if engine.time_scale == 1 else prompt.at_s
+        try:
+            images = self._seen.new_tokens(prompt.images)
+            stream = engine.open(prompt.input_tokens, 1, prompt.hashes, images, "held", at_s)
+        except (QueueFull, EngineDead, ValueError) as error:
+            yield _refused(error)
+            return
+        try:
+            await stream.more_than(0)
+            yield PromptComputed(stream.begun_s, stream.emitted_s[0], stream.steps)
+            await engine.until(stream.emitted_s[0] + HELD_S)
+        except EngineDead as error:
+            yield _refused(error)
+        finally:
+            engine.close(stream)
+
+
+def _refused(error: Exception) -> Refused:
+    match error:
+        case QueueFull():
+            return Refused("full", str(error))
+        case EngineDead():
+            return Refused("dead", f"the prefill engine cannot answer: {error}")
+    return Refused("misfit", str(error))
+
+
+class PrefillCall:
+    """One call to the prefill side, from its beginning on; closing `answers` ends it there."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._computed: asyncio.Future[PromptComputed] = asyncio.get_running_loop().create_future()
+        self._tell_lost: Callable[[str], None] = lambda _: None
+        self._task = asyncio.create_task(self._read(answers))
+
+    async def computed(self) -> PromptComputed:
+        """Wait for the prompt's token. Raises QueueFull, ValueError, and EngineDead for a lost engine."""
+        return await asyncio.shield(self._computed)
+
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the reason if the prefill engine loses or refuses the prompt."""
+        self._tell_lost = tell
+        if self._computed.done() and (error := self._computed.exception()):
+            tell(str(error))
+
+    def end(self) -> None:
+        """The prompt is not needed there any more: its blocks are given back."""
+        self._tell_lost = lambda _: None
+        self._task.cancel()
+        self._computed.cancel()
+
+    async def _read(self, answers: Answers) -> None:
+        try:
+            async with aclosing(answers):
+                async for answer in answers:
+                    if isinstance(answer, PromptComputed):
+                        self._computed.set_result(answer)
+                    else:
+                        self._lose(answer.error())
+            self._lose(EngineDead("the prefill engine has given the prompt's blocks back too early"))
+        except Exception as error:  # noqa: BLE001  the boundary to another process, which may end anyhow
+            self._lose(EngineDead(f"the prefill engine is lost: {_last_line(error)}"))
+
+    def _lose(self, error: Exception) -> None:
+        if not self._computed.done():
+            self._computed.set_exception(error)
+            self._computed.exception()  # it may be told by `when_lost` only
+        self._tell_lost(str(error))
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+class RemotePrompts:
+    """Prompts of a decode engine, computed by the engines that `ask` reaches.
+
+    With `write` both engines get a request at once and the KV comes while the prompt is computed; otherwise
+    the decode engine gets it, and fetches the KV, when the prompt has been computed.
+    """
+
+    def __init__(
+        self, engine: RealtimeEngine, ask: Callable[[Prompt], PrefillCall], link: KvLink, write: bool
+    ) -> None:
+        self._engine = engine
+        self._ask = ask
+        self._link = link
+        self._write = write
+        self._seen = SeenImages()
+        self._fetches: dict[int, tuple[PrefillCall, asyncio.Task[None]]] = {}
+
+    async def open(self, request: ApiRequest) -> Stream:
+        """Have the prompt computed and hand the request to the engine.
+
+        Raises EngineDead, QueueFull, and ValueError for what never fits, of either side.
+        """
+        engine = self._engine
+        engine.check(request.input_tokens, request.output_tokens)
+        came_s = engine.now_s()
+        call = self._ask(Prompt(request.input_tokens, request.hashes, request.images, came_s))
+        try:
+            at_s = came_s
+            if not self._write:
+                computed = await call.computed()
+                at_s = engine.now_s() if engine.time_scale == 1 else computed.at_s
+            images = self._seen.new_tokens(request.images)
+            stream = engine.open(
+                request.input_tokens, request.output_tokens, request.hashes, images, "remote", at_s
+            )
+        except BaseException:  # also a client that has left
+            call.end()
+            raise
+        stream.accepted_s = came_s
+        call.when_lost(stream.fail)
+        self._fetches[stream.request_id] = call, asyncio.create_task(self._fetch(stream, call))
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Forget a stream and what it has on both sides."""
+        call, task = self._fetches.pop(stream.request_id)
+        task.cancel()
+        call.end()
+        self._engine.close(stream)
+
+    async def _fetch(self, stream: Stream, call: PrefillCall) -> None:
+        """Wait for blocks and the prompt, let the KV come, then release the prefill engine's blocks."""
+        try:
+            taken_s, tokens = await stream.blocks_taken()
+            computed = await call.computed()
+        except Exception:  # noqa: BLE001  the stream knows it already, and tells its client
+            return
+        stream.prompt = computed.steps
+        if self._write:
+            end_s = self._link.written_s(computed.begun_s, computed.at_s, taken_s, tokens)
+        else:
+            end_s = self._link.end_s(taken_s, tokens)
+        self._engine.kv_arrived(stream, end_s)
+        await self._engine.until(end_s)
+        call.end()

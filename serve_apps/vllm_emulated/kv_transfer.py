@@ -1,0 +1,188 @@
+"""KV on its way between emulated engines: what is ordered, what they tell each other, and when it has come.
+
+Nothing is copied: a transfer takes the time of the engine model's link. Knows no vLLM, socket or clock.
+Times are the caller's monotonic ones; engines tell each other differences, for their clocks differ.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+
+HOLD_S = 480.0
+"""Blocks that nobody asks for are released after this long: our choice, longer than any request waits.
+
+MoRI-IO gives them up after 60 s (`defer_timeout`); NIXL keeps them while the decode engine renews a lease.
+"""
+MOST_EARLY = 10_000
+"""Notices kept for requests that are not known yet; the oldest goes first."""
+RELEASE, COMPUTED = "release", "computed"
+_ADDRESS = r"host:(?P<host>[^,_]+),handshake:\d+,notify:(?P<port>\d+)"
+_PREFILL_ID = re.compile(rf"___prefill_addr_{_ADDRESS}___decode_addr_")
+_DECODE_ID = re.compile(rf"___decode_addr_{_ADDRESS}_[0-9a-f]{{32}}")
+
+
+class Peer(NamedTuple):
+    """Where another engine hears notices."""
+
+    host: str
+    port: int
+
+
+class Notice(NamedTuple):
+    """`release`: the blocks of `key` are read at `until_s`. `computed`: it is, from `since_s` to `until_s`.
+
+    Seconds count from when the notice is sent; those of the past are negative.
+    """
+
+    kind: str
+    key: str
+    since_s: float
+    until_s: float
+
+
+class Load(NamedTuple):
+    """A prompt whose blocks a decode engine has taken; with 0 tokens there is nothing to wait for."""
+
+    request_id: str
+    key: str
+    tokens: int
+    peer: Peer
+
+
+class Push(NamedTuple):
+    """A prompt that a prefill engine computes for a decode engine that waits already (write mode)."""
+
+    request_id: str
+    key: str
+    peer: Peer
+
+
+class Hold(NamedTuple):
+    """A prompt that is computed and whose blocks stay until they are read."""
+
+    request_id: str
+    key: str
+
+
+@dataclass(slots=True)
+class Orders:
+    """What the scheduler's side of the connector asks of the workers' side with one step."""
+
+    loads: list[Load] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+
+
+class Finished(NamedTuple):
+    """Requests by vLLM's names of them: blocks that may be released, and KV that has arrived."""
+
+    sending: set[str]
+    recving: set[str]
+
+
+class _Taken(NamedTuple):
+    load: Load
+    at_s: float
+
+
+class _Held(NamedTuple):
+    request_id: str
+    until_s: float
+
+
+class Transfers:
+    """The transfers of one engine, whichever side it is; `tell` sends a notice to another engine.
+
+    In read mode a transfer begins when the decode engine has taken blocks; the prompt is computed by then.
+    In write mode (`writes`) both sides begin, and what one alone knows it tells the other.
+    """
+
+    def __init__(self, seconds: TransferSeconds, writes: bool, tell: Callable[[Peer, Notice], None]) -> None:
+        self._link = KvLink(seconds)
+        self._writes = writes
+        self._tell = tell
+        self._arriving: dict[str, float] = {}
+        self._taken: dict[str, _Taken] = {}
+        self._computing: dict[str, tuple[Push, float | None]] = {}
+        self._held: dict[str, _Held] = {}
+        self._early: dict[tuple[str, str], Notice] = {}
+
+    def order(self, orders: Orders, now_s: float) -> None:
+        """Begin what a step asks for."""
+        self._computing.update((push.request_id, (push, None)) for push in orders.pushes)
+        for hold in orders.holds:
+            self._held[hold.key] = _Held(hold.request_id, now_s + HOLD_S)
+            self._heard_early(RELEASE, hold.key, now_s)
+        for load in orders.loads:
+            if not load.tokens:
+                self._tell(load.peer, Notice(RELEASE, load.key, 0.0, 0.0))
+            elif self._writes:
+                self._taken[load.key] = _Taken(load, now_s)
+                self._heard_early(COMPUTED, load.key, now_s)
+            else:
+                self._arrive(load, self._link.end_s(now_s, load.tokens), now_s)
+
+    def step(self, samples: Mapping[str, bool], begin_s: float, end_s: float, now_s: float) -> None:
+        """Note the prompts of a step from `begin_s` to `end_s`; `samples` says of each if it completes it.
+
+        Who waits for a prompt is told when it is complete. Its KV flows from its first step on.
+        """
+        for request_id in samples.keys() & self._computing.keys():
+            push, begun_s = self._computing[request_id]
+            begun_s = begin_s if begun_s is None else begun_s
+            self._computing[request_id] = push, begun_s
+            if samples[request_id]:
+                del self._computing[request_id]
+                self._tell(push.peer, Notice(COMPUTED, push.key, begun_s - now_s, end_s - now_s))
+
+    def forget(self, request_ids: set[str]) -> None:
+        """Requests that have ended, some before they were computed."""
+        for request_id in request_ids & self._computing.keys():
+            del self._computing[request_id]
+
+    def hear(self, notice: Notice, now_s: float) -> None:
+        """Take a notice of another engine; one of an unknown prompt waits until that is known."""
+        known: Mapping[str, Any] = self._held if notice.kind == RELEASE else self._taken
+        told = notice._replace(since_s=now_s + notice.since_s, until_s=now_s + notice.until_s)
+        if notice.key in known:
+            self._heard(told, now_s)
+            return
+        self._early[notice.kind, notice.key] = told
+        if len(self._early) > MOST_EARLY:
+            del self._early[next(iter(self._early))]
+
+    def finished(self, now_s: float) -> Finished:
+        """The requests whose transfer has ended by `now_s`; each is named once."""
+        arrived = {name for name, at_s in self._arriving.items() if at_s <= now_s}
+        read = {key for key, held in self._held.items() if held.until_s <= now_s}
+        lost = {key for key, taken in self._taken.items() if taken.at_s + HOLD_S <= now_s}
+        for name in arrived:
+            del self._arriving[name]
+        sent = {self._held.pop(key).request_id for key in read}
+        return Finished(sent, arrived | {self._taken.pop(key).load.request_id for key in lost})
+
+    def _heard_early(self, kind: str, key: str, now_s: float) -> None:
+        notice = self._early.pop((kind, key), None)
+        if notice is not None:
+            self._heard(notice, now_s)
+
+    def _heard(self, notice: Notice, now_s: float) -> None:
+        if notice.kind == RELEASE:
+            self._held[notice.key] = self._held[notice.key]._replace(until_s=notice.until_s)
+            return
+        load, at_s = self._taken.pop(notice.key)
+        end_s = self._link.written_s(notice.since_s, notice.until_s, at_s, load.tokens)
+        self._arrive(load, end_s, now_s)
+
+    def _arrive(self, load: Load, end_s: float, now_s: float) -> None:
+        self._arriving[load.request_id] = end_s
+        self._tell(load.peer, Notice(RELEASE, load.key, 0.0, end_s - now_s))
+
+
+def addressed(request_id: str, to_prefill: bool) -> Peer | None:
+    """The engine that MoRI-IO's way of writing request ids names in one; None where it names none."""
+    found = (_PREFILL_ID if to_prefill else _DECODE_ID).search(request_id)
+    return Peer(found["host"], int(found["port"])) if found else None

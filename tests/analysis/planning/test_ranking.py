@@ -1,0 +1,106 @@
+"""The order of shapes over joint draws: nodes, ties and probabilities, and what a measurement is worth."""
+
+import numpy as np
+import pytest
+
+from analysis.planning import ranking
+from analysis.planning.deciding import Measurement, candidates, proposed, worth
+from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
+from analysis.planning.plan import fleet
+from analysis.planning.sizing import MOST_NODES, FleetCapacity
+from conf.specs.planning import Care
+
+SERVICE = FleetCapacity(1.0, 1, ScalingEfficiency((ScalingPoint(1, 1.0, 0.0),)))
+CARE = Care(headroom=0.1, spare_nodes=1)
+
+
+def nodes_of(qps: np.ndarray, peak_qps: float = 200.0) -> np.ndarray:
+    return ranking.nodes_of(peak_qps, SERVICE, CARE, qps)
+
+
+def shared_and_own(own: tuple[float, ...], draws: int = 4000) -> np.ndarray:
+    """ln capacity of shapes that differ by `own` in the mean, all moved alike by what they share."""
+    rng = np.random.default_rng(5)
+    together = 0.2 * rng.standard_normal(draws)
+    apart = 0.02 * rng.standard_normal((len(own), draws))
+    return np.log(4.0) + together + np.array(own)[:, None] + apart
+
+
+def test_nodes_of_many_draws_are_those_of_a_plan_for_each() -> None:
+    qps = np.exp(np.random.default_rng(1).normal(1.2, 0.3, (3, 200)))
+    expected = [
+        [fleet(200.0, FleetCapacity(one, 1, SERVICE.efficiency), CARE) for one in row] for row in qps.tolist()
+    ]
+    assert nodes_of(qps).tolist() == expected
+
+
+def test_a_draw_that_no_number_of_nodes_serves_takes_the_most() -> None:
+    assert nodes_of(np.array([1e-6, 100.0]))[0] == MOST_NODES
+
+
+def test_a_tie_counts_in_equal_parts_and_probabilities_add_up_to_1() -> None:
+    nodes = np.array([[10, 10, 12, 9], [10, 11, 12, 10], [11, 12, 12, 11]])
+    found = ranking.best_probability(nodes)
+    assert found.tolist() == pytest.approx([(0.5 + 1 + 1 / 3 + 1) / 4, (0.5 + 1 / 3) / 4, 1 / 12])
+    assert found.sum() == pytest.approx(1.0)
+    assert ranking.tie_probability(nodes) == 0.5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_probabilities_add_up_to_1_for_any_draws(seed: int) -> None:
+    nodes = np.random.default_rng(seed).integers(1, 6, (7, 300))
+    assert ranking.best_probability(nodes).sum() == pytest.approx(1.0)
+
+
+def test_what_all_shapes_share_cancels() -> None:
+    """Each capacity is unknown by 20 %, but in every draw the second has 10 % more."""
+    joint = nodes_of(np.exp(shared_and_own((0.0, 0.1))))
+    assert ranking.best_probability(joint)[1] > 0.99 and ranking.told_apart(joint, 1, 0)
+    rng = np.random.default_rng(2)
+    unjoint = nodes_of(np.exp(np.log(4.0) + np.array([[0.0], [0.1]]) + 0.2 * rng.standard_normal((2, 4000))))
+    assert 0.5 < ranking.best_probability(unjoint)[1] < 0.8 and not ranking.told_apart(unjoint, 1, 0)
+
+
+def test_equal_shapes_are_a_tie_and_not_told_apart() -> None:
+    one = shared_and_own((0.0,))[0]
+    nodes = nodes_of(np.exp(np.array([one, one])))
+    assert ranking.best_probability(nodes).tolist() == [0.5, 0.5]
+    assert ranking.tie_probability(nodes) == 1.0 and not ranking.told_apart(nodes, 0, 1)
+
+
+def test_places_are_by_nodes_then_by_qps_and_equal_nodes_share_a_rank() -> None:
+    found = ranking.places([12, 10, 12, 30], [3.0, 4.0, 3.5, 1.0])
+    assert found == [(1, 1, False), (2, 2, True), (0, 2, True), (3, 4, False)]
+
+
+def test_a_search_of_one_shape_changes_no_choice_where_all_move_alike() -> None:
+    """It makes known what the first needs, not which is the first; the pair shows that."""
+    rng = np.random.default_rng(3)
+    together, apart = 0.15 * rng.standard_normal(4000), 0.08 * rng.standard_normal(4000)
+    ln_qps = np.array([np.log(4.0) + together, np.log(4.0) + together + apart])
+    nodes = nodes_of(np.exp(ln_qps), 500.0)
+    alone = worth([Measurement((0,))], nodes, ln_qps)
+    pair = worth([Measurement((0, 1))], nodes, ln_qps)
+    assert alone.saved_nodes < 0.1 * pair.saved_nodes and pair.change_probability > 0.2
+    assert alone.sd_nodes < 0.5 * nodes[0].std()
+    perfect = float(nodes.mean(axis=1).min() - nodes.min(axis=0).mean())
+    assert 0.5 * perfect < pair.saved_nodes <= 1.05 * perfect
+
+
+def test_the_pair_that_is_close_is_proposed_first() -> None:
+    rng = np.random.default_rng(4)
+    own = 0.06 * rng.standard_normal((3, 4000))
+    ln_qps = np.log(4.0) + 0.15 * rng.standard_normal(4000) + np.array([[0.0], [-0.02], [-0.5]]) + own
+    nodes = nodes_of(np.exp(ln_qps), 500.0)
+    found = proposed(nodes, ln_qps, candidates(nodes, 6))
+    assert found[0].measurement.shapes == (0, 1) and found[0].saved_nodes > 0.1
+    assert 1 <= len(found) <= 3 and all(one.saved_nodes >= 0 for one in found)
+    assert [one.sd_nodes for one in found] == sorted((one.sd_nodes for one in found), reverse=True)
+
+
+def test_a_longer_search_is_worth_more() -> None:
+    rng = np.random.default_rng(6)
+    ln_qps = np.log(4.0) + 0.02 * rng.standard_normal((2, 4000))
+    nodes = nodes_of(np.exp(ln_qps), 5000.0)
+    short, long = (worth([Measurement((0, 1))], nodes, ln_qps, s).saved_nodes for s in (345.0, 3450.0))
+    assert short < long

@@ -1,0 +1,172 @@
+"""A split node behind a real Ray Serve: prompts computed by replicas that only other replicas reach."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from cluster.ray_session.placement import place
+from conf import load
+from conf.io.http_get import ask
+from tests.conftest import FAKE
+from tests.support.patience import PATIENCE_S, until
+
+pytestmark = pytest.mark.ray
+
+ray = pytest.importorskip("ray")
+
+from cluster.deployment.deploy import Deployment, ExpectedService, deploy  # noqa: E402
+from cluster.deployment.warmup import one_token  # noqa: E402
+from cluster.ray_session.session import Session  # noqa: E402
+from serve_apps.simulated.app import (  # noqa: E402
+    ENGINES,
+    PREFILL,
+    Engines,
+    EngineSpecs,
+    application_name,
+    build_app,
+)
+
+
+class Split(NamedTuple):
+    nodes: int
+    words: tuple[str, ...]
+
+
+SPLITS = {
+    "read": Split(1, ("layout.connector=nixl",)),
+    "write": Split(2, ("layout.transfer_mode=write",)),
+}
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def deployment(ray_session: Session, request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    split = SPLITS[request.param]
+    asked = load(["hardware=mi325x", "engine=simulated", "layout=1p1d_tp4_ep4", *split.words])
+    placement = place(replace(FAKE, nodes=split.nodes), asked.layout)
+    specs = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
+    prefill = Engines(placement.prefill_replicas, placement.prefill_bundles)
+    app = build_app(specs, placement.replicas, placement.bundles, prefill=prefill)
+    expected = ExpectedService(
+        application_name(*specs),
+        ray_session.url,
+        placement.replicas,
+        one_token(MODEL),
+        ENGINES,
+        placement.prefill_replicas,
+        PREFILL,
+    )
+    running = deploy(app, expected)
+    yield running
+    running.teardown()
+
+
+MODEL = load(["engine=simulated"]).model.served_name
+
+
+def body(prompt: int, length: int, tokens: int) -> dict[str, Any]:
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    return {"model": MODEL, "prompt": [prompt] * length, "max_tokens": tokens, **usage}
+
+
+def stream_all(deployment: Deployment, *bodies: dict[str, Any]) -> list[list[Any]]:
+    """The events of all requests, sent at once."""
+
+    async def one(client: aiohttp.ClientSession, body: dict[str, Any]) -> list[Any]:
+        async with client.post(deployment.urls[0] + "/v1/completions", json=body) as answer:
+            assert answer.status == 200
+            assert answer.headers["x-replica-id"] in deployment.replica_ids
+            words = (await answer.read()).decode().split("\n\n")
+        return [json.loads(word.removeprefix("data: ")) for word in words if word and "[DONE]" not in word]
+
+    async def every() -> list[list[Any]]:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as client:
+            return await asyncio.gather(*(one(client, body) for body in bodies))
+
+    return asyncio.run(every())
+
+
+def metric(deployment: Deployment, name: str) -> dict[str, float]:
+    """A metric of each replica of both sides, summed over its labels."""
+    found = {}
+    for replica, url in (deployment.metrics_urls | deployment.prefill_urls).items():
+        lines = ask(url, PATIENCE_S).body.decode().splitlines()
+        found[replica] = sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+    return found
+
+
+def empty(deployment: Deployment) -> bool:
+    names = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+    return not any(value for name in names for value in metric(deployment, name).values())
+
+
+def test_streams_have_their_tokens_and_leave_both_sides_empty(deployment: Deployment) -> None:
+    prompts = metric(deployment, "vllm:request_success_total")
+    answers = stream_all(deployment, *(body(7 + n, 500 + 200 * n, 4 + n) for n in range(6)))
+    for n, events in enumerate(answers):
+        assert events[-1]["usage"]["prompt_tokens"] == 500 + 200 * n
+        assert events[-1]["usage"]["completion_tokens"] == 4 + n
+        assert sum(bool(event["choices"]) for event in events) == 4 + n
+        assert events[-1]["maxqps"]["steps"] == 4 + n + 1
+    until(lambda: empty(deployment), "blocks were never released")
+    now = metric(deployment, "vllm:request_success_total")
+    for side in (deployment.metrics_urls, deployment.prefill_urls):
+        assert sum(now[name] - prompts[name] for name in side) == 6
+
+
+def test_a_prompt_sent_again_is_cached_where_the_connector_allows_it(deployment: Deployment) -> None:
+    cached = [
+        stream_all(deployment, body(3, 1000, 2))[0][-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for _ in range(2)
+    ]
+    block = 1000 // 16 * 16
+    assert cached == ([0, block] if len(deployment.prefill_urls) == 1 else [0, 0])
+
+
+def test_both_sides_are_described_and_placed_on_the_nodes(deployment: Deployment) -> None:
+    prefill = deployment.described["prefill"]
+    assert set(prefill) == set(deployment.prefill_urls)
+    assert all(each["deployment"] == PREFILL and each["told"] for each in prefill.values())
+    nodes = [each["node"] for each in prefill.values()] + list(deployment.replica_nodes.values())
+    assert max(map(nodes.count, nodes)) <= 2, "four GPUs each, eight on a node"
+    json.dumps(deployment.described)
+
+
+def test_a_client_that_hangs_up_frees_blocks_on_both_sides(deployment: Deployment) -> None:
+    async def hang_up(after_s: float) -> None:
+        async with aiohttp.ClientSession() as client:
+            asked = client.post(deployment.urls[0] + "/v1/completions", json=body(9, 8000, 5000))
+            try:
+                async with asyncio.timeout(after_s):
+                    async with asked as answer:
+                        while True:
+                            await answer.content.readany()
+            except TimeoutError:
+                return
+
+    async def several() -> None:
+        await asyncio.gather(*(hang_up(after_s) for after_s in (0.1, 0.3, 0.6, 1.5)))
+
+    asyncio.run(several())
+    until(lambda: empty(deployment), "blocks were never released")
+    assert stream_all(deployment, body(5, 100, 3))[0][-1]["usage"]["completion_tokens"] == 3
+
+
+def test_a_prefill_replica_that_is_lost_comes_back(deployment: Deployment) -> None:
+    """Comes last: it spoils the deployment the others use."""
+    assert deployment.healthy() is None
+    victim = min(deployment.prefill_urls)
+    ray.kill(ray.get_actor(f"SERVE_REPLICA::{deployment.app_name}#{PREFILL}#{victim}", namespace="serve"))
+    until(deployment.healthy, "nobody noticed")
+    back = deployment.recovered(PATIENCE_S)
+    assert back.healthy() is None
+    assert back.replica_ids == deployment.replica_ids, "those that answer stayed"
+    assert len(back.prefill_urls) == len(deployment.prefill_urls) and victim not in back.prefill_urls
+    began_s = time.monotonic()
+    assert stream_all(back, body(5, 100, 3))[0][-1]["usage"]["completion_tokens"] == 3
+    assert time.monotonic() - began_s < PATIENCE_S

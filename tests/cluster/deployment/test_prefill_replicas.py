@@ -1,0 +1,54 @@
+"""Replicas that only compute prompts, as the ones that answer tell of them."""
+
+import json
+import time
+from http import HTTPStatus
+
+import pytest
+
+from cluster.deployment import prefill_replicas
+from cluster.deployment.prefill_replicas import ToldPrefill, told, warm
+from cluster.deployment.warmup import WarmupError
+from conf.io.http_get import HttpAnswer
+
+A, B = {"url": "http://a:1", "prompts": 3}, {"url": "http://b:1", "prompts": 0}
+
+
+class Pages:
+    """Answers one page after the other, and the last one again and again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *pages: object) -> None:
+        self.asked: list[str] = []
+        self._pages = list(pages)
+        monkeypatch.setattr(prefill_replicas, "ask", self._ask)
+        monkeypatch.setattr(prefill_replicas, "RETRY_S", 0.0)
+
+    def _ask(self, url: str, *_: object) -> HttpAnswer:
+        self.asked.append(url)
+        page = self._pages.pop(0) if len(self._pages) > 1 else self._pages[0]
+        if isinstance(page, HTTPStatus):
+            return HttpAnswer(page, {}, b"", 0.0)
+        body = page if isinstance(page, bytes) else json.dumps({"replicas": page}).encode()
+        return HttpAnswer(200, {}, body, 0.0)
+
+
+def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = Pages(monkeypatch, {"a": A}, {"a": A, "b": B}, {"a": A, "b": B | {"prompts": 1}, "old": A})
+    sent: list[int] = []
+    found = warm("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
+    assert found == {"a": ToldPrefill("http://a:1", 3), "b": ToldPrefill("http://b:1", 1)}
+    assert len(sent) == 1, "one that is not known yet gets nothing by more requests"
+    assert set(pages.asked) == {"http://x/maxqps/prefill"}
+
+
+@pytest.mark.parametrize("page", [HTTPStatus.NOT_FOUND, b"{", b"[]", {"a": {"url": 1}}, {"a": 3}])
+def test_a_server_that_does_not_tell_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, page: object) -> None:
+    Pages(monkeypatch, page)
+    assert told("http://x") is None
+    assert warm("http://x", {"a"}, lambda: pytest.fail("nothing to send"), 0.0) == {}
+
+
+def test_one_that_never_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pages(monkeypatch, {"a": A, "b": B})
+    with pytest.raises(WarmupError, match="1 of 2 prefill replicas never computed a prompt"):
+        warm("http://x", {"a", "b"}, lambda: None, 0.0)

@@ -1,0 +1,317 @@
+"""The verb recommend as a user runs it: its answer, files and proposals, what is refused; and measured."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pytest
+
+from analysis.__main__ import main as analysis
+from analysis.planning import recommended
+from analysis.results import summary
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.recommendation import RecommendationVerdict
+from analysis.results.types.shared_figures import AskedExperiment, P90Bounds, QpsFigures
+from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
+from conf import ConfigError
+from loadgen.__main__ import main
+from loadgen.cli import engine_model
+from loadgen.cli.shape_words import ShapeQuestion, around
+from loadgen.predict.uncertainty import DRAWS
+
+TWO = "recommend.layouts=[dp1_tp8_ep8,dp2_tp4_ep4]"
+WORDS = ["demand.peak_qps=200", TWO, "recommend.budgets=[8192]"]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("answer") / "answer.json"
+    assert main(["recommend", *WORDS, "plan.node_hour_usd=16", "--out", str(out)]) == 0
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.fixture
+def verdict(tree: dict[str, Any]) -> RecommendationVerdict:
+    return from_tree(RecommendationVerdict, tree, "the answer")
+
+
+def test_the_shapes_are_in_order_with_nodes_and_probabilities(verdict: RecommendationVerdict) -> None:
+    (ranking,) = verdict.rankings
+    first, second = ranking.shapes
+    assert (first.layout, second.layout) == ("dp2_tp4_ep4", "dp1_tp8_ep8")
+    assert first.nodes < second.nodes and (first.rank, second.rank) == (1, 2)
+    assert sum(shape.probability_best for shape in ranking.shapes) == pytest.approx(1.0)
+    assert first.probability_best > 0.9 and second.told_apart
+    assert first.nodes_at["high"] < first.nodes_at["estimate"] < first.nodes == first.nodes_at["low"]
+    assert (first.gpus, first.draws, first.usd_per_hour) == (8, DRAWS, 16.0 * first.nodes)
+    q = first.qps_per_node
+    assert q.low and q.high and q.low < q.estimate < q.high
+    assert first.shape == "2 x TP4/EP4" and "model.step_time.layout_scale" in first.assumed
+
+
+def test_planned_nodes_are_those_of_a_plan_on_the_same_capacity(verdict: RecommendationVerdict) -> None:
+    first = verdict.rankings[0].first
+    assert first.qps_per_node.low
+    needed = 200 / (first.qps_per_node.low * 0.85)
+    assert first.nodes - 1 < needed <= first.nodes
+
+
+def test_every_proposal_is_a_command_that_runs(
+    verdict: RecommendationVerdict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proposed = verdict.rankings[0].proposed
+    assert 1 <= len(proposed) <= 3
+    for one in proposed:
+        words = shlex.split(one.command)
+        assert words[:3] == ["python", "-m", "loadgen"] and one.load_s > 60
+        assert main([*words[3:], "--dry-run"]) == 0
+        assert "of load" in capsys.readouterr().out
+
+
+def test_the_screen_says_what_was_chosen_and_why(
+    tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(tree))
+    assert analysis(["show", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("PREDICTED  dp2_tp4_ep4 (2 x TP4/EP4, 8192 tokens a step): ")
+    for words in (
+        "an hour",
+        "P(best)",
+        "measure to be sure",
+        "assumed of all: deployment_scale",
+        "E(n) = 1 is assumed",
+        "a simulated engine",
+    ):
+        assert words in text
+    assert analysis(["show", str(file), "--recompute"]) == 2
+
+
+def test_json_is_the_verdict_and_is_read_back(tree: dict[str, Any], verdict: RecommendationVerdict) -> None:
+    assert tree["event"] == "result" and tree["exit_code"] == 0
+    assert to_tree(verdict) == {key: value for key, value in tree.items() if key != "event"}
+
+
+def test_hits_budgets_and_an_infeasible_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgen.cli.recommending.DRAWS", 2)
+    out = tmp_path / "answer.csv"
+    # Two GPUs of this size do not hold the model: one layout has no rank, and says why.
+    words = ["demand.mean_qps=100", "demand.peak_factor=2", "hardware=h100", "recommend.hits=[0,.5]"]
+    layouts = ["recommend.layouts=[dp1_tp8_ep8,dp4_tp2_ep2]", "recommend.budgets=[4096,8192]"]
+    assert main(["recommend", *words, *layouts, "--json", "--out", str(out)]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert [one["hit"] for one in tree["rankings"]] == [0.0, 0.5] and tree["peak_qps"] == 200
+    cold, warm = tree["rankings"]
+    assert {shape["budget_tokens"] for shape in cold["shapes"]} == {4096, 8192}
+    (refused,) = cold["unranked"]
+    assert (refused["name"], refused["kind"]) == ("dp4_tp2_ep2", "infeasible") and refused["reason"]
+    best = [max(shape["qps_per_node"]["estimate"] for shape in one["shapes"]) for one in (cold, warm)]
+    assert best[0] < best[1]
+    table = pyarrow.csv.read_csv(out)
+    assert table.num_rows == 6 and set(table["unranked"].to_pylist()) == {"", "infeasible"}
+    assert sorted(set(table["prefix_hit"].to_pylist())) == [0.0, 0.5]
+
+
+def test_what_the_engine_model_does_not_predict_is_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = engine_model.predict
+
+    def partly(experiment: Any, **how: Any) -> Any:
+        if experiment.layout.tensor_parallel == 4:
+            raise ValueError("no model of this layout yet")
+        return known(experiment, **how | {"draws": min(2, how["draws"])})
+
+    monkeypatch.setattr("loadgen.cli.recommending.engine_model.predict", partly)
+    assert main(["recommend", *WORDS]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("PREDICTED  dp1_tp8_ep8 ")
+    assert "not predicted: dp2_tp4_ep4 8192: no model of this layout yet" in text
+
+
+def test_a_dry_run_lists_the_shapes_and_predicts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("loadgen.cli.recommending.engine_model.predict")
+    assert main(["recommend", "demand.peak_qps=200", TWO, "--dry-run", "--measure"]) == 0
+    text = capsys.readouterr().out
+    assert "# 6 of 6 shapes are predicted for 200 QPS at the peak" in text
+    assert "# dp2_tp4_ep4 16384: 2 x TP4/EP4" in text and "some 6 min of load each" in text
+
+
+def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["demand.peak_qps=200", "recommend.layouts=[dp1_tp8_ep8]", "recommend.budgets=[8192]"]
+    assert main(["recommend", *words, "slo.ttft_p90_ms=20"]) == summary.EXIT_SLO_MISSED
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: no shape has a capacity: even at ")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("", "a plan needs a demand: demand.peak_qps=QPS"),
+        ("demand.peak_qps=0", "demand.peak_qps=0.0 must be positive"),
+        ("demand.peak_qps=200 recommend.layouts=[dp2_tp4]", "or 'dp2_tp4_ep4'"),
+        ("demand.peak_qps=200 layout=dp1_tp8", "recommend.layouts=[A,B]"),
+        ("demand.peak_qps=200 layout.max_num_batched_tokens=9", "recommend.budgets="),
+        ("demand.peak_qps=200 recommend.budgets=[0]", "must be at least 1 token"),
+        ("demand.peak_qps=200 recommend.budgets=[4096,4096]", "a value twice"),
+        ("demand.peak_qps=200 recommend.hits=[1]", "must be in [0, 1)"),
+        ("demand.peak_qps=200 recommend.hits=[.5] workload.prefix_hit=.2", "recommend.hits"),
+        ("demand.peak_qps=200 rate_qps=2", "finds the rate of each shape itself"),
+        ("demand.peak_qps=200 matrix.layout=[a,b]", "belongs to predict and sweep"),
+        ("demand.peak_qps=200 demand.input_tokens=9", "workload.input_tokens.mean"),
+        ("demand.peak_qps=200 plan.degraded=true", "is of a measured run"),
+        ("demand.peak_qps=200 engine=external target.urls=[http://127.0.0.1:1]", "engine=external stands"),
+        (
+            "demand.peak_qps=200 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8]",
+            "choose a smaller layout",
+        ),
+        (
+            "demand.peak_qps=200 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8,2p1d]",
+            "no shape is feasible",
+        ),
+        ("demand.peak_qps=200 --requests x.csv", "--requests belongs to an answer of predict"),
+        ("demand.peak_qps=200 nonsense=3", "unknown key 'nonsense'"),
+    ],
+)
+def test_a_wrong_word_is_one_line_and_exit_2(
+    words: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recommend", *shlex.split(words)]) == summary.EXIT_USAGE
+    said = capsys.readouterr()
+    assert not said.out and said.err.count("\n") == 1 and remedy in said.err
+
+
+def test_measure_belongs_to_recommend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "--measure"]) == 2
+    assert "--measure belongs to recommend" in capsys.readouterr().err
+
+
+def test_the_words_of_a_shape_give_every_engine_its_budget() -> None:
+    from loadgen.cli import prediction
+
+    question = ShapeQuestion.of(["demand.peak_qps=1", "recommend.layouts=[1p1d_tp4_ep4,2p1d]"], None)
+    found = question.shapes(lambda words: prediction.checked(words, None))
+    budgets = {(shape.layout, shape.budget_tokens) for shape in found}
+    assert budgets == {
+        *(("1p1d_tp4_ep4", tokens) for tokens in around(4096)),
+        *(("2p1d", tokens) for tokens in around(8192)),
+    }
+    for shape in found:
+        assert shape.asked is not None
+        layout, engine = shape.asked.layout, shape.asked.engine
+        assert layout.prefill is not None
+        own = layout.prefill.max_num_batched_tokens or engine.max_num_batched_tokens  # type: ignore[attr-defined]
+        assert own == shape.budget_tokens
+
+
+def test_a_real_engine_is_predicted_by_the_engine_model_and_measured_as_it_is() -> None:
+    words = ["demand.peak_qps=1", "engine=vllm", "cluster=mi325x_1n", "search=standard", "fleet.drain_s=9"]
+    question = ShapeQuestion.of([*words, "model=llama31_405b_fp8"], None)
+    assert question.predicting == ["cluster=mi325x_1n", "model=llama31_405b_fp8", "engine=simulated"]
+    command = question.command("sweep", ["layout=dp1_tp8"])
+    assert "engine=vllm" in command and "search=standard" in command and "demand" not in command
+
+
+def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
+    asked = AskedExperiment(
+        engine="simulated",
+        model="m",
+        hardware="h",
+        layout="l",
+        routing="r",
+        workload="w",
+        nodes=1,
+        replicas=1,
+        slo=P90Bounds(2000.0, 100.0),
+    )
+    return StudyVerdict(
+        study="matrix", asked=asked, names=(), parts=(), exit_code=code, cells=tuple(cells), folder="runs/x"
+    )
+
+
+def cell(number: int, layout: str, qps: float, ratio: CellRatio | None = None) -> MatrixCell:
+    figures = QpsFigures(qps, 0.97 * qps, 1.03 * qps, 0.975 * qps)
+    at = {"layout": layout, "max_num_batched_tokens": 8192}
+    return MatrixCell(
+        name=f"cell-{number}", at=at, exit_code=0, qps_per_node=figures, binding="tpot", ratio=ratio
+    )
+
+
+def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> None:
+    cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 5.0)]
+    found = recommended.measured(verdict, measured(cells), "runs/x")
+    (ranking,) = found.measured
+    assert ranking.first.layout == "dp1_tp8_ep8" and ranking.first.probability_best > 0.99
+    assert ranking.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
+    from analysis.results import recommendation_text
+
+    text = recommendation_text.text(found)
+    assert text.startswith("MEASURED  dp1_tp8_ep8 ") and "the choice changes from dp2_tp4_ep4 8192" in text
+
+
+def test_a_paired_ratio_tells_apart_what_two_intervals_do_not(verdict: RecommendationVerdict) -> None:
+    paired = CellRatio(1.03, 1.028, 1.032, "paired")
+    cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 3.09, paired)]
+    peak = replace(verdict, peak_qps=3000.0)
+    with_pairs = recommended.measured(peak, measured(cells), "x").measured[0]
+    alone = recommended.measured(peak, measured([cells[0], replace(cells[1], ratio=None)]), "x").measured[0]
+    assert with_pairs.first.probability_best > 0.99 and with_pairs.shapes[1].told_apart
+    assert alone.first.probability_best < 0.97 and not alone.shapes[1].told_apart
+
+
+def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVerdict, tmp_path: Path) -> None:
+    left = MatrixCell(
+        name="cell-2", at={"layout": "dp1_tp8_ep8", "max_num_batched_tokens": 8192}, exit_code=None
+    )
+    study = measured([cell(1, "dp2_tp4_ep4", 3.0), left], summary.EXIT_INTERRUPTED)
+    (tmp_path / recommended.FILE).write_text(json.dumps(to_tree(verdict)))
+    (tmp_path / "study.json").write_text(json.dumps(to_tree(study)))
+    found = recommended.read(tmp_path)
+    assert found.exit_code == summary.EXIT_INTERRUPTED and not found.passed
+    from analysis.results import recommendation_text
+
+    text = recommendation_text.text(found)
+    assert "no result: dp1_tp8_ep8 8192: not measured yet" in text
+    assert f"to go on: python -m loadgen resume {tmp_path}" in text
+
+
+def test_layouts_are_checked_before_anything_is_predicted() -> None:
+    with pytest.raises(ConfigError, match="unknown choice 'layout=nope'"):
+        ShapeQuestion.of(["demand.peak_qps=1", "recommend.layouts=[nope]"], None)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("nothing_left")
+def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One short search of one shape; a busy machine may void its windows, never the answer's form."""
+    from tests.support.words import over
+
+    short = [
+        "workload.input_tokens.mean=600",
+        "workload.output_tokens.mean=20",
+        "search.window_s=6",
+        "search.first_transition_s=3",
+        "search.transition_s=2",
+        "search.budget_s=16",
+        "search.min_dwells=2",
+        "fleet.warmup_requests=4",
+        "fleet.drain_s=3",
+    ]
+    words = over([*WORDS, *short], "recommend.layouts=[dp1_tp8_ep8]")
+    code = main(["recommend", *words, "--measure", "--json", f"out={tmp_path}", "run=it"])
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["exit_code"] == code and code in (0, 3, 4, 6)
+    assert answer["recommendation"] and answer["folder"].endswith("it")
+    found = recommended.read(tmp_path / "it")
+    assert found.exit_code == code and len(found.measured) == (code == 0)
+    assert analysis(["show", str(tmp_path / "it")]) == 0
+    assert "PREDICTED  dp1_tp8_ep8" in capsys.readouterr().out

@@ -1,0 +1,251 @@
+"""Both sides of a split node in one event loop whose time jumps: no Ray, no way between them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conf.specs.experiment import PrefillEngines, SimulatedEngine
+from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.scheduler.engine import BlockEngine
+from serve_apps.simulated import split_engines
+from serve_apps.simulated.openai_answers import ApiRequest
+from serve_apps.simulated.server import EngineDead, RealtimeEngine, SimulatedApp
+from serve_apps.simulated.split_engines import (
+    Answers,
+    PrefillCall,
+    PrefillSide,
+    Prompt,
+    PromptComputed,
+    Refused,
+    RemotePrompts,
+)
+from tests.support.engines import check_integrity
+from tests.support.simulated_service import SERVED, SPECS, Call, run
+
+ROUND = 1e-3
+"""Timers count milliseconds."""
+
+
+def split(mode: str, connector: str = "moriio") -> Any:
+    side = PrefillEngines(tensor_parallel=4)
+    return replace(
+        SPECS.layout, tensor_parallel=4, prefill=side, transfer_mode=mode, connector=connector, name="split"
+    )
+
+
+class Node:
+    """One engine of each side, and the application of the decode side."""
+
+    def __init__(
+        self, mode: str = "read", time_scale: float = 1.0, connector: str = "moriio", **spec: Any
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        layout = split(mode, connector)
+        assert isinstance(SPECS.engine, SimulatedEngine)
+        parts = replace(SPECS.engine, **spec), SPECS.model, SPECS.hardware
+        self.plain = [BlockEngine(*parts, side) for side in (layout.prefill_side, layout.decode_side)]
+        epoch_s = loop.time()
+        self.prefill, self.decode = (
+            RealtimeEngine(each, loop.time, time_scale, epoch_s) for each in self.plain
+        )
+        self.prefill.start()
+        self.decode.start()
+        self.side = PrefillSide(self.prefill)
+        self.seconds = TransferSeconds.of(SPECS.model, layout)
+        prompts = RemotePrompts(self.decode, self.ask, KvLink(self.seconds), mode == "write")
+        self.app = SimulatedApp(self.decode, SERVED, "decode-1", prompts)
+        self.prompts = prompts
+
+    def ask(self, prompt: Prompt) -> PrefillCall:
+        return PrefillCall(self.side.compute(prompt))
+
+    def call(self, **fields: Any) -> Call:
+        import json
+
+        body = json.dumps({"model": SERVED.name} | fields).encode()
+        return Call(self.app, "POST", "/v1/completions", body)
+
+    async def stream(self, tokens: int, prompt: int = 0, length: int = 1000) -> list[Any]:
+        asked = {"prompt": [prompt] * length, "max_tokens": tokens, "stream": True}
+        done = await self.call(**asked, stream_options={"include_usage": True}).done()
+        return done.events()
+
+    def empty(self) -> bool:
+        return all(engine.kv_usage == 0 and not engine.running + engine.waiting for engine in self.plain)
+
+
+async def settled(node: Node) -> None:
+    """Let both sides hear of it, and look once more."""
+    for _ in range(20):
+        await asyncio.sleep(ROUND)
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) -> None:
+    async def story() -> tuple[list[list[Any]], Node]:
+        node = Node(mode)
+        answers = await asyncio.gather(*(node.stream(5 + i, i, 700 + 300 * i) for i in range(4)))
+        await settled(node)
+        return answers, node
+
+    answers, node = run(story())
+    for i, events in enumerate(answers):
+        assert events[-1] == "[DONE]"
+        assert events[-2]["usage"]["completion_tokens"] == 5 + i
+        assert sum("token" in event["choices"][0]["text"] for event in events[:-2]) == 5 + i
+        assert events[-2]["maxqps"]["steps"] == 5 + i + 1, "the step that computed the prompt is one of them"
+    assert node.empty()
+    for engine in node.plain:
+        check_integrity(engine.scheduler)
+    told = node.prefill.metrics(), node.decode.metrics()
+    assert [each.finished for each in told] == [4, 4]
+    assert told[0].prompt_tokens == 700 + 1000 + 1300 + 1600
+    assert told[0].generation_tokens == 4
+
+
+def test_the_first_token_comes_after_prompt_transfer_and_a_step_of_decode() -> None:
+    async def story(mode: str) -> tuple[float, float, Node]:
+        node = Node(mode)
+        request = ApiRequest(False, 4000, 3, True)
+        stream = await node.prompts.open(request)
+        await stream.more_than(0)
+        assert stream.taken_s is not None and stream.prompt is not None
+        node.prompts.close(stream)
+        return stream.emitted_s[0] - stream.accepted_s, stream.prompt.first_token_us * 1e-6, node
+
+    read_s, prompt_s, node = run(story("read"))
+    moved_s = node.seconds.work_s(4000) + node.seconds.latency_s
+    assert read_s > prompt_s + moved_s
+    assert read_s < prompt_s + moved_s + 0.1
+    write_s, _, _ = run(story("write"))
+    assert prompt_s < write_s < read_s, "the KV flows while the prompt is computed"
+
+
+def test_cached_tokens_are_those_of_the_prefill_engine() -> None:
+    async def story() -> list[int]:
+        node = Node(connector="nixl", enable_prefix_caching=True)
+        hashes = tuple(range(10))
+        request = ApiRequest(False, 10 * 16 + 8, 2, True, hashes=hashes)
+        found = []
+        for _ in range(2):
+            stream = await node.prompts.open(request)
+            await stream.more_than(1)
+            found.append(stream.steps.cached_tokens)
+            node.prompts.close(stream)
+        return found
+
+    assert run(story()) == [0, 160]
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.05, 0.2, 0.5])
+def test_a_client_that_leaves_leaves_nothing_behind(mode: str, after_s: float) -> None:
+    async def story() -> Node:
+        node = Node(mode)
+        leaving = [
+            asyncio.create_task(node.call(prompt=[i] * 3000, max_tokens=200, stream=True).done())
+            for i in range(3)
+        ]
+        await asyncio.sleep(after_s)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        await asyncio.sleep(1)
+        events = await node.stream(2)
+        await settled(node)
+        assert events[-1] == "[DONE]"
+        return node
+
+    node = run(story())
+    assert node.empty()
+    for engine in node.plain:
+        check_integrity(engine.scheduler)
+
+
+def test_a_prefill_engine_refuses_for_the_whole_service() -> None:
+    async def story() -> list[Call]:
+        node = Node(max_num_queued_reqs=1)
+        asked = {"prompt": [1] * 2000, "max_tokens": 4}
+        calls = await asyncio.gather(*(node.call(**asked).done() for _ in range(3)))
+        await settled(node)
+        assert node.empty()
+        return list(calls)
+
+    assert sorted(call.status for call in run(story())) == [200, 503, 503]
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_a_prefill_engine_that_dies_fails_its_requests_only(mode: str) -> None:
+    async def story() -> Call:
+        node = Node(mode)
+        call = node.call(prompt=[1] * 4000, max_tokens=4)
+        task = asyncio.create_task(call.done())
+        await asyncio.sleep(0.05)
+        node.prefill.stop()
+        await task
+        await settled(node)
+        assert node.decode.failure is None
+        assert node.plain[1].kv_usage == 0
+        return call
+
+    call = run(story())
+    assert call.status == 500
+    assert b"prefill engine" in call.content
+
+
+def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_kv() -> None:
+    async def one_then_lost() -> AsyncGenerator[PromptComputed | Refused, None]:
+        yield PromptComputed(0.0, 0.0, stream_steps)
+        await asyncio.sleep(0.001)
+        raise ConnectionError("actor died")
+
+    from serve_apps.simulated.openai_answers import EngineSteps
+
+    stream_steps = EngineSteps(1, 0)
+
+    async def story() -> str:
+        node = Node()
+        node.prompts._ask = lambda _: PrefillCall(one_then_lost())
+        stream = await node.prompts.open(ApiRequest(False, 5000, 3, True))
+        with pytest.raises(EngineDead) as lost:
+            await stream.more_than(0)
+        node.prompts.close(stream)
+        await settled(node)
+        assert node.plain[1].kv_usage == 0
+        return str(lost.value)
+
+    assert run(story()) == "the prefill engine is lost: actor died"
+
+
+def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_engines, "HELD_S", 3.0)
+
+    async def story() -> tuple[list[Any], float, float]:
+        node = Node()
+        answers: Answers = node.side.compute(Prompt(1000, (), (), 0.0))
+        found: list[Any] = [await anext(answers)]
+        held = node.plain[0].kv_usage
+        with suppress(StopAsyncIteration):
+            found.append(await anext(answers))
+        await settled(node)
+        return found, held, node.plain[0].kv_usage
+
+    found, held, after = run(story())
+    assert [type(each) for each in found] == [PromptComputed]
+    assert held > 0 and after == 0
+
+
+def test_at_another_speed_of_the_clock_the_engines_time_is_the_same() -> None:
+    async def story(time_scale: float, mode: str) -> float:
+        node = Node(mode, time_scale)
+        stream = await node.prompts.open(ApiRequest(False, 3000, 4, True))
+        await stream.more_than(3)
+        node.prompts.close(stream)
+        return stream.emitted_s[-1] - stream.accepted_s
+
+    for mode in ("read", "write"):
+        assert run(story(0.5, mode)) == pytest.approx(run(story(1.0, mode)), abs=3 * ROUND)

@@ -1,0 +1,119 @@
+"""A prefill and a decode engine of real vLLM on this machine's CPU: KV goes from one to the other by NIXL.
+
+Its UCX backend needs no RDMA: within a machine it moves KV by shared memory or TCP. Each deployment takes a
+minute or two.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf import load
+from loadgen.drive import fixed_rate
+from loadgen.run import measure
+from loadgen.run.lifecycle import Service
+from tests.support.vllm_words import RATE_QPS, WORDS
+from tests.support.words import over
+from tests.vllm.running import Up
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not find_spec("nixl"), reason="make vllm installs NIXL"),
+]
+
+SPLIT = over(WORDS, "layout=1p1d_tp1")
+LENGTHS = 1, 64, 128, 129, 300
+"""Tokens of prompts around a block of the CPU build, which has 128."""
+TOKENS = 12
+
+
+def deployed(words: list[str]) -> Any:
+    from loadgen.cli.deployment import service
+
+    return service(load(words), lambda *_, **__: None)
+
+
+def greedy(served: Service) -> list[list[int]]:
+    """The tokens of greedy answers to prompts of all lengths, none of which begins as another does."""
+    answers = []
+    for number, length in enumerate(LENGTHS):
+        body = {
+            "model": load(WORDS).model.served_name,
+            "prompt": [(7 * place + 31 * number) % 900 + 10 for place in range(length)],
+            "max_tokens": TOKENS,
+            "min_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        request = urllib.request.Request(
+            f"{served.urls[0]}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            answers.append(json.load(response)["choices"][0]["token_ids"])
+    return answers
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    """Answers of one engine that computes prompts and answers; its deployment has ended."""
+    with deployed(WORDS) as served:
+        return greedy(served)
+
+
+@pytest.fixture(scope="module")
+def up(alone: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with deployed(SPLIT) as served:
+        yield Up(served, SPLIT, tmp_path_factory.mktemp("runs"))
+
+
+def by_source(up: Up) -> dict[str, float]:
+    """Prompt tokens of the decode engine by where their KV is from, as vLLM counts them."""
+    (page,) = up._pages()
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("vllm:prompt_tokens_by_source_total{"):
+            found[line.partition('source="')[2].partition('"')[0]] = float(line.rpartition(" ")[2])
+    return found
+
+
+def test_answers_are_those_of_one_engine_alone_and_no_prompt_is_computed_twice(
+    up: Up, alone: list[list[int]]
+) -> None:
+    before = by_source(up)
+    assert greedy(up.served) == alone
+    gone = {source: count - before[source] for source, count in by_source(up).items()}
+    # A prompt of one token has nothing to send but the token that is computed anyway.
+    assert gone["local_compute"] <= 1
+    assert gone["external_kv_transfer"] >= sum(LENGTHS) - 1 and gone["local_cache_hit"] == 0
+
+
+def test_both_sides_are_read_back(up: Up) -> None:
+    (replica,) = up.served.reported["replicas"].values()
+    assert replica["deployment"].startswith("Decode:")
+    told = replica["told"]
+    assert told["engine"]["kv_transfer"] == {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    assert told["prefill_engine"]["kv_transfer"]["kv_role"] == "kv_producer"
+    assert up.served.reported["engine"]["prefill"]["args"]["max_model_len"] == 8192
+    assert up.served.fault() is None
+
+
+def test_a_probe_is_answered_in_full(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
+    before = by_source(up)
+    tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=8")
+    rows = run.requests()
+    assert set(rows["status"].to_pylist()) <= {"ok", "missed"}, tree["reason"]
+    ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
+    assert ok.num_rows > 0 and set(ok["finish_reason"].to_pylist()) == {"length"}
+    gone = {source: count - before[source] for source, count in by_source(up).items()}
+    assert gone["external_kv_transfer"] > 0
+    assert gone["local_compute"] <= rows.num_rows  # at most the last token of each
