@@ -28,9 +28,9 @@ VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same
 	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 # Five lanes of tests with Ray, which mostly wait, and two that compute; none asks how busy the machine is. A
-# session of Ray holds some 2 GB: on a machine with less memory than seven lanes need, give fewer AT_ONCE.
+# session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
 LANES := test-faults test-commands test-cluster test-served test-routers test-loadgen test-others
-AT_ONCE ?= 7
+AT_ONCE ?= 5
 LANE = @$(BIN)/python -m pytest -m
 
 .PHONY: sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
@@ -47,9 +47,9 @@ $(STAMP): pyproject.toml requirements.lock
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in seven lanes side by side; what ARGS="..." names in one
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in seven lanes, AT_ONCE of them side by side; what ARGS="..." names in one
 ifeq ($(ARGS),)
-	@echo "$(words $(LANES)) runs side by side; each prints when it ends"
+	@echo "$(words $(LANES)) runs, $(AT_ONCE) side by side; each prints when it ends"
 	@$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --output-sync=target $(LANES)
 else
 	$(LANE) "not vllm" $(ARGS)
