@@ -20,7 +20,9 @@ from conf.io.secret import masked
 LINES, LETTERS = 200, 400
 """Most lines of a process, more than Python's stack of a crash, and letters of a line (our choice)."""
 TAIL_BYTES = 2**16
-NODES, NODE_TIMEOUT_S = 8, 10.0
+NEWEST = 3
+"""Most processes of an application that are read on a node (our choice)."""
+NODES, NODE_TIMEOUT_S = 8, 30.0
 """Most nodes that are asked for logs, and the seconds they may take together (our choice)."""
 NAMED = ":actor_name:ServeReplica:{app_name}:"
 """Ray's line about the actor in such a file, before what the actor itself writes."""
@@ -117,9 +119,13 @@ def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
 
 
 def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, list[str]]:
-    """The last lines of the newest file of each kind in a folder of Ray's logs, by the file's name."""
+    """The last lines of the newest files of each kind in a folder of Ray's logs, by the file's name.
+
+    Several, because Serve may have begun to replace the replica that tells why.
+    """
     named, found = NAMED.format(app_name=app_name).encode(), {}
     for kind in (".err", ".out"):
+        kept = 0
         files = sorted(folder.glob(f"worker-*{kind}"), key=lambda file: file.stat().st_mtime, reverse=True)
         for file in [file for file in files if file.stat().st_mtime >= since_s]:
             with file.open("rb") as log:
@@ -129,5 +135,7 @@ def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, li
             lines = [line for line in lines if line.strip() and not MARK.match(line)]
             if ours and lines:
                 found[file.name] = lines[-LINES:]
+                kept += 1
+            if kept == NEWEST:
                 break
     return found

@@ -253,8 +253,10 @@ class Dies:
 def test_a_deployment_that_dies_tells_its_last_words(
     by_signal: bool, cause: str, ray_session: Session
 ) -> None:
-    with pytest.raises(DeployError, match=f"dies is DEPLOY_FAILED: .*; {cause}: ") as caught:
+    with pytest.raises(DeployError) as caught:
         deploy(Dies.bind(by_signal), expected("dies", ray_session.url))
+    told = str(caught.value), *caught.value.last_words
+    assert re.match(f"dies is DEPLOY_FAILED: .*; {cause}: ", told[0]), "\n".join(told)
     assert "\n" not in str(caught.value)
     assert any(f"({line})" in str(caught.value) for line in caught.value.last_words)
     assert serve_state.state("dies").trouble == "the application is ABSENT"
