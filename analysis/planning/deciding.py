@@ -1,4 +1,4 @@
-"""Which measurements would change a choice of shape, and what that is expected to save; runs nothing.
+"""Measurements that would change a choice of shape, with their expected worth in nodes; runs nothing.
 
 The choice is the shape with the fewest expected nodes. A measurement is simulated in every joint draw: what
 it would show is the draw's own capacity with the error of a search. The expected nodes of every shape given
@@ -35,7 +35,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a measurement is expected to bring, after those proposed before it.
+    """The expected worth of a measurement, after those proposed before it.
 
     The choice changes with `change_probability`, which saves `saved_nodes` on average; the sd of the nodes
     that the first choice needs becomes `sd_nodes`.
@@ -110,7 +110,7 @@ def _choice(nodes: Ints) -> int:
 
 
 def _shown(one: Measurement, ln_qps: Floats, seconds: float) -> Floats:
-    """What the measurement would show in each draw: ln capacity, and of a second shape the ln ratio."""
+    """The result of the measurement in each draw: ln capacity, and of a second shape the ln ratio."""
     longer = math.sqrt(SWEEP_S / seconds)
     first, *others = one.shapes
     draws = ln_qps.shape[1]

@@ -1,4 +1,4 @@
-"""Which of several shapes needs the fewest nodes, over joint draws of capacities; knows none by name.
+"""The order of shapes by the nodes they need, over joint draws of capacities; knows none by name.
 
 Column d of every table is one draw of all constants, the same one for all shapes: what they share cancels.
 """

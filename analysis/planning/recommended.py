@@ -44,7 +44,7 @@ MEASURED_DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class ShapeCapacity:
-    """What is known of one shape: the evidence to plan on, and ln of its capacity in every joint draw.
+    """The knowledge of one shape: the evidence to plan on, and ln of its capacity in every joint draw.
 
     `draws` are those that were simulated; the others follow from them.
     """

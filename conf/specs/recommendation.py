@@ -11,7 +11,7 @@ MOST_SHAPES = 200
 
 @dataclass(frozen=True, slots=True)
 class Recommend:
-    """What is compared: every one of `layouts` with every one of `budgets`, at each of `hits`.
+    """The shapes to compare: every one of `layouts` with every one of `budgets`, at each of `hits`.
 
     An empty list of layouts means all files of conf/layout, of budgets (tokens of a step,
     max_num_batched_tokens) the layout's own, its half and its double, of hits the workload's own. A hit rate

@@ -60,7 +60,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ShapeQuestion:
-    """What was asked: demand and margins, the words of the service, and `config`, their base."""
+    """A question about shapes: demand and margins, the words of the service, and `config`, their base."""
 
     asked: Recommendation
     service: tuple[str, ...]

@@ -71,7 +71,7 @@ def application_name(*specs: object) -> str:
 
 
 class Engines(NamedTuple):
-    """So many engines of a kind, each on `bundles` of one node (STRICT_PACK)."""
+    """A number of engines of a kind, each on `bundles` of one node (STRICT_PACK)."""
 
     replicas: int
     bundles: Sequence[dict[str, float]]

@@ -316,7 +316,7 @@ class RealtimeEngine:
 
 
 class PromptEngines(Protocol):
-    """Where the prompts of an engine's requests are computed."""
+    """The engines that compute the prompts of an engine's requests."""
 
     async def open(self, request: ApiRequest) -> Stream:
         """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""

@@ -24,7 +24,7 @@ VLLM_NIXL_ABORT_REQUEST_TIMEOUT): the process of a decode engine may die with it
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a prefill engine is asked to compute; it came to the decode side at `at_s`."""
+    """A prompt for a prefill engine to compute; it came to the decode side at `at_s`."""
 
     input_tokens: int
     hashes: tuple[int, ...]

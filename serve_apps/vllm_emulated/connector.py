@@ -109,7 +109,7 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @staticmethod
     def _key(request: Any) -> str:
-        """What both engines call the transfer: the orchestrator's name of it, or the prefill request's id."""
+        """The name of the transfer on both engines: the orchestrator's, or the prefill request's id."""
         params = request.kv_transfer_params
         return str(params.get("transfer_id") or params.get("remote_request_id") or request.request_id)
 
@@ -129,7 +129,7 @@ def writes(transfer: Any) -> bool:
 
 
 def address(transfer: Any) -> Peer:
-    """Where this engine hears notices: where the real connector would."""
+    """The address at which this engine hears notices: the real connector's."""
     if transfer.kv_connector == NixlConnector.__name__:
         return Peer(envs.VLLM_NIXL_SIDE_CHANNEL_HOST, envs.VLLM_NIXL_SIDE_CHANNEL_PORT)
     given = transfer.kv_connector_extra_config

@@ -25,7 +25,7 @@ _DECODE_ID = re.compile(rf"___decode_addr_{_ADDRESS}_[0-9a-f]{{32}}")
 
 
 class Peer(NamedTuple):
-    """Where another engine hears notices."""
+    """The address at which another engine hears notices."""
 
     host: str
     port: int
@@ -69,7 +69,7 @@ class Hold(NamedTuple):
 
 @dataclass(slots=True)
 class Orders:
-    """What the scheduler's side of the connector asks of the workers' side with one step."""
+    """Requests of the scheduler's side of the connector to the workers' side with one step."""
 
     loads: list[Load] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)

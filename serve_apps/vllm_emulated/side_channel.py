@@ -47,7 +47,7 @@ class SideChannel:
             self._peers[peer].send(json.dumps(notice).encode(), zmq.NOBLOCK)
 
     def received(self) -> list[Notice]:
-        """What has come since the last call; what is no notice is dropped."""
+        """The notices since the last call; a message that is none is dropped."""
         notices = []
         while self._inbox is not None:
             try:

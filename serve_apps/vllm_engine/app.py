@@ -57,7 +57,7 @@ def engines_prefix(engine: VllmEngine, layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """How many engines there are of a kind, on `bundles` each."""
+    """A number of engines of a kind, on `bundles` each."""
 
     count: int = 0
     bundles: Sequence[dict[str, float]] = ()
@@ -170,7 +170,7 @@ def _pd_app(configs: Mapping[str, Mapping[str, Any]], routing: Routing) -> Appli
 
 
 def _ingress_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of Ray's OpenAI ingress, as many as there are engines behind it."""
+    """Options of Ray's OpenAI ingress, as many as there are engines behind it."""
     return {
         "num_replicas": config["deployment_config"]["num_replicas"],
         "max_ongoing_requests": NO_QUEUE_LIMIT,

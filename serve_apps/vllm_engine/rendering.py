@@ -123,11 +123,11 @@ class RenderingInput:
         return "HIP_VISIBLE_DEVICES" if "gfx" in self.hardware.arch else "CUDA_VISIBLE_DEVICES"
 
     def recipe(self) -> Recipe:
-        """That of a deployment. Raises ValueError."""
+        """The recipe of a deployment. Raises ValueError."""
         return recipe_of(self.engine, self.model, self.layout, self.version, self.hardware)
 
     def by_hand(self) -> Recipe:
-        """That of vLLM's own servers, which a person starts. Raises ValueError."""
+        """The recipe of vLLM's own servers, which a person starts. Raises ValueError."""
         engine = replace(self.engine, server="process")
         return recipe_of(engine, self.model, self.layout, self.version, self.hardware, deployed=False)
 

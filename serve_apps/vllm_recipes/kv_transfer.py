@@ -1,4 +1,4 @@
-"""What vLLM and Ray are told about the KV that goes from a prefill engine to a decode engine.
+"""Settings of vLLM and Ray for the KV that goes from a prefill engine to a decode engine.
 
 Connectors by their names, the role and the ports of each side, and the proxy that engines started by hand
 need. Refusals are in `transfer_rules`. Sources: vLLM's usage guides of MoRI-IO and NIXL, its connectors of
@@ -28,7 +28,7 @@ READ_MODE_OF_OLD = "VLLM_MORIIO_CONNECTOR_READ_MODE"
 
 LOOPBACK = "127.0.0.1"
 PROXY_PORT, PING_PORT = 8192, 36367
-"""Of the proxies in vLLM's guides: for clients of NIXL's, and where engines register at MoRI-IO's."""
+"""Ports of the proxies in vLLM's guides: for clients of NIXL's, and where engines register at MoRI-IO's."""
 NIXL_PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 MORIIO_PROXY = "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_server.py"
 

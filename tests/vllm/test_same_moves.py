@@ -18,12 +18,11 @@ from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
 from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.engine_model.scheduler.request import RequestState
-from serve_apps.engine_model.scheduler.scheduler import Scheduler
 from serve_apps.engine_model.service.split_service import SplitService
 from serve_apps.engine_model.service.virtual_service import SessionPrompt
-from tests.support.engines import check_integrity
 from tests.vllm.moving_kv import Duration, run_pair
 from tests.vllm.real_core import Limits, Log
+from tests.vllm.recorded import Recorded
 
 pytestmark = pytest.mark.vllm
 
@@ -58,27 +57,6 @@ class Case:
     @property
     def writes(self) -> bool:
         return self.layout.transfer_mode == "write"
-
-
-class Recorded(Scheduler):
-    """Writes down how many tokens of which request every step computes."""
-
-    steps: list[dict[int, int]]
-
-    def schedule(self) -> Batch | None:
-        decoding = [request for request in self.running if request._decoding]
-        self.chosen: dict[int, int] = {}
-        batch = super().schedule()
-        if batch is not None:
-            number = self._in_flight[-1].number
-            self.chosen |= {it.request_id: 1 for it in decoding if it._emits_in(number)}
-            self.steps.append(self.chosen)
-        check_integrity(self)
-        return batch
-
-    def _compute(self, request: RequestState, new: int, *rest: Any) -> None:
-        self.chosen[request.request_id] = new
-        super()._compute(request, new, *rest)
 
 
 class Watched(BlockEngine):

@@ -16,10 +16,8 @@ from conf import load
 from conf.specs.experiment import Constant, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
-from serve_apps.engine_model.scheduler.request import RequestState
-from serve_apps.engine_model.scheduler.scheduler import Scheduler
-from tests.support.engines import check_integrity
 from tests.vllm.real_core import Limits, Log, Work, run_real
+from tests.vllm.recorded import Recorded
 
 pytestmark = pytest.mark.vllm
 
@@ -38,27 +36,6 @@ class Prompt(NamedTuple):
     output_tokens: int
     shared: int = 0
     family: int = 0
-
-
-class Recorded(Scheduler):
-    """Writes down how many tokens of which request every step computes."""
-
-    steps: list[dict[int, int]]
-
-    def schedule(self) -> Batch | None:
-        decoding = [request for request in self.running if request._decoding]
-        self.chosen: dict[int, int] = {}
-        batch = super().schedule()
-        if batch is not None:
-            number = self._in_flight[-1].number
-            self.chosen |= {it.request_id: 1 for it in decoding if it._emits_in(number)}
-            self.steps.append(self.chosen)
-        check_integrity(self)
-        return batch
-
-    def _compute(self, request: RequestState, new: int, *rest: object) -> None:
-        self.chosen[request.request_id] = new
-        super()._compute(request, new, *rest)  # type: ignore[arg-type]
 
 
 def step_time(prompts: Sequence[Prompt]) -> Callable[[Sequence[Work], int], float]:

@@ -128,7 +128,7 @@ def advance(until_s: Any, remote: Any, r: Any) -> int:
 
 @inlined
 def ready_s(remote: Any, r: Any) -> Any:
-    """When an engine on which nothing runs may choose a step or look for transfers; inf where it is empty."""
+    """The time at which an idle engine may choose a step or look for transfers; inf where it is empty."""
     state, receiver = remote.engines.states[r], remote.receivers[r]
     arrives_s = math.inf
     if state.head < state.added:
@@ -146,7 +146,7 @@ def ready_s(remote: Any, r: Any) -> Any:
 
 @inlined
 def _next_here_s(remote: Any, r: Any) -> Any:
-    """When the next KV that no look has found is here; inf where none is on its way."""
+    """The arrival of the next KV that no look has found; inf where none is on its way."""
     seconds, receiver, requests = remote.seconds, remote.receivers[r], remote.engines.requests[r]
     found_s = next_s = math.inf
     first = -1

@@ -1,4 +1,4 @@
-"""Whether the engines of a layout can hold a model: its experts, its weights and one longest request.
+"""Refuses layouts whose engines cannot hold a model: its experts, its weights and one longest request.
 
 Knows bytes and numbers of experts; knows no request of a workload and no flag.
 """

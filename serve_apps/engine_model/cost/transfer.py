@@ -20,7 +20,7 @@ class TransferSeconds:
 
     @classmethod
     def of(cls, model: Model, layout: Layout) -> "TransferSeconds":
-        """Of a split layout: each GPU of the narrower side moves its part. Raises ValueError for others."""
+        """The seconds of a split layout, each GPU of whose narrower side moves its part; else ValueError."""
         if layout.prefill is None:
             raise ValueError(f"layout {layout.name} has no prefill engines: no KV is transferred")
         narrower = min(layout.tensor_parallel, layout.prefill.tensor_parallel)

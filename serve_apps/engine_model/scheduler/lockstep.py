@@ -149,7 +149,7 @@ class LockstepEngine:
 
     @property
     def kv_blocks(self) -> int:
-        """Of one rank, which a request must fit."""
+        """KV blocks of one rank, which a request must fit."""
         return self._ranks[0].kv_blocks
 
     @property

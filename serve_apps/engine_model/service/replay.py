@@ -50,9 +50,8 @@ def replay(
 
     With a `concurrency` they come in a closed loop behind one balancer, else when they are sent. Gaps are nan
     of an answer of one token, and of all where the engine has to be simulated block by block or is one of
-    data-parallel ranks. Raises
-    UnsupportedByFastPath for a closed loop that needs books of every block, and ValueError as
-    `whole_service.serve` does.
+    data-parallel ranks. Raises UnsupportedByFastPath for a closed loop that needs books of every block, and
+    ValueError as `whole_service.serve` does.
     """
     engine, asked = (spec, model, hardware, layout), requests.asked
     if layout.prefill is not None:

@@ -241,7 +241,7 @@ class _Decode(_Timed):
         return number
 
     def seen(self, number: int) -> tuple[float | None, float | None, int, bool, int]:  # type: ignore[override]
-        """As of any replica, and the prompt tokens that its prefill engine had cached; -1 before it began."""
+        """Progress as of any replica, and the tokens that its prefill engine had cached (-1: not begun)."""
         journey = self._journeys[number]
         state, cached = journey.decoding, journey.computing.cached_tokens
         if state is None:
