@@ -30,7 +30,7 @@ CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --n
 # Five lanes of tests with Ray, which mostly wait, and two that compute; none asks how busy the machine is. A
 # session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
 LANES := test-faults test-commands test-cluster test-served test-routers test-loadgen test-others
-AT_ONCE ?= 5
+AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
 .PHONY: sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
