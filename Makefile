@@ -33,7 +33,7 @@ LANES := test-faults test-commands test-cluster test-served test-routers test-lo
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
-.PHONY: sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
+.PHONY: help sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -43,6 +43,9 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python $(LOCKED) requirements.lock || $(call REMEDY,maxqps,1.5)
 	$(BIN)/python $(OURS)
 	touch $@
+
+help:  ## the targets, and what they do
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)

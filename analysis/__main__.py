@@ -10,6 +10,8 @@ examples:
   python -m analysis export runs/tp8 --format csv --out tp8.csv    or jsonl, inferencex, vllm-bench
   python -m analysis show profile_export.jsonl slo.ttft_p90_ms=2000    another tool's result, judged as ours
   python -m analysis calibrate runs/recipe --out node7.yaml        constants of the engine model from probes
+  python -m analysis live runs/20261121-091200-a1b2                follow a run or study in a browser
+  python -m analysis live runs/tp8 --port 8090                     the same on a port of your choice
 """
 
 # A composition root: `calibrate` and `plan` ask the engine model.
@@ -39,17 +41,6 @@ from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import OneLineParser, reason
 from conf.specs.experiment import SimulatedEngine
-
-WRONG_KIND = (
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    ArithmeticError,
-    AssertionError,
-    RecursionError,
-)
-"""Errors of reading a tree or a table that holds something else than a run writes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +84,7 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
         if not altered:
             raise
         raise integrity.AlteredError(str(error)) from error
-    except WRONG_KIND as error:
+    except integrity.WRONG_KIND as error:
         if not altered and all(map(integrity.is_sealed, places)):
             raise  # the files are as they were written: the mistake is ours
         named = ", ".join(map(str, places))
@@ -193,6 +184,15 @@ def calibrate(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def live(arguments: argparse.Namespace) -> int:
+    """Serve one page that follows a run or a study, also one that has ended, until Ctrl-C."""
+    # An HTTP server, which no other verb needs.
+    from analysis.live import command
+
+    command.live(arguments.run, arguments.port)
+    return EXIT_OK
+
+
 def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
     """The answer of the engine model to the words, as of `python -m loadgen predict`."""
     from conf.matrix import matrix
@@ -249,6 +249,9 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("run", type=_place, help="run folder; of a study, inferencex takes all parts")
         add("--format", required=True, choices=exchange.FORMATS, help="the format to write")
         add("--out", type=Path, metavar="FILE", help="default: standard output")
+    elif verb == "live":
+        add("run", type=Path, help="folder of a run or a study that runs or has ended")
+        add("--port", default="0", metavar="[HOST:]PORT", help=PORT_HELP)
     else:
         add("words", nargs="+", metavar="RUN|key=value", help=PROBES_HELP)
         add("--out", type=Path, metavar="FILE.yaml", help="write them for engine.constants=FILE")
@@ -263,8 +266,12 @@ PROBES_HELP = (
     "folders of probes or of a recipe; words say what the runs do not, as the engine's "
     "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants"
 )
+PORT_HELP = (
+    "port of the page on this machine, by default one that is free; with HOST: others reach it too, "
+    "without a password"
+)
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
-    act.__name__: act for act in (show, report, compare, plan, export, calibrate)
+    act.__name__: act for act in (show, report, compare, plan, export, calibrate, live)
 }
 
 

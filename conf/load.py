@@ -17,7 +17,7 @@ import yaml
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import constant_keys, constants, kernels, named_files
+from conf import bound_words, constant_keys, constants, kernels, named_files
 from conf.io.bounded_yaml import refuse_large
 from conf.io.nearest import hint, nearest
 from conf.io.one_line import one_line
@@ -52,7 +52,13 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     Raises ConfigError with one line: an unknown key, choice or value, or specs that do not fit.
     """
     choices, values = split_words(words)
+    values = bound_words.spelled(values)
     tree = named_files.read_saved(base) if base else {}
+    if isinstance(tree.get("slo"), dict):
+        known = bound_words.nested(tree["slo"])
+        tree["slo"] = (
+            known | {"at_most_ms": {}} if any(w.startswith(bound_words.LIST) for w in words) else known
+        )
     calibration = tree.get("engine", {}).get("constants")
     try:
         if base:

@@ -3,7 +3,9 @@
 examples:
   python -m loadgen sweep                               one simulated MI325X node on this machine (7 min)
   python -m loadgen sweep --dry-run search=standard     print the plan and how long it takes
+  python -m loadgen sweep --live 8090                   follow it in a browser at http://127.0.0.1:8090/
   python -m loadgen sweep matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.slo.tpot_p90_ms=[50,100]
+  python -m loadgen sweep slo.itl_p99_ms=400 slo.joint=.9    bounds on gaps between tokens, and on all at once
   python -m loadgen probe rate_qps=2.5 duration_s=60    hold one rate; exit 3 if a bound is missed
   python -m loadgen probe rate_qps=2.5 --require        pass or fail, as soon as it is clear; exit 0, 3 or 6
   python -m loadgen predict layout=dp2_tp4_ep4          capacity by the engine model, in seconds, without load

@@ -51,7 +51,7 @@ CONFINED = {
         "serve_apps/vllm_engine/forwarding.py",
         "serve_apps/vllm_engine/process_server.py",
     },
-    "prometheus_client": {"loadgen/run/metrics_scraper.py"},
+    "prometheus_client": {"analysis/live/prometheus_text.py", "loadgen/run/metrics_scraper.py"},
 }
 ROOTS = {
     "analysis/__main__.py",
@@ -71,7 +71,7 @@ FLOORS = {
         ("rows",),
         ("capacity", "quality"),
         ("results",),
-        ("calibration", "planning", "exchange"),
+        ("calibration", "planning", "exchange", "live"),
         ("figures",),
         ("report",),
         ("notebooks",),

@@ -40,8 +40,13 @@ def send_lag(rows: pa.Table, slo: Slo) -> Check:
 
     On a clock of speed D a lag displaces an arrival by D times as much: the bound is the D-th part.
     """
-    bound = max(max(LAG_MS, LAG_SHARE * slo.ttft_p90_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
+    bound = lag_gate_ms(rows, slo)
     return at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")
+
+
+def lag_gate_ms(rows: pa.Table, slo: Slo) -> float:
+    """The largest p99 of the send lag with which a window is valid."""
+    return max(max(LAG_MS, LAG_SHARE * slo.first_token_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
 
 
 def sent(rows: pa.Table, planned: int | None = None) -> Check:
@@ -67,7 +72,7 @@ def run_share(health: Health | None) -> Check:
 
 def stall(health: Health | None, slo: Slo) -> Check:
     """Longest stall of an actor's loop; information, because its effect shows in the send lag."""
-    return at_most("loop_stall", _worst(health, "stall_ms"), STALL_SHARE * slo.ttft_p90_ms, "ms")
+    return at_most("loop_stall", _worst(health, "stall_ms"), STALL_SHARE * slo.first_token_ms, "ms")
 
 
 def _worst(health: Health | None, figure: str) -> float | None:

@@ -5,7 +5,8 @@ Knows columns, their units and the file's metadata; decides nothing.
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ import pyarrow.parquet as pq
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import Verdict
-from analysis.capacity.window_counts import Window, WindowCounts
+from analysis.capacity.window_counts import (
+    EVERY,
+    Window,
+    WindowCounts,
+    latency_so_far,
+    parts_over,
+)
 from analysis.rows import metrics, parquet, routing_spread
 from analysis.rows.parquet import Column, schema
 from analysis.stats.quantiles import quantile
-from conf.specs.bounds import LIMITS
-from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
+from conf.specs.bounds import ITL_WITHIN, LIMITS, PER_REQUEST, Bound, Limit, Slo, metric_of, quantile_of
+from conf.specs.experiment import Arrivals, Lengths, Workload
 
 SCHEMA_VERSION = 2
 QUANTILES = (50, 90, 99)
@@ -29,6 +36,15 @@ KEYS = ("index", "kind")
 """Columns of every version of the table."""
 
 _REPLICA = pa.struct([("replica_id", pa.string()), ("requests", pa.int64()), ("ttft_p90_ms", pa.float64())])
+_BOUND = pa.struct(
+    [
+        ("bound", pa.string()),
+        ("quantile_ms", pa.float64()),
+        ("over", pa.float64()),
+        ("determined", pa.float64()),
+        ("phi", pa.float64()),
+    ]
+)
 _COLUMNS: tuple[Column, ...] = (
     ("index", pa.int32(), "", "segment of the schedule, from 0; `dwell` of the request table"),
     ("kind", pa.string(), "", "ramp, dwell, or hold"),
@@ -57,7 +73,12 @@ _COLUMNS: tuple[Column, ...] = (
         "requests/s",
         "realised load, in requests of the workload's mean work",
     ),
-    ("goodput_qps_per_node", pa.float64(), "requests/s", "answered within both bounds"),
+    (
+        "goodput_qps_per_node",
+        pa.float64(),
+        "requests/s",
+        "answered within every bound on one request",
+    ),
     *(
         (f"{limit}_p{q}_ms", pa.float64(), "ms", f"{q} % quantile of {limit.upper()}; a failure is infinite")
         for limit in LIMITS
@@ -102,12 +123,22 @@ _COLUMNS: tuple[Column, ...] = (
         (f"{limit}_phi", pa.float64(), "", "variance inflation: n requests were believed as n / phi")
         for limit in LIMITS
     ),
+    (
+        "bounds",
+        pa.list_(_BOUND),
+        "",
+        "bounds but p90 TTFT and p90 TPOT: name, quantile in ms, and counts like the columns above",
+    ),
     ("reason", pa.string(), "", "why this rate was chosen"),
 )
 
 DWELLS = schema(_COLUMNS)
 """Arrow schema of dwells.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
 used."""
+
+
+SELDOM = {"always": False}
+"""A field that a file leaves out where it has its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +151,8 @@ class CountingBasis:
     were counted.
     """
 
-    ttft_p90_ms: float
-    tpot_p90_ms: float
+    ttft_p90_ms: float | None
+    tpot_p90_ms: float | None
     input_tokens: int
     output_tokens: int
     arrivals: Arrivals
@@ -130,6 +161,9 @@ class CountingBasis:
     prior: Prior | None
     prefix_hit: float = 0.0
     replicas: int | None = None
+    at_most_ms: Mapping[Limit, float | None] = field(default_factory=dict, metadata=SELDOM)
+    joint: float | None = field(default=None, metadata=SELDOM)
+    itl_within: float = field(default=ITL_WITHIN, metadata=SELDOM)
 
     @classmethod
     def of(
@@ -142,14 +176,27 @@ class CountingBasis:
         replicas: int | None = None,
     ) -> "CountingBasis":
         """The basis of a run with these settings."""
-        ttft_ms, tpot_ms, arrivals = slo.ttft_p90_ms, slo.tpot_p90_ms, workload.arrivals
-        prompt, answer, hit = round(workload.prompt_tokens), workload.output_tokens.mean, workload.prefix_hit
-        return cls(ttft_ms, tpot_ms, prompt, answer, arrivals, streams, counted_ns, prior, hit, replicas)
+        return cls(
+            ttft_p90_ms=slo.ttft_p90_ms,
+            tpot_p90_ms=slo.tpot_p90_ms,
+            input_tokens=round(workload.prompt_tokens),
+            output_tokens=workload.output_tokens.mean,
+            arrivals=workload.arrivals,
+            streams=streams,
+            counted_ns=counted_ns,
+            prior=prior,
+            prefix_hit=workload.prefix_hit,
+            replicas=replicas,
+            at_most_ms=slo.at_most_ms,
+            joint=slo.joint,
+            itl_within=slo.itl_within,
+        )
 
     @property
     def slo(self) -> Slo:
         """The bounds as a spec."""
-        return Slo("recorded", self.ttft_p90_ms, self.tpot_p90_ms)
+        own = self.ttft_p90_ms, self.tpot_p90_ms, dict(self.at_most_ms), self.joint, self.itl_within
+        return Slo("recorded", *own)
 
     @property
     def workload(self) -> Workload:
@@ -170,8 +217,7 @@ def row(
     """One line of the table; `rows` are the requests of the window."""
     latency = {"ttft": metrics.ttft(rows), "tpot": metrics.tpot(rows)}
     # An answer without a TPOT has no such bound to miss.
-    good = np.all([~(latency[bound.limit] > bound.ms) for bound in basis.slo.bounds], axis=0)
-    good &= ~np.isnan(latency["ttft"])
+    good = ~(parts_over(rows, basis.slo, EVERY, basis.counted_ns)[0] > 0) & ~np.isnan(latency["ttft"])
     return {
         **{name: getattr(counts, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
         "rate_qps_per_node": counts.rate_qps / counts.nodes,
@@ -192,16 +238,46 @@ def row(
         **{f"{limit}_over": counts.over(limit).over for limit in LIMITS},
         **{f"{limit}_determined": counts.over(limit).determined for limit in LIMITS},
         **{f"{limit}_phi": None for limit in LIMITS},
+        "bounds": [_bound(counts, bound, rows, basis.counted_ns) for bound in others(basis.slo)],
         "reason": reason,
     }
+
+
+def others(slo: Slo) -> list[Bound]:
+    """The bounds that have no columns of their own."""
+    return [bound for bound in slo.bounds if bound.limit not in LIMITS]
+
+
+def _bound(counts: WindowCounts, bound: Bound, rows: pa.Table, now_ns: int) -> dict[str, Any]:
+    counted = counts.over(bound.limit)
+    return {
+        "bound": bound.limit,
+        "quantile_ms": limited(rows, bound, now_ns),
+        "over": counted.over,
+        "determined": counted.determined,
+        "phi": None,
+    }
+
+
+def limited(rows: pa.Table, bound: Bound, now_ns: int) -> float | None:
+    """The quantile in ms that a bound limits, as known at `now_ns`; None where it limits a share."""
+    if metric_of(bound.limit) not in PER_REQUEST:
+        return None
+    return quantile(latency_so_far(rows, bound, now_ns), quantile_of(bound.limit))
 
 
 def with_dispersion(rows: list[dict[str, Any]], capacity: Capacity | None) -> list[dict[str, Any]]:
     """The lines with the dispersion that the posterior assumed for each window it used."""
     if capacity is None:
         return rows
-    dispersion = {f"{limit}_phi": getattr(capacity, limit).phi for limit in LIMITS}
-    return [line | (dispersion if line["index"] in capacity.dwells else {}) for line in rows]
+    phi = {limit: found.phi for limit, found in capacity.limits.items()}
+    own = {f"{limit}_phi": phi[limit] for limit in LIMITS if limit in phi}
+    return [
+        line | own | {"bounds": [one | {"phi": phi[one["bound"]]} for one in line["bounds"]]}
+        if line["index"] in capacity.dwells
+        else line
+        for line in rows
+    ]
 
 
 def window(line: dict[str, Any]) -> Window:

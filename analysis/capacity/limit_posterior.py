@@ -1,11 +1,11 @@
 """Posterior of the highest rate at which one limit is kept, from the 5 s blocks of all measurement windows.
 
-Knows counts, offered loads and a prior; knows neither the other limit nor the next rate. The model: of the
-requests due in a block a share logistic(logit .1 + slope (x - limit load)) is over the limit, x being the
-logarithm of the load around the block (`Kernel`). Bursts of load explain most of the likeness of neighbours,
-so that a block is worth many more independent requests than it is within whole windows. The share at an
-offered rate is the mean of that curve over the loads that arrive at it: the limit rate lies below the limit
-load by a shift. All loads and rates are per node, most of them logarithms.
+Knows counts, offered loads and a prior; knows neither other limits nor the next rate. The model: of the
+requests due in a block a share logistic(logit a + slope (x - limit load)) is over the limit, x being the
+logarithm of the load around the block (`Kernel`) and a the share that may be over. Bursts of load explain
+most of the likeness of neighbours, so that a block is worth many more independent requests than it is within
+whole windows. The share at an offered rate is the mean of that curve over the loads that arrive at it: the
+limit rate lies below the limit load by a shift. All loads and rates are per node, most of them logarithms.
 """
 
 import math
@@ -18,11 +18,12 @@ from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import ALLOWED_OVER, Limit
+from conf.specs.bounds import GAPS, Limit, allowed_over, metric_of
 
-LOGIT_ALLOWED = math.log(ALLOWED_OVER / (1 - ALLOWED_OVER))
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
+GAP_SLOPE_CENTRE = math.log(12)
+"""The same of bounds on gaps, which a step with a prompt makes long at any load: 10 to 12 there."""
 STEP, REACH = 0.005, 140
 """Steps of the grid of limit loads (ln) and their number on either side of the prior's centre. Offered loads
 are rounded to the same steps: then a likelihood is a correlation of counts with one curve per slope, and
@@ -84,8 +85,8 @@ class LimitPosterior:
     dispersion: float
     kept: bool
     rising: bool
-    over: int
-    determined: int
+    over: float
+    determined: float
 
     def cdf(self, at: Floats) -> Floats:
         """P(ln of the limit rate <= at), shape of `at`."""
@@ -104,6 +105,7 @@ class _Blocks:
     log_load: Floats
     over: Floats
     determined: Floats
+    allowed: float
 
     def evidence(self, centre: float, slopes: Floats) -> Floats:
         """Log-likelihood of each (limit load, slope), as if requests were independent."""
@@ -113,21 +115,21 @@ class _Blocks:
         least = int(step.min())
         determined = np.bincount(step - least, self.determined)
         apart = STEP * np.arange(least - REACH, least + len(determined) + REACH)
-        curves = _softplus(LOGIT_ALLOWED + slopes[:, None] * apart)
+        curves = _softplus(logit(self.allowed) + slopes[:, None] * apart)
         expected = [np.correlate(curve, determined, "valid")[::-1] for curve in curves]
         over, load = self.over.sum(), self.over @ (STEP * step)
-        given = over * LOGIT_ALLOWED + slopes * (load - over * LOAD_GRID[:, None])
+        given = over * logit(self.allowed) + slopes * (load - over * LOAD_GRID[:, None])
         return np.asarray(given - np.stack(expected, axis=1))
 
     def constant(self) -> float:
         """Log-likelihood of the likeliest share that is at most half of what is allowed, at any load."""
         over, determined = float(self.over.sum()), float(self.determined.sum())
-        share = min(over / max(determined, 1.0), ALLOWED_OVER / 2)
+        share = min(over / max(determined, 1.0), self.allowed / 2)
         return over * math.log(share) + (determined - over) * math.log1p(-share) if share else 0.0
 
     def dispersion(self, limit_load: float, slope: float, longer: float) -> Dispersion | None:
         """Variance inflation that a fit leaves unexplained."""
-        expected = _logistic(LOGIT_ALLOWED + slope * (self.log_load - limit_load))
+        expected = _logistic(logit(self.allowed) + slope * (self.log_load - limit_load))
         return overdispersion(self.over, self.determined, expected, longer)
 
 
@@ -137,15 +139,20 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     The likelihood is a quasi-likelihood: divided by the dispersion, and, because that is itself an estimate
     of few degrees of freedom, with the tails of Student's t.
     """
+    allowed = allowed_over(limit)
     known = [window for window in windows if window.over(limit).determined]
     overloaded = [window for window in known if _is_overloaded(window, limit)]
     steady = [window for window in known if not _is_overloaded(window, limit) and not window.aborted]
     e2e_s, slopes = _e2e_s(windows), np.exp(LOG_SLOPES)
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
-    usual = float(_shifts(known, np.exp([SLOPE_CENTRE]), math.exp(prior.centre), kernels[:1])[0])
+    usual = float(
+        _shifts(known, np.exp([_slope_centre(limit)]), math.exp(prior.centre), kernels[:1], allowed)[0]
+    )
     loads = prior.centre - usual + LOAD_GRID
-    belief = _log_normal(loads, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(len(kernels))
+    belief = _log_normal(loads, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(
+        len(kernels), _slope_centre(limit)
+    )
     blocks = _blocks(steady, limit, kernels)
     evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
     for window in overloaded:
@@ -168,12 +175,12 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
         applies=bool(known),
         loads=loads,
         mass=mass,
-        shift=_shifts(known, slopes, limit_qps, kernels),
+        shift=_shifts(known, slopes, limit_qps, kernels, allowed),
         beyond=beyond,
         slope=float(slopes[j % len(slopes)]),
-        slope_unusual=_unusual(mass),
+        slope_unusual=_unusual(mass, _slope_centre(limit)),
         dispersion=unexplained.inflation,
-        kept=any((window.over(limit).share or 0.0) <= ALLOWED_OVER for window in known),
+        kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=bool(overloaded)
         or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,
         over=sum(window.over(limit).over for window in known),
@@ -181,13 +188,15 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     )
 
 
-def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Floats | float) -> Floats:
+def population_shift(
+    slopes: Floats, load_var: Floats | float, arrivals_var: Floats | float, allowed: float = 0.1
+) -> Floats:
     """Shift d from the limit load to the limit rate, per slope: the share is a mean over loads as requests
     meet them.
 
-    Solves E of logistic(logit .1 + slope (d + ln L)) = .1 by bisection. L has variance `load_var` and the
-    skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that arrivals alone cause, for
-    a load meets the more requests the more of them it is made of.
+    Solves E of logistic(logit a + slope (d + ln L)) = a, the share that is `allowed`, by bisection. L has
+    variance `load_var` and the skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that
+    arrivals alone cause, for a load meets the more requests the more of them it is made of.
     """
     variance, of_arrivals = (
         np.broadcast_to(each, slopes.shape)[:, None] for each in (load_var, arrivals_var)
@@ -198,15 +207,19 @@ def population_shift(slopes: Floats, load_var: Floats | float, arrivals_var: Flo
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         # A sum and no matrix product: the threads of a BLAS cost more than they do, and the sends their core.
-        curve = _logistic(LOGIT_ALLOWED + slopes[:, None] * (middle[:, None] + loads))
+        curve = _logistic(logit(allowed) + slopes[:, None] * (middle[:, None] + loads))
         share = (curve * _WEIGHTS).sum(axis=1)
-        low, high = np.where(share < ALLOWED_OVER, middle, low), np.where(share < ALLOWED_OVER, high, middle)
+        low, high = np.where(share < allowed, middle, low), np.where(share < allowed, high, middle)
     shift: Floats = (low + high) / 2
     return shift
 
 
 def _shifts(
-    windows: Sequence[WindowCounts], slopes: Floats, qps_per_node: float, kernels: Sequence[Kernel]
+    windows: Sequence[WindowCounts],
+    slopes: Floats,
+    qps_per_node: float,
+    kernels: Sequence[Kernel],
+    allowed: float,
 ) -> Floats:
     """The shift of each column: the slopes with the first kernel, then with the next."""
     if not windows:
@@ -217,18 +230,22 @@ def _shifts(
     arrivals_var = float(np.mean([window.arrivals_var for window in windows]))
     work_var = float(np.mean([window.work_var for window in windows]))
     columns = np.tile(slopes, len(kernels))
-    return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected)
+    return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected, allowed)
 
 
-def _belief_in_columns(kernels: int) -> Floats:
+def _belief_in_columns(kernels: int, centre: float) -> Floats:
     """ln of the prior mass of each slope with each of so many kernels."""
     longer = np.arange(kernels) > 0
-    return np.concatenate([_log_normal(LOG_SLOPES, SLOPE_CENTRE, SLOPE_SD) - LONGER * it for it in longer])
+    return np.concatenate([_log_normal(LOG_SLOPES, centre, SLOPE_SD) - LONGER * it for it in longer])
 
 
-def _unusual(mass: Floats) -> bool:
+def _slope_centre(limit: Limit) -> float:
+    return GAP_SLOPE_CENTRE if metric_of(limit) in GAPS else SLOPE_CENTRE
+
+
+def _unusual(mass: Floats, centre: float) -> bool:
     of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
-    return float(of_slopes[np.abs(LOG_SLOPES - SLOPE_CENTRE) > UNUSUAL * SLOPE_SD].sum()) > 0.5
+    return float(of_slopes[np.abs(LOG_SLOPES - centre) > UNUSUAL * SLOPE_SD].sum()) > 0.5
 
 
 def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
@@ -236,16 +253,16 @@ def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
 
     A window is aborted for its queue: it says nothing of a limit that is kept all the same.
     """
-    return (window.over(limit).share or 0.0) > (ALLOWED_OVER if window.aborted else OVERLOADED_SHARE)
+    return (window.over(limit).share or 0.0) > (allowed_over(limit) if window.aborted else OVERLOADED_SHARE)
 
 
 def _overload_evidence(window: WindowCounts, limit: Limit, loads: Floats, slopes: Floats) -> Floats:
     """Log-likelihood of so large a share over the limit where less is expected; flat where more is."""
     counted = window.over(limit)
     share = min(counted.over / counted.determined, OVERLOADED_SHARE)
-    logit = LOGIT_ALLOWED + slopes * (window.log_work - loads[:, None])
-    logit = np.minimum(logit, math.log(share / (1 - share)))
-    loss: Floats = counted.determined * (share * logit - _softplus(logit))
+    expected = logit(allowed_over(limit)) + slopes * (window.log_work - loads[:, None])
+    expected = np.minimum(expected, logit(share))
+    loss: Floats = counted.determined * (share * expected - _softplus(expected))
     return loss
 
 
@@ -262,23 +279,30 @@ def _rate_qps(windows: Sequence[WindowCounts]) -> float:
 def _blocks(windows: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
     """Blocks of the windows, once with the loads of each kernel."""
     if not windows:
-        return [_Blocks(*[np.array([], dtype=np.float64)] * 3)] * len(kernels)
+        nothing = np.array([], dtype=np.float64)
+        return [_Blocks(nothing, nothing, nothing, allowed_over(limit))] * len(kernels)
     counts = [window.over(limit) for window in windows]
     over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
     determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
     loads = [(load, ~np.isnan(load)) for load in log_loads(windows, kernels)]
-    return [_Blocks(load[offered], over[offered], determined[offered]) for load, offered in loads]
+    allowed = allowed_over(limit)
+    return [_Blocks(load[offered], over[offered], determined[offered], allowed) for load, offered in loads]
+
+
+def logit(share: float) -> float:
+    """ln of the odds of a share."""
+    return math.log(share / (1 - share))
 
 
 def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
     return -0.5 * ((at - centre) / sd) ** 2
 
 
-def _softplus(logit: Floats) -> Floats:
-    """ln(1 + e^logit), without overflow and faster than logaddexp."""
-    return np.maximum(logit, 0.0) + np.log1p(np.exp(-np.abs(logit)))
+def _softplus(x: Floats) -> Floats:
+    """ln(1 + e^x), without overflow and faster than logaddexp."""
+    return np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
 
 
-def _logistic(logit: Floats) -> Floats:
-    share: Floats = 0.5 + 0.5 * np.tanh(logit / 2)
+def _logistic(x: Floats) -> Floats:
+    share: Floats = 0.5 + 0.5 * np.tanh(x / 2)
     return share

@@ -6,8 +6,8 @@ window minus that of B's, in which the luck of the common arrivals cancels.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair
 from analysis.stats.pooling import NORMAL_975
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import ALLOWED_OVER, LIMITS, Limit
+from conf.specs.bounds import Limit, allowed_over
 
 Open = Literal["", "above", "below"]
 
@@ -43,7 +43,7 @@ PRIOR_SD = 0.55
 """sd of ln(ratio) around where the search for it began: a factor of 3 is within two of them (our choice)."""
 LEAST_REQUESTS, LEAST_PAIRS = 10, 3
 UNLIKE = 0.5
-"""A and B are limited by different bounds if their parts over TTFT among all over differ by more."""
+"""A and B are limited by different bounds if what is over each differs by more (`_distance`)."""
 OPEN = 2.0
 """An end of the interval is only the prior if the evidence falls by less (ln) from its best to far away."""
 _FAR, _COARSE, _FINE, _TAIL = 2.0, 0.02, 200, 1e-4
@@ -83,6 +83,13 @@ class Ratio:
     correlation: float | None
     unlike: bool
     open: Open = ""
+    others: Mapping[Limit, LimitRatio] = field(default_factory=dict, metadata={"always": False})
+
+    @property
+    def limits(self) -> dict[Limit, LimitRatio]:
+        """What is known by each limit alone."""
+        own = {"ttft": self.ttft, "tpot": self.tpot}
+        return {limit: one for limit, one in own.items() if one} | dict(self.others)
 
     @property
     def verdict(self) -> str:
@@ -109,30 +116,37 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
     steady = [one for one in pairs if not _overload(one)] or pairs
-    parts = [_over(steady, side) for side in (0, 1)]
+    limits = tuple(pairs[0].limits) if pairs else ()
+    parts = [_over(steady, limits, side) for side in (0, 1)]
     total = sum(map(sum, parts))
-    found: dict[Limit, LimitRatio | None] = {}
-    for limit, *over in zip(LIMITS, *parts, strict=True):
-        figures = _limit(pairs, limit, start) if sum(over) else None
-        found[limit] = LimitRatio(*figures[:3], sum(over) / total, figures[3]) if figures else None
-    known = [one for one in found.values() if one]
+    found: dict[Limit, LimitRatio] = {}
+    for limit, *over in zip(limits, *parts, strict=True):
+        if sum(over) and (figures := _limit(pairs, limit, start)):
+            found[limit] = LimitRatio(*figures[:3], sum(over) / total, figures[3])
+    known = list(found.values())
     if not known:
         return None
     closed = [one for one in known if not one.open]
     value, low, high = (math.exp(figure) for figure in _mixed(closed or known))
-    main = max(LIMITS, key=lambda limit: getattr(found[limit], "weight", 0.0))
-    unlike = all(map(sum, parts)) and abs(parts[0][0] / sum(parts[0]) - parts[1][0] / sum(parts[1])) > UNLIKE
+    main = max(found, key=lambda limit: found[limit].weight)
+    unlike = all(map(sum, parts)) and _distance(*parts) > UNLIKE
     return Ratio(
         value=value,
         low=low,
         high=high,
         open="" if closed else max(known, key=lambda one: one.weight).open,
-        ttft=found["ttft"],
-        tpot=found["tpot"],
+        ttft=found.pop("ttft", None),
+        tpot=found.pop("tpot", None),
+        others=found,
         pairs=len(pairs),
         correlation=_correlation(pairs, main),
         unlike=unlike,
     )
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    """Distance of two distributions over the limits: 0 of equal ones, 1 of those that share no limit."""
+    return sum(abs(ours / sum(a) - theirs / sum(b)) for ours, theirs in zip(a, b, strict=True)) / 2
 
 
 def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -147,19 +161,19 @@ def _overload(one: Pair) -> bool:
     """True if a side was so far beyond its capacity that it does not show which limit binds there."""
     return any(
         max(shares.over) > OVERLOADED_SHARE * shares.determined
-        for shares in (one.ttft, one.tpot)
+        for shares in one.limits.values()
         if shares.determined
     )
 
 
-def _over(pairs: Sequence[Pair], side: int) -> list[float]:
+def _over(pairs: Sequence[Pair], limits: Sequence[Limit], side: int) -> list[float]:
     """Requests of one side over each limit, or around it."""
-    return [sum(getattr(one, limit).near[side] for one in pairs) for limit in LIMITS]
+    return [sum(one.limits[limit].near[side] for one in pairs) for limit in limits]
 
 
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and its open end; None if no pair tells."""
-    seen = [(one.log_ratio, getattr(one, limit)) for one in pairs]
+    seen = [(one.log_ratio, one.limits[limit]) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
     informative = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
     if not informative:
@@ -168,8 +182,9 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     shares = np.array(near) / determined
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     # The share around a bound at which the bound itself is just kept.
-    allowed = ALLOWED_OVER * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
-    allowed = min(max(allowed, ALLOWED_OVER), MOST_AROUND)
+    kept = allowed_over(limit)
+    allowed = kept * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
+    allowed = min(max(allowed, kept), MOST_AROUND)
     log_evidence = _evidence(tried, determined, shares, wide, allowed)
     cdf = _cdf(log_evidence, wide, start)
     lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
@@ -241,7 +256,7 @@ def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
 
 
 def _correlation(pairs: Sequence[Pair], limit: Limit) -> float | None:
-    shares = [getattr(one, limit) for one in pairs]
+    shares = [one.limits[limit] for one in pairs]
     sides = np.array([one.near for one in shares if one.determined]).T
     if sides.size < 6 or not np.all(sides.std(axis=1) > 0):
         return None

@@ -1,6 +1,6 @@
 """Posterior of the capacity from measurement windows: estimate, 95 % interval, certified QPS, binding limit.
 
-Knows the posteriors of both limits; knows no request, no clock and no next rate. Rates are QPS per node.
+Knows the posteriors of all limits; knows no request, no clock and no next rate. Rates are QPS per node.
 """
 
 import math
@@ -17,7 +17,7 @@ from conf.specs.bounds import LIMITS, Limit
 LEAST_REQUESTS = 10
 """A window with fewer requests says nothing (the method, 4.2 step 4)."""
 DEPENDENCE = 0.5
-"""Assumed dependence between the two limits: 0 independent, 1 comonotone. With both
+"""Assumed dependence between limits: 0 independent, 1 comonotone. With two
 near the knee 0 makes the estimate 0.4 % too low and covers least, 1 makes it 0.3 % higher (simulated)."""
 RECENTRE_BEYOND, RECENTRED_SD, RECENTRINGS = 0.4, 0.5, 12
 EDGE, EDGE_MASS = 0.06, 0.025
@@ -44,15 +44,15 @@ class LimitFit:
     high: float
     slope: float = 0.0
     phi: float = 0.0
-    over: int = 0
-    determined: int = 0
+    over: float = 0
+    determined: float = 0
     informative: bool = True
     slope_unusual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Posterior of the highest rate at which both limits are kept, in QPS per node.
+    """Posterior of the highest rate at which all limits are kept, in QPS per node.
 
     `certified` is the 5 % quantile. `open_above`: no limit's share over was shown to rise with the load, or
     the posterior leans on the upper end of the grid, so `low` is a lower bound and `high` only the prior;
@@ -66,8 +66,7 @@ class Capacity:
     certified: float
     binding: Limit
     binding_probability: float
-    ttft: LimitFit
-    tpot: LimitFit
+    limits: Mapping[Limit, LimitFit]
     dwells: tuple[int, ...]
     open_above: bool
     open_below: bool
@@ -80,9 +79,10 @@ def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL)
     """
     used = [w for w in windows if w.kind == "dwell" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
+    limits = next((tuple(window.limits) for window in windows if window.limits), LIMITS)
     used.sort(key=lambda window: (window.stream or 0, window.index))
     for _ in range(RECENTRINGS):
-        fits = {limit: fit(used, limit, prior) for limit in LIMITS}
+        fits = {limit: fit(used, limit, prior) for limit in limits}
         grid = _grid(fits)
         cdfs = {limit: found.cdf(grid) for limit, found in fits.items()}
         cdf = _smallest(fits, cdfs)
@@ -92,15 +92,16 @@ def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL)
         prior = Prior(centre, RECENTRED_SD)
     applied = [found for found in fits.values() if found.applies]
     leans_below, leans_above = _leans(cdf, grid)
-    by_ttft = _ttft_below_tpot(fits, cdfs)
+    smallest = _smallest_of_all(fits, cdfs)
+    binding = max(smallest, key=smallest.__getitem__)
     return Capacity(
         qps_per_node=math.exp(_at(0.5, cdf, grid)),
         low=math.exp(_at(tail, cdf, grid)),
         high=math.exp(_at(1 - tail, cdf, grid)),
         certified=math.exp(_at(0.05, cdf, grid)),
-        binding="ttft" if by_ttft >= 0.5 else "tpot",
-        binding_probability=max(by_ttft, 1 - by_ttft),
-        **{limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in LIMITS},
+        binding=binding,
+        binding_probability=smallest[binding],
+        limits={limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in limits},
         dwells=tuple(window.index for window in used),
         open_above=leans_above or not any(found.rising for found in applied),
         open_below=leans_below or not applied or any(not found.kept for found in applied),
@@ -109,14 +110,14 @@ def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL)
 
 def _grid(fits: Fits) -> Floats:
     """Values of ln(QPS per node) that hold the posteriors of all limits, shifts included."""
-    loads, lowest = fits[LIMITS[0]].loads, min(float(found.shift.min()) for found in fits.values())
+    loads = next(iter(fits.values())).loads
+    lowest = min(float(found.shift.min()) for found in fits.values())
     return np.linspace(loads[0] + lowest - EDGE, loads[-1] + EDGE, 601)
 
 
 def _smallest(fits: Fits, cdfs: Cdfs) -> Floats:
     """Distribution of the smallest limit rate; a limit that never applied does not bind."""
-    applied = [limit for limit in LIMITS if fits[limit].applies] or LIMITS
-    survive = [1 - cdfs[limit] for limit in applied]
+    survive = [1 - cdfs[limit] for limit in _applied(fits)]
     apart, as_one = np.prod(survive, axis=0), np.min(survive, axis=0)
     return np.asarray(1 - (1 - DEPENDENCE) * apart - DEPENDENCE * as_one)
 
@@ -135,12 +136,18 @@ def _limit_fit(found: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
     )
 
 
-def _ttft_below_tpot(fits: Fits, cdfs: Cdfs) -> float:
-    """P(the limit rate of TTFT is below that of TPOT)."""
-    if fits["ttft"].applies != fits["tpot"].applies:
-        return float(fits["ttft"].applies)
-    survive = 1 - cdfs["tpot"]
-    return float(np.sum(np.diff(cdfs["ttft"]) * (survive[1:] + survive[:-1]) / 2))
+def _applied(fits: Fits) -> Sequence[Limit]:
+    return [limit for limit, found in fits.items() if found.applies] or list(fits)
+
+
+def _smallest_of_all(fits: Fits, cdfs: Cdfs) -> dict[Limit, float]:
+    """P(the limit rate is the smallest) of each limit that applied, as if they were independent."""
+    *first, last = _applied(fits)
+    found = {}
+    for limit in first:
+        survive = np.prod([1 - cdfs[other] for other in (*first, last) if other != limit], axis=0)
+        found[limit] = float(np.sum(np.diff(cdfs[limit]) * (survive[1:] + survive[:-1]) / 2))
+    return {**found, last: 1 - sum(found.values())}
 
 
 def _leans(cdf: Floats, grid: Floats) -> tuple[bool, bool]:

@@ -52,7 +52,7 @@ def path(rows: pa.Table, slo: Slo) -> Check:
     The part before the engine displaces the arrival, on a clock of speed D by D times as much: the bound is
     the D-th part, but at least `PATH_MS`, which a fast clock grants to waiting requests.
     """
-    bound = max(PATH_SHARE * slo.ttft_p90_ms / metrics.whole_time_scale(rows), PATH_MS)
+    bound = max(PATH_SHARE * slo.first_token_ms / metrics.whole_time_scale(rows), PATH_MS)
     return at_most("path_p90", quantile(_path(rows), PATH_QUANTILE), bound, "ms", "path_slow")
 
 
@@ -62,7 +62,7 @@ def path_over(rows: pa.Table, slo: Slo) -> Check:
     A process that stands still for seconds of a long window moves no p90, but adds such answers.
     """
     path = _path(rows)
-    share = float(np.mean(path > slo.ttft_p90_ms)) if len(path) else None
+    share = float(np.mean(path > slo.first_token_ms)) if len(path) else None
     return at_most("path_over", share, PATH_OVER, "", "path_slow")
 
 

@@ -4,7 +4,8 @@ Knows request rows, the bounds and the workload's means; knows no posterior and 
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import Floats, quantile
-from conf.specs.bounds import Bound, Limit
+from conf.specs.bounds import JOINT, PER_REQUEST, Bound, Limit, metric_of
 from conf.specs.experiment import Slo, Workload
 
 NS = 1_000_000_000
@@ -29,8 +30,14 @@ ARRIVALS_VAR = {"poisson": 1.0, "gamma": 1.0, "constant": 0.0, "trace": 1.0}
 """Variance over mean of the number of arrivals, before burstiness; of a trace it is taken as Poisson's."""
 LOOK_BACK, LOOK_AHEAD = 132, 80
 """Blocks before and after a window whose load is counted too: requests feel it."""
+EVERY = Bound("joint_p90", math.inf)
+"""A bound for whoever asks which requests keep every bound; its share is not looked at."""
 LEAST_COVER_NS = NS
 """Time of a block that must be known for it to have a load."""
+
+
+Parts = NDArray[np.int64] | Floats
+"""Requests as wholes, or in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +68,24 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class LimitCount:
-    """Requests `over` one limit among those `determined`, whole and per 5 s block of due time."""
+    """Requests `over` one limit among those `determined`, whole and per 5 s block of due time.
 
-    over: int
-    determined: int
-    block_over: tuple[int, ...]
-    block_determined: tuple[int, ...]
+    Where the limit is on pooled gaps a request counts in parts: by its gaps over the mean number of gaps.
+    """
+
+    over: float
+    determined: float
+    block_over: tuple[float, ...]
+    block_determined: tuple[float, ...]
 
     @property
     def share(self) -> float | None:
         """Over of determined; None when nothing is determined."""
         return self.over / self.determined if self.determined else None
+
+
+NOTHING = LimitCount(0, 0, (), ())
+"""Counts against a limit that no request tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,8 @@ class WindowCounts(Window):
     `load` is that work per second and node of each 5 s block, from `LOOK_BACK` blocks before the window to
     `LOOK_AHEAD` after it, None where nothing is known. `work_var` is the variance of one request's work,
     `arrivals_var` variance over mean of the number of arrivals, 1 for Poisson. `stream` is the node whose
-    own stream was counted, None for the whole service. `median_e2e_s` is the median of `e2e_so_far`.
+    own stream was counted, None for the whole service. `median_e2e_s` is the median of `e2e_so_far`. `limits`
+    are the counts by the bounds' names, in the order of the bounds.
     """
 
     weight: float = 1.0
@@ -96,14 +111,12 @@ class WindowCounts(Window):
     load: tuple[float | None, ...] = ()
     work_var: float = 0.0
     arrivals_var: float = 1.0
-    ttft: LimitCount = LimitCount(0, 0, (), ())
-    tpot: LimitCount = LimitCount(0, 0, (), ())
+    limits: Mapping[Limit, LimitCount] = field(default_factory=dict)
     stream: int | None = None
 
     def over(self, limit: Limit) -> LimitCount:
-        """Counts against one limit."""
-        counted: LimitCount = getattr(self, limit)
-        return counted
+        """Counts against one limit; none where the window was not counted against it."""
+        return self.limits.get(limit, NOTHING)
 
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
@@ -137,10 +150,13 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     ok, pending = metrics.status_in(rows, records.OK), metrics.status_in(rows, records.PENDING)
     work = request_work(rows, workload)
     e2e = quantile(e2e_so_far(rows, now_ns), 0.5)
+    limits = {
+        bound.limit: _per_block(*parts_over(rows, slo, bound, now_ns), block, blocks) for bound in slo.bounds
+    }
     known: dict[str, Any] = {field.name: getattr(window, field.name) for field in fields(Window)}
-    known |= {bound.limit: _count_over(rows, bound, now_ns, block, blocks) for bound in slo.bounds}
     return WindowCounts(
         **known,
+        limits=limits,
         weight=1.0,
         requests=rows.num_rows,
         completed=int(ok.sum()),
@@ -213,6 +229,14 @@ def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
     return np.where(paced, pace_ms, metrics.tpot(requests))
 
 
+def e2e_over(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
+    """E2E in ms per row; of an unfinished answer its age once that is over the limit, else nan."""
+    pending = metrics.status_in(requests, records.PENDING)
+    age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
+    age_ms -= PATH_MS * (metrics.time_scale(requests) - 1)
+    return np.where(pending, np.where(age_ms > limit_ms, age_ms, np.nan), metrics.e2e(requests))
+
+
 def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
     """Duration of an answer in ms per row; of an unfinished one as its pace has it, nan if that is unknown.
 
@@ -226,21 +250,53 @@ def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
 
 
 def latency_so_far(requests: pa.Table, bound: Bound, now_ns: int) -> Floats:
-    """The bounded latency in ms per row as known at `now_ns`; nan where it is not known yet."""
-    if bound.limit == "ttft":
+    """The bounded latency of a request in ms per row as known at `now_ns`; nan where it is not known yet."""
+    metric = metric_of(bound.limit)
+    if metric == "ttft":
         return ttft_so_far(requests, bound.ms, now_ns)
-    return tpot_so_far(requests, now_ns)
+    if metric == "tpot":
+        return tpot_so_far(requests, now_ns)
+    if metric == "e2e":
+        return e2e_over(requests, bound.ms, now_ns)
+    assert metric == "itl", metric
+    return metrics.own_itl(requests)
 
 
-def _count_over(
-    rows: pa.Table, bound: Bound, now_ns: int, block: NDArray[np.int64], blocks: int
-) -> LimitCount:
-    latency_ms = latency_so_far(rows, bound, now_ns)
-    determined = np.bincount(block[~np.isnan(latency_ms)], minlength=blocks)
-    over = np.bincount(block[latency_ms > bound.ms], minlength=blocks)
-    return LimitCount(
-        int(over.sum()), int(determined.sum()), tuple(map(int, over)), tuple(map(int, determined))
-    )
+def over_bound(requests: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> Floats:
+    """The bounded latency over its bound per row as known at `now_ns`; nan where it is not known yet.
+
+    Of a joint bound it is the largest of the request's latencies over their bounds, 0 where none applies.
+    """
+    if metric_of(bound.limit) != JOINT:
+        return latency_so_far(requests, bound, now_ns) / bound.ms
+    own = [one for one in slo.bounds if metric_of(one.limit) in PER_REQUEST]
+    none = np.full(requests.num_rows, np.nan)
+    worst = np.fmax.reduce([none, *(over_bound(requests, slo, one, now_ns) for one in own)])
+    pending = metrics.status_in(requests, records.PENDING)
+    return np.where(pending & ~(worst > 1), np.nan, np.nan_to_num(worst, posinf=np.inf))
+
+
+def parts_over(requests: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> tuple[Parts, Parts]:
+    """The part of each request that is over a bound, and the part of it that is known, per row.
+
+    A request is a whole, 0 or 1; under a bound on pooled gaps it is its gaps over their mean number.
+    """
+    metric = metric_of(bound.limit)
+    if metric == "itl_pooled":
+        return metrics.gaps_over(requests)
+    if metric == JOINT:
+        latency, most = over_bound(requests, slo, bound, now_ns), 1.0
+    else:
+        latency, most = latency_so_far(requests, bound, now_ns), bound.ms
+    return (latency > most).astype(np.int64), (~np.isnan(latency)).astype(np.int64)
+
+
+def _per_block(over: Parts, determined: Parts, block: NDArray[np.int64], blocks: int) -> LimitCount:
+    counts = [
+        np.bincount(block, weights=parts, minlength=blocks).astype(parts.dtype).tolist()
+        for parts in (over, determined)
+    ]
+    return LimitCount(sum(counts[0]), sum(counts[1]), tuple(counts[0]), tuple(counts[1]))
 
 
 def _log_rate(work: float, node_s: float) -> float:

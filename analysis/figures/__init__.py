@@ -12,6 +12,7 @@ from analysis.figures import (
     replicas,
     scaling,
     search,
+    shares,
     timeline,
 )
 from analysis.figures.exhibit import Exhibit, NoData
@@ -24,6 +25,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     timeline.EXHIBIT,
     replicas.EXHIBIT,
     pareto.EXHIBIT,
+    shares.EXHIBIT,
 )
 """The figures of one run, in the order in which they answer its reader."""
 

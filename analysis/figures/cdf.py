@@ -33,7 +33,7 @@ def plot_cdf(run: Run, ax: Axes | None = None) -> Axes:
     shown, bounds = _shown(_valid(run)), bounds_ms(run)
     both = canvas.beside(ax, top=0.17)
     for panel, limit in zip(both, LIMITS, strict=True):
-        _panel(panel, limit, shown, bounds[limit])
+        _panel(panel, limit, shown, bounds.get(limit))
     both[1].set_ylabel("")
     canvas.legend(both[0], columns=3)
     return ax
@@ -53,7 +53,7 @@ def cdf_alt(run: Run) -> str:
     valid, bounds = _valid(run), bounds_ms(run)
     ends = valid if len(valid) == 1 else [valid[0], valid[-1]]
     said = []
-    for limit in LIMITS:
+    for limit in (one for one in LIMITS if one in bounds):
         shares = [(_within(LATENCIES[limit](window.rows), bounds[limit]), window.rate) for window in ends]
         known = [f"{share(part)} at {qps(rate)} QPS per node" for part, rate in shares if part is not None]
         if known:
@@ -105,14 +105,14 @@ def _row(window: WindowRows, bounds: dict[Limit, float]) -> dict[str, float | in
     for limit in LIMITS:
         values = LATENCIES[limit](window.rows)
         row |= {f"{limit}_p{100 * q:g}_ms": quantile(values, q) for q in QUANTILES}
-        within = _within(values, bounds[limit])
+        within = _within(values, bounds[limit]) if limit in bounds else None
         row[f"{limit}_within_bound_pct"] = None if within is None else 100 * within
     return row
 
 
-def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: float) -> None:
+def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: float | None) -> None:
     """One curve per window; that of one with failures ends below 1."""
-    ends = [bound_ms]
+    ends = [] if bound_ms is None else [bound_ms]
     for window, style in zip(windows, canvas.STYLES, strict=False):
         at, part = steps(LATENCIES[limit](window.rows))
         if not len(at):
@@ -121,10 +121,13 @@ def _panel(ax: Axes, limit: Limit, windows: Sequence[WindowRows], bound_ms: floa
         name = f"{qps(window.rate)} QPS per node{f' ({failed} failed)' if failed else ''}"
         ax.plot(at, part, **style.drawn, markevery=max(1, len(at) // 4), label=name)
         ends += [float(at[0]), float(at[-1])]
-    ax.set_xlim(min(ends) / 1.1, max(ends) * 1.15)
+    if ends:
+        ax.set_xlim(min(ends) / 1.1, max(ends) * 1.15)
     ax.set_ylim(0, 1.02)
     canvas.log_axis(ax, "x")
     canvas.label(ax, f"{limit.upper()} (ms)", "share of requests within")
+    if bound_ms is None:
+        return
     ax.plot([bound_ms, bound_ms], [0, QUANTILE], **canvas.LIMIT)
     ax.plot([bound_ms], [QUANTILE], marker="<", markersize=8, color=canvas.VERMILLION, linestyle="")
     ax.axhline(QUANTILE, color=canvas.PALE, linewidth=0.8, linestyle=":")

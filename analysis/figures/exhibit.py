@@ -27,7 +27,8 @@ class Exhibit:
     `plot(subject, ax=None)` draws on `ax`, or on a new one, and returns it; `table(subject)` has what is
     drawn, compact and with units in its names; `alt(subject)` says in sentences with figures what is seen;
     `source` names files and columns. All three raise NoData where the subject lacks what they need. Where
-    `rows` counts rows of a subject, the figure grows with them beyond `height_in`.
+    `rows` counts rows of a subject, the figure grows with them beyond `height_in`. A subject to which it does
+    not apply has no need of it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Exhibit:
     source: str
     height_in: float = canvas.HEIGHT_IN
     rows: Callable[[Any], int] | None = None
+    applies: Callable[[Any], bool] = lambda _: True
 
     def svg(self, subject: Any, name: str = "") -> str:
         """The figure as inline SVG of `canvas.WIDTH_IN`, the same bytes for the same subject.

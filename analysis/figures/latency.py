@@ -63,7 +63,7 @@ def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
     both = canvas.panels(ax, (1, 1), top=0.14, gaps=(0.05,))
     by_rate = sorted(windows, key=lambda window: window.rate)
     for panel, limit in zip(both, LIMITS, strict=True):
-        _panel(panel, _points(by_rate, limit, bounds), bounds[limit])
+        _panel(panel, _points(by_rate, limit, bounds), bounds.get(limit))
         canvas.label(panel, "", f"{limit.upper()} (ms)")
     rates = [window.rate for window in windows]
     capacity = several.of_run(run)
@@ -73,7 +73,8 @@ def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
     for panel in both:
         _band(panel, capacity)
     both[-1].set_xlabel("offered load (QPS per node)")
-    name_outcomes(both[0], {outcome(one.line, bounds, (limit,)) for one in windows for limit in LIMITS})
+    outcomes = {outcome(one.line, bounds, (limit,)) for one in windows for limit in LIMITS}
+    name_outcomes(both[0], outcomes)
     handles, labels = both[0].get_legend_handles_labels()
     canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
     return ax
@@ -112,7 +113,7 @@ def latency_alt(run: Run) -> str:
     valid, bounds = [window for window in windows if not window.void], bounds_ms(run)
     if not valid:
         return f"All {len(windows)} windows are void: no latency is claimed."
-    said = [_rise(valid, limit, bounds[limit]) for limit in LIMITS]
+    said = [_rise(valid, limit, bounds.get(limit)) for limit in LIMITS]
     void = len(windows) - len(valid)
     said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
     capacity = several.of_run(run)
@@ -125,15 +126,16 @@ def latency_alt(run: Run) -> str:
     return " ".join(said)
 
 
-def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float) -> str:
+def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float | None) -> str:
     first, last = valid[0], valid[-1]
     low, high = (ms(window.line[column(limit)]) for window in (first, last))
-    over = sum(
-        window.line[column(limit)] is not None and window.line[column(limit)] > bound for window in valid
-    )
     path = f"goes from {low} at {qps(first.rate)} QPS per node to {high} at {qps(last.rate)}"
     if len(valid) == 1:
         path = f"is {low} at {qps(first.rate)} QPS per node"
+    if bound is None:
+        return f"p90 {limit.upper()} {path}; it has no bound."
+    p90s = [window.line[column(limit)] for window in valid]
+    over = sum(p90 is not None and p90 > bound for p90 in p90s)
     return f"p90 {limit.upper()} {path}; over the bound of {ms(bound)} in {over} of {len(valid)} windows."
 
 
@@ -148,13 +150,14 @@ def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, 
     return found
 
 
-def _panel(ax: Axes, points: Sequence[_WindowPoint], bound_ms: float) -> None:
+def _panel(ax: Axes, points: Sequence[_WindowPoint], bound_ms: float | None) -> None:
     """Curves of the windows that are not void and every p90; what is infinite stands at the upper edge."""
     figures = [getattr(point, name) for point in points for name in SHOWN]
     finite = [figure for figure in figures if figure is not None and math.isfinite(figure)]
     # What is infinite stands above the bound's name.
     room = 3 if math.inf in figures else 1.45
-    low, high = min([*finite, bound_ms]) / 1.3, max([*finite, bound_ms]) * room
+    ends = [*finite, *([bound_ms] if bound_ms is not None else [])] or [1.0]
+    low, high = min(ends) / 1.3, max(ends) * room
     ax.set_ylim(low, high)
     canvas.log_axis(ax, "y")
     top = high / 1.12
@@ -164,7 +167,8 @@ def _panel(ax: Axes, points: Sequence[_WindowPoint], bound_ms: float) -> None:
         look = {**style.drawn, "linewidth": 1.6, "marker": ""} if name == "p90" else style.drawn
         ax.plot([rate for rate, _ in known], [value for _, value in known], **look, label=name)
     _draw_p90s(ax, points, (low, top))
-    canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
+    if bound_ms is not None:
+        canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
 
 
 def _draw_p90s(ax: Axes, points: Sequence[_WindowPoint], edges: tuple[float, float]) -> None:

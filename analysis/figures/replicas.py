@@ -48,7 +48,7 @@ def plot_replica_balance(run: Run, ax: Axes | None = None) -> Axes:
     ax = ax or canvas.new_axes(HEIGHT_IN)
     shares, latency = canvas.panels(ax, (1, 1), top=0.07, gaps=(0.12,))
     _draw_shares(shares, found)
-    _draw_latency(latency, found, bounds_ms(run)["ttft"])
+    _draw_latency(latency, found, bounds_ms(run).get("ttft"))
     latency.set_xlabel("replica, in order of its requests")
     if len(found) <= MOST_NAMED:
         latency.set_xticks(range(len(found)), [one.name[:10] for one in found])
@@ -128,12 +128,13 @@ def _draw_shares(ax: Axes, found: Sequence[_ReplicaLoad]) -> None:
     canvas.legend(ax)
 
 
-def _draw_latency(ax: Axes, found: Sequence[_ReplicaLoad], bound_ms: float) -> None:
+def _draw_latency(ax: Axes, found: Sequence[_ReplicaLoad], bound_ms: float | None) -> None:
     at = np.concatenate([np.full(len(replica.p90s_ms), float(i)) for i, replica in enumerate(found)])
     p90s = np.concatenate([np.array(replica.p90s_ms, dtype=np.float64) for replica in found])
     finite = p90s[np.isfinite(p90s)]
-    high = max([*finite, bound_ms]) * 1.6
-    ax.set_ylim(min([*finite, bound_ms]) / 1.3, high)
+    ends = [*finite, *([] if bound_ms is None else [bound_ms])] or [1.0]
+    high = max(ends) * 1.6
+    ax.set_ylim(min(ends) / 1.3, high)
     canvas.log_axis(ax, "y")
     drawn = canvas.thinned(at, np.minimum(p90s, high / 1.1), most=MOST_DOTS)
     dot: Look = {"marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": canvas.BLUE}
@@ -142,7 +143,8 @@ def _draw_latency(ax: Axes, found: Sequence[_ReplicaLoad], bound_ms: float) -> N
     xs, ys = [i for i, _ in medians], [min(m, high / 1.1) for _, m in medians]
     dash: Look = {"marker": "_", "markersize": 14 if len(found) <= 40 else 4, "color": canvas.INK}
     ax.plot(xs, ys, linestyle="", **dash, label="median of the windows")
-    canvas.bound(ax, bound_ms, f"bound {ms(bound_ms)}")
+    if bound_ms is not None:
+        canvas.bound(ax, bound_ms, f"bound {ms(bound_ms)}")
     canvas.label(ax, "", "p90 TTFT (ms)")
     ax.grid(False, axis="x")
     canvas.legend(ax)

@@ -63,7 +63,7 @@ def plot_timeseries(run: Run, ax: Axes | None = None) -> Axes:
     _draw_load(load, found)
     _draw_cache(cache, found.server)
     for panel, limit in zip(latencies, LIMITS, strict=True):
-        _draw_p90(panel, found, limit, bounds[limit])
+        _draw_p90(panel, found, limit, bounds.get(limit))
     for panel in (load, cache, *latencies):
         _shade(panel, found.spans, named=panel is load)
     load.set_xlim(found.at_s[0], found.at_s[-1])
@@ -101,7 +101,7 @@ def timeseries_alt(run: Run) -> str:
         if len(known):
             top = float(known.max())
             reached = "was infinite among failures" if np.isinf(top) else f"reached {ms(top)}"
-            said.append(f"The rolling p90 {limit.upper()} {reached} (bound {ms(bounds[limit])}).")
+            said.append(f"The rolling p90 {limit.upper()} {reached} ({_bound(bounds.get(limit))}).")
     windows, void = len(found.spans), sum(span.void for span in found.spans)
     return " ".join([*said, f"{counted(windows, 'window')} shaded, {void} of them void."])
 
@@ -209,12 +209,13 @@ def _draw_reported(ax: Axes, at_s: Floats, name: str, values: Floats, color: str
         ax.plot(at_s, values, color=color, linewidth=1.2, linestyle=line, label=name)
 
 
-def _draw_p90(ax: Axes, found: _Timeline, limit: Limit, bound_ms: float) -> None:
+def _draw_p90(ax: Axes, found: _Timeline, limit: Limit, bound_ms: float | None) -> None:
     """The rolling p90 on a log axis; a thick line is where failures make it infinite."""
     values = found.p90_ms[limit]
     finite = values[np.isfinite(values)]
-    low, high = min([*finite, bound_ms]) / 1.2, max([*finite, bound_ms]) * 1.7
-    ax.set_ylim(low, high)
+    ends = [*finite, *([] if bound_ms is None else [bound_ms])] or [1.0]
+    high = max(ends) * 1.7
+    ax.set_ylim(min(ends) / 1.2, high)
     canvas.log_axis(ax, "y")
     ax.plot(found.at_s, np.where(np.isinf(values), np.nan, values), color=canvas.BLUE, linewidth=1.3)
     infinite = np.where(np.isinf(values), high / 1.15, np.nan)
@@ -222,8 +223,13 @@ def _draw_p90(ax: Axes, found: _Timeline, limit: Limit, bound_ms: float) -> None
         ax.plot(found.at_s, infinite, color=canvas.BLACK, linewidth=3.5, solid_capstyle="butt")
         text = "thick: infinite, for failures"
         canvas.note(ax, 0.995, 0.8, text, xycoords="axes fraction", ha="right", va="top")
-    canvas.bound(ax, bound_ms, f"bound {ms(bound_ms)}", right=False)
+    if bound_ms is not None:
+        canvas.bound(ax, bound_ms, f"bound {ms(bound_ms)}", right=False)
     canvas.label(ax, "", f"p90 {limit.upper()} (ms)")
+
+
+def _bound(bound_ms: float | None) -> str:
+    return "no bound" if bound_ms is None else f"bound {ms(bound_ms)}"
 
 
 def _shade(ax: Axes, spans: tuple[_Stretch, ...], named: bool) -> None:

@@ -17,9 +17,11 @@ from analysis.capacity.window_counts import Window, in_window
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import NoData
+from analysis.results.json_border import from_tree
 from analysis.results.runs import Run
+from analysis.results.types.shared_figures import AskedBounds
 from analysis.rows import metrics
-from conf.specs.bounds import LIMITS, Limit, column
+from conf.specs.bounds import LIMITS, Limit, Slo, allowed_over, column
 
 PLACE = ("due_ns", "dwell", "phase", "status")
 """Columns of a request's window and status."""
@@ -34,8 +36,8 @@ COUNTED = ("dwell", "hold")
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
 WORDS = {
-    PASS: "p90s within their bounds",
-    FAIL: "a p90 over its bound",
+    PASS: "within the bounds",
+    FAIL: "over a bound",
     VOID: "void, not counted",
     UNKNOWN: "latency unknown",
 }
@@ -89,21 +91,50 @@ def requests(run: Run, columns: Sequence[str]) -> pa.Table:
     return rows
 
 
-def bounds_ms(run: Run) -> dict[Limit, float]:
-    """The bound of each p90."""
+def bounds_of(run: Run) -> Slo:
+    """The bounds that the run's verdict was asked for, or those of its configuration."""
     if run.sweep and (asked := run.sweep.get("asked")):
-        return {limit: float(asked["slo"][column(limit)]) for limit in LIMITS}
-    return {bound.limit: float(bound.ms) for bound in run.config.slo.bounds}
+        return from_tree(AskedBounds, asked["slo"], "sweep.json")
+    return run.config.slo
 
 
-def outcome(line: Mapping[str, Any], bounds: Mapping[Limit, float], limits: Sequence[Limit] = LIMITS) -> str:
-    """`void`; `fail` where a p90 of `limits` is over its bound; `unknown` where none is known; or `pass`."""
+def bounds_ms(run: Run) -> dict[Limit, float]:
+    """The most in ms of every bound by its name; infinite of one on a share."""
+    return {bound.limit: float(bound.ms) for bound in bounds_of(run).bounds}
+
+
+def over_share(line: Mapping[str, Any], limit: Limit) -> float | None:
+    """The share over a bound in a line of dwells.parquet; None where nothing tells."""
+    if limit in LIMITS:
+        over, determined = line[f"{limit}_over"], line[f"{limit}_determined"]
+    else:
+        counted: Mapping[str, Any] = next((one for one in line["bounds"] or () if one["bound"] == limit), {})
+        over, determined = counted.get("over"), counted.get("determined")
+    return over / determined if determined else None
+
+
+def outcome(
+    line: Mapping[str, Any], bounds: Mapping[Limit, float], limits: Collection[Limit] | None = None
+) -> str:
+    """`void`; `fail` where one of `limits`, by default all, is not kept; `unknown` where none is known; or
+    `pass`.
+
+    A p90 of TTFT or TPOT is compared with its bound, of another bound the share over it with what is allowed.
+    """
     if not line["valid"]:
         return VOID
-    p90s = {limit: line[column(limit)] for limit in limits}
-    if any(p90 is not None and p90 > bounds[limit] for limit, p90 in p90s.items()):
+    kept = [_kept(line, limit, bounds[limit]) for limit in limits or bounds if limit in bounds]
+    if False in kept:
         return FAIL
-    return UNKNOWN if all(p90 is None for p90 in p90s.values()) else PASS
+    return PASS if True in kept else UNKNOWN
+
+
+def _kept(line: Mapping[str, Any], limit: Limit, most_ms: float) -> bool | None:
+    if limit in LIMITS:
+        p90 = line[column(limit)]
+        return None if p90 is None else bool(p90 <= most_ms)
+    share = over_share(line, limit)
+    return None if share is None else share <= allowed_over(limit)
 
 
 def mark(ended: str, shape: str = "o") -> Look:

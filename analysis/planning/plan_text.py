@@ -11,6 +11,7 @@ from analysis.planning.at_scale import (
     STREAM_BYTES,
 )
 from analysis.results import summary
+from conf.specs.bounds import Slo
 
 Tree = Mapping[str, Any]
 
@@ -78,12 +79,8 @@ def _capacity(tree: Tree) -> list[str]:
 
 
 def _service(asked: Tree) -> list[str]:
-    bounds = ", ".join(f"p90 {name} <= {asked['slo'][key]:g} ms" for name, key in _BOUNDS)
     machine = f"{asked['model']} on {asked['hardware']}, {asked['layout']}, {asked['engine']} engine"
-    return [f"{machine}, routing {asked['routing']}", f"bounds: {bounds}"]
-
-
-_BOUNDS = (("TTFT", "ttft_p90_ms"), ("TPOT", "tpot_p90_ms"))
+    return [f"{machine}, routing {asked['routing']}", f"bounds: {Slo(**asked['slo']).text}"]
 
 
 def _interval(q: Tree) -> str:

@@ -14,12 +14,13 @@ from analysis.figures.windows import requests
 from analysis.report.blocks import Facts, Missing, Section, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.results.runs import Run
-from analysis.results.types.probe_figures import HoldFigures, P90Figures, ProbeFigures
+from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, QuantileFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics, records
-from conf.specs.bounds import LIMITS
+from analysis.stats.quantiles import least_values
+from conf.specs.bounds import Limit, label, quantile_of
 
 OF_ONE = ("compare", "matrix")
 """Studies with a configuration per part; study.json has that of the first."""
@@ -33,7 +34,7 @@ def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
     asked, rows = verdict.asked, []
     if isinstance(verdict, StudyVerdict) and verdict.study in OF_ONE:
         rows.append(("these are of", f"{verdict.names[0]}, the first part"))
-    bounds = ", ".join(bound(limit, asked.slo.of(limit)) for limit in LIMITS)
+    bounds = ", ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
     rows += [("bounds", bounds), ("engine", asked.engine)]
     if asked.engine == "external":
         rows.append(("nodes", f"{asked.nodes}, as was said of the endpoints"))
@@ -71,26 +72,30 @@ def confirmation_run(hold: HoldFigures) -> Table:
 
 
 def p90s(caption: str, measured: ProbeFigures | HoldFigures) -> Table:
-    """Each p90 with its interval against its bound, of a probe or a confirmation run."""
-    rows = [_p90(limit, measured.p90(limit)) for limit in LIMITS]
+    """Each limited quantile with its interval against its bound, of a probe or a confirmation run."""
+    rows = [_quantile(limit, found) for limit, found in measured.limits.items()]
     states = tuple(
         "ok" if row[-1] == "within" else "failed" if row[-1] == "over" else "unknown" for row in rows
     )
     return Table(
         caption,
-        ("p90 of", "measured", "95 % interval", "bound", "verdict"),
+        ("bound on", "measured", "95 % interval", "bound", "verdict"),
         tuple(rows),
         tones=states,
         state=4,
     )
 
 
-def _p90(limit: str, found: P90Figures) -> tuple[str, ...]:
+def _quantile(limit: Limit, found: QuantileFigures) -> tuple[str, ...]:
     verdict = {True: "within", False: "over", None: "unknown or does not apply"}[found.passed]
     ends = found.interval_ms
-    spread = "unknown: needs 100 requests" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
-    measured = UNKNOWN if found.p90_ms is None else f"{figure(found.p90_ms)} ms"
-    return limit.upper(), measured, spread, f"{figure(found.bound_ms)} ms", verdict
+    if found.share is not None:
+        least = f"at least {100 * quantile_of(limit):g} %"
+        return label(limit), f"{100 * found.share:.1f} %", UNKNOWN, least, verdict
+    needs = found.needs or least_values(quantile_of(limit))
+    spread = f"unknown: needs {needs} requests" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
+    measured = UNKNOWN if found.quantile_ms is None else f"{figure(found.quantile_ms)} ms"
+    return label(limit), measured, spread, f"{figure(found.bound_ms)} ms", verdict
 
 
 def windows(lines: Sequence[WindowRow]) -> Table:

@@ -27,7 +27,7 @@ from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
-from conf.specs.bounds import LIMITS
+from conf.specs.bounds import label
 
 Verdict = RunVerdict | StudyVerdict
 Figures = tuple[tuple[str, str], ...]
@@ -47,7 +47,7 @@ CAUSES = {
 }
 """Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
-PROMISE = "with 95 % probability a node keeps both bounds at this rate"
+PROMISE = "with 95 % probability a node keeps its bounds at this rate"
 
 
 def of_run(run: Run) -> Banner:
@@ -176,11 +176,11 @@ def _probed(probe: ProbeFigures) -> Claim:
 
 
 def _p90s(probe: ProbeFigures) -> Figures:
-    """Each p90 against its bound."""
+    """Each limited quantile against its bound."""
     return tuple(
-        (f"p90 {limit.upper()}, bound {figure(found.bound_ms)} ms", f"{figure(found.p90_ms)} ms")
-        for limit in LIMITS
-        if (found := probe.p90(limit)).p90_ms is not None
+        (f"{label(limit)}, bound {figure(found.bound_ms)} ms", f"{figure(found.quantile_ms)} ms")
+        for limit, found in probe.limits.items()
+        if found.quantile_ms is not None
     )
 
 
@@ -197,7 +197,7 @@ def _capacity(verdict: Verdict) -> Claim:
         return f"At most {qps(q.high)} QPS per node", (), (why,)
     figures = (
         ("95 % interval", f"{qps(q.low)} to {qps(q.high)}"),
-        ("Limited by", f"p90 {capacity.binding.upper()}"),
+        ("Limited by", label(capacity.binding)),
     )
     answer = (
         f"One node serves {qps(q.estimate)} requests per second within {bounds} "
@@ -213,7 +213,7 @@ def _limits(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     asked = verdict.asked
     limit, likely = capacity.binding, capacity.binding_probability
     surely = "probability unknown" if likely is None else f"probability {likely:.2f}"
-    lines = [f"It is limited by p90 {limit.upper()} ({surely})."]
+    lines = [f"It is limited by {label(limit)} ({surely})."]
     if isinstance(verdict, RunVerdict) and verdict.nodes:
         lines += [_sentence(line) for line in capacity_text.node_lines(verdict.nodes)]
     elif asked.nodes > 1 and asked.routing != "per_node":
@@ -225,7 +225,7 @@ def _limits(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
 
 
 def _bounds(verdict: Verdict) -> str:
-    return " and ".join(bound(limit, verdict.asked.slo.of(limit)) for limit in LIMITS)
+    return " and ".join(bound(verdict.asked.slo, limit) for limit in verdict.asked.slo.limits)
 
 
 def _sentence(line: str) -> str:

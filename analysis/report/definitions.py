@@ -7,7 +7,6 @@ from analysis.report.blocks import Block, Paragraph, Section, Table
 from analysis.report.wording import bound
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.rows.metrics import METRICS
-from conf.specs.bounds import LIMITS
 
 METHOD = (
     "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "
@@ -23,9 +22,9 @@ SECTIONING = (
 
 def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section:
     """Definitions of everything that is claimed."""
-    bounds = " and ".join(bound(limit, asked.slo.of(limit)) for limit in LIMITS)
+    bounds = " and ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
     words = (
-        f"The capacity is the highest open-loop rate per node that keeps {bounds}, 90th percentiles over all "
+        f"The capacity is the highest open-loop rate per node that keeps {bounds}, quantiles over all "
         "requests. A failed request counts as infinitely late."
     )
     interval = f"{METHOD} {_own(capacity)}".strip()

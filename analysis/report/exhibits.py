@@ -58,6 +58,11 @@ QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "On the axes that InferenceX uses, both of them measured.",
         ("pareto",),
     ),
+    "bounds": (
+        "Every bound",
+        "How much of what each bound allows was over it, at each rate.",
+        ("share_over",),
+    ),
 }
 """Anchor of each section in page order, with its heading, its purpose and its figures."""
 MAIN = ("latency", "search", "client_lag")
@@ -86,7 +91,8 @@ def sections(subject: Any, room: Room) -> list[Section]:
     known = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
     found = []
     for anchor, (title, purpose, names) in QUESTIONS.items():
-        blocks = tuple(block(known[name], subject, room) for name in names if name in known)
+        shown = [known[name] for name in names if name in known and known[name].applies(subject)]
+        blocks = tuple(block(exhibit, subject, room) for exhibit in shown)
         found += [Section(anchor, title, purpose, blocks)] if blocks else []
     return found
 

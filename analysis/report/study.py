@@ -13,6 +13,7 @@ from analysis.results import matrix_table, studies
 from analysis.results.runs import RECORDED, Run, load_run
 from analysis.results.types.shared_figures import QpsFigures
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, PartRow, PercentFigures, StudyVerdict
+from conf.specs.bounds import label
 
 Links = Mapping[str, Cell]
 """Each part's name as a cell that links to its report."""
@@ -67,7 +68,7 @@ def _part(row: PartRow | None, recorded: bool) -> tuple[str, ...]:
 
 
 def _limit(binding: str | None) -> str:
-    return f"p90 {binding.upper()}" if binding else UNKNOWN
+    return label(binding) if binding else UNKNOWN
 
 
 def _seed(row: PartRow) -> str:

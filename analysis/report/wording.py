@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from analysis.report.blocks import Cell, Table
 from conf.io.one_line import one_line
+from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
 UNKNOWN = "unknown"
 MOST_LETTERS = 400
@@ -54,9 +55,11 @@ def qps(number: float | None) -> str:
     return UNKNOWN if number is None else f"{number:,.2f}"
 
 
-def bound(limit: str, most_ms: float) -> str:
+def bound(slo: Slo, limit: Limit) -> str:
     """A bound as text that no line break splits."""
-    return f"p90 {limit.upper()} ≤ {figure(most_ms)} ms".replace(" ", "\N{NO-BREAK SPACE}")
+    if metric_of(limit) == JOINT:
+        return label(limit)
+    return f"{label(limit)} ≤ {figure(slo.of(limit))} ms".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def moment(stamp: str | None) -> str:

@@ -1,6 +1,6 @@
 """The question beside an answer: an experiment in the words of its configuration groups."""
 
-from analysis.results.types.shared_figures import AskedExperiment, P90Bounds
+from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
 from conf import kernels
 from conf.constants import fingerprint
 from conf.specs.experiment import EmulatedEngine, Experiment
@@ -9,7 +9,7 @@ from conf.specs.experiment import EmulatedEngine, Experiment
 def describe(experiment: Experiment) -> AskedExperiment:
     """The experiment, as far as it belongs beside the answer."""
     emulated = experiment.engine if isinstance(experiment.engine, EmulatedEngine) else None
-    slo, conversations = experiment.slo, experiment.workload.conversations
+    conversations = experiment.workload.conversations
     return AskedExperiment(
         engine=experiment.engine.kind,
         vllm_version=emulated.vllm_version if emulated else None,
@@ -27,7 +27,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
         search=experiment.search.name,
         nodes=experiment.cluster.nodes,
         replicas=experiment.replicas,
-        slo=P90Bounds(slo.ttft_p90_ms, slo.tpot_p90_ms),
+        slo=AskedBounds.beside(experiment.slo),
         seed=experiment.seed,
         time_scale=experiment.time_scale,
         kernels=tuple(kernels.words(experiment)),

@@ -8,7 +8,7 @@ from analysis.results.types.run_verdict import NodeSpread, RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, QpsFigures
 from analysis.results.types.verdict import Verdict
 from analysis.stats.pooling import Interval
-from conf.specs.bounds import LIMITS
+from conf.specs.bounds import label
 
 FEW_REQUESTS = 250
 """With fewer requests in all windows an interval of 95 % holds the truth in three of four searches only: of a
@@ -27,7 +27,7 @@ def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigu
         open_above=capacity.open_above,
         open_below=capacity.open_below,
         dwells_used=tuple(capacity.dwells),
-        limits={limit: getattr(capacity, limit) for limit in LIMITS},
+        limits=dict(capacity.limits),
     )
 
 
@@ -36,9 +36,8 @@ def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     asked, limit = verdict.asked, capacity.binding
     held, sure = "nearest to its bound:" if capacity.at_end else "limited by", capacity.binding_probability
     out = [
-        f"  {held} p90 {limit.upper()} <= {asked.slo.of(limit):g} ms"
-        f" (probability {'unknown' if sure is None else f'{sure:.2f}'});"
-        f" bounds: p90 TTFT <= {asked.slo.ttft_p90_ms:g} ms, p90 TPOT <= {asked.slo.tpot_p90_ms:g} ms"
+        f"  {held} {asked.slo.words(limit)}"
+        f" (probability {'unknown' if sure is None else f'{sure:.2f}'}); bounds: {asked.slo.text}"
     ]
     out += _doubts(capacity, bool(asked.conversations))
     if replica := capacity.qps_per_replica:
@@ -85,10 +84,12 @@ def _pooled(asked: AskedExperiment) -> list[str]:
 
 def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
     """Reasons not to believe the interval of a search; an older run does not know them all."""
-    name, out = capacity.binding.upper(), []
+    name, out = label(capacity.binding), []
     limit = (capacity.limits or {}).get(capacity.binding)
     if limit and limit.slope_unusual:
-        out.append(f"  doubtful: the share over the {name} bound hardly follows the load, or jumps with it")
+        out.append(
+            f"  doubtful: the share over the bound on {name} hardly follows the load, or jumps with it"
+        )
     if limit and 0 < limit.determined < FEW_REQUESTS:
         more = math.ceil(FEW_REQUESTS / limit.determined)
         out.append(

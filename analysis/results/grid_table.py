@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from analysis.results.types.prediction_verdict import FigureWithEnds, GridCell, PredictionVerdict
 from analysis.stats.pooling import Interval
+from conf.specs.bounds import Limit, short
 
 TextRow = tuple[Mapping[str, Any], Sequence[str] | None, str]
 """A cell: its value at each axis, its figures (None without any), and the reason why it has none."""
@@ -58,9 +59,11 @@ def with_ends(name: str, figure: FigureWithEnds | Interval) -> dict[str, object]
     return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
 
 
-def over(missed: Sequence[str]) -> str:
+def over(missed: Sequence[Limit]) -> str:
     """The limits over their bound, as a cell of text."""
-    return "both" if len(missed) > 1 else "".join(missed) or "-"
+    if len(missed) > 1:
+        return "both" if len(missed) == 2 else "several"
+    return "".join(map(short, missed)) or "-"
 
 
 def ratio(found: Interval | None) -> str:

@@ -20,6 +20,16 @@ MOST_NAMED = 4
 """Files that are named; the rest is counted (our choice)."""
 LATER = {MANIFEST, SUMS, "events.jsonl", REPORT}
 """What grows or is written anew once the sums stand."""
+WRONG_KIND = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+)
+"""Errors of reading a tree or a table that holds something else than a run writes."""
 TABLES = ("requests", "schedule", "shards")
 """Folders whose every file is read: one more is as bad as one that was changed."""
 

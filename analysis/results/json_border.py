@@ -38,10 +38,11 @@ def to_tree(verdict: Any) -> Tree:
     marked = type(verdict).__module__.startswith(OURS)
     for field in fields(verdict):
         value = getattr(verdict, field.name)
-        is_default = type(value) is type(field.default) and value == field.default
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        is_default = type(value) is type(default) and value == default
         if field.metadata.get("inline"):
             tree |= {} if value is None else to_tree(value)
-        elif not marked or field.metadata.get("always") or not is_default:
+        elif not is_default or field.metadata.get("always", not marked):
             tree[field.name] = _plain(value)
     return tree | {name: getattr(verdict, name) for name in DERIVED.get(type(verdict), ())}
 

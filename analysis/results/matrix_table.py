@@ -9,6 +9,7 @@ from typing import Any
 from analysis.results import grid_table, quality_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
+from conf.specs.bounds import short
 
 KIND = MATRIX
 REFERENCE, PAIRED, UNPAIRED = "reference", "paired", "unpaired"
@@ -102,7 +103,7 @@ def _figures(cell: MatrixCell) -> list[str] | None:
     q, ratio = cell.qps_per_node, cell.ratio
     if q is None:
         return None
-    limit = (cell.binding or "").upper()
+    limit = short(cell.binding) if cell.binding else ""
     if cell.open_above:
         return [f">= {q.low:.2f}", "open", "unknown", limit, "", ""]
     if cell.open_below:

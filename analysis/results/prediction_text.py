@@ -9,7 +9,7 @@ from analysis.results.grid_table import COUNT, FIGURE, TEXT, TRUTH
 from analysis.results.json_border import to_tree
 from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict, RateDraws, RateForecast
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
-from conf.specs.bounds import LIMITS, column
+from conf.specs.bounds import LIMITS, column, short
 
 TERMS_SHOWN = 4
 SENSITIVITIES_IN_A_TABLE = 3
@@ -68,11 +68,11 @@ def headline(prediction: PredictionVerdict, capacity: CapacityFigures) -> str:
 
 
 def kept(prediction: PredictionVerdict) -> str:
-    """The share of draws that keep both bounds at the rate of the answer; empty where that was not asked."""
+    """The share of draws that keep the bounds at the rate of the answer; empty where that was not asked."""
     found = prediction.forecast
     if found is None or found.of_rate is None or found.of_rate.kept_probability is None:
         return ""
-    return f"; both are kept in {_kept_share(found.of_rate)} of the constants"
+    return f"; the bounds are kept in {_kept_share(found.of_rate)} of the constants"
 
 
 def lines(prediction: PredictionVerdict) -> list[str]:
@@ -165,7 +165,7 @@ def _evidence(found: RateForecast) -> list[str]:
         endless = found.of_rate.overloaded_draws
         more = f"; the queue grows without end in {endless} of the draws" if endless else ""
         share = _kept_share(found.of_rate)
-        out.append(f"  both bounds are kept in {share} of {count} uncertain constants{more}")
+        out.append(f"  the bounds are kept in {share} of {count} uncertain constants{more}")
     elif drawn and drawn.draws:
         open_draws = found.of_capacity.open_draws if found.of_capacity else 0
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
@@ -215,9 +215,9 @@ def _figures(cell: GridCell) -> list[str] | None:
 def _capacity(capacity: CapacityFigures) -> tuple[str, str, str]:
     q = capacity.qps_per_node
     if capacity.at_end:
-        return f">= {q.estimate:.2f}", "open", capacity.binding.upper()
+        return f">= {q.estimate:.2f}", "open", short(capacity.binding)
     ends = ("open" if end is None else f"{end:.2f}" for end in (q.low, q.high))
-    return f"{q.estimate:.2f}", f"[{', '.join(ends)}]", capacity.binding.upper()
+    return f"{q.estimate:.2f}", f"[{', '.join(ends)}]", short(capacity.binding)
 
 
 def _rate(one: PredictionVerdict, found: RateForecast) -> tuple[str, str, str]:
@@ -234,7 +234,9 @@ def rows(cells: Sequence[GridCell]) -> pa.Table:
 
 
 def _columns(one: PredictionVerdict) -> dict[str, object]:
-    row: dict[str, object] = {f"{limit}_p90_bound_ms": one.asked.slo.of(limit) for limit in LIMITS}
+    row: dict[str, object] = {
+        f"{limit}_p90_bound_ms": getattr(one.asked.slo, column(limit)) for limit in LIMITS
+    }
     row |= to_tree(one.forecast) if one.forecast else {}
     if one.capacity is None:
         return row

@@ -1,7 +1,14 @@
 """Rates against their bounds, as the screen shows them: a probe, a required rate, a confirmation run."""
 
-from analysis.results.types.probe_figures import BothP90s, HoldFigures, P90Figures, ProbeFigures, ProfilePiece
-from conf.specs.bounds import LIMITS
+from analysis.results.types.probe_figures import (
+    HoldFigures,
+    ProbeFigures,
+    ProfilePiece,
+    QuantileFigures,
+    RateFigures,
+)
+from analysis.stats.quantiles import least_values
+from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 
 
 def load(probe: ProbeFigures) -> str:
@@ -14,21 +21,21 @@ def load(probe: ProbeFigures) -> str:
 
 
 def verdict(probe: ProbeFigures) -> str:
-    """The verdict on one load; an unknown p90 is not within its bound."""
+    """The verdict on one load; an unknown quantile is not within its bound."""
     if probe.required:
         return probe.required.verdict
     if probe.missed:
-        return f"p90 {' and '.join(probe.missed)} over the bound"
-    unknown = [limit.upper() for limit in LIMITS if probe.p90(limit).passed is None]
+        return f"{' and '.join(map(label, probe.missed))} over the bound"
+    unknown = [label(limit) for limit, found in probe.limits.items() if found.passed is None]
     if not unknown:
         return "within the bounds"
-    kept = [f"p90 {limit.upper()} within its bound" for limit in LIMITS if probe.p90(limit).passed]
-    return ", ".join([*kept, f"p90 {' and '.join(unknown)} unknown or not applicable"])
+    kept = [f"{label(limit)} within its bound" for limit, found in probe.limits.items() if found.passed]
+    return ", ".join([*kept, f"{' and '.join(unknown)} unknown or not applicable"])
 
 
 def lines(probe: ProbeFigures) -> list[str]:
-    """Each p90 against its bound, and the pieces of a profile."""
-    return _p90_lines(probe) + [_piece_line(piece) for piece in probe.pieces or ()]
+    """Each limited quantile against its bound, and the pieces of a profile."""
+    return _limit_lines(probe) + [_piece_line(piece) for piece in probe.pieces or ()]
 
 
 def hold_lines(hold: HoldFigures) -> list[str]:
@@ -38,17 +45,17 @@ def hold_lines(hold: HoldFigures) -> list[str]:
         return [f"  not confirmed: the hold at the certified {rate} was void ({hold.void_reason})"]
     word = "vetoes the answer" if hold.vetoed else "does not veto the answer"
     shown = f"alone it shows at most {hold.capacity_high_qps_per_node:.2f} (97.5 %) and {word}"
-    return [f"  certified {rate} held for {hold.window_s:.0f} s: {shown}", *_p90_lines(hold)]
+    return [f"  certified {rate} held for {hold.window_s:.0f} s: {shown}", *_limit_lines(hold)]
 
 
-def spread(p90: P90Figures) -> str:
-    """The 95 % interval of a p90; of a prediction also the part of it that is Monte Carlo noise."""
-    assert p90.interval_ms is not None
-    low, high = p90.interval_ms
+def spread(found: QuantileFigures) -> str:
+    """The 95 % interval of a quantile; of a prediction also the part of it that is Monte Carlo noise."""
+    assert found.interval_ms is not None
+    low, high = found.interval_ms
     whole = f"95 % [{plain_ms(low)}, {'open' if high is None else plain_ms(high)}]"
-    if not p90.causes or not p90.causes.constants_ms or not p90.causes.noise_ms:
+    if not found.causes or not found.causes.constants_ms or not found.causes.noise_ms:
         return whole
-    return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, p90.causes.noise_ms))}])"
+    return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, found.causes.noise_ms))}])"
 
 
 def plain_ms(value: float | None) -> str:
@@ -56,22 +63,32 @@ def plain_ms(value: float | None) -> str:
     return "unknown" if value is None else "inf" if value == float("inf") else f"{value:.1f}"
 
 
-def _p90_lines(measured: BothP90s) -> list[str]:
-    out = []
-    for limit in LIMITS:
-        p90 = measured.p90(limit)
-        if p90.passed is None:
-            out.append(f"  p90 {limit.upper()} does not apply or is unknown")
-            continue
-        around = spread(p90) if p90.interval_ms else "interval unknown: needs 100 requests"
-        side = "within" if p90.passed else "over"
-        figure = f"p90 {limit.upper()} {plain_ms(p90.p90_ms)} ms"
-        out.append(f"  {figure}, {around}: {side} the bound {p90.bound_ms:g} ms")
-    return out
+def _limit_lines(measured: RateFigures) -> list[str]:
+    return [f"  {_limit_line(limit, found)}" for limit, found in measured.limits.items()]
+
+
+def _limit_line(limit: Limit, found: QuantileFigures) -> str:
+    if found.passed is None:
+        return f"{label(limit)} does not apply or is unknown"
+    side = "within" if found.passed else "over"
+    if found.share is not None:
+        least = 100 * quantile_of(limit)
+        kept = "keeps" if found.passed else "misses"
+        figure = f"{100 * found.share:.1f} % of the {_kept(limit)} within the bounds"
+        return f"{figure}: {kept} the {least:g} % that are asked for"
+    needs = found.needs or least_values(quantile_of(limit))
+    around = spread(found) if found.interval_ms else f"interval unknown: needs {needs} requests"
+    return (
+        f"{label(limit)} {plain_ms(found.quantile_ms)} ms, {around}: {side} the bound {found.bound_ms:g} ms"
+    )
+
+
+def _kept(limit: Limit) -> str:
+    return "requests are" if metric_of(limit) == JOINT else "gaps between tokens are"
 
 
 def _piece_line(piece: ProfilePiece) -> str:
     span = f"{piece.from_s:g} to {piece.to_s:g} s"
     offered = f"{piece.requests} requests, {piece.rate_qps_per_node:.3g} QPS per node"
-    p90s = ", ".join(f"p90 {limit.upper()} {plain_ms(piece.p90(limit).p90_ms)} ms" for limit in LIMITS)
-    return f"  {span}: {offered}, {p90s}"
+    figures = (f"{label(limit)} {plain_ms(found.quantile_ms)} ms" for limit, found in piece.limits.items())
+    return f"  {span}: {offered}, {', '.join(figures)}"

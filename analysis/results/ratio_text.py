@@ -2,7 +2,7 @@
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results.types.study_verdict import StudyVerdict
-from conf.specs.bounds import LIMITS
+from conf.specs.bounds import label
 
 MOST_TOLD = 4
 """Keys that differ between A and B and stand on the screen."""
@@ -28,12 +28,11 @@ def lines(study: StudyVerdict, found: Ratio) -> list[str]:
         f"  {found.pairs} pairs of windows: B got A's arrivals and lengths, scaled in time; correlation"
         f" {correlation}",
     ]
-    for limit in LIMITS:
-        if one := getattr(found, limit):
-            out.append(
-                f"  by p90 {limit.upper()} alone {one.value:.3f} [{one.low:.3f}, {one.high:.3f}],"
-                f" {100 * one.weight:.0f} % of what was over a bound"
-            )
+    out += [
+        f"  by {label(limit)} alone {one.value:.3f} [{one.low:.3f}, {one.high:.3f}],"
+        f" {100 * one.weight:.0f} % of what was over a bound"
+        for limit, one in found.limits.items()
+    ]
     if found.unlike:
         out.append("  A and B are limited by different bounds: the ratio is that of the two capacities alone")
     return out

@@ -12,6 +12,7 @@ from analysis.results.types.recommendation import (
     RecommendationVerdict,
     ShapeRanking,
 )
+from conf.specs.bounds import short
 
 LEAST_SHOWN = 0.01
 """Shapes with at least this probability are shown beside the best of each layout (our choice)."""
@@ -171,7 +172,7 @@ def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
         f"{shape.nodes:,} [{span}]",
         f"{q.estimate:.2f} [{ends}]",
         _share(shape.probability_best),
-        shape.binding.upper() + (", KV full" if shape.kv_full else ""),
+        short(shape.binding) + (", KV full" if shape.kv_full else ""),
         ", ".join(own),
     )
 
@@ -209,7 +210,7 @@ def _grounds(verdict: RecommendationVerdict) -> list[str]:
     lines = [
         f"  {asked.model} on {asked.hardware}, routing {asked.routing}, workload {asked.workload}, "
         f"arrivals {asked.arrivals}, seed {asked.seed}",
-        f"  bounds: p90 TTFT <= {asked.slo.ttft_p90_ms:g} ms, p90 TPOT <= {asked.slo.tpot_p90_ms:g} ms",
+        f"  bounds: {asked.slo.text}",
         f"  nodes [at the upper end, at the low end of the capacity]: planned with {_basis(care)},"
         f" {100 * care.get('headroom', 0.0):g} % headroom and {spares} spare node{'s' * (spares != 1)};"
         " E(n) = 1 is assumed",

@@ -23,7 +23,6 @@ from analysis.results import capacity_text, studies
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.rows import metrics
-from conf.specs.bounds import LIMITS
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")
 TOLERANCE = 1e-9
@@ -115,11 +114,15 @@ def same(recorded: Any, recomputed: Any) -> bool:
 def _other_counts(run: Run, again: Recount) -> Iterator[str]:
     for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
         fresh = {name: getattr(dwell, name) for name in COUNTS}
-        fresh |= {f"{limit}_over": dwell.over(limit).over for limit in LIMITS}
-        fresh |= {f"{limit}_determined": dwell.over(limit).determined for limit in LIMITS}
+        old = {name: line[name] for name in COUNTS}
+        for one in line["bounds"] or ():
+            old |= {f"{one['bound']}_over": one["over"], f"{one['bound']}_determined": one["determined"]}
+        for limit, counted in dwell.limits.items():
+            fresh |= {f"{limit}_over": counted.over, f"{limit}_determined": counted.determined}
+            old |= {name: line[name] for name in fresh if name in line}
         for name, value in fresh.items():
-            if not same(line[name], value):
-                yield f"window {dwell.index}: {name} recorded {line[name]!r}, recomputed {value!r}"
+            if not same(old.get(name), value):
+                yield f"window {dwell.index}: {name} recorded {old.get(name)!r}, recomputed {value!r}"
 
 
 def _other_figures(

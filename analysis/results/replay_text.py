@@ -55,10 +55,10 @@ def headline(it: ReplayForecast) -> str:
 
 
 def kept(it: ReplayForecast) -> str:
-    """The share of draws of the constants that keep both bounds; empty without draws."""
+    """The share of draws of the constants that keep the bounds; empty without draws."""
     if it.kept_probability is None:
         return ""
-    return f"; both are kept in {100 * it.kept_probability:.0f} % of {it.draws} draws of the constants"
+    return f"; the bounds are kept in {100 * it.kept_probability:.0f} % of {it.draws} draws of the constants"
 
 
 def lines(prediction: PredictionVerdict) -> list[str]:

@@ -5,7 +5,7 @@ Knows the verdicts of parts; the statistics are those of `analysis.stats.pooling
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from analysis.results.types.shared_figures import CapacityFigures, QpsFigures, R
 from analysis.results.types.study_verdict import DeploymentSpread, PartRow, PercentFigures, StudyVerdict
 from analysis.stats.pooling import Estimate, Interval, pooled, repeated, student_t
 from conf.io.one_line import reason
+from conf.specs.bounds import LIMITS, Limit, label
 
 FILE = STUDY
 OTHER = "config-b.yaml"
@@ -163,7 +164,7 @@ def _part(row: PartRow) -> str:
     if row.exit_code or not q:
         return f"no result (exit {row.exit_code})"
     figures = f"{q.estimate:.2f} QPS per node, 95 % interval [{q.low:.2f}, {q.high:.2f}]"
-    return f"{figures}, limited by p90 {(row.binding or '').upper()}, seed {row.seed}"
+    return f"{figures}, limited by {label(row.binding) if row.binding else 'unknown'}, seed {row.seed}"
 
 
 def _capacities(parts: Parts) -> list[CapacityFigures]:
@@ -175,15 +176,27 @@ def _capacity(
 ) -> CapacityFigures:
     """The figures of a single run's capacity, as far as they make sense for several."""
     figures = QpsFigures(qps.value, qps.low, qps.high, certified)
-    likely = [(one.binding, one.binding_probability or 0.0) for one in _capacities(parts)]
-    by_ttft = sum(p if limit == "ttft" else 1 - p for limit, p in likely) / len(likely)
+    binding, probability = _likeliest(_capacities(parts))
     return CapacityFigures(
         qps_per_node=figures,
         qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
         interval=interval,
-        binding="ttft" if by_ttft >= 0.5 else "tpot",
-        binding_probability=max(by_ttft, 1 - by_ttft),
+        binding=binding,
+        binding_probability=probability,
     )
+
+
+def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:
+    """The limit that binds with the highest mean probability; a part's other limits share what is left."""
+    limits = list(capacities[0].limits or LIMITS)
+    totals = dict.fromkeys(limits, 0.0)
+    for one in capacities:
+        likely = one.binding_probability or 0.0
+        rest = (1 - likely) / max(1, len(limits) - 1)
+        for limit in limits:
+            totals[limit] += (likely if limit == one.binding else rest) / len(capacities)
+    binding = max(totals, key=totals.__getitem__)
+    return binding, totals[binding]
 
 
 def _percent(figure: Interval) -> PercentFigures:

@@ -142,7 +142,7 @@ def _capacity_line(run: Run) -> dict[str, Any]:
     return {
         "run": run.name,
         **{name: getattr(asked, name) for name in (*_WORDS[1:], "nodes")},
-        **{f"bound_{column(limit)}": asked.slo.of(limit) for limit in LIMITS},
+        **{f"bound_{column(limit)}": getattr(asked.slo, column(limit)) for limit in LIMITS},
         "verdict": summary.word(verdict),
         **_claimed(run),
         "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,

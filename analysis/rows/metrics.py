@@ -148,6 +148,31 @@ def itl(requests: pa.Table) -> Floats:
     return np.concatenate([gaps / 1e3, np.full(int(lost_gaps.sum()), np.inf)])
 
 
+def own_itl(requests: pa.Table) -> Floats:
+    """A quantile of the request's own gaps, per row; nan for fewer than 2 tokens, and while in flight."""
+    return _of_tokens(requests, numbers(requests, "own_itl_us") / 1e3)
+
+
+def gaps_over(requests: pa.Table) -> tuple[Floats, Floats]:
+    """Each request's gaps over the bound on pooled gaps, and all its gaps, in units of their mean number.
+
+    A failed request has as many gaps as it was asked for, all of them over; one in flight none that is known.
+    """
+    gaps, over = (np.nan_to_num(numbers(requests, name)) for name in ("gaps", "gaps_over"))
+    failed, done = status_in(requests, *records.FAILURES), status_in(requests, records.OK)
+    lost = np.maximum(np.nan_to_num(numbers(requests, "requested_output_tokens"), nan=2.0) - 1, 0)
+    gaps, over = (np.where(failed, lost, np.where(done, known, 0.0)) for known in (gaps, over))
+    mean = float(gaps[gaps > 0].mean()) if np.any(gaps > 0) else 1.0
+    return over / mean, gaps / mean
+
+
+def _of_tokens(requests: pa.Table, latency_ms: Floats) -> Floats:
+    """A latency of answers of 2 tokens or more (asked for, if the request failed); nan of others."""
+    tokens = numbers(requests, "output_tokens")
+    tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
+    return np.where((tokens >= 2) & ~burst(requests), _judged(requests, latency_ms), np.nan)
+
+
 def _judged(requests: pa.Table, latency_ms: Floats) -> Floats:
     """Latencies of complete answers; +inf for failures, nan for pending rows."""
     known = np.where(status_in(requests, records.OK), latency_ms, np.nan)

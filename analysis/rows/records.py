@@ -102,6 +102,14 @@ _COLUMNS: tuple[Column, ...] = (
     ),
     ("engine_last_token_ns", pa.int64(), "ns", "last token, likewise"),
     (
+        "own_itl_us",
+        pa.int32(),
+        "us",
+        "quantile `slo.itl_within` of the request's own gaps; null unless a bound asks for it",
+    ),
+    ("gaps", pa.int32(), "", "number of its gaps; null unless a bound on pooled gaps asks for it"),
+    ("gaps_over", pa.int32(), "", "of these, over the bound on pooled gaps"),
+    (
         "itl_us",
         pa.list_(pa.int32()),
         "us",

@@ -34,15 +34,21 @@ def quantile(values: Floats, q: float) -> float | None:
     return float(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
 
 
+def least_values(q: float, batches: int = BATCHES) -> int:
+    """Fewest values for the interval of a quantile: one of each batch must be expected beyond it."""
+    return batches * max(LEAST_PER_BATCH, math.ceil(round(1 / (1 - q), 6)))
+
+
 def sectioning(values: Floats, q: float, batches: int = BATCHES) -> tuple[float, float] | None:
     """95 % interval of the `q` quantile from batches of `values` in order of arrival (the method, 2.2).
 
     Sectioning: quantiles of 10 or 40 batches spread around the quantile of the whole. None when a batch would
-    have fewer than 10 values. With failures in a batch quantile the spread is unknown; the answer is
-    then (smallest batch quantile, inf), which ten independent batches all exceed once in 1000 times.
+    have fewer than 10 values, or too few for one beyond the quantile. With failures in a batch quantile the
+    spread is unknown; the answer is then (smallest batch quantile, inf), which ten independent batches all
+    exceed once in 1000 times.
     """
     known = values[~np.isnan(values)]
-    if len(known) < batches * LEAST_PER_BATCH:
+    if len(known) < least_values(q, batches):
         return None
     whole = quantile(known, q)
     parts = np.array([quantile(batch, q) for batch in np.array_split(known, batches)], dtype=np.float64)

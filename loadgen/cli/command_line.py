@@ -14,7 +14,7 @@ from conf.matrix import PREFIX
 from conf.specs.images import tokens_of
 from conf.specs.published_ladder import Progressive
 from conf.words import groups
-from loadgen.cli import idle_words
+from loadgen.cli import idle_words, live_view
 from loadgen.prompts import tokenizer
 from loadgen.quality import tasks
 from loadgen.run.endpoint import api_key
@@ -70,6 +70,12 @@ def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentPa
         "--measure", action="store_true", help="recommend: measure the shapes that its proposals name"
     )
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
+    top.add_argument(
+        "--live",
+        metavar="[HOST:]PORT",
+        help="follow the load in a browser, on this machine at PORT (0: one that is free); with HOST others "
+        "reach the page too, without a password",
+    )
     return top
 
 
@@ -92,6 +98,7 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"{PREFIX}KEY=[...] belongs to predict and sweep; {arguments.verb} takes one value of a key"
         )
+    live_view.refuse(arguments)
     if arguments.json and arguments.dry_run:
         raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
 

@@ -3,14 +3,17 @@
 Knows how an experiment becomes a simulated service; `prediction` and `published_benchmark` ask it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import PlacingPrediction
 from conf import ConfigError, Experiment
+from conf.specs.bounds import metric_of
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from loadgen.fleet.addresses import chosen
 from loadgen.predict import answer, replay
@@ -19,12 +22,15 @@ from loadgen.predict.operating_point import Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.segments import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
+from loadgen.traffic.lengths import Ints
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
+from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.service import whole_service
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefix_reuse import Prefixes
+from serve_apps.engine_model.service.replay import late_gap_s, token_times
 from serve_apps.engine_model.service.replay import replay as served
 from serve_apps.engine_model.service.routed import Replicas, Requests
 
@@ -36,6 +42,21 @@ CPU_GUESS_QPS = 60.0
 not (measured, 2026-11-22). It only says where a ramp begins."""
 
 
+def refuse_unknown_bounds(experiment: Experiment) -> None:
+    """Raise ConfigError for a bound on gaps between tokens where the engine model does not know them."""
+    asked, known = _metrics(experiment), experiment.layout.prefill is None
+    what = ""
+    if "itl_pooled" in asked:
+        what = "the engine model does not pool gaps between tokens: leave slo.itl_pooled_... out"
+    elif "itl" in asked and experiment.workload.has_sessions:
+        what = "the engine model knows no gaps between tokens of sessions: leave slo.itl_... out"
+    elif "itl" in asked and not (known and experiment.layout.data_parallel == 1):
+        layout = f"layout={experiment.layout.name}"
+        what = f"the engine model knows no gaps between tokens with {layout}: leave slo.itl_... out"
+    if what:
+        raise ConfigError(f"{what}, or measure with sweep or probe")
+
+
 def predict(
     experiment: Experiment,
     parallel_map: ParallelMap = map,
@@ -43,7 +64,11 @@ def predict(
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
 ) -> PredictionVerdict:
-    """The engine model's answer: a replay of requests, one rate, or the capacity."""
+    """The engine model's answer: a replay of requests, one rate, or the capacity.
+
+    Raises ConfigError as `refuse_unknown_bounds` does.
+    """
+    refuse_unknown_bounds(experiment)
     model = replace(MODEL, say=say)
     if experiment.is_replay:
         return replay.predict(experiment, replayed, parallel_map, draws)
@@ -91,12 +116,28 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
         prefixes, part = scattered(prefixes, experiment.cluster.nodes / nodes, seed)
     shared = None if prefixes is None else Prefixes(*prefixes)
     from_s = float(served_s.min()) if len(served_s) else 0.0
-    seen = whole_service.serve(
-        *parts(experiment), Requests(sent_s, asked, shared, from_s), Replicas(engines, by, seed)
-    )
+    replicas = Replicas(engines, by, seed)
+    seen = whole_service.serve(*parts(experiment), Requests(sent_s, asked, shared, from_s), replicas)
     replica = seen.replica if part is None else seen.replica + part * engines
     work = whole_service.all_work(seen)
-    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica)
+    itl_s = _own_itl_s(experiment, asked, seen, replicas) if "itl" in _metrics(experiment) else None
+    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica, itl_s)
+
+
+def _metrics(experiment: Experiment) -> set[str]:
+    """The latencies that have bounds."""
+    return set(map(metric_of, experiment.slo.limits))
+
+
+def _own_itl_s(
+    experiment: Experiment, asked: Sequence[Ints], seen: fast_engine.Times, replicas: Replicas
+) -> Floats:
+    """The quantile of every request's own gaps, for which each engine serves what it got once more."""
+    own_s, within = np.full(len(asked[0]), np.nan), experiment.slo.itl_within
+    fast = fast_engine.FastSpec.of(*parts(experiment))
+    for number, ends_s in token_times(fast, asked, seen, replicas):
+        own_s[number] = late_gap_s(ends_s, within)
+    return own_s
 
 
 def balance(experiment: Experiment) -> Balance:

@@ -9,7 +9,15 @@ from functools import partial
 from analysis.results import summary
 from conf.io import terminal
 from conf.matrix import Matrix, matrix
-from loadgen.cli import config_check, engine_model, machine_check, output, quality_words, recommending
+from loadgen.cli import (
+    config_check,
+    engine_model,
+    live_view,
+    machine_check,
+    output,
+    quality_words,
+    recommending,
+)
 from loadgen.cli.command_line import asked, resumed, verified
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
@@ -77,6 +85,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def quality(arguments: argparse.Namespace) -> int:
     """Ask two configurations of a model the same questions under load: same, degraded or undecided."""
     if folders := quality_words.folders(arguments.words):
+        live_view.refuse_without_load(arguments, "these answers are on record")
         return output.result(quality_words.recorded(*folders), arguments.json)
     a, b = quality_words.sides(
         arguments.words,

@@ -13,7 +13,7 @@ from analysis.results.types.verdict import Verdict
 from conf import Experiment
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
-from loadgen.cli import config_check, dry_run, engine_model
+from loadgen.cli import config_check, dry_run, engine_model, live_view
 from loadgen.run import progress
 from loadgen.run.folder import finite
 from loadgen.run.progress import Emit
@@ -49,8 +49,13 @@ def answer(
     real = (one for one in measured if not isinstance(one.engine, SimulatedEngine))
     for line in config_check.all_kernels(real):
         terminal.note(line)
-    with terminal.own_stdout() as out, progress.shown(arguments.json, out) as show:
+    with (
+        terminal.own_stdout() as out,
+        progress.shown(arguments.json, out) as progress_show,
+        live_view.shown(arguments, progress_show) as show,
+    ):
         verdict = report_file.written(act(Site(engine_model.start, service), show), show)
+        show.end(verdict)
     code = conclude(verdict)
     return result(verdict, arguments.json) if code is None else code
 

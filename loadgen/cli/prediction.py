@@ -39,6 +39,7 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
     if (rate_qps or experiment.concurrency) and sensitivity:
         asked = "rate_qps" if rate_qps else "concurrency"
         raise ConfigError(f"--sensitivity explains a capacity; leave {asked}=... out")
+    engine_model.refuse_unknown_bounds(experiment)
     engine = experiment.engine
     assert isinstance(engine, SimulatedEngine)
     if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:

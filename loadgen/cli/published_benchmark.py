@@ -18,7 +18,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, engine_model, machine_check, output
+from loadgen.cli import config_check, engine_model, live_view, machine_check, output
 from loadgen.fleet.rows import plan_table
 from loadgen.predict.capacity import quiet
 from loadgen.run import export
@@ -46,7 +46,9 @@ def progressive(arguments: argparse.Namespace) -> int:
         )
     found += [_checked(words, arguments) for words in others]
     refuse_out(arguments.out, *export.SUFFIXES)
-    if not virtual:
+    if virtual:
+        live_view.refuse_without_load(arguments, "this clock is virtual (progressive.clock=wall loads)")
+    else:
         machine_check.refuse(found[0])
     if arguments.dry_run:
         for one in found:

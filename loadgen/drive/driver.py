@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
+from analysis.live.window_so_far import WindowSoFar
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.service_loss import DEAD_LEAST, heard_ns, in_flight, silent
+from loadgen.drive.window_watch import WATCH_S, so_far
 from loadgen.drive.windows import Windows
 from loadgen.fleet.target import Target
 from loadgen.search.overload import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, plainly_bad, should_abort
@@ -31,7 +33,8 @@ RUN_OUT_PIECE = 1000
 class Driver:
     """One run over a target; `emit(kind, **facts)` gets every decision.
 
-    `warmed_qps` is the highest rate per node whose users the caches of the service know.
+    `warmed_qps` is the highest rate per node whose users the caches of the service know. A `watcher` gets the
+    running window every few seconds, and changes nothing.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Driver:
         self.loss = LossRecovery(self.feed, self.windows, emit, fault, repair)
         self.warmed_qps = 0.0
         self.counted_ns = 0
+        self.watcher: Callable[[WindowSoFar], None] | None = None
 
     @property
     def plan(self) -> LoadPlan:
@@ -87,7 +91,7 @@ class Driver:
         """Let the backlog of the last window be answered where a segment asks for that."""
         if segment.settle_before and self.windows.outcomes:
             last, workload = self.windows.outcomes[-1].segment, self.plan.workload
-            longest_s = workload.output_tokens.mean * self.plan.slo.tpot_p90_ms / 1e3
+            longest_s = self.plan.slo.tokens_s(workload.output_tokens.mean)
             # That many answers are in flight when each takes as long as the bounds allow.
             fits = segment.rate_qps * self.plan.nodes * longest_s
             self.await_answers(last.index, self.windows.patience_s(), fits=fits)
@@ -123,15 +127,28 @@ class Driver:
         from_s, every_s = (RAMP_LOOK_S, RAMP_LOOK_S) if ramp else (ABORT_FROM_S, ABORT_EVERY_S)
         at_ns = window.window_start_ns + int(from_s * NS)
         while at_ns < window.planned_end_ns:
-            self.feed.wait_until(at_ns)
+            self._wait(window, at_ns)
             if missing := self.feed.missing_actors():
                 return f"lost {', '.join(missing)}"
             self.loss.refuse_dead(window.index)
             if may_abort and (reason := self._overload(window, at_ns)):
                 return reason
             at_ns += int(every_s * NS)
-        self.feed.wait_until(window.planned_end_ns)
+        self._wait(window, window.planned_end_ns)
         return None
+
+    def _wait(self, window: Window, until_ns: int) -> None:
+        """Let time pass, and tell a watcher meanwhile how the window stands."""
+        step_ns = int(WATCH_S * NS * self.plan.time_scale)
+        while self.watcher and self.feed.target.now_ns() + step_ns < until_ns:
+            self.feed.wait_until(self.feed.target.now_ns() + step_ns)
+            self.watcher(self._so_far(window))
+        self.feed.wait_until(until_ns)
+
+    def _so_far(self, window: Window) -> WindowSoFar:
+        now_ns, rows = self.feed.target.now_ns(), self.windows.ledger.rows(window.index)
+        spent_s = (now_ns - self.feed.free_ns) / NS + self.elapsed_s()
+        return so_far(rows, window, self.plan.slo, self.feed.health, now_ns, spent_s)
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
         slo, rows = self.plan.slo, self.loss.answerable(window.index)

@@ -139,6 +139,11 @@ class LoadFeed:
         """Take in what is known by now."""
         self.wait_until(self.target.now_ns())
 
+    @property
+    def health(self) -> list[dict[str, Any]]:
+        """Samples of the load actors since the window before."""
+        return self._samples
+
     def missing_actors(self) -> list[str]:
         """Load actors that were lost and are not replaced, each with the reason."""
         return [str(actor) for actor in self._lost[self._replaced :]]

@@ -36,7 +36,7 @@ class LoadPlan:
     def begin(self) -> Start:
         """The search's start, with the times that follow from the bounds."""
         lasts_s = self.slo.answer_s(self.workload.output_tokens.mean)
-        return replace(self.start, ttft_s=self.slo.ttft_p90_ms / 1e3, answer_s=lasts_s)
+        return replace(self.start, ttft_s=self.slo.first_token_ms / 1e3, answer_s=lasts_s)
 
 
 @dataclass(frozen=True, slots=True)

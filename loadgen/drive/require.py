@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.window_counts import NS, WindowCounts, count
 from conf import ConfigError, Experiment
-from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.search.acceptance import CALM_BOUND, InterimAnalysis, decide, windows_s
@@ -93,7 +92,7 @@ def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
 
 def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
-    tight = Slo(slo.name, *(CALM_BOUND * bound.ms for bound in slo.bounds))
+    tight = slo.scaled(CALM_BOUND)
     windows = [outcome.dwell for outcome in outcomes]
     return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import NodeEffects, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.validity import Verdict, WindowEvidence, judge_window
@@ -19,13 +20,12 @@ from analysis.capacity.window_counts import (
     count,
     count_by_stream,
     in_window,
-    latency_so_far,
     waiting,
     without_lag,
 )
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
-from conf.specs.bounds import ALLOWED_OVER, LIMITS, QUANTILE
+from conf.specs.bounds import allowed_over
 from conf.specs.experiment import Slo
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
@@ -188,9 +188,8 @@ def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, n
         "requests": dwell.requests,
         "failed": dwell.failed,
         "pending": dwell.pending,
-        **{b.column: quantile(latency_so_far(rows, b, now_ns), QUANTILE) for b in slo.bounds},
-        "over_ttft_pct": _percent(dwell.ttft.share),
-        "over_tpot_pct": _percent(dwell.tpot.share),
+        **{bound.column: dwell_table.limited(rows, bound, now_ns) for bound in slo.bounds},
+        **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in dwell.limits.items()},
         "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
         "work_qps_per_node": math.exp(dwell.log_work),
         "verdict": word(outcome, verdict),
@@ -202,12 +201,13 @@ def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, n
 
 
 def word(outcome: Outcome, verdict: Verdict) -> str:
-    """One word on a window: void with its reason, aborted, or which limits were kept (share over <= 10 %)."""
+    """One word on a window: void with its reason, aborted, or which limits were not kept."""
     if outcome.void:
         return f"VOID {verdict.reason}"
     if not verdict.valid:
         return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
-    over = [limit for limit in LIMITS if (outcome.dwell.over(limit).share or 0) > ALLOWED_OVER]
+    counted = outcome.dwell.limits
+    over = [limit for limit, counts in counted.items() if (counts.share or 0) > allowed_over(limit)]
     state = f"over {' and '.join(over)}" if over else "within"
     return f"{state} (ended early)" if outcome.aborted else state
 

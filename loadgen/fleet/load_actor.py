@@ -19,6 +19,7 @@ from conf import ConfigError
 from conf.io.secret import Secret
 from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import EVERY_GAP, GapRecord
 from loadgen.fleet.os_limits import Limits, limits, raise_files
 from loadgen.fleet.parent_watch import WatchedProcess, own, watch
 from loadgen.fleet.target import Observation
@@ -39,7 +40,7 @@ class FleetPlan:
     vocab: int
     salt: int
     timeout_s: float
-    record_itl: bool
+    gaps: GapRecord = EVERY_GAP
     time_scale: float = 1.0
     sticky: bool = False
     driver: WatchedProcess = field(default_factory=own)
@@ -75,7 +76,7 @@ class LoadActor:
             plan.urls,
             prompts,
             *self._shards,
-            record_itl=plan.record_itl,
+            gaps=plan.gaps,
             time_scale=plan.time_scale,
             timeout_s=plan.timeout_s / plan.time_scale,
             key=plan.key,

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from analysis.rows import records, time_series
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import GapRecord
 from loadgen.fleet.rows import Attempt, Clock, Planned, ServerWords, batch
 from loadgen.fleet.sse import Exchange
 
@@ -30,12 +31,12 @@ class RequestLog:
         requests: ArrowStream,
         health: ArrowStream | None,
         *,
-        record_itl: bool,
+        gaps: GapRecord,
         time_scale: float,
     ) -> None:
         self._client_id = client_id
         self._requests, self._health = requests, health
-        self._record_itl = record_itl
+        self._gaps = gaps
         self._patience_s = FULL_DISK_S / min(1.0, time_scale)
         self._full_since: float | None = None
         self._words = ServerWords()
@@ -44,7 +45,7 @@ class RequestLog:
         self._samples: list[dict[str, Any]] = []
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         first = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
-        batch([first], Clock(0, 0), client_id, record_itl, ServerWords())
+        batch([first], Clock(0, 0), client_id, gaps, ServerWords())
         pa.RecordBatch.from_pylist([{"at": 0}], schema=time_series.CLIENTS)
 
     def start(self, clock: Clock) -> None:
@@ -55,15 +56,15 @@ class RequestLog:
         """Keep a request that has ended."""
         self._completed.append(attempt)
 
-    def rows(self, attempts: list[Attempt], record_itl: bool = False) -> pa.RecordBatch:
-        """Rows of schema `SHARD` for requests, ended or in flight."""
-        return batch(attempts, self._clock, self._client_id, record_itl, self._words)
+    def rows(self, attempts: list[Attempt]) -> pa.RecordBatch:
+        """Rows of schema `SHARD` for requests, ended or in flight, without their gaps."""
+        return batch(attempts, self._clock, self._client_id, self._gaps.figures, self._words)
 
     def roll(self) -> None:
         """Turn what ended since the last call into rows, once for the disk and once for the driver."""
         completed, self._completed = self._completed, []
         if completed:
-            rows = self.rows(completed, self._record_itl)
+            rows = batch(completed, self._clock, self._client_id, self._gaps, self._words)
             self._requests.append(rows)
             self._unreported.append(rows)
 

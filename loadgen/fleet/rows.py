@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analysis.rows import records
 from analysis.rows.foreign_words import BoundedWords
+from loadgen.fleet.gap_record import GapRecord
 from loadgen.fleet.sse import Exchange
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 
@@ -132,7 +133,11 @@ class ServerWords:
 
 
 def batch(
-    attempts: Sequence[Attempt], clock: Clock, client_id: int, record_itl: bool, words: ServerWords
+    attempts: Sequence[Attempt],
+    clock: Clock,
+    client_id: int,
+    gaps: GapRecord,
+    words: ServerWords,
 ) -> pa.RecordBatch:
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
     plans = [plan for plan, _ in attempts]
@@ -158,7 +163,7 @@ def batch(
         "time_scale": np.full(len(plans), clock.scale),
         "engine_first_token_ns": [_engine_ns(exchange, "first") for exchange in ends],
         "engine_last_token_ns": [_engine_ns(exchange, "last") for exchange in ends],
-        "itl_us": _gaps(ends, clock.scale) if record_itl else [None] * len(ends),
+        **gaps.columns(ends, clock.scale),
     }
     columns["turn_blocked_ns"] = pa.array(
         [None if plan.free_ns is None else plan.free_ns - plan.due_ns for plan in plans], pa.int64()
@@ -198,13 +203,3 @@ def _offsets(at_ns: list[int | None], due_ns: NDArray[np.int64], clock: Clock) -
     real_ns = np.array([0 if at is None else at - clock.epoch_ns for at in at_ns], dtype=np.int64)
     run_ns = real_ns if clock.scale == 1 else np.rint(real_ns * clock.scale).astype(np.int64)
     return pa.array(run_ns - due_ns, mask=missing)
-
-
-def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
-    """The gaps of each request as one list column, their bytes copied once; null while in flight."""
-    ends = np.cumsum([0, *(len(exchange.gaps_us) for exchange in exchanges)], dtype=np.int32)
-    gaps_us = np.frombuffer(b"".join(exchange.gaps_us for exchange in exchanges), dtype=np.int32)
-    if scale != 1:
-        gaps_us = np.minimum(np.rint(gaps_us * scale), np.iinfo(np.int32).max).astype(np.int32)
-    open_ = np.array([exchange.end_ns is None for exchange in exchanges], dtype=np.bool_)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(gaps_us), mask=pa.array(open_))

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import EVERY_GAP, GapRecord
 from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.http_client import TIMEOUT_S, Client
 from loadgen.fleet.request_log import RequestLog, reported
@@ -53,14 +54,14 @@ class Worker:
         shard: ArrowStream,
         health_shard: ArrowStream | None = None,
         *,
-        record_itl: bool,
+        gaps: GapRecord = EVERY_GAP,
         time_scale: float = 1.0,
         **client: Any,
     ) -> None:
         self._client_id = client_id
         self._time_scale = time_scale
         self._prompts = prompts
-        self._log = RequestLog(client_id, shard, health_shard, record_itl=record_itl, time_scale=time_scale)
+        self._log = RequestLog(client_id, shard, health_shard, gaps=gaps, time_scale=time_scale)
         self._client = Client(urls, self._ended, time_scale=time_scale, **client)
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()

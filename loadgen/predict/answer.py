@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from analysis.results import constants_text, summary
 from analysis.results.asked import describe
 from analysis.results.types.prediction_verdict import (
@@ -19,9 +21,10 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
     SessionForecast,
 )
-from analysis.results.types.probe_figures import ProbeFigures
+from analysis.results.types.probe_figures import ProbeFigures, QuantileFigures
 from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
-from conf.specs.bounds import LIMITS
+from analysis.stats.quantiles import quantile
+from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict.capacity import (
     MANY_NODES,
@@ -34,7 +37,7 @@ from loadgen.predict.capacity import (
     quiet,
     simulated_nodes,
 )
-from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, figures, under_draws
+from loadgen.predict.drawn_quantiles import QuantileDraws, SimulatedQuantiles, figures, under_draws
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, sensitivities, uncertainty
 from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessions_alive
@@ -101,9 +104,7 @@ def predict(
         )
     verdict = base(experiment, forecast=at_point)
     if side < 0:
-        low = (
-            f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) p90 {point.binding.upper()} is over"
-        )
+        low = f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) {label(point.binding)} is over"
         return _ended(verdict, summary.EXIT_SLO_MISSED, f"{low} its bound")
     if side > 0:
         why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
@@ -137,14 +138,14 @@ def _draws(unsure: Uncertainty) -> CapacityDraws:
 
 def _under_draws(
     simulator: RateSimulator, rate_qps: float, draws: int, parallel_map: ParallelMap
-) -> P90Draws:
+) -> QuantileDraws:
     return under_draws(simulator.experiment, partial(_seen, simulator, rate_qps), draws, parallel_map)
 
 
-def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> SimulatedP90s:
+def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> SimulatedQuantiles:
     point = simulator.varied(experiment).at(rate_qps)
-    p90_ms = {limit: point.p90_ms(limit) for limit in LIMITS}
-    return SimulatedP90s(p90_ms, point.excess(point.binding) <= 0, point.steady)
+    quantiles_ms = {limit: point.quantile_ms(limit) for limit in point.slo.limits}
+    return SimulatedQuantiles(quantiles_ms, point.worst <= 0, point.steady)
 
 
 def _beyond(search: Search, capacity: CapacityFigures, unsure: Uncertainty) -> str:
@@ -165,7 +166,7 @@ def at_rate(
     """The engine model's verdict on one rate, `rate_qps` per node: each p90 against its bound.
 
     The intervals hold the constants' uncertainty and Monte Carlo noise; the verdict counts the draws that
-    keep both bounds.
+    keep the bounds.
     """
     assert experiment.rate_qps
     machine, whole = model.machine(experiment), experiment.workload.has_sessions
@@ -181,21 +182,37 @@ def at_rate(
     point = simulator.at(experiment.rate_qps)
     draws = min(draws, SLOW_DRAWS) if slow else draws
     known = _under_draws(rough, experiment.rate_qps, draws, parallel_map)
-    missed = [limit.upper() for limit in LIMITS if point.excess(limit) > 0]
-    ttft, tpot = (
-        figures(known, limit, point.p90_ms(limit), point.interval_ms(limit), point.bound_ms(limit))
-        for limit in LIMITS
-    )
+    missed = [label(limit) for limit in point.slo.limits if point.excess(limit) > 0]
     verdict = base(
         experiment,
         forecast=replace(_figures(experiment, point, machine), of_rate=known.summed),
         probe=ProbeFigures(
-            rate_qps_per_node=experiment.rate_qps, window_s=simulator.effort.window_s, ttft=ttft, tpot=tpot
+            rate_qps_per_node=experiment.rate_qps,
+            window_s=simulator.effort.window_s,
+            **_limits(known, point),
         ),
     )
     if missed:
-        return _ended(verdict, summary.EXIT_SLO_MISSED, f"p90 {' and '.join(missed)} over the bound")
+        return _ended(verdict, summary.EXIT_SLO_MISSED, f"{' and '.join(missed)} over the bound")
     return _ended(verdict, summary.EXIT_OK, "")
+
+
+def _limits(known: QuantileDraws, point: OperatingPoint) -> dict[str, Any]:
+    """The fields of `RateFigures`: each limited quantile at the point, with the constants' uncertainty."""
+    found = {limit: _limit(known, point, limit) for limit in point.slo.limits}
+    own = {limit: found.pop(limit).p90 for limit in LIMITS if limit in found}
+    return {**own, "others": found}
+
+
+def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> QuantileFigures:
+    quantile_ms, bound_ms = point.quantile_ms(limit), point.bound_ms(limit)
+    found = figures(known, limit, quantile_ms, point.interval_ms(limit), bound_ms)
+    if metric_of(limit) != JOINT:
+        return found
+    share = float(np.mean(point.latency(limit) <= bound_ms))
+    return QuantileFigures(
+        quantile_ms=None, interval_ms=None, bound_ms=math.inf, passed=found.passed, share=share
+    )
 
 
 def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
@@ -219,8 +236,8 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
     return RateForecast(
         rate_qps_per_node=point.rate_qps,
         steady=point.steady,
-        ttft_p90_ms=point.p90_ms("ttft"),
-        tpot_p90_ms=point.p90_ms("tpot"),
+        ttft_p90_ms=_p90_ms(point, "ttft"),
+        tpot_p90_ms=_p90_ms(point, "tpot"),
         input_tokens_per_s_per_node=rate * point.input_tokens,
         image_tokens_per_s_per_node=rate * point.image_tokens,
         output_tokens_per_s_per_node=rate * point.output_tokens,
@@ -235,6 +252,11 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
         simulated_node_s=point.load_s,
         sessions=_sessions(experiment, point, machine),
     )
+
+
+def _p90_ms(point: OperatingPoint, limit: Limit) -> float | None:
+    """A p90 at the point, whether it has a bound or not."""
+    return quantile(point.latency(limit), QUANTILE)
 
 
 def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> SessionForecast | None:

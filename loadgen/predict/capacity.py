@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from conf.specs.bounds import LIMITS
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.root_finding import RateRoot, find_root
@@ -46,7 +45,7 @@ class Solution:
     def noise(self) -> float | None:
         """95 % half width of ln rate by Monte Carlo noise; None if unknown, as at an open end."""
         limit = self.point.binding
-        p90, ends = self.point.p90_ms(limit), self.point.interval_ms(limit)
+        p90, ends = self.point.quantile_ms(limit), self.point.interval_ms(limit)
         if self.root.side or p90 is None or ends is None or not math.isfinite(ends[1]):
             return None
         return (ends[1] - ends[0]) / 2 / p90 / self.root.slope
@@ -59,7 +58,7 @@ def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: f
 
     def excess(rate_qps: float) -> float:
         seen.append(simulator.at(rate_qps))
-        return max(seen[-1].excess(limit) for limit in LIMITS)
+        return seen[-1].worst
 
     found = find_root(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
     return Solution(found, min(seen, key=lambda point: abs(math.log(point.rate_qps / found.rate_qps))))
@@ -89,7 +88,7 @@ def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
     rate_qps = rounded_down(root.rate_qps)
     for _ in range(MOST_STEPS_DOWN):
         point = simulator.at(rate_qps)
-        excess = max(point.excess(limit) for limit in LIMITS)
+        excess = point.worst
         if excess <= 0:
             return Solution(replace(root, rate_qps=rate_qps), point)
         step = max(excess / root.slope, LEAST_STEP_DOWN)

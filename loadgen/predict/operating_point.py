@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
-from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
+from conf.specs.bounds import JOINT, PER_REQUEST, Limit, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Slo
 from loadgen.predict.routing_outcome import RoutingOutcome, routing_outcome
 from loadgen.traffic.lengths import Ints
@@ -27,6 +27,7 @@ class Simulated(NamedTuple):
 
     `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps, nan
     for an engine that is simulated block by block. Requests of phase `warmup` may have no times (nan).
+    `own_itl_s` is a quantile of each request's gaps between tokens, where a bound asks for it.
     """
 
     first_s: Floats
@@ -34,6 +35,7 @@ class Simulated(NamedTuple):
     cached_tokens: Floats | Ints
     work: Mapping[str, float]
     replica: Ints | None = None
+    own_itl_s: Floats | None = None
 
 
 Simulate = Callable[[Experiment, ArrivalSchedule, int, int], Simulated]
@@ -84,6 +86,8 @@ class OperatingPoint:
     slo: Slo
     ttft_ms: Floats
     tpot_ms: Floats
+    e2e_ms: Floats
+    itl_ms: Floats
     input_tokens: float
     image_tokens: float
     output_tokens: float
@@ -95,26 +99,34 @@ class OperatingPoint:
     steady: bool
     routing_outcome: RoutingOutcome | None = None
 
-    def p90_ms(self, limit: Limit) -> float | None:
-        """None if the latency does not apply, as TPOT to answers of one token."""
-        return quantile(self._latency(limit), QUANTILE)
+    def quantile_ms(self, limit: Limit) -> float | None:
+        """The limited quantile, None if the latency does not apply, as TPOT to answers of one token.
+
+        Of a joint bound it is no time but that of a request's largest latency over its bound.
+        """
+        return quantile(self.latency(limit), quantile_of(limit))
 
     def interval_ms(self, limit: Limit) -> tuple[float, float] | None:
-        """95 % interval of the p90 by Monte Carlo noise alone; None for fewer than 100 requests."""
-        latency = self._latency(limit)
+        """95 % interval of the quantile by Monte Carlo noise alone; None for too few requests."""
+        latency, q = self.latency(limit), quantile_of(limit)
         many = len(latency) >= MANY_BATCHES * LEAST_IN_BATCH
-        return sectioning(latency, QUANTILE, MANY_BATCHES if many else BATCHES)
+        return sectioning(latency, q, MANY_BATCHES if many else BATCHES)
 
     def excess(self, limit: Limit) -> float:
-        """ln of p90 over its bound, within `FARTHEST`; the lowest value if the limit does not apply."""
-        p90 = self.p90_ms(limit)
-        if not p90:
+        """ln of the quantile over its bound, within `FARTHEST`; the lowest value if it does not apply."""
+        found = self.quantile_ms(limit)
+        if not found:
             return -FARTHEST
-        return min(max(math.log(p90 / self.bound_ms(limit)), -FARTHEST), FARTHEST)
+        return min(max(math.log(found / self.bound_ms(limit)), -FARTHEST), FARTHEST)
+
+    @property
+    def worst(self) -> float:
+        """The largest `excess` of all bounds."""
+        return self.excess(self.binding)
 
     def bound_ms(self, limit: Limit) -> float:
-        bound: float = getattr(self.slo, column(limit))
-        return bound
+        """The bound in ms; of a joint one 1, since it limits a ratio."""
+        return 1.0 if metric_of(limit) == JOINT else self.slo.of(limit)
 
     @property
     def slow(self) -> bool:
@@ -124,10 +136,16 @@ class OperatingPoint:
     @property
     def binding(self) -> Limit:
         """The limit nearest to its bound, or farthest beyond it."""
-        return max(LIMITS, key=self.excess)
+        return max(self.slo.limits, key=self.excess)
 
-    def _latency(self, limit: Limit) -> Floats:
-        return self.ttft_ms if limit == "ttft" else self.tpot_ms
+    def latency(self, limit: Limit) -> Floats:
+        """The limited latency in ms per request; of a joint bound the largest over its bound."""
+        metric = metric_of(limit)
+        if metric == JOINT:
+            own = [one for one in self.slo.limits if metric_of(one) in PER_REQUEST]
+            worst: Floats = np.nanmax([self.latency(one) / self.bound_ms(one) for one in own], axis=0)
+            return worst
+        return {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms, "itl": self.itl_ms}[metric]
 
 
 class RateSimulator:
@@ -145,8 +163,8 @@ class RateSimulator:
         users = max(1, round(share * experiment.workload.sessions)) if experiment.workload.sessions else 0
         self._traffic = Traffic(replace(experiment.workload, sessions=users))
         slo = experiment.slo
-        answer_s = experiment.workload.output_tokens.mean * slo.tpot_p90_ms / 1e3
-        self._life_s = min(slo.ttft_p90_ms / 1e3 + answer_s, LONGEST_LIFE_S)
+        answer_s = slo.tokens_s(experiment.workload.output_tokens.mean)
+        self._life_s = min(slo.first_token_ms / 1e3 + answer_s, LONGEST_LIFE_S)
 
     def varied(self, experiment: Experiment) -> "RateSimulator":
         """The same simulator with other constants."""
@@ -162,7 +180,7 @@ class RateSimulator:
         window_s = min(max(effort.window_s, min(rare_s, effort.window_s * PARTS)), enough_s)
         runs = [self._run(rate_qps, window_s, part) for part in range(effort.parts)]
         columns = zip(*(run.columns for run in runs), strict=True)
-        due, first, last, inputs, images, outputs, cached = (np.concatenate(column) for column in columns)
+        due, first, last, itl, inputs, images, outputs, cached = map(np.concatenate, columns)
         load_s = effort.nodes * sum(run.load_s for run in runs)
         _, begin_s, *_, end_s = self._edges_s(rate_qps, window_s)
         offered_s = effort.nodes * effort.parts * (end_s - begin_s)
@@ -173,6 +191,8 @@ class RateSimulator:
             slo=self.experiment.slo,
             ttft_ms=ttft_ms(due, first),
             tpot_ms=tpot_ms(first, last, outputs),
+            e2e_ms=(last - due) * 1e3,
+            itl_ms=itl * 1e3,
             input_tokens=_mean(inputs),
             image_tokens=_mean(images),
             output_tokens=_mean(outputs),
@@ -205,7 +225,8 @@ class RateSimulator:
         engines = nodes * self.experiment.layout.replicas_per_node
         seen = self._simulate(self.experiment, arrivals, nodes, seed + part * engines)
         inside = arrivals.phase == PHASES.index("window")
-        times = (arrivals.due_ns / NS, seen.first_s, seen.last_s)
+        itl_s = np.full(len(arrivals), np.nan) if seen.own_itl_s is None else seen.own_itl_s
+        times = (arrivals.due_ns / NS, seen.first_s, seen.last_s, itl_s)
         images = np.zeros(len(arrivals)) if arrivals.image_tokens is None else arrivals.image_tokens
         tokens = (arrivals.input_tokens, images, arrivals.output_tokens, seen.cached_tokens)
         return _Run(
@@ -219,7 +240,7 @@ class RateSimulator:
 class _Run(NamedTuple):
     """Requests of a window, and the duration of the load.
 
-    `columns`: due, first, last (s), input, image, output, cached tokens.
+    `columns`: due, first, last, own ITL (s), input, image, output, cached tokens.
     """
 
     columns: list[Floats]

@@ -22,6 +22,7 @@ from analysis.stats.pooling import Interval
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
+from conf.specs.bounds import LIMITS, label
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
@@ -64,6 +65,11 @@ Play = Callable[[Experiment, ArrivalSchedule, int], Replayed]
 def refuse(experiment: Experiment) -> None:
     """Raise ConfigError for what a replay does not support, and for what only a replay supports."""
     workload, kind, seed = experiment.workload, experiment.workload.arrivals.kind, experiment.seed
+    if experiment.is_replay and (strange := [one for one in experiment.slo.limits if one not in LIMITS]):
+        raise ConfigError(
+            "a replay of requests=... judges p90 TTFT and p90 TPOT only; leave the bound on "
+            f"{label(strange[0])} out"
+        )
     if not experiment.is_replay:
         if kind == "vllm_bench":
             raise ConfigError(
@@ -143,7 +149,7 @@ def predict(
         base(experiment, replay=shown, probe=probe),
         passed=not missed,
         exit_code=summary.EXIT_SLO_MISSED if missed else summary.EXIT_OK,
-        reason=f"p90 {' and '.join(missed)} over the bound" if missed else "",
+        reason=f"{' and '.join(map(label, missed))} over the bound" if missed else "",
     )
 
 
@@ -275,7 +281,9 @@ def _judged(experiment: Experiment, found: Mapping[str, FigureWithEnds]) -> Prob
     )
 
 
-def _p90(figure: FigureWithEnds, bound_ms: float) -> P90Figures:
+def _p90(figure: FigureWithEnds, bound_ms: float | None) -> P90Figures | None:
+    if bound_ms is None:
+        return None
     value, low = figure.value, figure.low
     return P90Figures(
         p90_ms=value,

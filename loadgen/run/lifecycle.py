@@ -18,6 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
+from analysis.live import window_so_far
+from analysis.live.window_so_far import WindowSoFar
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
@@ -28,6 +30,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.fleet.fleet import FleetError, LoadFleet
+from loadgen.fleet.gap_record import GapRecord
 from loadgen.fleet.load_actor import FleetPlan
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.quality import tasks
@@ -138,7 +141,9 @@ class RunLifecycle:
         once every row is final.
         """
         conclude = None
+        nodes = self.experiment.cluster.nodes
         try:
+            self._show("run", run_id=self.folder.run_id, verb=self._manifest["verb"], nodes=nodes)
             start = prepare()
             with service as up:
                 self._manifest["server"] = up.reported
@@ -197,6 +202,7 @@ class RunLifecycle:
                 self._driver = Driver(
                     fleet, self._plan(service, start), self.emit, saved, self._fault, told, repair
                 )
+                self._driver.watcher = self._watched
                 if self._past is not None:
                     self._driver.restore(self._past)
                 conclude = act(self._driver)
@@ -214,6 +220,14 @@ class RunLifecycle:
                 return self._failed(EXIT_TARGET, str(error))
             finally:
                 fleet.finish(drain_s)
+
+    def _watched(self, seen: WindowSoFar) -> None:
+        """Tell who watches, here and in the folder, how the running window stands."""
+        if self._manifest["verb"] == "sweep":
+            seen = replace(seen, budget_s=self.experiment.search.budget_s)
+        tree = finite(to_tree(seen))
+        self.folder.write_json(window_so_far.FILE, tree)
+        self._show(window_so_far.KIND, **tree)
 
     def _fault(self) -> str | None:
         return self._service.fault() if self._service else None
@@ -262,7 +276,7 @@ class RunLifecycle:
             vocab=asked.model.vocab,
             salt=self._salt,
             timeout_s=asked.request_timeout_s,
-            record_itl=asked.fleet.record_itl,
+            gaps=GapRecord.of(asked.slo, asked.fleet.record_itl),
             time_scale=asked.time_scale,
             sticky=asked.routing.policy == "client_side",
             key=service.key,
@@ -328,6 +342,7 @@ class RunLifecycle:
             return self._broken(error)()
 
     def _finish(self, conclude: Conclude) -> RunVerdict:
+        (self.folder.path / window_so_far.FILE).unlink(missing_ok=True)
         zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
         rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
         verdict = replace(

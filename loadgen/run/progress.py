@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from analysis.live import window_so_far
 from conf.io import terminal
 from conf.io.one_line import printable
 from loadgen.run.folder import finite
@@ -23,6 +24,8 @@ from loadgen.run.folder import finite
 Emit = Callable[..., None]
 """emit(kind, **facts): one event of a run, for the log and for the screen."""
 
+UNTOLD = (window_so_far.KIND, "run")
+"""Events for a live view only."""
 COLUMNS = "#|kind|QPS/node|n|TTFT p90 ms|TPOT p90 ms|over TTFT/TPOT %|lag p99 ms|verdict"
 OTHER_LINES = 10
 """Lines of the terminal that the live table leaves to its frame, its notes and the prompt."""
@@ -45,7 +48,9 @@ def shown(as_json: bool, out: TextIO | None = None) -> Iterator[Emit]:
 
 
 def json_line(out: TextIO | None, kind: str, /, **facts: Any) -> None:
-    """Write an event as one JSON line of ASCII."""
+    """Write an event as one JSON line of ASCII, but for the running window, which is told again and again."""
+    if kind in UNTOLD:
+        return
     terminal.data(json.dumps(finite({"event": kind, **facts}), default=str), out)
 
 
@@ -62,13 +67,16 @@ class LiveTable:
         self._start = time.monotonic()
         self._rows: list[tuple[str, ...]] = []
         self._notes: list[str] = []
-        self._now = ""
+        self._now = self._window = ""
         self._console = Console(stderr=True)
         self.live = Live(console=self._console, refresh_per_second=4, get_renderable=self._render)
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
-        if kind == "segment_done":
+        if kind == window_so_far.KIND:
+            self._window = running(facts)
+        elif kind == "segment_done":
             self._rows.append(cells(facts))
+            self._window = ""
         elif line := sentence(kind, facts):
             self._now = line
             if kind in ("prediction", "rejudged", "study"):
@@ -79,7 +87,7 @@ class LiveTable:
         minutes, seconds = divmod(int(elapsed), 60)
         # As `Text`, or brackets in them would be taken for markup.
         notes = Text("\n".join(self._notes))
-        caption = Text(f"{minutes}:{seconds:02d}  {self._now}")
+        caption = Text("\n".join(filter(None, [f"{minutes}:{seconds:02d}  {self._now}", self._window])))
         table = Table(title=notes if self._notes else None, caption=caption, title_justify="left")
         for column in COLUMNS.split("|"):
             table.add_column(column, justify="left" if column in ("kind", "verdict") else "right")
@@ -110,6 +118,23 @@ def cells(facts: dict[str, Any]) -> tuple[str, ...]:
         number(facts.get("lag_p99_ms"), 1),
         printable(facts["verdict"]),
     )
+
+
+def running(facts: dict[str, Any]) -> str:
+    """The running window so far: a line for the load and one for each latency, all provisional."""
+    sent, budget = facts["sent"], facts["budget_s"]
+    out = "unknown" if not sent else f"{100 * facts['pending'] / sent:.0f} %"
+    spent = number(facts["elapsed_s"]) + ("" if budget is None else f" of {number(budget)}")
+    offered, achieved = (number(facts[f"{name}_qps_per_node"], 2) for name in ("rate", "achieved"))
+    flying = number(facts["in_flight"])
+    lines = [
+        f"{spent} s; offered {offered}, achieved {achieved} QPS per node; {flying} in flight",
+        f"window so far, {out} of its answers out:",
+    ]
+    for key, one in facts["latencies"].items():
+        p90, over = number(one["p90_ms"], 1), number(one["over_pct"], 1)
+        lines.append(f"{key.removesuffix('_ms')}: {over} % over the bound, p90 {p90} ms")
+    return "\n".join(map(printable, lines))
 
 
 def sentence(kind: str, facts: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
-from analysis.capacity.window_counts import NS, Window, in_window
+from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
 from analysis.results import capacity_text
 from analysis.results.asked import describe
 from analysis.results.checks import worst_checks
@@ -28,13 +28,14 @@ from analysis.results.types.probe_figures import (
     P90Figures,
     ProbeFigures,
     ProfilePiece,
+    QuantileFigures,
     RequiredRate,
 )
 from analysis.results.types.run_verdict import RunVerdict, ServiceRecovery
 from analysis.results.types.shared_figures import RequestCounts
 from analysis.rows import metrics, records
-from analysis.stats.quantiles import quantile, sectioning
-from conf.specs.bounds import Limit
+from analysis.stats.quantiles import Floats, least_values, quantile, sectioning
+from conf.specs.bounds import LIMITS, PER_REQUEST, QUANTILE, Bound, Limit, Slo, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
@@ -104,7 +105,9 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
     last, rate_qps = holds[-1], holds[-1].segment.rate_qps
     rows = in_window(driver.windows.requests(last.dwell.index), last.dwell)
     judged = driver.windows.verdicts[last.dwell.index]
-    alone = posterior([replace(last.dwell, kind="dwell")], acceptance.prior_at(rate_qps))
+    alone = posterior(
+        [replace(last.dwell, kind="dwell")], acceptance.prior_at(rate_qps, len(experiment.slo.limits))
+    )
     return HoldFigures(
         rate_qps_per_node=rate_qps,
         window_s=last.dwell.seconds,
@@ -113,8 +116,7 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
         void_reason=judged.reason,
         capacity_high_qps_per_node=alone.high,
         vetoed=judged.valid and alone.high < rate_qps,
-        ttft=_p90(experiment, rows, "ttft"),
-        tpot=_p90(experiment, rows, "tpot"),
+        **_limits(experiment.slo, rows, driver.counted_ns),
     )
 
 
@@ -129,9 +131,8 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
         rate_qps_per_node=outcome.segment.rate_qps,
         offered=outcome.segment.reason,
         window_s=outcome.dwell.seconds,
-        pieces=tuple(_pieces(experiment, rows, outcome.dwell)),
-        ttft=_p90(experiment, rows, "ttft"),
-        tpot=_p90(experiment, rows, "tpot"),
+        pieces=tuple(_pieces(experiment, driver, rows, outcome.dwell)),
+        **_limits(experiment.slo, rows, driver.counted_ns),
     )
     verdict = replace(
         _base(experiment, driver),
@@ -147,7 +148,7 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
         few = f"{rows.num_rows} requests say nothing; offer longer for {LEAST_REQUESTS} or more"
         return _ended(verdict, EXIT_VOID, few, valid=False)
     if probe.missed:
-        return _ended(verdict, EXIT_SLO_MISSED, f"p90 {' and '.join(probe.missed)} over the bound")
+        return _ended(verdict, EXIT_SLO_MISSED, f"{' and '.join(map(label, probe.missed))} over the bound")
     within = outcome.dwell.window_start_ns, outcome.dwell.window_end_ns
     if experiment.rate_qps and falls_behind(driver.windows.ledger.rows(0), *within):
         why = "answers end more slowly than requests come: nothing passes; offer longer (duration_s=...)"
@@ -182,15 +183,14 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     capacity = None if look.capacity is None else capacity_text.figures(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
-        _base(experiment, driver, acceptance.prior_at(experiment.rate_qps)),
+        _base(experiment, driver, acceptance.prior_at(experiment.rate_qps, len(experiment.slo.limits))),
         clock="wall",
         checks=worst_checks([one for one in judged if one.valid] or judged),
         evidence=f"{len(used)} of {len(judged)} windows used, {window_s:.4g} s, {rows.num_rows} requests",
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=window_s,
-            ttft=_p90(experiment, rows, "ttft"),
-            tpot=_p90(experiment, rows, "tpot"),
+            **_limits(experiment.slo, rows, driver.counted_ns),
             required=shown,
         ),
     )
@@ -206,7 +206,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     return _ended(verdict, EXIT_OK if look.verdict == "passed" else EXIT_SLO_MISSED, look.reason)
 
 
-def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[ProfilePiece]:
+def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Window) -> list[ProfilePiece]:
     starts_s = [second for second, _ in experiment.profile_qps]
     offset_s = (metrics.numbers(rows, "due_ns") - window.window_start_ns) / NS
     pieces = []
@@ -219,8 +219,7 @@ def _pieces(experiment: Experiment, rows: pa.Table, window: Window) -> list[Prof
                 to_s=end_s,
                 requests=inside.num_rows,
                 rate_qps_per_node=rate_qps,
-                ttft=_p90(experiment, inside, "ttft"),
-                tpot=_p90(experiment, inside, "tpot"),
+                **_limits(experiment.slo, inside, driver.counted_ns),
             )
             pieces.append(piece)
     return pieces
@@ -272,19 +271,58 @@ def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[s
     return dwell_table.row(outcome.dwell, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
 
 
-def _p90(experiment: Experiment, rows: pa.Table, limit: Limit) -> P90Figures:
+def _limits(slo: Slo, rows: pa.Table, now_ns: int) -> dict[str, Any]:
+    """The fields of `RateFigures`: each limited quantile of the rows against its bound."""
+    found: dict[str, Any] = {
+        limit: _p90(rows, limit, slo.of(limit)) for limit in LIMITS if limit in slo.limits
+    }
+    others = {bound.limit: _quantile(rows, slo, bound, now_ns) for bound in dwell_table.others(slo)}
+    return found | {"others": others}
+
+
+def _p90(rows: pa.Table, limit: Limit, bound_ms: float) -> P90Figures:
     """p90 of a limit's latency; what did not end is infinitely late. `passed` is None where it does not
     apply.
     """
-    latency = metrics.ttft(rows) if limit == "ttft" else metrics.tpot(rows)
-    latency = np.where(metrics.status_in(rows, records.PENDING), np.inf, latency)
-    p90, bound_ms = quantile(latency, 0.9), getattr(experiment.slo, f"{limit}_p90_ms")
+    latency = _late(rows, metrics.ttft(rows) if limit == "ttft" else metrics.tpot(rows))
+    p90 = quantile(latency, QUANTILE)
     return P90Figures(
         p90_ms=p90,
-        interval_ms=sectioning(latency, 0.9),
+        interval_ms=sectioning(latency, QUANTILE),
         bound_ms=bound_ms,
         passed=None if p90 is None else p90 <= bound_ms,
     )
+
+
+def _quantile(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> QuantileFigures:
+    """Any other limited quantile, as `_p90`; a share where requests have no one such latency."""
+    q, least = quantile_of(bound.limit), least_values(quantile_of(bound.limit))
+    needs = None if rows.num_rows >= least else least
+    if metric_of(bound.limit) not in PER_REQUEST:
+        over, known = parts_over(rows, slo, bound, now_ns)
+        share = 1 - over.sum() / known.sum() if known.sum() else None
+        return QuantileFigures(
+            quantile_ms=None,
+            interval_ms=None,
+            bound_ms=bound.ms,
+            passed=None if share is None else bool(share >= q),
+            share=None if share is None else float(share),
+            needs=needs,
+        )
+    latency = _late(rows, latency_so_far(rows, bound, now_ns))
+    found = quantile(latency, q)
+    return QuantileFigures(
+        quantile_ms=found,
+        interval_ms=sectioning(latency, q),
+        bound_ms=bound.ms,
+        passed=None if found is None else found <= bound.ms,
+        needs=needs,
+    )
+
+
+def _late(rows: pa.Table, latency_ms: Floats) -> Floats:
+    """Latencies in which what did not end is infinitely late."""
+    return np.where(metrics.status_in(rows, records.PENDING), np.inf, latency_ms)
 
 
 def _every(driver: Driver) -> list[Verdict]:

@@ -5,11 +5,11 @@ Knows counts and bounds of one window; knows no search. Source of the constants:
 """
 
 from analysis.capacity.window_counts import NS, Window, WindowCounts
-from conf.specs.experiment import Slo
+from conf.specs.bounds import LIMITS, Limit, Slo, allowed_over, label, metric_of
 
 BAD_TTFT_SHARE, BAD_TPOT_SHARE, BAD_LEAST = 0.15, 0.20, 4
-"""Shares over a bound that make a ramp step bad, and the fewest requests: at 1 QPS one stall of a second
-delays two of twelve."""
+"""Shares over a bound on p90 TTFT, and on a p90 of another latency, that make a ramp step bad, and the fewest
+requests: at 1 QPS one stall of a second delays two of twelve."""
 ABORT_FROM_S, ABORT_EVERY_S = 10.0, 5.0
 ABORT_WAITING_TTFTS, ABORT_WAITING = 3.0, 10
 RAMP_LOOK_S = 1.0
@@ -18,12 +18,23 @@ PLAIN_TTFTS, PLAIN_WAITING = 2.0, 10
 
 
 def bad_step(dwell: WindowCounts) -> bool:
-    """True if a ramp step, counted at its end, was overloaded: > 15 % over TTFT or > 20 % over TPOT."""
-    judged = (
-        (dwell.ttft.over, BAD_TTFT_SHARE, dwell.requests),
-        (dwell.tpot.over, BAD_TPOT_SHARE, dwell.tpot.determined),
+    """True if a ramp step, counted at its end, was overloaded: too many requests over a bound."""
+    judged = ((counted, _bad_share(limit), _seen(dwell, limit)) for limit, counted in dwell.limits.items())
+    return any(
+        counted.over > share * seen and (counted.over >= BAD_LEAST or counted.over == seen)
+        for counted, share, seen in judged
     )
-    return any(over > share * seen and (over >= BAD_LEAST or over == seen) for over, share, seen in judged)
+
+
+def _bad_share(limit: Limit) -> float:
+    """Share over a bound that makes a ramp step bad: in proportion to the share that may be over."""
+    share = BAD_TTFT_SHARE if metric_of(limit) == "ttft" else BAD_TPOT_SHARE
+    return share * allowed_over(limit) / allowed_over(LIMITS[0])
+
+
+def _seen(dwell: WindowCounts, limit: Limit) -> float:
+    """Requests that a bound's share is one of: who waits for a first token is within its bound so far."""
+    return dwell.requests if metric_of(limit) == "ttft" else dwell.over(limit).determined
 
 
 def plainly_bad(dwell: WindowCounts, waiting: int, seconds: float, slo: Slo) -> str | None:
@@ -33,19 +44,18 @@ def plainly_bad(dwell: WindowCounts, waiting: int, seconds: float, slo: Slo) -> 
     several TTFT bounds at the pace at which first tokens came so far.
     """
     whole = dwell.rate_qps * (dwell.planned_end_ns - dwell.window_start_ns) / NS
-    limits = ("TTFT", dwell.ttft.over, BAD_TTFT_SHARE), ("TPOT", dwell.tpot.over, BAD_TPOT_SHARE)
-    for name, over, share in limits:
-        if over >= max(BAD_LEAST, share * whole):
-            return f"{over} requests are over the {name} bound"
+    for limit, counted in dwell.limits.items():
+        if counted.over >= max(BAD_LEAST, _bad_share(limit) * whole):
+            return f"{counted.over:.0f} requests are over the bound on {label(limit)}"
     clear_s = _clear_s(dwell, waiting, seconds)
-    if waiting >= PLAIN_WAITING and clear_s > PLAIN_TTFTS * slo.ttft_p90_ms / 1e3:
+    if waiting >= PLAIN_WAITING and clear_s > PLAIN_TTFTS * slo.first_token_ms / 1e3:
         return f"{waiting} requests wait for a first token, worth {clear_s:.0f} s"
     return None
 
 
 def long_queue(dwell: WindowCounts, waiting: int, slo: Slo) -> bool:
     """True if the next request would wait beyond the TTFT bound behind those `waiting` at a step's end."""
-    return waiting >= BAD_LEAST and _clear_s(dwell, waiting) > slo.ttft_p90_ms / 1e3
+    return waiting >= BAD_LEAST and _clear_s(dwell, waiting) > slo.first_token_ms / 1e3
 
 
 def _clear_s(dwell: WindowCounts, waiting: int, seconds: float | None = None) -> float:
@@ -58,7 +68,7 @@ def should_abort(window: Window, waiting: int, slo: Slo) -> str | None:
 
     Requests over a bound are no reason: ending bursts early biases the capacity upwards (simulated).
     """
-    queue = ABORT_WAITING_TTFTS * slo.ttft_p90_ms / 1e3 * window.rate_qps + ABORT_WAITING
+    queue = ABORT_WAITING_TTFTS * slo.first_token_ms / 1e3 * window.rate_qps + ABORT_WAITING
     if waiting > queue:
         return f"{waiting} requests wait for a first token (bound {queue:.0f})"
     return None

@@ -9,7 +9,6 @@ from typing import Literal
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE, Prior
 from analysis.capacity.window_counts import WindowCounts
-from conf.specs.bounds import LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ def overloaded(outcome: Outcome) -> bool:
 
 
 def share_over(outcome: Outcome) -> float:
-    """The larger of a window's shares over the two bounds."""
-    return max(outcome.dwell.over(limit).share or 0.0 for limit in LIMITS)
+    """The largest of a window's shares over its bounds."""
+    return max((counted.share or 0.0 for counted in outcome.dwell.limits.values()), default=0.0)
 
 
 FIRST_BELOW_PREDICTION, PREDICTION_SD = 0.05, 0.25
@@ -82,7 +81,7 @@ class Start:
 
     `roofline_qps` is a guess that the ramp approaches from below; `prediction_qps` replaces the ramp where
     the search asks for it, and the first window is `first_below` (ln) below it. `ttft_s` is the TTFT bound
-    and `answer_s` what an answer of mean length lasts where both bounds are just kept; 0 is unknown.
+    and `answer_s` what an answer of mean length lasts where the bounds are just kept; 0 is unknown.
     """
 
     roofline_qps: float | None = None

@@ -15,7 +15,7 @@ import pyarrow as pa
 from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.dwell_table import window
 from analysis.capacity.paired_ratio import LEAST_PAIRS, Ratio
-from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far
+from analysis.capacity.window_counts import NS, Window, in_window, over_bound
 from analysis.capacity.window_pairs import Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
@@ -24,6 +24,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 from conf.differences import differences
 from conf.load import dump
+from conf.specs.bounds import metric_of
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
@@ -85,7 +86,7 @@ class Original:
         log_ratio = math.log(segment.rate_qps / self.templates[segment.pair].rate_qps)
         mine = latencies(rows, place, self.slo, now_ns)
         theirs = self.latencies[segment.pair]
-        return window_pairs.pair(segment.pair, log_ratio, not place.aborted, theirs, mine, self.slo)
+        return window_pairs.pair(segment.pair, log_ratio, not place.aborted, theirs, mine)
 
 
 def of(a: Experiment, b: Experiment, path: Path) -> StudyPlan:
@@ -198,9 +199,10 @@ def played(run: Run) -> list[tuple[Segment, Window, bool]]:
 
 
 def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
-    """TTFT and TPOT of a window's requests in order of due time, as known at `now_ns`."""
+    """The latencies of a window's requests over their bounds in order of due time, as known at `now_ns`."""
     inside = in_window(rows, place).sort_by("seq")
-    return Latencies(*(latency_so_far(inside, bound, now_ns) for bound in slo.bounds))
+    bounds = [bound for bound in slo.bounds if metric_of(bound.limit) != "itl_pooled"]
+    return {bound.limit: over_bound(inside, slo, bound, now_ns) for bound in bounds}
 
 
 def next_replay(driver: Driver, original: Original) -> Segment | Stop:

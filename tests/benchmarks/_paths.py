@@ -26,6 +26,7 @@ from analysis.rows import metrics
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -134,7 +135,7 @@ async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
         settings = {"timeout_s": DRAIN_S, "key": None, "path": prompts.path}
-        client = Worker(0, [url], prompts, shard, record_itl=False, **settings)
+        client = Worker(0, [url], prompts, shard, gaps=NO_GAPS, **settings)
         await client.offer(offer.schedule)
         spent = Spent(processes)
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)

@@ -45,7 +45,7 @@ def first_request_s() -> tuple[float, list[str]]:
     """Seconds until the server had read the first request, and what the load actor had loaded by then."""
     with Mock(ttft_ms=5, itl_ms=5, tokens=TOKENS) as mock, tempfile.TemporaryDirectory() as folder:
         experiment = load()
-        plan = FleetPlan([mock.url], experiment.workload, "mock", 151936, 1, timeout_s=10.0, record_itl=True)
+        plan = FleetPlan([mock.url], experiment.workload, "mock", 151936, 1, timeout_s=10.0)
         start_ns = time.monotonic_ns()
         fleet = LoadFleet(1, 1.0, plan, Path(folder), {})
         fleet.run(one_request(fleet.now_ns()), fleet.now_ns() + NS // 5)

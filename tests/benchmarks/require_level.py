@@ -54,8 +54,10 @@ def drawn(root_qps: float, drift_sd: float, rate_qps: float, seed: int) -> Told:
 
 def _over(dwell: WindowCounts) -> WindowCounts:
     """The window as if all its requests were over the bound."""
-    counts = dwell.ttft.block_determined
-    return replace(dwell, ttft=LimitCount(dwell.requests, dwell.requests, counts, counts))
+    counts = dwell.over("ttft").block_determined
+    return replace(
+        dwell, limits={**dwell.limits, "ttft": LimitCount(dwell.requests, dwell.requests, counts, counts)}
+    )
 
 
 def served(scenario: str, rate_qps: float, seed: int) -> Told:

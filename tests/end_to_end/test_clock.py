@@ -23,6 +23,7 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.fleet import ClockOffset, FleetError, offset_of
+from loadgen.fleet.gap_record import EVERY_GAP
 from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.load_actor import whose_clock
 from loadgen.fleet.rows import Clock, Planned, ServerWords, batch, plan_table
@@ -149,7 +150,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
-    rows = batch([(plan, seen)], clock, 0, record_itl=True, words=ServerWords())
+    rows = batch([(plan, seen)], clock, 0, gaps=EVERY_GAP, words=ServerWords())
     (row,) = rows.to_pylist()
     offsets_ms = [row[f"{name}_offset_ns"] / MS for name in ("send", "first_token", "last_token", "end")]
     assert offsets_ms == [5, 100, 150, 155]
@@ -240,7 +241,7 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
     shard, scale = ArrowStream(folder / "rows.arrow"), experiment.time_scale
     async with simulated(experiment) as url:
-        worker = Worker(0, [url], prompts, shard, record_itl=True, time_scale=scale, timeout_s=PATIENCE_S)
+        worker = Worker(0, [url], prompts, shard, time_scale=scale, timeout_s=PATIENCE_S)
         worker.start(time.monotonic_ns(), time.time_ns())
         traffic = Traffic(experiment.workload)
         await worker.offer(traffic.closed(REQUESTS, 1, 0, dwell=0, first_seq=0, seed=1))

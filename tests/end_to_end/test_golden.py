@@ -201,7 +201,7 @@ def test_files_of_several_versions_are_one_table(tmp_path: Path) -> None:
     """The earlier half as the first version wrote it, the rest with a column of a version to come."""
     path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     whole = pq.read_table(REQUESTS)
-    old = whole.slice(0, 500).select([n for n in records.REQUESTS.names if n not in NEW])
+    old = whole.slice(0, 500).select([n for n in whole.schema.names if n not in NEW])
     pq.write_table(
         old.replace_schema_metadata({"schema_version": "1"}), path / "requests" / "part-001.parquet"
     )

@@ -14,7 +14,7 @@ from analysis.planning import recommended
 from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.types.recommendation import RecommendationVerdict
-from analysis.results.types.shared_figures import AskedExperiment, P90Bounds, QpsFigures
+from analysis.results.types.shared_figures import AskedBounds, AskedExperiment, QpsFigures
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
 from conf import ConfigError
 from loadgen.__main__ import main
@@ -231,7 +231,7 @@ def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
         workload="w",
         nodes=1,
         replicas=1,
-        slo=P90Bounds(2000.0, 100.0),
+        slo=AskedBounds("", 2000.0, 100.0),
     )
     return StudyVerdict(
         study="matrix", asked=asked, names=(), parts=(), exit_code=code, cells=tuple(cells), folder="runs/x"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,10 +18,12 @@ from serve_apps.engine_model.compiled.fast_engine import (
     UnsupportedByFastPath,
     checked,
 )
+from serve_apps.engine_model.compiled.gaps import late_gap_s
 from serve_apps.engine_model.scheduler.kv_cache import Chain as Hashes
 from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
+from serve_apps.engine_model.service.virtual_service import VirtualService
 
 QWEN = "qwen3_235b_a22b_fp8"
 
@@ -148,3 +150,38 @@ class FastReplica(FastEngine):
             return first_s, last_s, int(request["output"]), True
         # While a decoder is open steps follow each other: the last one ended when the next began.
         return first_s, float(self._state["now_s"]), int(self._state["ended"] - request["born"]), False
+
+    def own_itl_s(self, number: int, within: float) -> float | None:
+        """The quantile `within` the gaps of a request that has ended; None of one token."""
+        ends_s = self.token_times(number)
+        return float(late_gap_s(ends_s, within)) if len(ends_s) > 1 else None
+
+
+class GapProgress(NamedTuple):
+    """A request as `RequestProgress` has it, with a quantile of its own gaps once it has ended."""
+
+    key: int
+    replica: int
+    first_token_s: float | None
+    last_token_s: float | None
+    tokens: int
+    finished: bool
+    own_itl_s: float | None
+
+
+class GapService(VirtualService):
+    """One compiled engine that also tells the quantile `within` each answer's gaps."""
+
+    def __init__(self, replica: FastReplica, within: float) -> None:
+        super().__init__([cast(Any, replica)])
+        self._replica, self._within = replica, within
+
+    def observe(self) -> list[Any]:
+        numbers = {key: number for key, (_, number) in self._open.items()}
+        return [
+            GapProgress(*seen[:6], self._own(numbers[seen.key]) if seen.finished else None)
+            for seen in super().observe()
+        ]
+
+    def _own(self, number: int) -> float | None:
+        return self._replica.own_itl_s(number, self._within)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.capacity.kernel import Floats, Kernel
-from analysis.capacity.limit_posterior import LOGIT_ALLOWED
+from analysis.capacity.limit_posterior import logit
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
-from conf.specs.bounds import ALLOWED_OVER
+from conf.specs.bounds import LIMITS, allowed_over
 from conf.specs.experiment import Search
 from loadgen.search.overload import bad_step
 from loadgen.search.policy import next_segment, prior
@@ -76,8 +76,10 @@ class Fluid:
             log_work=math.log(max(float(np.mean(load)), 1e-9)),
             load=(*[None] * unknown, *before, *load, *[None] * LOOK_AHEAD),
             work_var=self.work_var,
-            ttft=LimitCount(sum(over), sum(requests), over, requests),
-            tpot=LimitCount(0, sum(requests), (0,) * len(over), requests),
+            limits={
+                "ttft": LimitCount(sum(over), sum(requests), over, requests),
+                "tpot": LimitCount(0, sum(requests), (0,) * len(over), requests),
+            },
         )
         return Outcome(segment, dwell, bad=segment.kind == "ramp" and bad_step(dwell))
 
@@ -90,7 +92,11 @@ class Fluid:
         low, high = math.log(self.root_qps) - 1.0, math.log(self.root_qps) + 1.0
         while high - low > 1e-5:
             middle = (low + high) / 2
-            low, high = (middle, high) if self._mean_share(math.exp(middle)) < ALLOWED_OVER else (low, middle)
+            low, high = (
+                (middle, high)
+                if self._mean_share(math.exp(middle)) < allowed_over(LIMITS[0])
+                else (low, middle)
+            )
         return math.exp(low)
 
     def _mean_share(self, rate_qps: float) -> float:
@@ -106,8 +112,8 @@ class Fluid:
 
     def _share(self, above: Floats) -> Floats:
         """The share over the bound where ln load + drift is so far above the root."""
-        logit = LOGIT_ALLOWED + self.slope * above
-        share: Floats = self.floor + (1 - self.floor) * (0.5 + 0.5 * np.tanh(logit / 2))
+        odds = logit(allowed_over(LIMITS[0])) + self.slope * above
+        share: Floats = self.floor + (1 - self.floor) * (0.5 + 0.5 * np.tanh(odds / 2))
         return share
 
     def _block(self, rate_qps: float) -> tuple[int, int]:

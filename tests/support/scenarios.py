@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from conf import Experiment, load
+from conf.specs.bounds import metric_of
 from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from tests.support.engines import FastReplica
+from tests.support.engines import FastReplica, GapService
 from tests.support.fluid import Fluid
 from tests.support.shared_processor import SharedProcessor
 from tests.support.toy_services import Failing, OneAtATime
@@ -43,6 +44,19 @@ METHOD: dict[str, list[str]] = {
 }
 """Scenarios of the method, 2.1, with this project's engine: near the knee with both bounds near, far from it
 with TPOT alone, fixed lengths, and with 2 % drift of two minutes' memory and stalls of a second."""
+ALONE = ("slo.ttft_p90_ms=null", "slo.tpot_p90_ms=null")
+BOUNDS: dict[str, list[str]] = {
+    "T99": [*NOISE, "workload=chat_5600_140_varied", *ALONE, "slo.ttft_p99_ms=3500"],
+    "I99": [*NOISE, "workload=chat_5600_140_varied", *ALONE, "slo.itl_p99_ms=330"],
+    "J90": [
+        *NOISE,
+        "workload=chat_5600_140_varied",
+        "slo.ttft_p90_ms=1700",
+        "slo.tpot_p90_ms=90",
+        "slo.joint=.9",
+    ],
+}
+"""Other bounds than two p90s: p99 TTFT, p99 of ITL (the 99 % quantile of own gaps), and a joint share."""
 EDGES: dict[str, list[str]] = {
     **{f"L{tokens}": answers(tokens, tpot_ms=60) for tokens in (1000, 2000, 4000)},
     "L2000v": [
@@ -65,7 +79,7 @@ TTFT bound of 20 s, which most steps of a ramp are shorter than. F003: .3 % of a
 of PS whose capacities differ by 5 %. D: thousands of requests per second and a drift of 1 and 2 % with two
 minutes' memory; its windows are drawn and not served.
 """
-SCENARIOS = {**METHOD, "PS": answers(100, tpot_ms=40), **EDGES}
+SCENARIOS = {**METHOD, **BOUNDS, "PS": answers(100, tpot_ms=40), **EDGES}
 """All by name, and their words. PS is a server that is none of ours (`shared_processor`)."""
 SERVICE_S = {"M1": 5.0, "M057": 1.0, "T20": 2.0}
 """Seconds that a request keeps a server to itself (our choice)."""
@@ -85,6 +99,8 @@ FAR_RATIOS = {
 }
 """The same of a B that is faster by other factors: true ratios by `root` at bounds wider by the factor, of 15
 virtual hours at each of two rates (standard error 0.2 %)."""
+STEPS = 1_000_000
+"""Steps whose ends are kept where gaps are asked for: hours of a search."""
 GUESS_QPS, GUESS_SPREAD = 3.7, 0.35
 """What a search is told beforehand is wrong by up to this (ln) to either side."""
 
@@ -106,13 +122,15 @@ def truths(column: str = "capacity_qps") -> dict[str, float]:
 
 def guess_qps(scenario: str) -> float:
     """What a planner would guess of a scenario's capacity, without its error."""
-    return GUESS_QPS if scenario in METHOD else truths()[scenario]
+    return GUESS_QPS if scenario in METHOD or scenario in BOUNDS else truths()[scenario]
 
 
 def service(asked: Experiment, seed: int) -> Service:
     """One fresh node of our engine."""
     spec: Any = asked.engine
     machine = FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
+    if any(metric_of(limit) == "itl" for limit in asked.slo.limits):
+        return GapService(FastReplica(machine, spec.max_model_len, seed, STEPS), asked.slo.itl_within)
     replica: Any = FastReplica(machine, spec.max_model_len, seed)
     return VirtualService([replica])
 
@@ -121,7 +139,7 @@ def node(scenario: str, seed: int) -> Service:
     """One fresh node of a scenario's own service; raises ValueError where windows are drawn."""
     if scenario in DRIFTING:
         raise ValueError(f"{scenario} has no node to probe: its windows are drawn")
-    if scenario in METHOD:
+    if scenario in METHOD or scenario in BOUNDS:
         return service(experiment(scenario), seed)
     if scenario in SERVICE_S:
         return OneAtATime(SERVICE_S[scenario])

@@ -7,6 +7,5 @@ def window_of(requests, ttft, tpot, paced):
     return WindowCounts(
         0, "dwell", 8.0, 1, 0, 0, 45 * NS, 45 * NS,
         requests=requests,
-        ttft=LimitCount(ttft, requests, (), ()),
-        tpot=LimitCount(tpot, paced, (), ()),
+        limits={"ttft": LimitCount(ttft, requests, (), ()), "tpot": LimitCount(tpot, paced, (), ())},
     )  # fmt: skip

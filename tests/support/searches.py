@@ -56,7 +56,7 @@ def searched(scenario: str, seed: int, *words: str, off: float = 1.0) -> Found:
     chance = np.random.default_rng([seed, 1])
     guess = guess_qps(scenario) * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
     expected = truths()[scenario] * off * math.exp(chance.normal(0, PREDICTION_SD))
-    start = Start(guess, asked.search.expected_qps or expected, ttft_s=asked.slo.ttft_p90_ms / 1e3)
+    start = Start(guess, asked.search.expected_qps or expected, ttft_s=asked.slo.first_token_ms / 1e3)
     return begun(scenario, asked, start, seed)
 
 
@@ -65,7 +65,7 @@ def blind(scenario: str, seed: int, off: float, *words: str) -> Found:
     asked = experiment(scenario, "search.start=ramp", *words)
     chance = np.random.default_rng([seed, 3])
     guess = truths()[scenario] * off * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
-    return begun(scenario, asked, Start(guess, ttft_s=asked.slo.ttft_p90_ms / 1e3), seed)
+    return begun(scenario, asked, Start(guess, ttft_s=asked.slo.first_token_ms / 1e3), seed)
 
 
 def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:

@@ -142,8 +142,14 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "end_offset_ns": pc.if_else(pa.array(finished), last, None),
         "prompt_tokens": columns["requested_input_tokens"],
         "output_tokens": [progress.tokens or None for _, progress in flights],
+        "own_itl_us": [_own_us(progress) for _, progress in flights],
     }
     return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
+
+
+def _own_us(progress: Progress) -> int | None:
+    own_s = getattr(progress, "own_itl_s", None)
+    return None if own_s is None else round(1e6 * own_s)
 
 
 def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:

@@ -56,7 +56,7 @@ class CapacityDraws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateDraws:
-    """Draws of the uncertain constants at one rate: the share that keeps both bounds, None without draws;
+    """Draws of the uncertain constants at one rate: the share that keeps its bounds, None without draws;
     in `overloaded_draws` the queue grows without end."""
 
     draws: int
@@ -95,7 +95,7 @@ class RateForecast:
 
     @property
     def kept_probability(self) -> float | None:
-        """The share of draws in which both bounds are kept; None where that was not asked."""
+        """The share of draws in which the bounds are kept; None where that was not asked."""
         return None if self.of_rate is None else self.of_rate.kept_probability
 
     @property

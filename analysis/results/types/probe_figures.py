@@ -1,10 +1,11 @@
 """Parts of a verdict on one rate: each p90 against its bound, of a probe, a required rate, a hold."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from analysis.results.types.fields import always, inline
 from analysis.results.types.shared_figures import CapacityFigures
-from conf.specs.bounds import LIMITS, Limit
+from conf.specs.bounds import Limit, parsed
 
 Interval = tuple[float, float | None]
 """A 95 % interval; an open upper end is None."""
@@ -31,27 +32,72 @@ class P90Figures:
     bound_ms: float
     passed: bool | None
 
+    @property
+    def figure(self) -> "QuantileFigures":
+        """The same as figures of any quantile."""
+        return QuantileFigures(
+            quantile_ms=self.p90_ms,
+            interval_ms=self.interval_ms,
+            causes=self.causes,
+            bound_ms=self.bound_ms,
+            passed=self.passed,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BothP90s:
-    """A rate, and the p90 of each limit there."""
+class QuantileFigures:
+    """A quantile in ms against its bound, as `P90Figures`, or the `share` of requests or gaps within it.
 
-    rate_qps_per_node: float
-    ttft: P90Figures
-    tpot: P90Figures
+    `needs` is the number of requests that an interval takes, where there were fewer.
+    """
 
-    def p90(self, limit: Limit) -> P90Figures:
-        found: P90Figures = getattr(self, limit)
-        return found
+    quantile_ms: float | None
+    interval_ms: Interval | None
+    causes: P90Causes | None = inline()
+    bound_ms: float
+    passed: bool | None
+    share: float | None = None
+    needs: int | None = None
 
     @property
-    def missed(self) -> list[str]:
-        """Limits over their bound, in capitals."""
-        return [limit.upper() for limit in LIMITS if self.p90(limit).passed is False]
+    def p90(self) -> P90Figures:
+        """The same as figures of a p90."""
+        return P90Figures(
+            p90_ms=self.quantile_ms,
+            interval_ms=self.interval_ms,
+            causes=self.causes,
+            bound_ms=self.bound_ms,
+            passed=self.passed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilePiece(BothP90s):
+class RateFigures:
+    """A rate, and each limited quantile there: the p90 of TTFT and TPOT, and `others` by their bounds."""
+
+    rate_qps_per_node: float
+    ttft: P90Figures | None = None
+    tpot: P90Figures | None = None
+    others: Mapping[Limit, QuantileFigures] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for limit in self.others:
+            parsed(limit)
+
+    @property
+    def limits(self) -> dict[Limit, QuantileFigures]:
+        """The figures by the bounds' names."""
+        own: dict[Limit, P90Figures | None] = {"ttft": self.ttft, "tpot": self.tpot}
+        return {limit: found.figure for limit, found in own.items() if found} | dict(self.others)
+
+    @property
+    def missed(self) -> list[Limit]:
+        """Names of the bounds that are not kept."""
+        return [limit for limit, found in self.limits.items() if found.passed is False]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePiece(RateFigures):
     """The part of a load profile between two of its points."""
 
     from_s: float
@@ -70,7 +116,7 @@ class RequiredRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFigures(BothP90s):
+class ProbeFigures(RateFigures):
     """One rate, or one closed loop, against the bounds.
 
     `concurrency` is None in an open loop, and 0 where no closed loop could be asked for: of a required or
@@ -87,7 +133,7 @@ class ProbeFigures(BothP90s):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldFigures(BothP90s):
+class HoldFigures(RateFigures):
     """The confirmation run at the certified rate; it vetoes if even the upper end of its own capacity lies
     below that rate."""
 

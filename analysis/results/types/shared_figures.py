@@ -6,21 +6,19 @@ from typing import Any
 
 from analysis.capacity.posterior import LimitFit
 from analysis.results.types.fields import always
-from conf.specs.bounds import Limit
+from conf.specs.bounds import Limit, Slo, parsed
 
 WindowRow = Mapping[str, Any]
 """One line of dwells.parquet (schema `dwell_table.DWELLS`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class P90Bounds:
-    """Bounds on the 90th percentiles in ms."""
+class AskedBounds(Slo):
+    """The bounds beside an answer, whatever their file was named."""
 
-    ttft_p90_ms: float
-    tpot_p90_ms: float
-
-    def of(self, limit: Limit) -> float:
-        return self.ttft_p90_ms if limit == "ttft" else self.tpot_p90_ms
+    @classmethod
+    def beside(cls, slo: Slo) -> "AskedBounds":
+        return cls("", slo.ttft_p90_ms, slo.tpot_p90_ms, slo.at_most_ms, slo.joint, slo.itl_within)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ class AskedExperiment:
     search: str = always("")
     nodes: int
     replicas: int
-    slo: P90Bounds
+    slo: AskedBounds
     seed: int | None = always(None)
     time_scale: float = always(1.0)
     kernels: tuple[str, ...] = always(())
@@ -86,6 +84,10 @@ class CapacityFigures:
     at_end: bool | None = None
     dwells_used: tuple[int, ...] | None = None
     limits: Mapping[Limit, LimitFit] | None = None
+
+    def __post_init__(self) -> None:
+        for limit in (self.binding, *(self.limits or ())):
+            parsed(limit)
 
 
 @dataclass(frozen=True, slots=True)

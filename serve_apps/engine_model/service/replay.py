@@ -6,7 +6,7 @@ Knows in which order engines end steps; a step stands in `loop`, the choice of a
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,18 +63,28 @@ def replay(
     gaps = np.full(len(times.sent_s), np.nan)
     if np.isnan(times.work.busy_s) or layout.data_parallel > 1:
         return times, gaps
-    fast = FastSpec.of(*engine)
+    for number, ends_s in token_times(FastSpec.of(*engine), asked, times, replicas, concurrency):
+        gaps[number] = late_gap_s(ends_s, LATE_GAP)
+    return times, gaps
+
+
+def token_times(
+    spec: FastSpec, asked: Sequence[Ints], times: Times, replicas: Replicas, concurrency: int = 0
+) -> Iterator[tuple[int, Floats]]:
+    """The number of each request of two tokens or more, and the time of each of its tokens (s).
+
+    `times` are those of the same requests on the same engines, each of which serves again what it got.
+    """
     for replica in range(replicas.count):
         mine = np.flatnonzero(times.replica == replica)
-        own = [column[mine] for column in checked(fast, asked)]
-        alone = FastEngine(fast, int(own[1].max(initial=1)), replicas.seed, times.work.steps)
+        own = [column[mine] for column in checked(spec, asked)]
+        alone = FastEngine(spec, int(own[1].max(initial=1)), replicas.seed, times.work.steps)
         if concurrency and replicas.count == 1:
             alone.serve_closed(concurrency, own)
-        else:  # between two sends engines do not touch each other: each serves again what it got
+        else:  # between two sends engines do not touch each other
             alone.serve(times.sent_s[mine], own)
         for number in np.flatnonzero(own[1] > 1).tolist():
-            gaps[mine[number]] = late_gap_s(alone.token_times(number), LATE_GAP)
-    return times, gaps
+            yield int(mine[number]), alone.token_times(number)
 
 
 def _split_replay(

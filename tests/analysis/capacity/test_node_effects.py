@@ -173,11 +173,11 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 3.0), (1, 1, 3.0)]
     for figure in ("requests", "completed", "failed", "pending"):
         assert sum(getattr(part, figure) for part in parts) == getattr(whole, figure)
-    assert sum(part.tpot.over for part in parts) == whole.tpot.over
-    assert sum(part.tpot.determined for part in parts) == whole.tpot.determined
+    assert sum(part.over("tpot").over for part in parts) == whole.over("tpot").over
+    assert sum(part.over("tpot").determined for part in parts) == whole.over("tpot").determined
     # The work of the service per node is the mean of its nodes' work.
     assert math.exp(whole.log_work) == pytest.approx(np.mean([math.exp(part.log_work) for part in parts]))
-    assert parts[1].tpot.over > parts[0].tpot.over  # the slow one
+    assert parts[1].over("tpot").over > parts[0].over("tpot").over  # the slow one
     again = count_by_stream(
         drive.windows.requests(0), whole, 2, experiment.slo, experiment.workload, drive.feed.free_ns
     )
@@ -196,7 +196,9 @@ def dwell(
     none = LimitCount(0, sum(per_block), (0,) * 9, per_block)
     load = (rate,) * (LOOK_BACK + len(over) + LOOK_AHEAD)
     offered = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
-    return WindowCounts(**columns, **offered, requests=requests, ttft=none, tpot=tally, stream=stream)
+    return WindowCounts(
+        **columns, **offered, requests=requests, limits={"ttft": none, "tpot": tally}, stream=stream
+    )
 
 
 def share(rate: float, capacity: float, slope: float = 20.0) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.capacity.kernel import LEAST_REQUESTS_FELT, Kernel, log_loads
-from analysis.capacity.limit_posterior import E2E_UNKNOWN_S, LOGIT_ALLOWED, Prior, population_shift
+from analysis.capacity.limit_posterior import E2E_UNKNOWN_S, Prior, logit, population_shift
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
     LOOK_AHEAD,
@@ -54,7 +54,7 @@ def counted(*rows, window=WINDOW, now_s=60):
 
 
 def both(dwell):
-    return [(limit.over, limit.determined) for limit in (dwell.ttft, dwell.tpot)]
+    return [(limit.over, limit.determined) for limit in (dwell.over("ttft"), dwell.over("tpot"))]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_late_finisher_changes_its_old_dwell():
 
 def test_blocks_are_five_seconds_of_due_time_and_add_up():
     dwell = counted(row(10), row(14.99, first_ms=2000), row(15, first_ms=2000), row(54.9))
-    assert dwell.ttft.block_over == (1, 1, 0, 0, 0, 0, 0, 0, 0)
-    assert dwell.ttft.block_determined == (2, 1, 0, 0, 0, 0, 0, 0, 1)
-    assert (dwell.ttft.over, dwell.ttft.determined, dwell.ttft.share) == (2, 4, 0.5)
+    assert dwell.over("ttft").block_over == (1, 1, 0, 0, 0, 0, 0, 0, 0)
+    assert dwell.over("ttft").block_determined == (2, 1, 0, 0, 0, 0, 0, 0, 1)
+    assert (dwell.over("ttft").over, dwell.over("ttft").determined, dwell.over("ttft").share) == (2, 4, 0.5)
 
 
 def test_realised_work_is_per_node_and_in_mean_requests():
@@ -147,7 +147,7 @@ def test_bursty_arrivals_vary_more_than_their_mean():
 
 def test_an_empty_window_has_no_work_and_no_share():
     dwell = counted()
-    assert (dwell.requests, dwell.log_work, dwell.ttft.share) == (0, -math.inf, None)
+    assert (dwell.requests, dwell.log_work, dwell.over("ttft").share) == (0, -math.inf, None)
 
 
 def test_waiting_counts_those_without_a_first_token_yet():
@@ -175,13 +175,18 @@ def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
     miss = LimitCount(0, requests, (0,) * 9, spread(requests))
     limits = {"ttft": hit, "tpot": miss} if limit == "ttft" else {"ttft": miss, "tpot": hit}
     known = {"requests": requests, "log_work": math.log(qps), "load": (qps,) * BLOCKS, "arrivals_var": 0.0}
-    known |= limits | more
+    known |= {"limits": limits} | more
     return WindowCounts(index, "dwell", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
+
+
+def with_limit(dwell, limit, counted):
+    """The dwell with other counts against one limit."""
+    return replace(dwell, limits={**dwell.limits, limit: counted})
 
 
 def on_the_curve(capacity, slope, rates, **more):
     """Dwells whose counts are exactly what the logistic curve says."""
-    share = [1 / (1 + math.exp(-(LOGIT_ALLOWED + slope * math.log(q / capacity)))) for q in rates]
+    share = [1 / (1 + math.exp(-(logit(0.1) + slope * math.log(q / capacity)))) for q in rates]
     return [
         simulated(q, round(3000 * v), 3000, i, **more)
         for i, (q, v) in enumerate(zip(rates, share, strict=True))
@@ -194,10 +199,10 @@ def test_it_finds_the_root_of_the_curve(slope):
     capacity = posterior(dwells, Prior(math.log(6.5)))
     assert capacity.qps_per_node == pytest.approx(7.0, rel=0.01)
     assert capacity.low < 7.0 < capacity.high
-    assert capacity.tpot.slope == pytest.approx(slope, rel=0.25)
+    assert capacity.limits["tpot"].slope == pytest.approx(slope, rel=0.25)
     assert capacity.binding == "tpot" and capacity.binding_probability > 0.9
     assert not capacity.open_above and not capacity.open_below
-    assert (capacity.tpot.informative, capacity.ttft.informative) == (True, False)
+    assert (capacity.limits["tpot"].informative, capacity.limits["ttft"].informative) == (True, False)
 
 
 def test_the_prior_may_be_wrong_by_a_factor_of_four():
@@ -213,7 +218,7 @@ def test_population_shift_solves_its_equation():
     slopes = np.array([10.0, 20.0, 40.0])
     counts = np.random.default_rng(1).poisson(150, 400_000)
     for slope, d in zip(slopes, population_shift(slopes, 1 / 150, 1 / 150), strict=True):
-        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + slope * (d + np.log(counts / 150)))))
+        share = 1 / (1 + np.exp(-(logit(0.1) + slope * (d + np.log(counts / 150)))))
         assert np.average(share, weights=counts) == pytest.approx(0.1, abs=7e-4)
     np.testing.assert_allclose(population_shift(slopes, 0.0, 0.0), 0, atol=1e-5)
 
@@ -234,9 +239,9 @@ def following(kernel, **more):
     rng, dwells = np.random.default_rng(3), []
     for i in range(12):
         dwell = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)), **more)
-        share = 1 / (1 + np.exp(-(LOGIT_ALLOWED + 30 * (log_loads([dwell], [kernel])[0] - math.log(7)))))
+        share = 1 / (1 + np.exp(-(logit(0.1) + 30 * (log_loads([dwell], [kernel])[0] - math.log(7)))))
         over = tuple(int(n) for n in rng.binomial(100, share))
-        dwells.append(replace(dwell, tpot=LimitCount(sum(over), 900, over, (100,) * 9)))
+        dwells.append(with_limit(dwell, "tpot", LimitCount(sum(over), 900, over, (100,) * 9)))
     return dwells
 
 
@@ -245,29 +250,32 @@ def test_bursts_of_load_explain_bursts_of_failures():
     explained = following(Kernel.of("tpot", E2E_UNKNOWN_S))
     blind = [replace(dwell, load=(7.0,) * BLOCKS) for dwell in explained]
     seeing, guessing = (posterior(dwells, Prior(math.log(7))) for dwells in (explained, blind))
-    assert seeing.tpot.phi < guessing.tpot.phi / 3
+    assert seeing.limits["tpot"].phi < guessing.limits["tpot"].phi / 3
     assert seeing.high / seeing.low < 1.04 < guessing.high / guessing.low
     assert seeing.low < 7.0 < seeing.high
-    assert seeing.tpot.slope == pytest.approx(30, rel=0.25)
+    assert seeing.limits["tpot"].slope == pytest.approx(30, rel=0.25)
 
 
 def test_clustered_failures_widen_the_interval():
     even = [simulated(7.0, 30, index=i) for i in range(12)]
     uneven = [simulated(7.0, 60 * (i % 2), index=i) for i in range(12)]
     calm, rough = (posterior(d, Prior(math.log(7))) for d in (even, uneven))
-    assert (calm.tpot.over, calm.tpot.determined) == (rough.tpot.over, rough.tpot.determined)
-    assert rough.tpot.phi > 1.3 * calm.tpot.phi
+    assert (calm.limits["tpot"].over, calm.limits["tpot"].determined) == (
+        rough.limits["tpot"].over,
+        rough.limits["tpot"].determined,
+    )
+    assert rough.limits["tpot"].phi > 1.3 * calm.limits["tpot"].phi
     assert rough.high / rough.low > calm.high / calm.low
     assert rough.certified < calm.certified
 
 
 def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
     one = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-    two = [replace(dwell, ttft=dwell.tpot) for dwell in one]
+    two = [with_limit(dwell, "ttft", dwell.over("tpot")) for dwell in one]
     single, double = (posterior(d, Prior(math.log(7))) for d in (one, two))
     assert double.qps_per_node < single.qps_per_node
     assert double.binding_probability == pytest.approx(0.5, abs=0.01)
-    assert double.ttft.qps_per_node == pytest.approx(double.tpot.qps_per_node)
+    assert double.limits["ttft"].qps_per_node == pytest.approx(double.limits["tpot"].qps_per_node)
 
 
 def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
@@ -314,9 +322,9 @@ def test_without_a_dwell_both_ends_are_open():
 def test_a_limit_that_never_applies_does_not_bind():
     none = LimitCount(0, 0, (0,) * 9, (0,) * 9)
     dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12), limit="ttft")
-    capacity = posterior([replace(dwell, tpot=none) for dwell in dwells], Prior(math.log(7)))
+    capacity = posterior([with_limit(dwell, "tpot", none) for dwell in dwells], Prior(math.log(7)))
     assert (capacity.binding, capacity.binding_probability) == ("ttft", 1.0)
-    assert capacity.qps_per_node == pytest.approx(capacity.ttft.qps_per_node)
+    assert capacity.qps_per_node == pytest.approx(capacity.limits["ttft"].qps_per_node)
 
 
 counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0, 100)), max_size=8)
@@ -328,7 +336,9 @@ counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0
 def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, guess):
     def dwells(more):
         return [
-            simulated(q, min(100, tpot + more), 100, i, ttft=simulated(q, ttft, 100).tpot)
+            with_limit(
+                simulated(q, min(100, tpot + more), 100, i), "ttft", simulated(q, ttft, 100).over("tpot")
+            )
             for i, (q, ttft, tpot) in enumerate(seen)
         ]
 
@@ -353,7 +363,7 @@ def test_failures_that_no_load_changes_are_no_upper_end(share, windows):
 
 def test_a_limit_that_the_load_moves_closes_the_upper_end_beside_one_with_constant_failures():
     steady = [
-        replace(dwell, ttft=simulated(7.0, 9, 3000).tpot)
+        with_limit(dwell, "ttft", simulated(7.0, 9, 3000).over("tpot"))
         for dwell in on_the_curve(7.0, 20.0, np.geomspace(6, 7.2, 8))
     ]
     capacity = posterior(steady, Prior(math.log(7)))
@@ -365,9 +375,9 @@ def test_a_window_aborted_for_its_queue_says_nothing_of_a_limit_that_it_kept():
     good = on_the_curve(7.4, 20.0, np.geomspace(6.4, 7.4, 8))
     queue = simulated(7.6, 280, 300, 9, limit="ttft", aborted=True)
     alone, beside = (posterior(dwells, Prior(math.log(7))) for dwells in (good, [*good, queue]))
-    assert beside.tpot.qps_per_node == pytest.approx(alone.tpot.qps_per_node, rel=1e-3)
-    assert beside.tpot.phi == alone.tpot.phi
-    assert beside.ttft.high < alone.ttft.high
+    assert beside.limits["tpot"].qps_per_node == pytest.approx(alone.limits["tpot"].qps_per_node, rel=1e-3)
+    assert beside.limits["tpot"].phi == alone.limits["tpot"].phi
+    assert beside.limits["ttft"].high < alone.limits["ttft"].high
 
 
 @pytest.mark.parametrize(("limit", "rate_qps"), [("ttft", 0.1), ("ttft", 0.6), ("tpot", 0.6)])
@@ -398,7 +408,7 @@ def test_a_share_that_hardly_follows_the_load_is_said():
     flat = [simulated(q, 6 + i, 100, i) for i, q in enumerate(np.geomspace(3, 9, 12))]
     steep = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
     doubtful, usual = (posterior(dwells, Prior(math.log(6))) for dwells in (flat, steep))
-    assert doubtful.tpot.slope_unusual and not usual.tpot.slope_unusual
+    assert doubtful.limits["tpot"].slope_unusual and not usual.limits["tpot"].slope_unusual
 
 
 @pytest.mark.parametrize("drift_sd", [0.01, 0.02])
@@ -417,4 +427,4 @@ def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_s
 def test_drawn_windows_keep_a_tenth_over_at_their_capacity():
     fluid = Fluid(20.0, drift_sd=0.01, seed=4)
     window = Segment(0, "dwell", fluid.capacity_qps(), 60.0, 40_000.0, False, "")
-    assert fluid.window(window).dwell.ttft.share == pytest.approx(0.1, abs=0.01)
+    assert fluid.window(window).dwell.over("ttft").share == pytest.approx(0.1, abs=0.01)

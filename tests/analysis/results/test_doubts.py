@@ -31,7 +31,9 @@ def test_an_interval_of_few_requests_says_how_much_longer(determined: int, times
 
 
 def test_a_slope_that_nobody_expects_is_said() -> None:
-    assert "doubtful: the share over the TPOT bound hardly follows the load" in answer(slope_unusual=True)
+    assert "doubtful: the share over the bound on p90 TPOT hardly follows the load" in answer(
+        slope_unusual=True
+    )
 
 
 def test_users_who_stay_make_an_answer_lean_low() -> None:

@@ -56,7 +56,7 @@ def test_a_key_of_a_newer_version_is_left_out() -> None:
         ("asked", [1], "its asked is [1]"),
         ("asked.nodes", None, "its asked.nodes is None"),
         ("asked.kernels", "aiter", "its asked.kernels is aiter"),
-        ("capacity.binding", "e2e", "its capacity.binding is e2e"),
+        ("capacity.binding", "e2e", "its capacity: 'e2e' is no bound"),
         ("capacity.qps_per_node.low", "low", "its capacity.qps_per_node.low is low"),
         ("capacity.dwells_used", [0, "1"], "its capacity.dwells_used is 1"),
         ("capacity.limits.ttft", 3, "its capacity.limits.ttft is 3"),

@@ -15,6 +15,7 @@ from analysis.rows import foreign_words, records
 from analysis.rows.foreign_words import LETTERS, MOST, OTHER, BoundedWords, folded
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import EVERY_GAP
 from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
 from loadgen.fleet.sse import Exchange
 from loadgen.run.run_folder import RunFolder
@@ -68,7 +69,7 @@ def rows(count: int, first: int = 0) -> pa.RecordBatch:
         exchange = Exchange(seq, 1, sent_ns=0, first_token_ns=1, last_token_ns=1, end_ns=2, status="ok")
         exchange.replica_id, exchange.finish_reason = f"r{seq}", f"because {seq}"
         flights.append((Planned(seq, 0, "window", seq, 4, 1), exchange))
-    return batch(flights, Clock(0, 0), 0, record_itl=True, words=ServerWords())
+    return batch(flights, Clock(0, 0), 0, gaps=EVERY_GAP, words=ServerWords())
 
 
 def plan(folder: RunFolder, count: int) -> None:

@@ -34,9 +34,7 @@ def url() -> Iterator[str]:
 
 
 def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> LoadFleet:
-    plan = FleetPlan(
-        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, record_itl=True, key=Secret("hush-hush")
-    )
+    plan = FleetPlan([url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, key=Secret("hush-hush"))
     return LoadFleet(count, cpus, plan, folder.shards, SELECTOR)
 
 

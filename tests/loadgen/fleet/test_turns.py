@@ -18,6 +18,7 @@ from analysis.rows import metrics, records, routing_spread
 from conf import load
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -62,7 +63,7 @@ def sent(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) ->
     async def main() -> list[Any]:
         async with MockServer(script) as server:
             prompts, shard = Prompts(WORKLOAD, "m", 151936, 1), ArrowStream(folder / "s.arrow")
-            worker = Worker(0, [server.url], prompts, shard, record_itl=False, timeout_s=timeout_s)
+            worker = Worker(0, [server.url], prompts, shard, gaps=NO_GAPS, timeout_s=timeout_s)
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
             seen: list[Any] = []

@@ -150,7 +150,6 @@ def of(server: MockServer, path: Path) -> Worker:
         [server.url],
         Prompts(WORKLOAD, "m", 151936, salt=1),
         ArrowStream(path),
-        record_itl=True,
         timeout_s=PATIENCE_S,
     )
 
@@ -238,7 +237,7 @@ def test_patience_with_a_full_disk_begins_with_its_first_refusal(
     async def main() -> None:
         async with MockServer() as server:
             prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, shard, record_itl=True, time_scale=scale)
+            worker = Worker(0, [server.url], prompts, shard, time_scale=scale)
             worker.start(time.monotonic_ns(), time.time_ns())
             disk.room_bytes = 0
             await worker.offer(Traffic(WORKLOAD).evenly(4, -10 * NS, 1, first_seq=0, seed=1))
@@ -302,7 +301,7 @@ async def until(seen: Callable[[], object]) -> None:
 
 async def started(server: MockServer, shard: ArrowStream, schedule: ArrivalSchedule) -> Worker:
     """A worker under way with a schedule."""
-    worker = Worker(0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), shard, record_itl=True)
+    worker = Worker(0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), shard)
     worker.start(time.monotonic_ns(), time.time_ns())
     await worker.offer(schedule)
     return worker
@@ -377,7 +376,7 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
     async def main() -> None:
         async with MockServer(lambda body: answer(body, 0.2)) as server:
             prompts = Broken(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, ArrowStream(tmp_path / "s.arrow"), record_itl=True)
+            worker = Worker(0, [server.url], prompts, ArrowStream(tmp_path / "s.arrow"))
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
             with pytest.raises(RuntimeError, match="no such prompt"):

@@ -94,7 +94,7 @@ def test_open_ends_are_bounds_and_no_numbers() -> None:
     assert "at least 3.00 QPS per node: the bounds are kept even there (search.highest_qps)" in text
     assert "has an interval" not in text and "per replica 3.00 QPS (interval unknown)" in text
     shared = predict(only_layer("search.highest_qps=4.5"), MODEL, draws=16)
-    assert "both are kept in 6" in text_of(shared) or "both are kept in 7" in text_of(shared)
+    assert "the bounds are kept in 6" in text_of(shared) or "the bounds are kept in 7" in text_of(shared)
     below = predict(only_layer("slo.tpot_p90_ms=0.5"), MODEL, draws=0)
     assert below["exit_code"] == summary.EXIT_SLO_MISSED and "capacity" not in below
     assert "the bounds are not met even at the lowest rate" in text_of(below)
@@ -148,7 +148,9 @@ def test_one_rate_is_judged_against_the_bounds() -> None:
     # The value is above 91 us, where 5.5 QPS would just be kept, in all but the lowest fifth of its draws.
     assert missed["forecast"]["kept_probability"] == pytest.approx(0.2, abs=0.07)
     headline = text_of(missed).splitlines()[0]
-    assert headline.startswith("PREDICTED  5.5 QPS per node: p90 TPOT over the bound; both are kept in ")
+    assert headline.startswith(
+        "PREDICTED  5.5 QPS per node: p90 TPOT over the bound; the bounds are kept in "
+    )
     assert headline.endswith(" % of 8 draws of the constants")
 
 

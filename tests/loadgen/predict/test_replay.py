@@ -100,7 +100,7 @@ def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
     text = text_of(tree)
     assert text.startswith(
-        "PREDICTED  50 requests, 50 in flight: p90 TTFT over the bound; both are kept in 0 %"
+        "PREDICTED  50 requests, 50 in flight: p90 TTFT over the bound; the bounds are kept in 0 %"
     )
     assert "arrivals and lengths are given, so that no other seed is part of the intervals" in text
     assert "over the bound 100 ms" in text and "0.6 to 1.5" not in text

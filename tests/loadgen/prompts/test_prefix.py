@@ -18,6 +18,7 @@ from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import NO_GAPS
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -162,7 +163,7 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
     schedule = replace(schedule, due_ns=np.cumsum(gaps_ns) + np.where(gaps_ns > 0, NS // 2, 0))
     async with simulated(experiment) as url:
         shard = ArrowStream(folder / "rows.arrow")
-        worker = Worker(0, [url], prompts, shard, record_itl=False, timeout_s=PATIENCE_S, path=prompts.path)
+        worker = Worker(0, [url], prompts, shard, gaps=NO_GAPS, timeout_s=PATIENCE_S, path=prompts.path)
         worker.start(time.monotonic_ns(), time.time_ns())
         await worker.offer(schedule)
         async with asyncio.timeout(PATIENCE_S):

@@ -22,7 +22,7 @@ def window(index: int, over: int) -> WindowCounts:
     limit = LimitCount(over, 180, blocks, (20,) * BLOCKS)
     ends = start_ns, start_ns, end_ns, end_ns
     known: dict[str, Any] = {"requests": 180, "log_work": math.log(4), "load": LOAD, "work_var": 0.1}
-    return WindowCounts(index, "dwell", 4.0, 1, *ends, **known, ttft=limit, tpot=limit)
+    return WindowCounts(index, "dwell", 4.0, 1, *ends, **known, limits={"ttft": limit, "tpot": limit})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_when_an_answer_is_clear(over: list[int], tight: list[int], verdict: str
 
 
 def test_before_the_first_window_no_side_is_favoured() -> None:
-    assert posterior([], acceptance.prior_at(4.0)).qps_per_node == pytest.approx(4.0, rel=0.002)
+    assert posterior([], acceptance.prior_at(4.0, 2)).qps_per_node == pytest.approx(4.0, rel=0.002)
 
 
 def decided(over: list[int], whole_s: float = WHOLE_S, behind: bool = False) -> acceptance.InterimAnalysis:

@@ -38,8 +38,7 @@ def done(segment, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, s
         log_work=math.log(segment.rate_qps * offered),
         load=(segment.rate_qps,) * (LOOK_BACK + 9 + LOOK_AHEAD),
         median_e2e_s=e2e_s,
-        ttft=LimitCount(0, 300, (0,) * 9, seen),
-        tpot=LimitCount(over, 300, spread, seen),
+        limits={"ttft": LimitCount(0, 300, (0,) * 9, seen), "tpot": LimitCount(over, 300, spread, seen)},
     )
     return Outcome(segment, dwell, aborted=aborted, void=void, bad=bad)
 

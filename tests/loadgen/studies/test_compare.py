@@ -18,9 +18,9 @@ from analysis.results.runs import load_run
 from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.quantiles import Floats
 from conf import ConfigError, Experiment, load
 from conf.load import dump
-from conf.specs.experiment import Slo
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past
@@ -36,8 +36,12 @@ from loadgen.traffic.schedule import NS, PHASES
 from tests.support.virtual_drivers import plan, silent, virtual
 from tests.support.virtual_target import Faster, VirtualTarget
 
-BOUNDS = Slo("any", 2000.0, 100.0)
 REQUESTS = 250
+
+
+def beside(ttft_ms: Floats, tpot_ms: Floats) -> Latencies:
+    """Latencies over their bounds, 2000 and 100 ms."""
+    return {"ttft": ttft_ms / 2000, "tpot": tpot_ms / 100}
 
 
 def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> list[Pair]:
@@ -49,8 +53,8 @@ def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> l
         # d ln(TPOT) / d ln(rate) = 3.5 with this spread makes the slope of the logit some 18.
         shift = 3.5 * (log_ratio - delta) + rng.normal(0, noise, REQUESTS)
         quick = np.full(REQUESTS, 300.0)
-        a, b = Latencies(quick, np.exp(luck)), Latencies(quick, np.exp(luck + shift))
-        made.append(window_pairs.pair(index, log_ratio, True, a, b, BOUNDS))
+        a, b = beside(quick, np.exp(luck)), beside(quick, np.exp(luck + shift))
+        made.append(window_pairs.pair(index, log_ratio, True, a, b))
     return made
 
 
@@ -92,8 +96,8 @@ def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str
 
 
 def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
-    easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    quiet = [window_pairs.pair(index, 0.0, True, easy, easy, BOUNDS) for index in range(20)]
+    easy = beside(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
+    quiet = [window_pairs.pair(index, 0.0, True, easy, easy) for index in range(20)]
     some = pairs(0.15, [0.1, 0.14, 0.16], 1)
     alone, more = paired_ratio.ratio(some, 0.0), paired_ratio.ratio([*some, *quiet], 0.0)
     assert alone and more and (more.value, more.low, more.high) == (alone.value, alone.low, alone.high)
@@ -112,37 +116,38 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
     ours = pairs(0.05, [0.04, 0.06, 0.05, 0.05], 3)
     theirs = []
     for one in ours:
-        turned = window_pairs.Shares(one.tpot.determined, one.tpot.over[::-1], one.tpot.near[::-1])
-        theirs.append(Pair(one.index, -one.log_ratio, True, one.ttft, turned))
+        tpot = one.limits["tpot"]
+        turned = window_pairs.Shares(tpot.determined, tpot.over[::-1], tpot.near[::-1])
+        theirs.append(Pair(one.index, -one.log_ratio, True, {**one.limits, "tpot": turned}))
     there, back = paired_ratio.ratio(ours, 0.0), paired_ratio.ratio(theirs, 0.0)
     assert there and back and there.value == pytest.approx(1 / back.value, rel=1e-3)
     assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low), rel=1e-3)
 
 
 def test_pairs_without_a_request_over_a_bound_say_nothing() -> None:
-    easy = Latencies(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    made = [window_pairs.pair(index, 0.0, True, easy, easy, BOUNDS) for index in range(5)]
+    easy = beside(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
+    made = [window_pairs.pair(index, 0.0, True, easy, easy) for index in range(5)]
     assert paired_ratio.ratio(made, 0.0) is None
 
 
 def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
     fast, slow = np.full(REQUESTS, 300.0), np.full(REQUESTS, 300.0)
     slow[:30] = 2500.0
-    a = Latencies(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
-    b = Latencies(slow, np.full(REQUESTS, 60.0))
-    found = paired_ratio.ratio([window_pairs.pair(n, 0.0, True, a, b, BOUNDS) for n in range(5)], 0.0)
+    a = beside(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
+    b = beside(slow, np.full(REQUESTS, 60.0))
+    found = paired_ratio.ratio([window_pairs.pair(n, 0.0, True, a, b) for n in range(5)], 0.0)
     assert found is not None and found.unlike
     value, low, high = paired_ratio.unpaired((5.0, 4.8, 5.2), (6.0, 5.8, 6.2))
     assert value == pytest.approx(1.2) and low < 1.2 / 1.04 < 1.2 * 1.04 < high
 
 
 def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
-    a = Latencies(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
-    b = Latencies(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
-    made = window_pairs.pair(7, 0.0, False, a, b, BOUNDS)
-    assert (made.ttft.determined, made.ttft.over) == (2, (1, 1))
-    assert (made.tpot.determined, made.tpot.over) == (1, (0, 1))
-    assert made.ttft.near[1] == pytest.approx(1.0) and 0.5 < made.tpot.near[1] < 1.0
+    a = beside(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
+    b = beside(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
+    made = window_pairs.pair(7, 0.0, False, a, b)
+    assert (made.limits["ttft"].determined, made.limits["ttft"].over) == (2, (1, 1))
+    assert (made.limits["tpot"].determined, made.limits["tpot"].over) == (1, (0, 1))
+    assert made.limits["ttft"].near[1] == pytest.approx(1.0) and 0.5 < made.limits["tpot"].near[1] < 1.0
 
 
 SPEC = load(["search=standard"]).search
@@ -155,7 +160,16 @@ def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
     segment = Segment(index, "dwell", rate_qps, 15, 45, False, "", pair)
     counts = LimitCount(20, 200, (20,), (200,))
     window = WindowCounts(
-        index, "dwell", rate_qps, 1, 0, 0, 45 * NS, 45 * NS, ttft=counts, tpot=counts, median_e2e_s=6.0
+        index,
+        "dwell",
+        rate_qps,
+        1,
+        0,
+        0,
+        45 * NS,
+        45 * NS,
+        limits={"ttft": counts, "tpot": counts},
+        median_e2e_s=6.0,
     )
     return Outcome(segment, window, **state)
 

@@ -26,6 +26,7 @@ from conf import ConfigError, load
 from conf.specs.experiment import Workload
 from loadgen.fleet.addresses import chosen
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.gap_record import NO_GAPS
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -182,7 +183,7 @@ def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[lis
             for server in servers:
                 await stack.enter_async_context(server)
             prompts, targets = Prompts(workload, "m", 151936, salt=1), [server.url for server in servers]
-            worker = Worker(0, targets, prompts, shard, record_itl=False, sticky=sticky, timeout_s=PATIENCE_S)
+            worker = Worker(0, targets, prompts, shard, gaps=NO_GAPS, sticky=sticky, timeout_s=PATIENCE_S)
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
             async with asyncio.timeout(PATIENCE_S):

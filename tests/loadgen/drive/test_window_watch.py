@@ -1,0 +1,34 @@
+"""A watcher sees the running window and changes nothing of the search."""
+
+from typing import Any
+
+from analysis.live.window_so_far import WindowSoFar
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import sweep
+from tests.support.virtual_drivers import driver
+
+
+def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
+    seen: list[WindowSoFar] = []
+    made, *_ = driver(["search=quick", "search.budget_s=150"])
+    made.watcher = seen.append if watched else None
+    sweep(made)
+    return made, seen
+
+
+def test_the_same_windows_are_measured_with_and_without_a_watcher() -> None:
+    (alone, none), (beside, seen) = searched(False), searched(True)
+    outcomes: list[Any] = [
+        [(o.segment, o.dwell) for o in driver.windows.outcomes] for driver in (alone, beside)
+    ]
+    assert outcomes[0] == outcomes[1] and not none and seen
+
+
+def test_it_tells_counts_that_add_up_and_how_much_is_out() -> None:
+    _, seen = searched(True)
+    for one in seen:
+        assert one.sent == one.answered + one.failed + one.pending
+        assert one.window_start_s <= one.now_s <= one.window_end_s
+        assert set(one.latencies) == {"ttft_p90_ms", "tpot_p90_ms"}
+    last = [one for one in seen if one.index == seen[-1].index]
+    assert [one.sent for one in last] == sorted(one.sent for one in last)

@@ -1,0 +1,44 @@
+"""The console command: the verbs of all rooms under one name, and answers without their imports."""
+
+import subprocess
+import sys
+from importlib import import_module, metadata
+
+import pytest
+
+from maxqps import __main__ as console
+
+
+def test_its_verbs_are_those_of_the_rooms() -> None:
+    for room in ("loadgen", "analysis"):
+        assert console.ROOMS[room] == tuple(import_module(f"{room}.__main__").VERBS)
+    assert set(console.ROOMS["cluster"]) == {*import_module("cluster.__main__").VERBS, "render"}
+
+
+def test_help_and_version_import_no_room() -> None:
+    code = "import sys; from maxqps.__main__ import main; main([{!r}]); print(*sys.modules, sep='\\n')"
+    for flag in ("--help", "--version"):
+        told = subprocess.run(
+            [sys.executable, "-c", code.format(flag)], capture_output=True, text=True, check=True
+        )
+        heavy = {"ray", "numpy", "pyarrow", "omegaconf", "loadgen", "analysis", "conf"}
+        assert not heavy & set(told.stdout.splitlines())
+
+
+def test_version_names_what_it_measures_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert f"maxqps {metadata.version('maxqps')}" in said and f"ray {metadata.version('ray')}" in said
+
+
+def test_a_verb_runs_in_its_room_and_two_rooms_have_long_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["show", "/nowhere"]) == 2
+    assert "/nowhere" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        console.main(["analysis", "compare", "--help"])
+    assert ended.value.code == 0 and "analysis compare" in capsys.readouterr().out
+
+
+def test_an_unknown_verb_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["swep"]) == 2
+    assert capsys.readouterr().err == "error: unknown verb 'swep'; did you mean 'sweep'?\n"
