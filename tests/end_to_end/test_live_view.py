@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.__main__ import main
 from tests.support.golden import GOLDEN
-from tests.support.patience import PATIENCE_S, until
+from tests.support.patience import PATIENCE_S, START_S, until
 
 ROOT = Path(__file__).parents[2]
 SHORT = [
@@ -100,10 +100,10 @@ def test_a_real_run_is_read_while_it_loads_and_its_end_is_told(tmp_path: Path) -
         url = url_of(process)
         rest = threading.Thread(target=process.stderr.read)
         rest.start()
-        with urllib.request.urlopen(f"{url}events", timeout=PATIENCE_S) as stream:
+        with urllib.request.urlopen(f"{url}events", timeout=START_S) as stream:
             listener = threading.Thread(target=lambda: heard.extend(_states(stream)))
             listener.start()
-            until(lambda: "maxqps_in_flight" in metrics(url), "no window was ever seen")
+            until(lambda: "maxqps_in_flight" in metrics(url), "no window was ever seen", START_S)
             seen = metrics(url)
             out, _ = process.stdout.read(), rest.join()
             listener.join(PATIENCE_S)
