@@ -167,7 +167,7 @@ def export(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
     refuse_out(arguments.out, ".json")
-    tree = planning.of_words(arguments.words, _predicted)
+    tree = planning.of_words(arguments.words, _predicted, _modelled)
     line = json.dumps(tree, default=str)
     if arguments.out:
         arguments.out.write_text(line + "\n")
@@ -201,6 +201,14 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
 
     cells = matrix(words)
     return prediction.answered(cells, grid.experiments(partial(prediction.checked, config=None), cells))
+
+
+def _modelled(experiment: Experiment) -> PredictionVerdict:
+    """The engine model's capacity of an experiment that ran simulated, with the interval of its constants."""
+    from loadgen.cli import prediction
+
+    terminal.note("the engine model draws its constants, for the interval of a simulated run ...")
+    return prediction.capacity(experiment)
 
 
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:

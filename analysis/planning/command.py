@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.planning.evidence import NotPlannable
+from analysis.planning.model_interval import Modelled, with_constants
 from analysis.planning.plan import DemandRates, plan
 from analysis.planning.plan_tree import Tree, refused, tree
-from analysis.planning.sources import Source, expanded, read, refuse_degraded
+from analysis.planning.sources import Source, evidence_of, expanded, read, refuse_degraded
 from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.load import load_planning
@@ -21,6 +22,8 @@ PLAN_HELP = """words (docs/planning.md):
   plan.headroom=0.15             share of the capacity left free at the peak
   plan.spare_nodes=1             nodes that may be lost at the peak
   plan.node_hour_usd=USD         price of a node; without it there is no cost
+  plan.node_watts=W              power of a node; without it no energy is told
+  plan.model_interval=false      leave the engine model's constants out of the plan of a simulated run
   plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
   plan.scale_up_minutes=M        how long a node takes until it serves
   plan.degraded=true             plan on a run whose answers the quality gate found degraded
@@ -29,7 +32,9 @@ exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (
 bound of the capacity is known; 7 answers are degraded"""
 
 
-def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -> Tree:
+def of_words(
+    words: Sequence[str], predict: Callable[[Sequence[str]], Source], modelled: Modelled | None = None
+) -> Tree:
     """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
 
     Raises as `command` does, and ConfigError where both runs and words to predict are given.
@@ -42,7 +47,7 @@ def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -
             f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
             f"or leave {runs[0]} out to plan on a prediction"
         )
-    return command(runs, asked, lambda: predict(machine))
+    return command(runs, asked, lambda: predict(machine), modelled)
 
 
 def _is_planning(word: str) -> bool:
@@ -50,11 +55,15 @@ def _is_planning(word: str) -> bool:
 
 
 def command(
-    sources: Sequence[Source | Path | str], words: Sequence[str], predict: Callable[[], Source] | None = None
+    sources: Sequence[Source | Path | str],
+    words: Sequence[str],
+    predict: Callable[[], Source] | None = None,
+    modelled: Modelled | None = None,
 ) -> Tree:
     """The plan on the first of `sources`; the others show the effect of node counts and lengths.
 
     Without sources `predict` gives one; it may take minutes, so it is called after the words are checked.
+    `modelled` gives the interval of the engine model's constants for a simulated run.
     A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`
     are demand.* and plan.*. The tree's `exit_code` is 0, or 6 where only a lower bound is known, and without
     a plan (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
@@ -72,7 +81,8 @@ def command(
             refuse_degraded(folders)
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         found = expanded([one for several in opened for one in several])
-        return tree(plan(found[0], asked.demand, asked.plan, found[1:]))
+        first = with_constants(evidence_of(found[0]), modelled if asked.plan.model_interval else None)
+        return tree(plan(first, asked.demand, asked.plan, found[1:]))
     except NotPlannable as error:
         return refused(error)
 

@@ -12,13 +12,25 @@ from analysis.planning.basis import ENDS, PlanBasis, plan_basis, times
 from analysis.planning.day import Day, day, read_hourly
 from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.money import Cost, cost_of, fleet_cost
-from analysis.planning.sizing import Availability, FleetCapacity, Sizing, available, naive, needed, size
+from analysis.planning.power import FleetPower, fleet_power
+from analysis.planning.sizing import (
+    Availability,
+    FleetCapacity,
+    Sizing,
+    available,
+    down_at_once,
+    naive,
+    needed,
+    size,
+)
 from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.results.runs import RunError
 from conf.specs.planning import Care, Demand
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Shares of the peak for which nodes are listed beside it."""
+USUAL_AVAILABILITY, USUAL_TARGET = 0.995, 0.999
+"""Availability of a node and share of the time to judge spares by, where none is given (our choice)."""
 WORST_LOST = 3
 """Most lost nodes that are listed, beside the spares (our choice)."""
 
@@ -45,6 +57,23 @@ class Lost:
     """The rate that is kept within the bounds after a loss of nodes, and its share of the peak."""
 
     lost_nodes: int
+    kept_qps: float
+    share_of_peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class FewSpares:
+    """Nodes that are down, where more are down at once than are spare.
+
+    They are `on_average` so many, and at most `down_nodes` in a share `target` of the time; the others keep
+    `kept_qps`. `assumed`: the availability was not given.
+    """
+
+    node_availability: float
+    target: float
+    assumed: bool
+    on_average: float
+    down_nodes: int
     kept_qps: float
     share_of_peak: float
 
@@ -92,8 +121,10 @@ class Plan:
     needed_nodes: int
     availability: Availability | None
     degraded: tuple[Lost, ...]
+    few_spares: FewSpares | None
     day: Day | None
     money: FleetCost | None
+    power: FleetPower | None
     scale: AtScale
     curve: tuple[CurvePoint, ...]
 
@@ -130,8 +161,10 @@ def plan(
         needed_nodes=need,
         availability=_available(need, care),
         degraded=_degraded(nodes, on.service, load.peak_qps, care.spare_nodes),
+        few_spares=_few_spares(nodes, on.service, load.peak_qps, care),
         day=_day(load, on, care),
         money=_money(nodes, nodes_at, load, on, care.node_hour_usd),
+        power=_power(nodes, load, on, care.node_watts),
         scale=_scale(load.peak_qps, on),
         curve=_curve(load.peak_qps, on, care),
     )
@@ -160,6 +193,29 @@ def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) 
     return tuple(Lost(n, qps, qps / peak_qps) for n, qps in kept)
 
 
+def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Care) -> FewSpares | None:
+    """What independent failures take at once; None where the spares are enough."""
+    up, target = care.node_availability, care.target_availability
+    availability, share = up or USUAL_AVAILABILITY, target or USUAL_TARGET
+    down = down_at_once(nodes, availability, share)
+    if down <= care.spare_nodes:
+        return None
+    kept_qps, average = service.kept_qps(nodes - down), nodes * (1 - availability)
+    return FewSpares(availability, share, up is None, average, down, kept_qps, kept_qps / peak_qps)
+
+
+def _power(nodes: int, load: DemandRates, on: PlanBasis, node_watts: float | None) -> FleetPower | None:
+    if node_watts is None:
+        return None
+    served, what = _served(load)
+    return fleet_power(nodes, node_watts, served, what, on.lengths)
+
+
+def _served(load: DemandRates) -> tuple[float, str]:
+    """The rate that the fleet serves over a day, and its name."""
+    return (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
+
+
 def _day(load: DemandRates, on: PlanBasis, care: Care) -> Day | None:
     if not load.hourly_qps:
         return None
@@ -172,7 +228,7 @@ def _money(
 ) -> FleetCost | None:
     if node_hour_usd is None:
         return None
-    served, what = (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
+    served, what = _served(load)
     use = served / replace(on.service, qps_per_node=on.best_qps).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
     fleet = IntervalEstimate(

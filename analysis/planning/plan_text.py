@@ -35,7 +35,10 @@ def text(tree: Tree) -> str:
     if not tree["valid"]:
         word = "VOID" if tree["exit_code"] == summary.EXIT_VOID else "NO PLAN"
         return f"{word}  {tree['reason']}"
-    parts = (_capacity, _rules, _efficiency, _degraded, _availability, _day, _cost, _scale, _sensitivity)
+    parts = (
+        *(_capacity, _rules, _efficiency, _degraded, _few_spares, _availability),
+        *(_day, _cost, _power, _scale, _sensitivity),
+    )
     lines = [INDENT + line for part in parts for line in part(tree)]
     return "\n".join([_headline(tree), *lines])
 
@@ -46,13 +49,14 @@ def _headline(tree: Tree) -> str:
     fleet = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
     if on["open_above"]:
         fleet = f"at most {nodes} (the capacity is known from below only)"
-    word = "PREDICTED" if on["predicted"] else "PLAN"
-    return f"{word}  {fleet} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
+    word = "PLAN" if on["found_by"] == "measured" else on["found_by"].upper()
+    gpus = f", {answer['gpus']:,} GPUs," if answer["gpus"] else ""
+    return f"{word}  {fleet}{gpus} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
 
 
 def _e(tree: Tree) -> str:
     """The efficiency in the answer line, called assumed where it was not measured."""
-    e, word = tree["efficiency"], "predicted" if tree["planned_on"]["predicted"] else "measured"
+    e, word = tree["efficiency"], tree["planned_on"]["found_by"]
     most = _nodes(e["most_measured_nodes"])
     if len(e["measured"]) < 2 and e["assumed"]:
         return f"E(n) = 1 ASSUMED ({word} on {most} only)"
@@ -62,9 +66,10 @@ def _e(tree: Tree) -> str:
 
 def _capacity(tree: Tree) -> list[str]:
     on, answer = tree["planned_on"], tree["answer"]
-    how = "predicted" if on["predicted"] else "measured"
     planned = f"planned with {BASES[answer['basis']]}, {_rate(answer['planned_qps_per_node'])}"
-    seen = f"{on['name']}: {how} {_interval(on['qps_per_node'])}"
+    seen = f"{on['name']}: {on['found_by']} {_interval(on['own_qps_per_node'])}"
+    if on["constants_ratio"]:
+        seen += f"; this run's sampling noise alone {_ends(on['qps_per_node'])}"
     lines = [seen if tree["moved"] else f"{seen}; {planned}", *_service(on["asked"])]
     if lengths := on["lengths"]:
         tokens = f"{lengths['input_tokens']:.0f} tokens in, {lengths['output_tokens']:.0f} out"
@@ -86,9 +91,12 @@ def _service(asked: Tree) -> list[str]:
 def _interval(q: Tree) -> str:
     if q["estimate"] is None:
         return f"at least {_rate(q['low'])} QPS per node"
-    ends = ", ".join("unknown" if q[end] is None else _rate(q[end]) for end in ("low", "high"))
     certified = "" if q["certified"] is None else f", certified {_rate(q['certified'])}"
-    return f"{_rate(q['estimate'])} QPS per node, 95 % interval [{ends}]{certified}"
+    return f"{_rate(q['estimate'])} QPS per node, 95 % interval {_ends(q)}{certified}"
+
+
+def _ends(q: Tree) -> str:
+    return f"[{', '.join('unknown' if q[end] is None else _rate(q[end]) for end in ('low', 'high'))}]"
 
 
 def _rules(tree: Tree) -> list[str]:
@@ -120,7 +128,7 @@ def _efficiency(tree: Tree) -> list[str]:
     if len(e["measured"]) < 2:
         return []
     rows = ", ".join(f"E({p['nodes']}) = {_span(p['efficiency'], '.3f')}" for p in e["measured"])
-    word = "predicted" if tree["planned_on"]["predicted"] else "measured"
+    word = tree["planned_on"]["found_by"]
     between = "between them linear in ln n"
     return [f"{word} {rows}; {between}; the nodes above take these values, not their intervals"]
 
@@ -132,6 +140,20 @@ def _degraded(tree: Tree) -> list[str]:
         f"{100 * row['share_of_peak']:.0f} % of the peak"
         for row in tree["degraded"]
         if row["lost_nodes"] == spares
+    ]
+
+
+def _few_spares(tree: Tree) -> list[str]:
+    few, nodes = tree["few_spares"], _nodes(tree["answer"]["nodes"])
+    if few is None:
+        return []
+    known = "assumed; plan.node_availability" if few["assumed"] else "as given"
+    return [
+        f"{tree['care']['spare_nodes']} spare of {nodes} is FEW: at {_share(few['node_availability'])} "
+        f"availability per node ({known}) {few['on_average']:.2g} are down on average and up to "
+        f"{few['down_nodes']:,} in {_share(few['target'])} of the time (independent failures only); "
+        f"with so many lost the others keep {_qps(few['kept_qps'])}, "
+        f"{100 * few['share_of_peak']:.0f} % of the peak"
     ]
 
 
@@ -181,6 +203,20 @@ def _cost(tree: Tree) -> list[str]:
     if load == "peak":
         lines.append(f"{INDENT}on average more, by the unknown mean: demand.mean_qps or demand.peak_factor")
     return lines
+
+
+def _power(tree: Tree) -> list[str]:
+    power = tree["power"]
+    if power is None:
+        return ["power: not computed, for the watts of a node have no default: plan.node_watts=W"]
+    tokens = power["kwh_per_1m_output_tokens"]
+    per_tokens = "unknown" if tokens is None else f"{tokens:.3g} kWh"
+    return [
+        f"power at {power['node_watts']:,.0f} W per node, as given and all the time: "
+        f"{power['fleet_kw']:,.1f} kW, {power['kwh_per_day']:,.0f} kWh a day; "
+        f"at its {power['load']} of {_qps(power['served_qps'])} "
+        f"{power['wh_per_request']:.3g} Wh per request, {per_tokens} per 1M output tokens"
+    ]
 
 
 def _scale(tree: Tree) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.planning.basis import own_qps
 from analysis.planning.efficiency import ScalingEfficiency
 from analysis.planning.elasticity import LengthSensitivity
 from analysis.planning.evidence import NotPlannable
@@ -35,6 +36,8 @@ def tree(found: Plan) -> Tree:
         "nodes_at": dict(found.nodes_at),
         "rules": asdict(found.sizing),
         "efficiency": _efficiency(found),
+        "few_spares": found.few_spares and asdict(found.few_spares),
+        "power": found.power and asdict(found.power),
         "degraded": [asdict(one) for one in found.degraded],
         "availability": up and asdict(up) | {"spare_nodes": up.spare_nodes},
         "day": _day(found),
@@ -69,6 +72,7 @@ def sensitivity_tree(found: LengthSensitivity) -> Tree:
 
 
 def _answer(found: Plan) -> Tree:
+    gpus = found.basis.evidence.gpus_per_node
     return {
         "nodes": found.nodes,
         "nodes_at_high": found.nodes_at.get("high"),
@@ -78,6 +82,7 @@ def _answer(found: Plan) -> Tree:
         "basis": found.basis.end,
         "planned_qps_per_node": found.sizing.qps_per_node,
         "engines": _engines(found),
+        "gpus": gpus and gpus * found.nodes,
     }
 
 
@@ -93,9 +98,12 @@ def _evidence(found: Plan) -> Tree:
     return {
         "name": one.name,
         "predicted": one.predicted,
+        "found_by": one.word,
         "caution": one.caution,
         "asked": to_tree(one.asked),
         "qps_per_node": asdict(one.qps),
+        "constants_ratio": one.constants and asdict(one.constants),
+        "own_qps_per_node": asdict(own_qps(one)),
         "planned_for_qps_per_node": asdict(found.basis.qps),
         "open_above": one.open_above,
         "lengths": asdict(found.basis.lengths) if found.basis.lengths else None,

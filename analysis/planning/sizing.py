@@ -149,6 +149,15 @@ def available(needed: int, node_availability: float, target: float) -> Availabil
     return Availability(node_availability, target, needed, nodes, reached(nodes))
 
 
+def down_at_once(nodes: int, node_availability: float, target: float) -> int:
+    """The most nodes that are down at once, in all but a share `1 - target` of the time."""
+
+    def kept(down: int) -> float:
+        return up_probability(nodes - down, nodes, node_availability)
+
+    return bisect_left(range(nodes), target, key=kept)
+
+
 def _doubled(nodes: int) -> Iterator[int]:
     while nodes < MOST_NODES:
         yield nodes

@@ -21,11 +21,12 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
 )
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, QpsFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
-from conf import ConfigError
+from conf import ConfigError, Experiment
+from conf.load import load
 
 Tree = Mapping[str, Any]
 
@@ -62,7 +63,7 @@ def read(path: Path | str) -> list[Evidence]:
     found = of_measured(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
     # What the rows of its first part add.
-    rows = ("lengths", "e2e_s", "client_cpu_ms", "ready_minutes", "engine_settings")
+    rows = ("lengths", "e2e_s", "client_cpu_ms", "ready_minutes", "engine_settings", "experiment")
     return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
 
 
@@ -119,14 +120,15 @@ def of_run(run: Run) -> Evidence:
     if verdict is None:
         raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
     found = of_measured(verdict, run.name)
-    rows = request_means.answers(run)
+    rows, experiment = request_means.answers(run), _experiment(run)
     return replace(
         found,
         lengths=request_means.lengths(rows) or found.lengths,
         e2e_s=float(metrics.e2e(rows).mean()) / 1e3 if rows.num_rows else None,
         client_cpu_ms=request_means.client_cpu_ms(run),
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
-        engine_settings=_engine_settings(run),
+        engine_settings=None if experiment is None else asdict(experiment.engine),
+        experiment=experiment,
     )
 
 
@@ -148,6 +150,7 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         # Of an open end only the low figure was seen; the rest is the prior.
         qps=Qps(None, q.low, None, None) if capacity.open_above else _qps(q),
         open_above=capacity.open_above,
+        gpus_per_node=_gpus_per_node(verdict.asked),
         lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
     )
 
@@ -181,6 +184,7 @@ def of_predicted(source: Predicted) -> Evidence:
         # A prediction that ends at the highest rate knows nothing else.
         qps=Qps(None, q.estimate, None, None) if open_above else _qps(q),
         open_above=open_above,
+        gpus_per_node=_gpus_per_node(verdict.asked),
         lengths=_predicted_lengths(forecast),
         e2e_s=None if in_flight is None else in_flight / forecast.rate_qps_per_node,  # Little's law
         own_ln_sd=own_ln_sd,
@@ -223,12 +227,21 @@ def _ready_minutes(run: Run, engine: str) -> float | None:
     return ready_s / 60 if ready_s and engine in REAL_NODES else None
 
 
-def _engine_settings(run: Run) -> dict[str, Any] | None:
-    """Settings of the engine; None for a run whose experiment this version cannot read."""
+def _experiment(run: Run) -> Experiment | None:
+    """The experiment of a run; None where this version cannot read it."""
     try:
-        return asdict(run.config.engine)
+        return run.config
     except (ConfigError, RunError):
         return None
+
+
+def _gpus_per_node(asked: AskedExperiment) -> int | None:
+    """GPUs of a node in use by its engines; None for a layout that is not one of ours."""
+    try:
+        layout = load([f"layout={asked.layout}"]).layout
+    except ConfigError:
+        return None
+    return layout.gpus_per_replica * asked.replicas // asked.nodes or None
 
 
 def expanded(sources: Sequence[Source]) -> list[Source]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.capacity.validity import REMEDIES
+from analysis.planning.evidence import SIMULATED
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
 from analysis.results import (
@@ -48,6 +49,10 @@ CAUSES = {
 """Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
 PROMISE = "with 95 % probability a node keeps its bounds at this rate"
+OF_THE_MODEL = (
+    "Say with it that the node is simulated: that 95 % counts this run's sampling noise alone, not what is "
+    "unknown of the engine model's constants, which `python -m analysis plan` carries."
+)
 
 
 def of_run(run: Run) -> Banner:
@@ -199,11 +204,14 @@ def _capacity(verdict: Verdict) -> Claim:
         ("95 % interval", f"{qps(q.low)} to {qps(q.high)}"),
         ("Limited by", label(capacity.binding)),
     )
+    simulated = verdict.asked.engine in SIMULATED
+    one, noise = ("One simulated node", " of the sampling noise alone") if simulated else ("One node", "")
     answer = (
-        f"One node serves {qps(q.estimate)} requests per second within {bounds} "
-        f"(95 % interval {qps(q.low)} to {qps(q.high)})."
+        f"{one} serves {qps(q.estimate)} requests per second within {bounds} "
+        f"(95 % interval{noise} {qps(q.low)} to {qps(q.high)})."
     )
-    quote = f"Quote {qps(q.certified)}, the certified rate: {PROMISE}."
+    caveat = f" {OF_THE_MODEL}" if simulated else ""
+    quote = f"Quote {qps(q.certified)}, the certified rate: {PROMISE}.{caveat}"
     headline = f"{qps(q.estimate)} QPS per node, certified {qps(q.certified)}"
     return headline, figures, (answer, quote, *_limits(verdict, capacity))
 

@@ -88,20 +88,23 @@ class Care:
 
     `basis` is the figure of the capacity: `low`, the low end of its 95 % interval, because users notice a
     fleet that is too small; `certified`, its 5 % quantile; or `estimate`, which is as often too high as too
-    low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
+    low. `model_interval` carries what is unknown of the engine model's constants into the plan of a simulated
+    run. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
     in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
-    peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
-    default. A run whose answers the quality gate found degraded is planned on only if `degraded` is true.
+    peak: one, for maintenance or a fault. Prices, watts, availability and the time until a node serves have
+    no default. A run whose answers the quality gate found degraded is planned on only if `degraded` is true.
     """
 
     basis: Basis = "low"
     headroom: float = 0.15
     spare_nodes: int = 1
     node_hour_usd: float | None = None
+    node_watts: float | None = None
     node_availability: float | None = None
     target_availability: float | None = None
     scale_up_minutes: float | None = None
     degraded: bool = False
+    model_interval: bool = True
 
     def __post_init__(self) -> None:
         require(
@@ -111,7 +114,7 @@ class Care:
             0 <= self.spare_nodes <= MOST_SPARES,
             f"plan.spare_nodes={self.spare_nodes} must be 0 to {MOST_SPARES}",
         )
-        require_positive("plan.", self, "node_hour_usd")
+        require_positive("plan.", self, "node_hour_usd", "node_watts")
         for name in ("node_availability", "target_availability"):
             share = getattr(self, name)
             require(

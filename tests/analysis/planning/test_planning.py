@@ -54,7 +54,7 @@ def test_the_example_of_the_planning_page() -> None:
     assert naive(200, 18.4) == 11
     tree = planning.tree(planning.plan(sweep(17.6, 18.4, 19.1), 200))
     assert planning.text(tree).startswith(
-        "PLAN  14 nodes (13 at the upper bound) for 200 QPS at the peak; "
+        "PLAN  14 nodes (13 at the upper bound), 112 GPUs, for 200 QPS at the peak; "
         "E(n) = 1 ASSUMED (measured on 1 node only)\n"
     )
     assert tree["nodes_at"] == {"low": 14, "certified": 14, "estimate": 13, "high": 13}

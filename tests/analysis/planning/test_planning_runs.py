@@ -73,8 +73,9 @@ def test_a_run_says_its_own_lengths_and_lives() -> None:
 def test_the_command_plans_on_a_folder() -> None:
     tree = planning.command([GOLDEN], [*WORDS, "plan.node_hour_usd=16", "demand.mean_qps=100"])
     text = planning.text(tree)
-    assert tree["exit_code"] == 0 and text.startswith(f"PLAN  {tree['answer']['nodes']} nodes (")
-    assert "a simulated engine" in text and "5600 tokens in, 140 out" in text
+    assert tree["exit_code"] == 0 and text.startswith(f"SIMULATED  {tree['answer']['nodes']} nodes (")
+    assert "sampling noise ALONE" in text and "plan.model_interval=false" in text
+    assert "5600 tokens in, 140 out" in text
     at = tree["at_scale"]
     assert at["open_connections"] == pytest.approx(200 * at["e2e_s"], abs=1)
     json.dumps(tree)  # every figure is a plain number
