@@ -1,25 +1,30 @@
 """The meaning of numbers: records, metrics, capacity, validity, runs. Imports neither Ray nor HTTP nor vLLM.
 
 Holds everything that a notebook needs: `load_run`, tables of a run, a figure for each question, and the plan.
-matplotlib is imported with the first figure.
+Each is imported when it is first used.
 """
 
-from analysis.exchange import compare, export
-from analysis.figures import NoData
-from analysis.figures.cdf import plot_cdf
-from analysis.figures.client import plot_client_lag
-from analysis.figures.comparison import plot_compare
-from analysis.figures.latency import plot_latency_vs_qps
-from analysis.figures.pareto import plot_pareto
-from analysis.figures.purchase import plot_plan
-from analysis.figures.replicas import plot_replica_balance
-from analysis.figures.scaling import plot_scaling
-from analysis.figures.search import plot_search
-from analysis.figures.timeline import plot_timeseries
-from analysis.planning import cost, plan, scaling, sensitivity
-from analysis.report import build_report
-from analysis.results.runs import Run, RunError, load_run, load_runs
-from analysis.results.tables import capacity_table, percentiles
+from typing import TYPE_CHECKING
+
+from conf.io.lazy import lazy
+
+if TYPE_CHECKING:
+    from analysis.exchange import compare, export
+    from analysis.figures import NoData
+    from analysis.figures.cdf import plot_cdf
+    from analysis.figures.client import plot_client_lag
+    from analysis.figures.comparison import plot_compare
+    from analysis.figures.latency import plot_latency_vs_qps
+    from analysis.figures.pareto import plot_pareto
+    from analysis.figures.purchase import plot_plan
+    from analysis.figures.replicas import plot_replica_balance
+    from analysis.figures.scaling import plot_scaling
+    from analysis.figures.search import plot_search
+    from analysis.figures.timeline import plot_timeseries
+    from analysis.planning import cost, plan, scaling, sensitivity
+    from analysis.report import build_report
+    from analysis.results.runs import Run, RunError, load_run, load_runs
+    from analysis.results.tables import capacity_table, percentiles
 
 __all__ = [
     "NoData",
@@ -47,3 +52,30 @@ __all__ = [
     "scaling",
     "sensitivity",
 ]
+_HOMES = {
+    "NoData": "analysis.figures",
+    "Run": "analysis.results.runs",
+    "RunError": "analysis.results.runs",
+    "build_report": "analysis.report",
+    "capacity_table": "analysis.results.tables",
+    "compare": "analysis.exchange",
+    "cost": "analysis.planning",
+    "export": "analysis.exchange",
+    "load_run": "analysis.results.runs",
+    "load_runs": "analysis.results.runs",
+    "percentiles": "analysis.results.tables",
+    "plan": "analysis.planning",
+    "plot_cdf": "analysis.figures.cdf",
+    "plot_client_lag": "analysis.figures.client",
+    "plot_compare": "analysis.figures.comparison",
+    "plot_latency_vs_qps": "analysis.figures.latency",
+    "plot_pareto": "analysis.figures.pareto",
+    "plot_plan": "analysis.figures.purchase",
+    "plot_replica_balance": "analysis.figures.replicas",
+    "plot_scaling": "analysis.figures.scaling",
+    "plot_search": "analysis.figures.search",
+    "plot_timeseries": "analysis.figures.timeline",
+    "scaling": "analysis.planning",
+    "sensitivity": "analysis.planning",
+}
+__getattr__ = lazy("analysis", _HOMES)

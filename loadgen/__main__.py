@@ -34,63 +34,32 @@ examples:
   python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
 """
 
-import argparse
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from analysis.results import summary
-from analysis.results.integrity import AlteredError
-from analysis.results.locations import NewerError
-from analysis.results.runs import RunError
-from conf import ConfigError
-from conf.io import terminal
-from conf.io.one_line import reason
-from loadgen.cli import measuring, prediction, published_benchmark, recommending
-from loadgen.cli.command_line import parser, refuse_idle_flags
-
-VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "sweep": measuring.sweep,
-    "probe": measuring.probe,
-    "predict": prediction.predict,
-    "compare": measuring.compare,
-    "recommend": recommending.recommend,
-    "quality": measuring.quality,
-    "progressive": published_benchmark.progressive,
-    "recipe": measuring.recipe,
-    "resume": measuring.resume,
-    "verify": measuring.verify,
-}
+from loadgen.cli.grammar import VERBS, parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser(list(VERBS), _description(words)).parse_intermixed_args(words)
-    _end_on_signals()
-    try:
-        refuse_idle_flags(arguments)
-        return VERBS[arguments.verb](arguments)
-    except (ConfigError, RunError) as error:
-        terminal.error(error)
-        damaged = isinstance(error, AlteredError | NewerError)
-        return summary.EXIT_INTERNAL if damaged else summary.EXIT_USAGE
-    except KeyboardInterrupt:
-        return summary.EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone; the run folder, if any, is complete.
-        terminal.give_up_stdout()
-        return summary.EXIT_INTERNAL
-    except OSError as error:
-        terminal.error(reason(error))
-        return summary.EXIT_INTERNAL
-
-
-def _description(words: Sequence[str]) -> str:
-    """The text of `--help`: of the verb among the words, with its examples, or of all verbs."""
     verb = next((word for word in words if word in VERBS), "")
+    arguments = parser(verb, _description(verb)).parse_intermixed_args(words)
+    _end_on_signals()
+    # Acts bring numpy, Arrow and the compiled loops, for which help does not wait.
+    from loadgen.cli import dispatch
+
+    return dispatch.done(arguments)
+
+
+def _description(verb: str) -> str:
+    """The text of `--help`: of a verb with its examples, or of all verbs."""
+    if not verb:
+        acts = [f"  {name:<13}{purpose}" for name, purpose in VERBS.items()]
+        return "\n".join([str(__doc__), "verbs:", *acts])
     examples = [line for line in str(__doc__).splitlines() if line.startswith(f"  python -m loadgen {verb} ")]
-    return "\n".join([str(VERBS[verb].__doc__), "", "examples:", *examples]) if verb else str(__doc__)
+    return "\n".join([VERBS[verb], "", "examples:", *examples])
 
 
 def _end_on_signals() -> None:

@@ -1,9 +1,11 @@
+# PYTHON_ARGCOMPLETE_OK
 """The console command: finds the room of a verb and hands it the words.
 
 Knows which room has which verb; knows no room. It imports none before it knows which, so that help and
 version answer at once.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -31,6 +33,11 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        # A shell asks what the next word may be, and needs the grammars.
+        from maxqps import completion
+
+        completion.complete(ROOMS)
     first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if first in ("-h", "--help"):
         print(overview())

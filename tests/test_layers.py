@@ -45,7 +45,7 @@ CONFINED = {
     "torch": {"serve_apps/vllm_emulated/executor.py"},
     "zmq": {"serve_apps/vllm_emulated/side_channel.py"},
     "matplotlib": {"analysis/figures/canvas.py"},
-    "omegaconf": {"conf/load.py", "conf/named_files.py", "conf/constant_keys.py"},
+    "omegaconf": {"conf/composed.py", "conf/named_files.py", "conf/constant_keys.py"},
     "aiohttp": {
         "loadgen/run/metrics_scraper.py",
         "serve_apps/vllm_engine/forwarding.py",
@@ -54,7 +54,7 @@ CONFINED = {
     "prometheus_client": {"analysis/live/prometheus_text.py", "loadgen/run/metrics_scraper.py"},
 }
 ROOTS = {
-    "analysis/__main__.py",
+    "analysis/acts.py",
     "cluster/__main__.py",
     "serve_apps/__main__.py",
     "loadgen/cli/config_check.py",

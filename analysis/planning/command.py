@@ -11,25 +11,9 @@ from analysis.planning.plan_tree import Tree, refused, tree
 from analysis.planning.sources import Source, evidence_of, expanded, read, refuse_degraded
 from analysis.results.runs import RunError
 from conf import ConfigError
-from conf.load import load_planning
+from conf.composed import load_planning
 
 GROUPS = ("demand", "plan")
-PLAN_HELP = """words (docs/planning.md):
-  demand.peak_qps=QPS            the rate of the whole service; or demand.mean_qps=QPS demand.peak_factor=F,
-                                 or demand.hourly=FILE of 24 mean rates from midnight
-  demand.input_tokens=N          lengths to come, also output_tokens and prefix_hit, where runs vary them
-  plan.basis=low                 the end of the interval that is planned with; or certified, estimate
-  plan.headroom=0.15             share of the capacity left free at the peak
-  plan.spare_nodes=1             nodes that may be lost at the peak
-  plan.node_hour_usd=USD         price of a node; without it there is no cost
-  plan.node_watts=W              power of a node; without it no energy is told
-  plan.model_interval=false      leave the engine model's constants out of the plan of a simulated run
-  plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
-  plan.scale_up_minutes=M        how long a node takes until it serves
-  plan.degraded=true             plan on a run whose answers the quality gate found degraded
-
-exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (4: it is void); 6 only a lower
-bound of the capacity is known; 7 answers are degraded"""
 
 
 def of_words(

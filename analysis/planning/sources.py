@@ -26,7 +26,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
 from conf import ConfigError, Experiment
-from conf.load import load
+from conf.composed import load
 
 Tree = Mapping[str, Any]
 

@@ -14,8 +14,8 @@ from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.results.runs import Run
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError
+from conf.composed import dump
 from conf.io.terminal import shown
-from conf.load import dump
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")
 ENTRIES = "loadgen/__main__.py", "loadgen"

@@ -1,6 +1,6 @@
-"""The command line of `python -m loadgen`: verbs, words and flags, and the experiment that they ask for.
+"""The experiment that the words of `python -m loadgen` ask for; knows which words and flags a verb honours.
 
-Knows which words a verb honours; does nothing itself.
+Knows no grammar, and does nothing itself.
 """
 
 import argparse
@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf import ConfigError, Experiment, load
-from conf.io.one_line import OneLineParser
 from conf.matrix import PREFIX
 from conf.specs.images import tokens_of
 from conf.specs.published_ladder import Progressive
-from conf.words import groups
 from loadgen.cli import idle_words, live_view
 from loadgen.prompts import tokenizer
 from loadgen.quality import tasks
@@ -21,62 +19,6 @@ from loadgen.run.endpoint import api_key
 from loadgen.traffic import conversation_means, trace
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
-
-
-def parser(verbs: Sequence[str], description: str | None) -> argparse.ArgumentParser:
-    """The argument parser: a verb, words `key=value` in any order, and flags."""
-    choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
-    top = OneLineParser(
-        prog="python -m loadgen",
-        allow_abbrev=False,  # the manifest keeps the flags as they were typed
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="A bare group name chooses a file, a dotted key sets a value (slo.ttft_p90_ms=1500):\n"
-        f"{choices}\n\n"
-        "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-        "5 target or deployment failed; 6 budget spent, the interval is open;\n"
-        "7 the quality gate found the answers degraded; 130 interrupted\n"
-        "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells",
-    )
-    top.add_argument("verb", choices=verbs, help="the act; VERB --help has its examples")
-    top.add_argument(
-        "words",
-        nargs="*",
-        metavar="key=value",
-        help="choices and values, in any order; resume and verify take a run folder, compare two config.yaml "
-        "or words a.key=value and b.key=value",
-    )
-    top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
-    top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
-    top.add_argument(
-        "--require", action="store_true", help="probe: pass or fail rate_qps as soon as it is clear"
-    )
-    top.add_argument(
-        "--sensitivity", action="store_true", help="predict: effect of each constant on the answer"
-    )
-    top.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="predict, progressive, recommend: write the answers to FILE.parquet, FILE.csv or FILE.json",
-    )
-    top.add_argument(
-        "--requests",
-        type=Path,
-        metavar="FILE",
-        help="predict of requests=N: write a row per request to FILE.parquet or FILE.csv",
-    )
-    top.add_argument(
-        "--measure", action="store_true", help="recommend: measure the shapes that its proposals name"
-    )
-    top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
-    top.add_argument(
-        "--live",
-        metavar="[HOST:]PORT",
-        help="follow the load in a browser, on this machine at PORT (0: one that is free); with HOST others "
-        "reach the page too, without a password",
-    )
-    return top
 
 
 def refuse_idle_flags(arguments: argparse.Namespace) -> None:

@@ -12,8 +12,8 @@ from pyarrow import ArrowException
 from analysis.quality.gate import GateRule
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
+from conf.composed import dump
 from conf.io.one_line import reason
-from conf.load import dump
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.quality import CERTIFIED
 from loadgen.quality import pace, prompts, tasks

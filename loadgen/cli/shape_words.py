@@ -11,7 +11,7 @@ from pathlib import Path
 
 from analysis.planning.recommended import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
-from conf.load import load_recommendation
+from conf.composed import load_recommendation
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.recommendation import MOST_SHAPES, Recommendation
 from conf.words import group_file, groups, key_and_value

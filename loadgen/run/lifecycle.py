@@ -24,8 +24,8 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import Experiment
+from conf.composed import dump
 from conf.io.secret import Secret
-from conf.load import dump
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past

@@ -13,7 +13,7 @@ from analysis.quality.gate import Gate, GateRule
 from analysis.results import studies
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
-from conf.load import dump
+from conf.composed import dump
 from conf.specs.quality import CERTIFIED
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost

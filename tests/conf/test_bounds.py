@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import ConfigError, load
-from conf.load import dump
+from conf.composed import dump
 from conf.specs.bounds import (
     LIMITS,
     METRICS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError, load
-from conf.load import dump
+from conf.composed import dump
 from conf.specs.experiment import Arrivals, Lengths, SimulatedEngine, VllmEngine, Workload
 from conf.words import groups
 

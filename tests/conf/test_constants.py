@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from conf import ConfigError, load
+from conf.composed import dump
 from conf.constants import Covariance, calibration, constants, covariance, overlay, replaced
-from conf.load import dump
 from conf.specs.experiment import Constant, Efficiency, StepTime
 from conf.words import ROOT
 

@@ -8,9 +8,9 @@ from omegaconf import OmegaConf
 
 from analysis.results.json_border import to_tree
 from conf import ConfigError, load
+from conf.composed import dump
 from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
-from conf.load import dump
 from conf.specs.experiment import Experiment, SimulatedEngine
 from loadgen.__main__ import main
 from loadgen.cli import config_check, dry_run, engine_model

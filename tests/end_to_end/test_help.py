@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ import analysis.__main__
 import cluster.__main__
 import loadgen.__main__
 import serve_apps.__main__
+from analysis import acts, exchange
+from analysis import grammar as reading
 from loadgen.__main__ import main
+from loadgen.cli import dispatch, grammar
 
 ROOMS = [loadgen.__main__, analysis.__main__, cluster.__main__, serve_apps.__main__]
 STAND_INS = {"workload.trace=FILE": "workload.trace=trace.csv"}
@@ -49,6 +54,40 @@ def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.Capt
     found = examples(capsys.readouterr().out.partition("examples:")[2])
     assert ended.value.code == 0 and found
     assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in found)
+
+
+def test_the_help_says_what_the_acts_do() -> None:
+    assert {verb: str(act.__doc__).splitlines()[0] for verb, act in dispatch.ACTS.items()} == grammar.VERBS
+
+
+@pytest.mark.parametrize("verb", grammar.VERBS)
+def test_the_help_of_a_verb_has_its_own_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    said = capsys.readouterr().out
+    own = said.partition("options:")[2]
+    assert not [
+        flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs and f"  {flag}" in own
+    ]
+
+
+def test_the_help_of_readings_says_what_their_acts_do() -> None:
+    assert {verb: act.__doc__ for verb, act in acts.ACTS.items()} == reading.VERBS
+    assert tuple(exchange.FORMATS) == reading.FORMATS
+
+
+@pytest.mark.parametrize("words", ["loadgen sweep", "analysis plan", "maxqps"])
+def test_help_brings_nothing_heavy(words: str) -> None:
+    room, *verb = words.split()
+    code = (
+        f"import sys, {room}.__main__\n"
+        f"try: {room}.__main__.main([*{verb}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.splitlines()[-1].split())
+    assert not loaded & {"numpy", "pyarrow", "numba", "ray", "rich", "analysis.results"}
 
 
 @pytest.mark.parametrize("line", DRY)

@@ -385,7 +385,7 @@ def test_a_name_that_is_no_folder_in_out_is_refused(
 @pytest.mark.parametrize("name", ["007", "1e3", "2026_11_23", "yes", "0x10", "12:30"])
 def test_a_name_is_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from conf import load
-    from conf.load import dump
+    from conf.composed import dump
 
     asked = load([f"run={name}", f"out={name}", f"target.api_key_env={name}"])
     assert (asked.run, asked.out, asked.target.api_key_env) == (name, name, name)

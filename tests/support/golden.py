@@ -19,7 +19,7 @@ from analysis.capacity import dwell_table
 from analysis.results.runs import Run
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
-from conf.load import dump
+from conf.composed import dump
 from loadgen.run.run_folder import checksums
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_run"

@@ -21,7 +21,7 @@ from analysis.figures.pareto import pareto_table
 from analysis.rows import latency_columns, metrics, parquet, records
 from analysis.stats.quantiles import quantile
 from conf import load
-from conf.load import dump
+from conf.composed import dump
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 FAILING = {200: "http_error", 300: "truncated", 301: "timeout", 302: "missed", 400: "conn_error"}

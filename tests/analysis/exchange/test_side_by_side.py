@@ -17,7 +17,7 @@ from analysis import Run, RunError, load_run
 from analysis.capacity.paired_ratio import Ratio, unpaired
 from analysis.exchange import compare, side_by_side
 from conf import Experiment
-from conf.load import dump
+from conf.composed import dump
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"

@@ -30,7 +30,7 @@ import analysis
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results import studies
 from analysis.results.json_border import to_tree
-from conf.load import dump
+from conf.composed import dump
 from tests.support.golden import GOLDEN, unsealed
 
 ROOT = Path(__file__).parents[3]

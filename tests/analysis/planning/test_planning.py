@@ -20,7 +20,7 @@ from analysis.planning.money import cost_of, fleet_cost
 from analysis.planning.request_means import MeanLengths
 from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, needed, size, up_probability
 from conf import ConfigError
-from conf.load import load_planning
+from conf.composed import load_planning
 from conf.specs.planning import Care, Demand
 from tests.support.planned_sweeps import sweep
 

@@ -8,7 +8,7 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from conf import ConfigError, load
-from conf.load import dump
+from conf.composed import dump
 from conf.specs.experiment import Experiment
 from loadgen import __main__ as root
 from loadgen.cli import output

@@ -17,7 +17,7 @@ from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
-from loadgen.cli import command_line, engine_model, prediction
+from loadgen.cli import command_line, engine_model, grammar, prediction
 from loadgen.predict import answer, grid, uncertainty
 from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.capacity import rounded_down
@@ -239,7 +239,7 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     ],
 )
 def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], said: str) -> None:
-    arguments = command_line.parser(["sweep", "probe", "predict"], None).parse_intermixed_args([verb, *words])
+    arguments = grammar.parser(verb, None).parse_intermixed_args([verb, *words])
     with pytest.raises(ConfigError, match=said):
         command_line.refuse_idle_flags(arguments)
 

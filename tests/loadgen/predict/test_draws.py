@@ -14,8 +14,8 @@ import yaml
 from analysis.planning.sources import evidence_of
 from analysis.results.json_border import to_tree
 from conf import ConfigError, Experiment, load
+from conf.composed import dump
 from conf.constants import calibration, constants, correlation
-from conf.load import dump
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from conf.specs.step_time import Posterior

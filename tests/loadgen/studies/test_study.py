@@ -14,7 +14,7 @@ from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
-from conf.load import dump
+from conf.composed import dump
 from loadgen.cli import command_line, dry_run, engine_model, verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past

@@ -17,7 +17,7 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from conf import ConfigError, Experiment
-from conf.load import dump
+from conf.composed import dump
 from loadgen.cli import quality_words
 from loadgen.drive.driver import Driver
 from loadgen.run.lifecycle import Service, read_of

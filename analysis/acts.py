@@ -1,0 +1,201 @@
+"""The act of each verb of `python -m analysis`; what ends it is an exit code, and one line if it failed.
+
+Knows acts and errors; knows no grammar.
+"""
+
+# A composition root: `calibrate` and `plan` ask the engine model.
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from analysis import exchange, planning
+from analysis import report as pages
+from analysis.calibration import command as calibration
+from analysis.calibration.observed import RecordedLoad, Served
+from analysis.exchange import side_by_side
+from analysis.planning import recommended
+from analysis.results import integrity, locations, recommendation_text, recount, summary
+from analysis.results.runs import RunError, refuse_out
+from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
+from conf import ConfigError, Experiment
+from conf.io import terminal
+from conf.io.one_line import reason
+from conf.specs.experiment import SimulatedEngine
+
+
+def done(verb: str, arguments: argparse.Namespace) -> int:
+    """Do a verb and return its exit code."""
+    try:
+        return _done(verb, arguments)
+    except (RunError, ConfigError) as error:
+        terminal.error(error)
+        damaged = isinstance(error, locations.NewerError | integrity.AlteredError)
+        return EXIT_INTERNAL if damaged else EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone.
+        terminal.give_up_stdout()
+        return EXIT_INTERNAL
+    except OSError as error:
+        terminal.error(reason(error))
+        return EXIT_INTERNAL
+    except pa.ArrowException as error:
+        terminal.error(f"a table holds what no run wrote: {reason(error)}")
+        return EXIT_USAGE
+
+
+def _done(verb: str, arguments: argparse.Namespace) -> int:
+    """Do what a verb does, under a banner where what it reads was altered; then the exit code is 1.
+
+    Raises what the verb raises, and AlteredError for a folder that holds what no run wrote.
+    """
+    places = [place for place in _places(arguments) if place.is_dir()]
+    altered = [line for place in places for line in integrity.altered(place)]
+    data_only = verb == "export" or getattr(arguments, "json", False)
+    for line in altered:
+        terminal.tell(f"ALTERED  {line}", sys.stderr if data_only else sys.stdout)
+    try:
+        code = ACTS[verb](arguments)
+    except (RunError, ConfigError, pa.ArrowException) as error:
+        if not altered:
+            raise
+        raise integrity.AlteredError(str(error)) from error
+    except integrity.WRONG_KIND as error:
+        if not altered and all(map(integrity.is_sealed, places)):
+            raise  # the files are as they were written: the mistake is ours
+        named = ", ".join(map(str, places))
+        what = f"{type(error).__name__}: {reason(error)}"
+        raise integrity.AlteredError(f"{named} holds what no run wrote ({what})") from error
+    return EXIT_INTERNAL if altered else code
+
+
+def _places(arguments: argparse.Namespace) -> list[Path]:
+    """The folders of runs and studies that the words name."""
+    given = [getattr(arguments, "run", None), *getattr(arguments, "runs", ())]
+    if not any(given):
+        given = [word for word in arguments.words if "=" not in word]
+    return [locations.local(place) for place in given if place]
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Print the verdict of a run, or how far a killed one came."""
+    path = arguments.run
+    if arguments.recompute and exchange.is_foreign(path):
+        raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
+    if recommended.is_recommendation(path):
+        if arguments.words or arguments.recompute:
+            raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
+        terminal.tell(recommendation_text.text(recommended.read(path)))
+    elif arguments.words or exchange.is_foreign(path):
+        terminal.tell(exchange.show(path, arguments.words))
+    elif arguments.recompute:
+        text, agrees = recount.recomputed(path)
+        terminal.tell(text)
+        return EXIT_OK if agrees else EXIT_INTERNAL
+    else:
+        terminal.tell(summary.concluded(path))
+    return EXIT_OK
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write one self-contained HTML file about runs: verdict, figures, provenance."""
+    if arguments.out and arguments.out.suffix not in (".html", ".htm"):
+        raise RunError(f"--out {arguments.out}: a report is one HTML file; give it a name in .html")
+    terminal.tell(pages.command(arguments.runs, arguments.out))
+    return EXIT_OK
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Lay runs side by side: what differs, their capacities and the ratio."""
+    terminal.tell(side_by_side.text(arguments.runs))
+    return EXIT_OK
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write a run in another tool's format, or its requests as CSV or JSON lines."""
+    refuse_out(arguments.out, *exchange.FORMATS[arguments.format])
+    exchange.export(arguments.run, arguments.format, arguments.out)
+    return EXIT_OK
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
+    refuse_out(arguments.out, ".json")
+    tree = planning.of_words(arguments.words, _predicted, _modelled)
+    line = json.dumps(tree, default=str)
+    if arguments.out:
+        arguments.out.write_text(line + "\n")
+    if arguments.json:
+        terminal.data(line)
+    else:
+        terminal.tell(planning.text(tree))
+    return int(tree["exit_code"])
+
+
+def calibrate(arguments: argparse.Namespace) -> int:
+    """Fit the engine model's constants to probes of one machine."""
+    terminal.tell(calibration.calibrate(arguments.words, arguments.out, _serve))
+    return EXIT_OK
+
+
+def live(arguments: argparse.Namespace) -> int:
+    """Serve one page that follows a run or a study, also one that has ended, until Ctrl-C."""
+    # An HTTP server, which no other verb needs.
+    from analysis.live import command
+
+    command.live(arguments.run, arguments.port)
+    return EXIT_OK
+
+
+def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
+    """The answer of the engine model to the words, as of `python -m loadgen predict`."""
+    from conf.matrix import matrix
+    from loadgen.cli import prediction
+    from loadgen.predict import grid
+
+    cells = matrix(words)
+    return prediction.answered(cells, grid.experiments(partial(prediction.checked, config=None), cells))
+
+
+def _modelled(experiment: Experiment) -> PredictionVerdict:
+    """The engine model's capacity of an experiment that ran simulated, with the interval of its constants."""
+    from loadgen.cli import prediction
+
+    terminal.note("the engine model draws its constants, for the interval of a simulated run ...")
+    return prediction.capacity(experiment)
+
+
+def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
+    """The engine model; a closed loop over several replicas is one on each, of its share."""
+    # numba takes a second to come, which `show` must not pay.
+    from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
+    from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+
+    spec, replicas = experiment.engine, experiment.replicas
+    assert isinstance(spec, SimulatedEngine)
+    machine = FastSpec.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    tokens = [asked.input_tokens, asked.output_tokens, asked.shared_tokens]
+    if not asked.concurrency:
+        times = serve_open(machine, Requests(asked.due_s, tokens), Replicas(replicas, seed=experiment.seed))
+        return Served(times.sent_s, times.first_token_s, times.last_token_s)
+    found = np.zeros((3, len(asked.due_s)))
+    for replica in range(min(replicas, asked.concurrency)):
+        share = np.arange(replica, len(asked.due_s), replicas)
+        held = len(range(replica, asked.concurrency, replicas))
+        times = serve_closed(machine, held, [column[share] for column in tokens])
+        found[:, share] = times.sent_s, times.first_token_s, times.last_token_s
+    return Served(*found)
+
+
+ACTS: dict[str, Callable[[argparse.Namespace], int]] = {
+    act.__name__: act for act in (show, report, compare, plan, export, calibrate, live)
+}

@@ -1,0 +1,50 @@
+"""Words that a shell may offer while one is typed: groups with their choices, keys with theirs.
+
+Knows names and types; checks no word.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from conf.composed import ENGINES
+from conf.misfit import Fields, fields_of, keys
+from conf.specs import planning, recommendation
+from conf.specs.experiment import Experiment
+from conf.words import groups
+
+
+def suggested(begun: str) -> list[str]:
+    """Words that begin as `begun` does: groups and plain keys first, dotted keys once a letter is typed."""
+    key, equals, _ = begun.partition("=")
+    if equals:
+        found = [f"{key}={choice}" for choice in _choices(key)]
+    else:
+        plain = [f"{name}=" for name, kind in _root().items() if fields_of(kind) is None]
+        dotted = [f"{name}=" for name, _ in _keys() if "." in name] if begun else []
+        found = [f"{group}=" for group in groups()] + plain + dotted
+    return [word for word in dict.fromkeys(found) if word.startswith(begun)]
+
+
+def _choices(key: str) -> list[str]:
+    """The files of a group, or the values of a key that has few."""
+    if key in groups():
+        return groups()[key]
+    for name, kind in _keys():
+        of = [kind, *get_args(kind)]
+        if name == key and bool in of:
+            return ["true", "false"]
+        if name == key and (literal := next((one for one in of if get_origin(one) is Literal), None)):
+            return [str(choice) for choice in get_args(literal)]
+    return []
+
+
+def _keys() -> Iterator[tuple[str, Any]]:
+    """The dotted keys that hold a value, of every kind of engine, with their types."""
+    for root in (_root(), *({"engine": engine} for engine in ENGINES.values())):
+        yield from ((name, kind) for name, kind in keys(root) if fields_of(kind) is None)
+
+
+def _root() -> Fields:
+    """The first parts of all keys: of an experiment, a plan and a recommendation."""
+    kinds = (Experiment, planning.Planning, recommendation.Recommendation)
+    return {name: kind for spec in kinds for name, kind in (fields_of(spec) or {}).items()}

@@ -1,0 +1,49 @@
+"""Completes the command line of `maxqps` in a shell: verbs, flags, groups, keys and their choices.
+
+Knows the grammars of the rooms that name their flags in one; of the others it offers verbs and words.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+import argcomplete
+
+from analysis.grammar import grammar
+from conf.suggested import suggested
+from loadgen.cli.grammar import FLAGS, parser
+
+FOLDERS = argcomplete.FilesCompleter()
+
+
+def complete(rooms: Mapping[str, Sequence[str]]) -> None:
+    """Write the completions that the shell asks for, and end the process; do nothing if no shell asks."""
+    argcomplete.autocomplete(_all_verbs(rooms))
+
+
+def _all_verbs(rooms: Mapping[str, Sequence[str]]) -> argparse.ArgumentParser:
+    """A parser of every verb, under its room and alone."""
+    top = argparse.ArgumentParser("maxqps")
+    top.add_argument("--version", action="store_true")
+    verbs = top.add_subparsers()
+    alone: set[str] = set()
+    for room, own in rooms.items():
+        under = verbs.add_parser(room).add_subparsers()
+        for verb in own:
+            _words(under.add_parser(verb), room, verb)
+            if verb not in alone:
+                _words(verbs.add_parser(verb), room, verb)
+        alone |= set(own)
+    return top
+
+
+def _words(one: argparse.ArgumentParser, room: str, verb: str) -> None:
+    """Give a verb its words and flags."""
+    words = one.add_argument("words", nargs="*")
+    words.completer = lambda prefix, **_: [*suggested(prefix), *FOLDERS(prefix)]  # type: ignore[attr-defined]
+    if room not in ("loadgen", "analysis"):
+        return
+    source = parser(verb, "") if room == "loadgen" else grammar(verb)
+    other = {flag for flag, (verbs, _) in FLAGS.items() if verb not in verbs} if room == "loadgen" else set()
+    for action in source._actions:
+        if set(action.option_strings) - {"-h", "--help"} - other:
+            one._add_action(action)
