@@ -101,13 +101,17 @@ def prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
     """Difference of the prefix cache's share of the prompt tokens from the share that the plan has in common.
 
     Shared tokens in an incomplete last block, up to `block_tokens` - 1, may be computed anew. With sessions
-    the hits depend on the routing, which is measured: then there is no bound, and no check.
+    the hits depend on the routing, which is measured: then there is no bound, and no check. Those of a trace
+    may be fewer, as caches forget and replicas are several, but not more.
     """
     if routing_spread.with_sessions(rows):
         return at_most("prefix_hit_error", None, HIT_ERROR, "", "wrong_prefix_hits")
+    if metrics.reused(rows):
+        rows = rows.filter(metrics.numbers(rows, "prompt_tokens") > 0)  # others have hits that nobody told
     hit = metrics.prefix_hit(rows)
     most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, block_tokens - 1)
-    error = None if hit is None else max(hit - most, least - hit, 0.0)
+    fewer = 0.0 if metrics.reused(rows) else least - (hit or 0.0)
+    error = None if hit is None else max(hit - most, fewer, 0.0)
     return at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
 
 

@@ -202,9 +202,20 @@ def prefix_hit(requests: pa.Table) -> float | None:
 
 
 def prefix_shared(requests: pa.Table, rest_tokens: int = 0) -> float:
-    """Share of the planned prompt tokens that every prompt begins with, less up to `rest_tokens` of each."""
+    """Share of the planned prompt tokens that earlier prompts have, less up to `rest_tokens` of each.
+
+    They are those of every prompt, or what a trace says.
+    """
     shared, planned = numbers(requests, "shared_tokens"), numbers(requests, "requested_input_tokens")
+    if reused(requests):
+        shared = numbers(requests, "reusable_tokens")
     return float(np.nansum(np.maximum(shared - rest_tokens, 0)) / (np.nansum(planned) or 1.0))
+
+
+def reused(requests: pa.Table) -> bool:
+    """True if a trace says which tokens earlier prompts have."""
+    known = "reusable_tokens" in requests.column_names
+    return known and requests["reusable_tokens"].null_count < len(requests)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,12 @@ _COLUMNS: tuple[Column, ...] = (
     ("requested_output_tokens", pa.int32(), "tokens", "answer length of the plan"),
     ("shared_tokens", pa.int32(), "tokens", "of the prompt's plan, those with which every prompt begins"),
     ("image_tokens", pa.int32(), "tokens", "of the prompt's plan, those of images; the others are text"),
+    (
+        "reusable_tokens",
+        pa.int32(),
+        "tokens",
+        "of the prompt's plan, those that an earlier one began with; null unless a trace says it",
+    ),
     ("prompt_tokens", pa.int32(), "tokens", "server usage, images included; null if not given"),
     ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
     ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
@@ -143,7 +149,7 @@ PLAN = pa.schema(
         *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "session_id", "turn", "due_ns")),
         *(
             SHARD.field(f"{name}_tokens")
-            for name in ("requested_input", "requested_output", "shared", "image")
+            for name in ("requested_input", "requested_output", "shared", "image", "reusable")
         ),
         *(pa.field(name, pa.int64()) for name in TALKED),
     ]

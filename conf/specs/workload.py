@@ -44,9 +44,12 @@ class Arrivals:
 class Workload:
     """The requests: lengths of prompt and answer, the form of the prompt, and the arrivals.
 
-    `trace` is the path of recorded requests: JSON lines in the Mooncake form or CSV in the Azure LLM trace
-    form. `prompt` sends token ids or text to the completions API, or a chat message. The share `prefix_hit`
-    of a prompt's tokens, in [0, 1), is the same beginning in all prompts, which a prefix cache serves once it
+    `trace` is the path of recorded requests: JSON lines in the Mooncake form, CSV in the Azure LLM trace
+    form, or a folder of client records in the form of ServeGen (docs/traces.md). Its requests from
+    `trace_from_s` on are used, for `trace_span_s` or to its end; `trace_seed` draws those of client records.
+    A block hash of a trace stands for `trace_block_tokens` tokens. `prompt` sends token ids or text to the
+    completions API, or a chat message. The share `prefix_hit` of a prompt's tokens, in [0, 1), is the same
+    beginning in all prompts, which a prefix cache serves once it
     has seen it; the rest is unique. `sessions` above 0 is the number of chat users; each request belongs to
     one of them, all equally likely. The share `session_hit` of its tokens, which includes `prefix_hit`, is
     then the same beginning in all prompts of its session: it stands for the history, which the replica that
@@ -61,6 +64,10 @@ class Workload:
     prompt: Literal["token_ids", "text", "chat"] = "token_ids"
     arrivals: Arrivals = field(default_factory=Arrivals)
     trace: str = ""
+    trace_from_s: float = 0.0
+    trace_span_s: float | None = None
+    trace_block_tokens: int = 512
+    trace_seed: int = 0
     prefix_hit: float = 0.0
     sessions: int = 0
     session_hit: float = 0.0
@@ -83,6 +90,30 @@ class Workload:
             used or not self.trace,
             "nothing uses workload.trace; set workload.arrivals.kind=trace or lengths to kind=empirical",
         )
+        self._check_trace()
+
+    @property
+    def replays_prefixes(self) -> bool:
+        """True if requests are a trace's lines in their order, which share what its block hashes say."""
+        in_order = self.arrivals.kind == "trace" and self.input_tokens.kind == "empirical"
+        return in_order and not (self.prefix_hit or self.sessions)
+
+    def _check_trace(self) -> None:
+        begin, span, size = self.trace_from_s, self.trace_span_s, self.trace_block_tokens
+        require(0 <= begin < math.inf, f"workload.trace_from_s={begin:g} must be a second from 0 up")
+        require(
+            span is None or 0 < span < math.inf, f"workload.trace_span_s={span} must be above 0, and finite"
+        )
+        require(1 <= size <= 2**20, f"workload.trace_block_tokens={size} must be 1 to {2**20}")
+        require(self.trace_seed >= 0, f"workload.trace_seed={self.trace_seed} must be 0 or above")
+        given = {
+            "trace_from_s": begin != 0,
+            "trace_span_s": span is not None,
+            "trace_block_tokens": size != 512,
+            "trace_seed": self.trace_seed != 0,
+        }
+        idle = [name for name, is_set in given.items() if is_set and not self.trace]
+        require(not idle, f"workload.{(idle or [''])[0]} needs workload.trace=FILE")
 
     def _check_sessions(self) -> None:
         count, hit = self.sessions, self.session_hit

@@ -14,7 +14,7 @@ from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import PlacingPrediction
 from conf import ConfigError, Experiment
 from conf.specs.bounds import metric_of
-from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from loadgen.fleet.addresses import chosen
 from loadgen.predict import answer, replay
 from loadgen.predict.capacity import quiet
@@ -29,7 +29,8 @@ from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.service import whole_service
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
+from serve_apps.engine_model.service.block_prefixes import BlockPrefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes, SharedBeginnings
 from serve_apps.engine_model.service.replay import late_gap_s, token_times
 from serve_apps.engine_model.service.replay import replay as served
 from serve_apps.engine_model.service.routed import Replicas, Requests
@@ -109,12 +110,10 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     """
     engines = nodes * experiment.layout.replicas_per_node
     asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
-    sent_s, by, part = arrivals.due_ns / NS, balance(experiment), None
-    prefixes = shared_prefixes(arrivals, experiment.workload)
+    sent_s, by = arrivals.due_ns / NS, balance(experiment)
     served_s = sent_s[arrivals.phase != PHASES.index("warmup")]
-    if prefixes is not None and not by.by_session and nodes < experiment.cluster.nodes:
-        prefixes, part = scattered(prefixes, experiment.cluster.nodes / nodes, seed)
-    shared = None if prefixes is None else Prefixes(*prefixes)
+    copies = 1.0 if by.by_session else max(1.0, experiment.cluster.nodes / nodes)
+    shared, part = _shared(experiment.workload, arrivals, copies, seed)
     from_s = float(served_s.min()) if len(served_s) else 0.0
     replicas = Replicas(engines, by, seed)
     seen = whole_service.serve(*parts(experiment), Requests(sent_s, asked, shared, from_s), replicas)
@@ -122,6 +121,24 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     work = whole_service.all_work(seen)
     itl_s = _own_itl_s(experiment, asked, seen, replicas) if "itl" in _metrics(experiment) else None
     return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica, itl_s)
+
+
+def _shared(
+    workload: Workload, arrivals: ArrivalSchedule, copies: float, seed: int
+) -> tuple[SharedBeginnings | None, Ints | None]:
+    """What the prompts share, and the part of the fleet that each goes to if one in `copies` is simulated."""
+    if arrivals.begins is not None:
+        part = np.random.default_rng([seed, 11]).integers(int(np.ceil(copies)), size=len(arrivals))
+        first = int(arrivals.seq[0]) if len(arrivals) else 0
+        runs = [[(owner - first, end) for owner, end in row] for row in arrivals.begins]
+        return BlockPrefixes(runs, part), part if copies > 1 else None
+    prefixes = shared_prefixes(arrivals, workload)
+    if prefixes is None:
+        return None, None
+    if copies <= 1:
+        return Prefixes(*prefixes), None
+    prefixes, part = scattered(prefixes, copies, seed)
+    return Prefixes(*prefixes), part
 
 
 def _metrics(experiment: Experiment) -> set[str]:

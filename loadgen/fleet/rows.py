@@ -19,6 +19,7 @@ from analysis.rows.foreign_words import BoundedWords
 from loadgen.fleet.gap_record import GapRecord
 from loadgen.fleet.sse import Exchange
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
+from loadgen.traffic.shared_blocks import Runs
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class Planned:
     session: int = -1
     turn: int = 0
     image_tokens: int = 0
+    begins: Runs = ()
+    reusable_tokens: int | None = None
     character: int = -1
     character_tokens: int = 0
     persona_tokens: int = 0
@@ -49,7 +52,7 @@ class Planned:
     closed: bool = False
 
 
-_ABSENT = {one.name for one in fields(ArrivalSchedule) if one.default is None}
+_ABSENT = {one.name for one in fields(ArrivalSchedule) if one.default is None} - {"line"}
 OPTIONAL = {one.name: one.default for one in fields(Planned) if one.name in _ABSENT}
 """Columns that a schedule may lack, in the order of `Planned`, and what stands for them then."""
 COLUMNS = {

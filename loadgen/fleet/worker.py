@@ -201,7 +201,13 @@ class Worker:
             return self._prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
         session = None if plan.session < 0 else plan.session
         return self._prompts.body(
-            plan.seq, plan.input_tokens, plan.output_tokens, plan.shared_tokens, session, plan.image_tokens
+            plan.seq,
+            plan.input_tokens,
+            plan.output_tokens,
+            plan.shared_tokens,
+            session,
+            plan.image_tokens,
+            plan.begins,
         )
 
     def _answered(self, session: int) -> None:

@@ -13,6 +13,7 @@ from loadgen.prompts import text_pool
 from loadgen.prompts.images import ImageParts
 from loadgen.prompts.token_pool import PromptLevel, TokenBytes, synthetic
 from loadgen.traffic.lengths import UNIQUE_TOKENS
+from loadgen.traffic.shared_blocks import Runs
 
 SESSIONS_FROM = 2**39
 """Numbers that name sessions start here, beyond those of all requests."""
@@ -65,12 +66,13 @@ class Prompts:
         shared_tokens: int = 0,
         session: int | None = None,
         image_tokens: int = 0,
+        begins: Runs = (),
     ) -> bytes:
         """The JSON body of request `seq`: `input_tokens` tokens in, exactly `output_tokens` out.
 
         The first `shared_tokens` are equal in all bodies. The tokens after them, up to the share
         `session_hit`, are equal in all bodies of `session`. `image_tokens` of the input are images, which
-        follow the text.
+        follow the text. The runs of `begins` are the texts of other requests, from the first token on.
         """
         head, close = self._head, self._close
         if image_tokens:
@@ -83,11 +85,18 @@ class Prompts:
             history = self._history(session, input_tokens, shared_tokens)
             begun += sum(tokens for tokens, _ in history)
             pieces += [piece for _, piece in history]
-        unique = self._source.name(seq)[: input_tokens - begun]
-        rest = self._pool.slice(seq * STRIDE, input_tokens - begun - len(unique))
-        prompt = self._separator.join([*pieces, *unique, rest] if rest else [*pieces, *unique])
+        for owner, end in (*begins, (seq, input_tokens)):
+            pieces += self._own(owner, end - begun)
+            begun = end
+        prompt = self._separator.join(pieces)
         limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
         return b"".join((head, prompt, close, limits, self._tail))
+
+    def _own(self, seq: int, tokens: int) -> list[TokenBytes]:
+        """The first `tokens` tokens of a request's own text: its name, and a slice of the pool."""
+        name = self._source.name(seq)[:tokens]
+        rest = self._pool.slice(seq * STRIDE, tokens - len(name))
+        return [*name, rest] if rest else [*name]
 
     def turn(
         self,

@@ -35,6 +35,9 @@ class ArrivalSchedule:
     - `session`: the chat user, from 0; `turn`: that user's earlier requests in this segment. None without
       sessions.
 
+    - `line`: the request's line of a trace, from 0; `begins`: the runs of its prompt that earlier requests
+      own (`shared_blocks.Runs`); `reusable_tokens`: how many tokens those are. None unless a trace says them.
+
     The other columns belong to conversations and are None without them; `turn` then counts from the session's
     own beginning. Prompts of one `character` share their first `character_tokens`; those of one session share
     `persona_tokens` more; those with the same `history_cut` (the first history token that is kept) share the
@@ -59,6 +62,9 @@ class ArrivalSchedule:
     history_cut: Ints | None = None
     after: Ints | None = None
     image_tokens: Ints | None = None
+    line: Ints | None = None
+    begins: NDArray[np.object_] | None = None
+    reusable_tokens: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -120,8 +126,7 @@ def span_ns(bounds_ns: Bounds) -> tuple[int, int]:
 def interleaved(streams: Sequence[ArrivalSchedule], first_seq: int) -> ArrivalSchedule:
     """Several streams as one schedule in order of due time."""
     columns = ["due_ns", "phase", "input_tokens", "output_tokens", "shared_tokens", "stream"]
-    if streams[0].image_tokens is not None:
-        columns.append("image_tokens")
+    columns += [name for name in ("image_tokens", "line") if getattr(streams[0], name) is not None]
     joined = {name: np.concatenate([getattr(stream, name) for stream in streams]) for name in columns}
     order = np.argsort(joined["due_ns"], kind="stable")
     arrays: dict[str, Any] = {name: column[order] for name, column in joined.items()}

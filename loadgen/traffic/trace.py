@@ -1,14 +1,15 @@
 """Recorded requests: arrival times and token counts, read from a file.
 
 Knows two forms: JSON lines as published with Mooncake (`timestamp` in ms, `input_length`, `output_length`,
-`hash_ids`) and CSV as in the Azure LLM inference traces (`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`).
+`hash_ids`) and CSV as in the Azure LLM inference traces (`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`). A
+folder is one of client records, from which requests are drawn (`client_records`).
 """
 
 import csv
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from conf import ConfigError
 from conf.specs.experiment import Lengths, Workload
+from loadgen.traffic import client_records, shared_blocks
 
 JSON_KEYS = ("timestamp", "input_length", "output_length")
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -28,23 +30,29 @@ MOST_US = 2**52
 MOST_TOKENS = 2**31 - 1
 """Largest value of the request table's columns."""
 
-Row = tuple[int, int, int, str | None]
-"""Time in microseconds, input tokens, output tokens, and the name of the prompt's beginning."""
+MISFITS = 0.01
+"""Largest share of requests whose hashes do not fit their lengths (our choice)."""
+
+Blocks = tuple[int, ...]
+"""Hashes of a prompt's blocks, the first ones first; empty where the file says none."""
+Row = tuple[int, int, int, Blocks]
+"""Time in microseconds, input tokens, output tokens, block hashes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Requests by time, the first at 0; all arrays have one length, at least 1.
 
-    `shares_prefixes` is true if the file says that prompts begin alike (`hash_ids`), so that a replay with
-    unique prompts is not the same load. `empty_answers` counts requests recorded without output tokens.
+    `blocks` has the block hashes of each request if some prompts begin alike (`hash_ids`), each of
+    `block_tokens` tokens. `empty_answers` counts requests recorded without output tokens.
     """
 
     due_ns: NDArray[np.int64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
-    shares_prefixes: bool
     empty_answers: int
+    blocks: tuple[Blocks, ...] = ()
+    block_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.due_ns)
@@ -56,15 +64,22 @@ class Trace:
         return (len(self) - 1) * 1e9 / span_ns if span_ns else math.inf
 
 
-def read(path: str | Path) -> Trace:
-    """The trace in a file, sorted by time; the first line decides its form.
+def read(
+    path: str | Path, from_s: float = 0.0, span_s: float | None = None, block_tokens: int = 512, seed: int = 0
+) -> Trace:
+    """The trace in a file, sorted by time, or one that `seed` draws from a folder of client records.
 
-    Times count from the first request, to the microsecond; without a zone they are UTC. A request without
-    output tokens asks for one, the least a server gives. Raises ConfigError that names file and line.
+    A file's first line decides its form. Times count from the first request, to the microsecond; without a
+    zone they are UTC. Requests from `from_s` on, for `span_s`, are kept. A request without output tokens asks
+    for one, the least a server gives. A block hash stands for `block_tokens` tokens. Raises ConfigError that
+    names file and line.
     """
     try:
+        if Path(path).is_dir():
+            due_s, inputs, outputs = client_records.drawn(Path(path), from_s, span_s, seed)
+            return Trace(np.rint((due_s - due_s[0]) * 1e9).astype(np.int64), inputs, outputs, 0)
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            return _read(file)
+            return _part(_read(file, block_tokens), from_s, span_s)
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -79,7 +94,13 @@ def of(workload: Workload) -> Trace | None:
     """
     if not workload.trace:
         return None
-    trace = read(workload.trace)
+    trace = read(
+        workload.trace,
+        workload.trace_from_s,
+        workload.trace_span_s,
+        workload.trace_block_tokens,
+        workload.trace_seed,
+    )
     if workload.arrivals.kind == "trace" and math.isinf(trace.mean_qps):
         raise ConfigError(f"trace {workload.trace}: arrivals.kind=trace needs requests at different times")
     return trace
@@ -101,7 +122,7 @@ def cautions(workload: Workload) -> list[str]:
     """Differences between the trace and what the workload sends, one line each."""
     trace = of(workload)
     lines = []
-    if trace is not None and trace.shares_prefixes:
+    if trace is not None and trace.blocks and not workload.replays_prefixes:
         hit = workload.prefix_hit
         begins = f"begins with workload.prefix_hit={hit:g} of it" if hit else "is unique"
         lines.append(f"{workload.trace}: its shared prefixes are not replayed, every prompt {begins}")
@@ -114,15 +135,45 @@ def _with_mean(lengths: Lengths, tokens: NDArray[np.int64]) -> Lengths:
     return replace(lengths, mean=round(float(tokens.mean()))) if lengths.kind == "empirical" else lengths
 
 
-def _read(file: TextIO) -> Trace:
+def reuse(trace: Trace) -> float:
+    """Share of all prompt tokens that an earlier prompt of the trace began with."""
+    if not trace.blocks:
+        return 0.0
+    count = np.arange(len(trace))
+    begun = shared_blocks.begins(trace.blocks, trace.block_tokens, count, trace.input_tokens, count)
+    return float(shared_blocks.reusable_tokens(begun).sum() / trace.input_tokens.sum())
+
+
+def _part(trace: Trace, from_s: float, span_s: float | None) -> Trace:
+    """The requests of a part of the trace, from its first request's time on. Raises ValueError for none."""
+    if not from_s and span_s is None:
+        return trace
+    end_s = math.inf if span_s is None else from_s + span_s
+    first, last = np.searchsorted(trace.due_ns, [from_s * 1e9, min(end_s * 1e9, 2.0**62)])
+    if first == last:
+        raise ValueError(
+            f"it has no request there, its last is due at {trace.due_ns[-1] / 1e9:g} s; choose another "
+            "workload.trace_from_s or a longer workload.trace_span_s"
+        )
+    columns = trace.due_ns[first:last], trace.input_tokens[first:last], trace.output_tokens[first:last]
+    return replace(
+        trace,
+        due_ns=columns[0] - columns[0][0],
+        input_tokens=columns[1],
+        output_tokens=columns[2],
+        blocks=trace.blocks[first:last],
+    )
+
+
+def _read(file: TextIO, block_tokens: int) -> Trace:
     """Raises ValueError or csv.Error, as all functions below do, with the number of the bad line."""
     first = file.readline()
     if not first:
         raise ValueError("the file is empty")
     if not first.lstrip().startswith("{"):
-        return _gather(_csv_rows(first, file))
+        return _gather(_csv_rows(first, file), block_tokens)
     file.seek(0)
-    return _gather(_json_rows(file))
+    return _gather(_json_rows(file), block_tokens)
 
 
 def _json_rows(lines: Iterable[str]) -> Iterator[Row]:
@@ -136,9 +187,19 @@ def _json_rows(lines: Iterable[str]) -> Iterator[Row]:
         if not isinstance(request, dict):
             raise ValueError(f"line {number} is not a JSON object")
         at_ms, inputs, outputs = (_number(request, key, number) for key in JSON_KEYS)
-        blocks = request.get("hash_ids")
-        prefix = str(blocks[0]) if isinstance(blocks, list) and blocks else None
-        yield _row(number, round(at_ms * 1000), inputs, outputs, prefix)
+        blocks = _blocks(request.get("hash_ids"), number)
+        yield _row(number, round(at_ms * 1000), inputs, outputs, blocks)
+
+
+def _blocks(hashes: Any, number: int) -> Blocks:
+    if hashes is None:
+        return ()
+    if not isinstance(hashes, list):
+        raise ValueError(f"line {number}: hash_ids={hashes!r:.40} is no list; a list of integers is needed")
+    for one in hashes:
+        if not isinstance(one, int) or isinstance(one, bool) or not abs(one) < 2**64:
+            raise ValueError(f"line {number}: {one!r:.40} in hash_ids is no integer; write whole numbers")
+    return tuple(hashes)
 
 
 def _number(request: dict[str, Any], key: str, number: int) -> float:
@@ -166,7 +227,7 @@ def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
             moment, asked, answered = _microseconds(cells[at]), int(cells[inputs]), int(cells[outputs])
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
-        yield _row(number, moment, asked, answered, None)
+        yield _row(number, moment, asked, answered, ())
 
 
 def _microseconds(stamp: str) -> int:
@@ -175,35 +236,53 @@ def _microseconds(stamp: str) -> int:
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
-def _row(number: int, at_us: int, inputs: float, outputs: float, prefix: str | None) -> Row:
+def _row(number: int, at_us: int, inputs: float, outputs: float, blocks: Blocks) -> Row:
     if abs(at_us) > MOST_US:
         raise ValueError(f"line {number}: a time of {at_us // 1_000_000} s is out of range")
     if not 1 <= inputs <= MOST_TOKENS or inputs % 1:
         raise ValueError(f"line {number}: {inputs!s:.20} input tokens; a whole count from 1 up is needed")
     if not 0 <= outputs <= MOST_TOKENS or outputs % 1:
         raise ValueError(f"line {number}: {outputs!s:.20} output tokens; a whole count from 0 up is needed")
-    return at_us, int(inputs), int(outputs), prefix
+    return at_us, int(inputs), int(outputs), blocks
 
 
-def _gather(rows: Iterable[Row]) -> Trace:
+def _gather(rows: Iterable[Row], block_tokens: int) -> Trace:
     at_us, inputs, outputs = array("q"), array("q"), array("q")
-    prefixes: set[str] = set()
-    named = 0
-    for moment_us, input_tokens, output_tokens, prefix in rows:
+    blocks: list[Blocks] = []
+    for moment_us, input_tokens, output_tokens, hashes in rows:
         at_us.append(moment_us)
         inputs.append(input_tokens)
         outputs.append(output_tokens)
-        if prefix is not None:
-            named += 1
-            prefixes.add(prefix)
+        blocks.append(hashes)
     if not at_us:
         raise ValueError("no request follows its header")
+    firsts = [hashes[0] for hashes in blocks if hashes]
+    shares = len(firsts) > len(set(firsts))
+    if shares:
+        _refuse_misfit(blocks, inputs, block_tokens)
     times_us, answers = np.array(at_us), np.array(outputs)
     order = np.argsort(times_us, kind="stable")
     return Trace(
         due_ns=(times_us[order] - times_us.min()) * 1000,
         input_tokens=np.array(inputs)[order],
         output_tokens=np.maximum(1, answers[order]),
-        shares_prefixes=named > len(prefixes),
         empty_answers=int(np.count_nonzero(answers == 0)),
+        blocks=tuple(blocks[i] for i in order.tolist()) if shares else (),
+        block_tokens=block_tokens if shares else 0,
     )
+
+
+def _refuse_misfit(blocks: Sequence[Blocks], inputs: Sequence[int], block_tokens: int) -> None:
+    """Raise ValueError where the hashes cannot be of blocks of so many tokens."""
+    known = [(len(hashes), tokens) for hashes, tokens in zip(blocks, inputs, strict=True) if hashes]
+    strange = [
+        (count, tokens)
+        for count, tokens in known
+        if not tokens // block_tokens <= count <= -(-tokens // block_tokens)
+    ]
+    if len(strange) > MISFITS * len(known):
+        count, tokens = max(strange)
+        raise ValueError(
+            f"{len(strange)} of {len(known)} prompts have another number of hash_ids than blocks of "
+            f"{block_tokens} tokens, one {count} for {tokens} tokens; set workload.trace_block_tokens"
+        )

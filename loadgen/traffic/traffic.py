@@ -14,6 +14,7 @@ from loadgen.traffic.lengths import Ints, draw_images, draw_lengths, longest_tok
 from loadgen.traffic.population import ConversationTraffic
 from loadgen.traffic.processes import OpenArrivals, Profile
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Bounds, interleaved, phases_of
+from loadgen.traffic.shared_blocks import begins, reusable_tokens
 
 PIECE_SEEDS = 1_000_003
 """Seeds of a segment's pieces lie so far apart, beyond those of other runs and repeats."""
@@ -84,7 +85,9 @@ class Traffic:
             phase = phases_of(due_ns, bounds_ns)
             return self._schedule(due_ns, phase, lines, stream, dwell=dwell, first_seq=first_seq, seed=seed)
 
-        return interleaved([one(s, streams) for s in range(streams)], first_seq) if streams else one(-1, 1)
+        if streams:
+            return self._begun(interleaved([one(s, streams) for s in range(streams)], first_seq))
+        return self._begun(one(-1, 1))
 
     def replay(
         self, start_ns: int, duration_ns: int | None, *, dwell: int, first_seq: int, seed: int
@@ -95,7 +98,19 @@ class Traffic:
         if duration_ns is not None:
             due_ns = due_ns[due_ns < duration_ns]
         phase, lines = np.full(len(due_ns), PHASES.index("window"), dtype=np.int64), np.arange(len(due_ns))
-        return self._schedule(start_ns + due_ns, phase, lines, dwell=dwell, first_seq=first_seq, seed=seed)
+        replayed = start_ns + due_ns
+        return self._begun(
+            self._schedule(replayed, phase, lines, dwell=dwell, first_seq=first_seq, seed=seed)
+        )
+
+    def _begun(self, schedule: ArrivalSchedule) -> ArrivalSchedule:
+        """The schedule with what its prompts share, where a trace says it."""
+        trace = self.trace
+        if trace is None or not trace.blocks or schedule.line is None or not self._workload.replays_prefixes:
+            return schedule
+        told = trace.blocks, trace.block_tokens
+        runs = begins(*told, schedule.line, schedule.input_tokens, schedule.seq, schedule.stream)
+        return replace(schedule, begins=runs, reusable_tokens=reusable_tokens(runs))
 
     def first(self, count: int, rate_qps: float, *, dwell: int, seed: int) -> ArrivalSchedule:
         """The first `count` requests of a segment that begins at 0, as phase `window`."""
@@ -144,6 +159,7 @@ class Traffic:
         workload, count = self._workload, len(due_ns)
         input_rng = random(INPUTS)
         recorded: tuple[Ints | None, Ints | None] = None, None
+        in_order = lines
         if self.trace is not None:
             lines = input_rng.integers(len(self.trace), size=count) if lines is None else lines
             recorded = self.trace.input_tokens[lines], self.trace.output_tokens[lines]
@@ -151,7 +167,7 @@ class Traffic:
         image_tokens = draw_images(workload.images, count, random(IMAGES))
         if image_tokens is not None:
             input_tokens = input_tokens + image_tokens
-        optional: dict[str, Any] = {"image_tokens": image_tokens}
+        optional: dict[str, Any] = {"image_tokens": image_tokens, "line": in_order}
         if stream >= 0:
             optional["stream"] = np.full(count, stream, dtype=np.int64)
         if workload.sessions:  # the same users in every segment

@@ -10,7 +10,7 @@ of theirs is forgotten.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from serve_apps.engine_model.compiled.native import native
 from serve_apps.engine_model.scheduler.kv_cache import Chain
 
 Ints = NDArray[np.int64]
-LEVELS = 4
 MIX, MIX_SHIFT = 2654435761, 15
 """Multiplicative hashing (Knuth, volume 3, 6.4); a key below 2**31 times this is below 2**63."""
 
@@ -33,6 +32,23 @@ class Pieces(NamedTuple):
     names: Ints
     blocks: Ints
     known: int
+
+
+class SharedBeginnings(Protocol):
+    """What prompts share, in order of arrival; `session` is None where a router knows none."""
+
+    @property
+    def session(self) -> Ints | None: ...
+
+    def __len__(self) -> int: ...
+
+    def chain(self, i: int, block_tokens: int) -> Chain:
+        """Hashes of the full blocks of prompt `i` that others may have; equal ones mean equal tokens."""
+        ...
+
+    def pieces(self, block_tokens: int) -> Pieces:
+        """The same for all prompts at once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,7 @@ def caches(pieces: Pieces, own_blocks: Ints, replicas: int, room_blocks: int) ->
     size = 1 << (2 * entries + 16).bit_length()
     return (
         *(pieces.names, pieces.blocks, own_blocks.copy()),
-        *(np.full((LEVELS, count), -1, np.int32), np.full(count, -1, np.int32)),
+        *(np.full((len(pieces.names), count), -1, np.int32), np.full(count, -1, np.int32)),
         *(np.full(replicas, -1, np.int32) for _ in range(2)),
         np.zeros(replicas, np.int64),
         *(np.full(size, -1, np.int64), np.zeros(size, np.int32), np.full(size, -1, np.int32)),
@@ -122,7 +138,7 @@ def found(j: Any, r: Any, caches: Any) -> Any:
     names, blocks, own, places, after, heads, tails, used, keys, held, last, room = caches
     mask = len(keys) - 1
     hit, whole, grown = 0, True, own[j]
-    for level in range(4):
+    for level in range(len(names)):
         asked = blocks[level, j]
         if asked == 0:
             continue
@@ -150,7 +166,7 @@ def found(j: Any, r: Any, caches: Any) -> Any:
         gone = min(over, own[oldest])
         own[oldest] -= gone
         over -= gone
-        for level in range(3, -1, -1):
+        for level in range(len(names) - 1, -1, -1):
             at = places[level, oldest]
             if at >= 0 and last[at] == oldest:
                 gone = min(over, held[at])

@@ -24,7 +24,7 @@ from serve_apps.engine_model.compiled.fast_engine import (
 from serve_apps.engine_model.cost.noise import Noise
 from serve_apps.engine_model.service import prefix_reuse, route_loop
 from serve_apps.engine_model.service.balancer import Balance, Choice, Loss, choice
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
+from serve_apps.engine_model.service.prefix_reuse import Prefixes, SharedBeginnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Requests:
 
     sent_s: Floats
     asked: Sequence[Ints]
-    prefixes: Prefixes | None = None
+    prefixes: SharedBeginnings | None = None
     from_s: float = 0.0
 
 
@@ -132,7 +132,8 @@ def engines_after(
 
 def caches_of(spec: FastSpec, requests: Requests, replicas: int) -> Any:
     """Empty prefix caches; of no request where none are counted."""
-    size, asked, prefixes = spec.spec.block_size, requests.asked, requests.prefixes
+    size, asked = spec.spec.block_size, requests.asked
+    prefixes = requests.prefixes
     if prefixes is None:
         prefixes = Prefixes(*(np.zeros(0, np.int64) for _ in range(7)))
         asked = [column[:0] for column in asked]

@@ -126,7 +126,8 @@ def _submit(service: VirtualService, requests: Requests, block_size: int) -> Non
         if prefixes is None:
             service.submit(key, at_s, prompt[key], output[key], shared_tokens=shared[key])
         else:
-            begins = SessionPrompt(int(prefixes.session[key]), prefixes.chain(key, block_size))
+            session = -1 if prefixes.session is None else int(prefixes.session[key])
+            begins = SessionPrompt(session, prefixes.chain(key, block_size))
             service.submit(key, at_s, prompt[key], output[key], begins=begins)
 
 

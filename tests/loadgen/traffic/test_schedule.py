@@ -275,7 +275,7 @@ def test_a_scaled_trace_is_the_trace_repeated_and_cut(
 ) -> None:
     due_ns = np.sort(np.array(due)) - min(due)
     one = np.ones(len(due), dtype=np.int64)
-    recorded = Trace(due_ns, one, one, shares_prefixes=False, empty_answers=0)
+    recorded = Trace(due_ns, one, one, empty_answers=0)
     found, lines = scaled_ns(recorded, rate_qps, start, start + length, np.random.default_rng(seed))
     count, begin = len(due), np.random.default_rng(seed).random() * len(due)
     asked = rate_qps * length / NS

@@ -24,8 +24,8 @@ AZURE = HEADER + "".join(
         "2023-11-16 18:17:04.0781490,110,27",
     )
 )
-MOONCAKE = """{"timestamp": 0, "input_length": 40160, "output_length": 6, "hash_ids": [0, 1]}
-{"timestamp": 40.5, "input_length": 23769, "output_length": 3, "hash_ids": [2]}
+MOONCAKE = """{"timestamp": 0, "input_length": 1000, "output_length": 6, "hash_ids": [0, 1]}
+{"timestamp": 40.5, "input_length": 500, "output_length": 3, "hash_ids": [2]}
 {"timestamp": 277, "input_length": 28, "output_length": 92}
 """
 
@@ -46,15 +46,15 @@ def columns(read: trace.Trace) -> list[list[int]]:
 
 def test_json_lines_in_the_mooncake_form(tmp_path: Path) -> None:
     read = trace.read(written(tmp_path, MOONCAKE))
-    assert columns(read) == [[0, 40_500_000, 277_000_000], [40160, 23769, 28], [6, 3, 92]]
+    assert columns(read) == [[0, 40_500_000, 277_000_000], [1000, 500, 28], [6, 3, 92]]
     assert read.mean_qps == pytest.approx(2 / 0.277)
-    assert (read.shares_prefixes, read.empty_answers) == (False, 0)
+    assert (read.blocks, read.empty_answers) == ((), 0)
 
 
 def test_csv_in_the_azure_form(tmp_path: Path) -> None:
     read = trace.read(written(tmp_path, AZURE))
     assert columns(read) == [[0, 52_000_000, 98_189_000], [4808, 3180, 110], [10, 8, 27]]
-    assert (len(read), read.shares_prefixes) == (3, False)
+    assert (len(read), read.blocks) == (3, ())
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,24 @@ def test_a_request_without_an_answer_asks_for_one_token(tmp_path: Path) -> None:
     ("ids", "shared"), [([[0, 1], [2, 3]], False), ([[0, 1], [0, 2]], True), ([[], [], None], False)]
 )
 def test_shared_prefixes_are_told(ids: list[Any], shared: bool, tmp_path: Path) -> None:
-    text = "".join(request(hash_ids=blocks) for blocks in ids)
-    assert trace.read(written(tmp_path, text)).shares_prefixes is shared
+    text = "".join(request(hash_ids=blocks, input_length=1024) for blocks in ids)
+    read = trace.read(written(tmp_path, text))
+    assert read.blocks == (tuple(map(tuple, ids)) if shared else ()) and (trace.reuse(read) > 0) is shared
+
+
+def test_hashes_that_do_not_fit_their_lengths_ask_for_the_size_of_a_block(tmp_path: Path) -> None:
+    path = written(tmp_path, 2 * request(hash_ids=[7] * 64, input_length=1024))
+    with pytest.raises(ConfigError, match="one 64 for 1024 tokens; set workload.trace_block_tokens"):
+        trace.read(path)
+    assert trace.read(path, block_tokens=16).block_tokens == 16
+
+
+def test_a_part_of_a_trace_begins_at_its_own_first_request(tmp_path: Path) -> None:
+    text = "".join(request(timestamp=1000 * second, input_length=second + 1) for second in range(10))
+    part = trace.read(written(tmp_path, text), from_s=3, span_s=4)
+    assert (part.due_ns / 1e9).tolist() == [0, 1, 2, 3] and part.input_tokens.tolist() == [4, 5, 6, 7]
+    with pytest.raises(ConfigError, match="no request there, its last is due at 9 s; choose another"):
+        trace.read(written(tmp_path, text), from_s=30)
 
 
 WRONG = {
@@ -137,6 +153,10 @@ WRONG = {
     request(input_length=None): "line 1: input_length=None is not a usable number",
     request(input_length=0): "line 1: 0 input tokens",
     request(output_length=1.5): "line 1: 1.5 output tokens; a whole count",
+    request(hash_ids=3): "line 1: hash_ids=3 is no list; a list of integers is needed",
+    request(hash_ids=[1, "x"]): "line 1: 'x' in hash_ids is no integer; write whole numbers",
+    request(hash_ids=[True]): "line 1: True in hash_ids is no integer",
+    request(hash_ids=[1.0]): "line 1: 1.0 in hash_ids is no integer",
     request(output_length="a\nb"): "line 1: output_length='a\\nb' is not",
 }
 
@@ -151,9 +171,10 @@ def test_a_wrong_file_is_one_line_with_its_place(text: str, tmp_path: Path) -> N
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ConfigError, match=f"^cannot read the trace {path}: {why}"):
-            trace.read(path)
+    with pytest.raises(ConfigError, match=f"^cannot read the trace {tmp_path}/none: No such file"):
+        trace.read(tmp_path / "none")
+    with pytest.raises(ConfigError, match="the folder has no file .*-trace.csv of client records"):
+        trace.read(tmp_path)
     with pytest.raises(ConfigError, match="is not text; unpack it first"):
         trace.read(written(tmp_path, b"\x1f\x8b\x08\x00"))
     with pytest.raises(ConfigError, match=": line"):
