@@ -53,6 +53,14 @@ class DoneWindow:
     verdict: str
     void: bool
 
+    @property
+    def judged(self) -> str:
+        """The verdict, called provisional while answers are out: they can still change it."""
+        if not self.pending:
+            return self.verdict
+        out = 100 * self.pending / max(1, self.requests)
+        return f"provisional, {max(1, round(out))} % of answers still out: {self.verdict}"
+
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
@@ -90,12 +98,12 @@ class LiveState:
         return replace(self, phase=text, now=None if kind in OVER else self.now, log=self._with(text))
 
     def _done(self, event: Mapping[str, Any]) -> "LiveState":
-        found = _done_window(event)
+        found = done_window(event)
         if found is None:
             return self
         windows = (*(one for one in self.windows if one.index < found.index), found)
         belief = _belief(event.get("capacity"))
-        line = f"{found.kind} {found.index}: {found.verdict}"
+        line = f"{found.kind} {found.index}: {found.judged}"
         return replace(
             self,
             phase=line,
@@ -117,7 +125,8 @@ def _phase(event: Mapping[str, Any]) -> str:
     return f"{event.get('kind', 'segment')} {event.get('index', '')}{at}: {event.get('reason', '')}"
 
 
-def _done_window(event: Mapping[str, Any]) -> DoneWindow | None:
+def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
+    """The window that an event `segment_done` tells; None if it does not tell one."""
     index, requests = _count(event.get("index")), _count(event.get("requests"))
     if index is None or requests is None:
         return None

@@ -13,6 +13,7 @@ from conf.matrix import PREFIX
 from conf.specs.images import tokens_of
 from conf.specs.published_ladder import Progressive
 from loadgen.cli import idle_words, live_view
+from loadgen.cli.grammar import LOADING
 from loadgen.prompts import tokenizer
 from loadgen.quality import tasks
 from loadgen.run.endpoint import api_key
@@ -41,6 +42,10 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
             f"{PREFIX}KEY=[...] belongs to predict and sweep; {arguments.verb} takes one value of a key"
         )
     live_view.refuse(arguments)
+    idle = arguments.verb not in LOADING or (arguments.verb == "recommend" and not arguments.measure)
+    if arguments.quiet and (idle or arguments.json):
+        why = "--json prints no progress" if arguments.json else f"{arguments.verb} puts no load on a service"
+        raise ConfigError(f"--quiet leaves the progress of a load out, and {why}; leave it out")
     if arguments.json and arguments.dry_run:
         raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
 

@@ -34,6 +34,8 @@ OWN_WORDS = {
     "compare": "two config.yaml, or words a.key=value and b.key=value; the rest holds for both",
     "quality": "two run folders, or words a.key=value and b.key=value; the rest holds for both",
 }
+LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "verify", "recommend")
+"""Verbs that may put load on a service."""
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--require": (
         ("probe",),
@@ -59,8 +61,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("recommend",),
         {"action": "store_true", "help": "measure the shapes that its proposals name"},
     ),
+    "--quiet": (LOADING, {"action": "store_true", "help": "print the result alone, and errors"}),
     "--live": (
-        ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "verify", "recommend"),
+        LOADING,
         {
             "metavar": "[HOST:]PORT",
             "help": "follow the load in a browser, on this machine at PORT (0: one that is free); with HOST "

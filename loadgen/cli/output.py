@@ -51,7 +51,7 @@ def answer(
         terminal.note(line)
     with (
         terminal.own_stdout() as out,
-        progress.shown(arguments.json, out) as progress_show,
+        progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
         verdict = report_file.written(act(Site(engine_model.start, service), show), show)

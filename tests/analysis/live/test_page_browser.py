@@ -192,7 +192,7 @@ def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path
             until(lambda: "golden_run" in tab.text("#name"))
             for line in LINES[:10]:
                 log.write(line)
-            until(lambda: "dwell 0: within" in tab.text("#log"))
+            until(lambda: "still out: within" in tab.text("#log"))
             (run / FILE).write_text(json.dumps(to_tree(RUNNING)))
             until(lambda: "Window 8" in tab.text("#now"))
             (run / FILE).unlink()

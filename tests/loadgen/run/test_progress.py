@@ -32,7 +32,7 @@ def test_plain_lines_say_unknown_and_infinite(capsys: pytest.CaptureFixture[str]
     first, second = err.splitlines()
     assert out == ""
     assert "dwell 3: 5.210 QPS per node, 246 requests" in first
-    assert "p90 TTFT inf ms, p90 TPOT unknown ms" in first
+    assert "p90 TTFT inf ms (1.0 % over), p90 TPOT unknown ms (unknown % over)" in first
     assert second.endswith("warm-up: 4 requests, 4 ok")
 
 
@@ -44,15 +44,28 @@ def test_json_lines_are_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> No
     assert err == ""
 
 
-def test_the_live_table_keeps_its_newest_rows_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Console(file=io.StringIO(), width=140, height=20, force_terminal=True)
-    monkeypatch.setattr(progress, "Console", lambda **_: screen)
-    show = progress.LiveTable()
+def test_a_verdict_is_provisional_while_answers_are_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown(as_json=False) as show:
+        show("segment_done", **{**DONE, "pending": 82, "verdict": "over tpot"})
+    assert "provisional, 33 % of answers still out: over tpot" in capsys.readouterr().err
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown(as_json=False, quiet=True) as show:
+        show("segment_done", **DONE)
+        show("warm", text="warm-up")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 12), (140, 50)])
+def test_the_screen_fits_its_terminal(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=io.StringIO(), width=size[0], height=size[1], force_terminal=True)
+    monkeypatch.setattr(progress, "Console", lambda **_: terminal)
+    show = progress.LiveScreen()
     with show.live:
-        show("prediction", text="the engine model predicts 5.20 [/] [red]")
+        show("prediction", text="the engine model predicts 5.20 [/] [red] " + "and more " * 30)
         for index in range(40):
-            show("segment_done", **{**DONE, "index": index})
-        table = show._render()
-        assert table.row_count == 20 - progress.OTHER_LINES
-        assert str(list(table.columns[0].cells)[-1]) == "39"
-        assert str(table.title).endswith("5.20 [/] [red]") and str(table.caption).endswith("[/] [red]")
+            show("segment_done", **{**DONE, "index": index, "verdict": "over ttft and tpot " * 5})
+        lines = show.drawn().plain.splitlines()
+    assert len(lines) <= size[1] - 2 and max(map(len, lines)) < size[0]
+    assert any(line.startswith(" 39 dwell") for line in lines) or size[1] < 24

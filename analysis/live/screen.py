@@ -1,0 +1,181 @@
+"""A live view as lines of text: what a terminal shows of a run while it goes on.
+
+Knows the state of a run and a width; knows no terminal, and judges nothing.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from analysis.live.state import Belief, DoneWindow, LiveState
+from analysis.live.window_so_far import WindowSoFar
+from conf.io.one_line import printable
+from conf.specs.bounds import LIMITS, label
+
+LEAST_WIDTH = 40
+"""Fewest columns that the screen is laid out for (our choice)."""
+LINES_OF_LOG = 3
+INDENT = "  "
+AXIS_MARGIN = 0.1
+"""Part of an axis left free on each side of the widest interval (our choice)."""
+
+
+def screen(state: LiveState, width: int, height: int, seen: WindowSoFar | None = None) -> list[str]:
+    """At most `height` lines of at most `width` columns; `seen` is the newest running window of any time.
+
+    The windows that are over have what room the rest leaves, the newest of them first to stay.
+    """
+    width = max(width, LEAST_WIDTH)
+    above = [*_phase(state, seen, width), *_running(state.now, width), *_belief(state, width)]
+    below = [line for text in state.log[-LINES_OF_LOG:] for line in _wrapped(text, width)][-LINES_OF_LOG:]
+    room = height - len(above) - len(below) - 3
+    table = _windows(state.windows[-room:], width) if room > 0 and state.windows else []
+    blocks = [block for block in (above, table, below) if block]
+    lines = [line for block in blocks for line in ("", *block)][1:]
+    return [printable(line)[:width] for line in lines][:height]
+
+
+def budget_bar(elapsed_s: float, budget_s: float, width: int) -> str:
+    """A bar of the budget that is spent, with the time left, on the run's clock."""
+    left_s = max(0.0, budget_s - elapsed_s)
+    told = f" {clock(elapsed_s)} of {clock(budget_s)}, {clock(left_s)} left"
+    room = max(1, width - len(told) - 2)
+    full = round(room * min(1.0, elapsed_s / budget_s)) if budget_s > 0 else room
+    return f"[{'#' * full}{'.' * (room - full)}]{told}"
+
+
+def interval_axis(belief: Belief, beliefs: Sequence[Belief], width: int) -> str:
+    """The interval of the capacity on an axis that all intervals of the run share: `|` is the estimate.
+
+    An open end is an arrow at the end of the axis.
+    """
+    least, most = min(one.low for one in beliefs), max(one.high for one in beliefs)
+    margin = AXIS_MARGIN * (most - least)
+    least, most = max(0.0, least - margin), most + margin
+    ends = f"{least:.2f} ", f" {most:.2f}"
+    room = max(3, width - len(ends[0]) - len(ends[1]))
+
+    def place(qps: float) -> int:
+        share = (qps - least) / (most - least) if most > least else 0.5
+        return min(room - 1, max(0, round(share * (room - 1))))
+
+    cells = ["."] * room
+    low, high = place(belief.low), place(belief.high)
+    cells[low : high + 1] = "=" * (high + 1 - low)
+    cells[low], cells[high] = "[", "]"
+    if belief.open_below:
+        cells[0] = "<"
+    if belief.open_above:
+        cells[-1] = ">"
+    cells[place(belief.qps_per_node)] = "|"
+    return ends[0] + "".join(cells) + ends[1]
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are some."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def figure(value: float | None, digits: int = 0) -> str:
+    """A figure for a person; unknown is said, failures are infinite."""
+    if value is None or value != value:
+        return "unknown"
+    return "inf" if value in (float("inf"), -float("inf")) else f"{value:.{digits}f}"
+
+
+def window_line(done: DoneWindow) -> str:
+    """A window that is over, as one sentence; a verdict with answers still out is called provisional."""
+    latencies = ", ".join(
+        f"{_words(limit)} {figure(done.latencies_p90_ms.get(limit), 1)} ms ({figure(over, 1)} % over)"
+        if limit in done.latencies_p90_ms
+        else f"{_words(limit)} {figure(over, 1)} % over"
+        for limit, over in done.over_pct.items()
+    )
+    return (
+        f"{done.kind} {done.index}: {figure(done.rate_qps_per_node, 3)} QPS per node, "
+        f"{done.requests} requests, {latencies}, send lag p99 {figure(done.lag_p99_ms, 1)} ms: {done.judged}"
+    )
+
+
+def _phase(state: LiveState, seen: WindowSoFar | None, width: int) -> Iterator[str]:
+    name = " ".join(filter(None, (state.verb, state.run_id)))
+    if name:
+        yield name
+    if seen is not None and seen.budget_s:
+        yield budget_bar(seen.elapsed_s, seen.budget_s, width)
+    yield from _wrapped(f"{_of_about(state, seen)}{state.phase}", width)
+
+
+def _of_about(state: LiveState, seen: WindowSoFar | None) -> str:
+    """The number of the running window and about how many there will be, at the pace so far."""
+    done = len(state.windows)
+    if state.now is None or seen is None or not seen.budget_s or not done or seen.elapsed_s <= 0:
+        return ""
+    to_come = (seen.budget_s - seen.elapsed_s) * done / seen.elapsed_s
+    return f"window {done + 1} of about {done + max(1, round(to_come))}: "
+
+
+def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:
+    if now is None:
+        return
+    offered, achieved = figure(now.rate_qps_per_node, 2), figure(now.achieved_qps_per_node, 2)
+    flying, lag = figure(now.in_flight), figure(now.lag_p99_ms, 1)
+    yield ""
+    yield from _wrapped(f"offered {offered}, achieved {achieved} QPS per node; {flying} in flight", width)
+    yield from _wrapped(f"send lag p99 {lag} ms, its gate {figure(now.lag_gate_ms)} ms", width)
+    out = figure(now.pending_pct)
+    counts = f"{now.sent} sent, {now.failed} failed, {out} % of answers still out"
+    yield from _wrapped(f"window so far, provisional: {counts}", width)
+    yield f"{INDENT}{'':<12} {'p50 ms':>9} {'p90 ms':>9} {'bound':>9} {'over':>9}"
+    for key, one in now.latencies.items():
+        over = f"{figure(one.over_pct, 1)} %"
+        cells = figure(one.p50_ms, 1), figure(one.p90_ms, 1), figure(one.bound_ms), over
+        yield f"{INDENT}{_words(key):<12} {' '.join(cell.rjust(9) for cell in cells)}"
+
+
+def _belief(state: LiveState, width: int) -> Iterator[str]:
+    belief = state.belief
+    if belief is None:
+        return
+    limit = f", limited by {_words(belief.binding)}" if belief.binding else ""
+    yield ""
+    yield from _wrapped(
+        f"capacity so far {belief.qps_per_node:.2f} QPS per node, 95 % interval [{belief.low:.2f}, "
+        f"{belief.high:.2f}], certified {belief.certified:.2f}{limit}",
+        width,
+    )
+    yield INDENT + interval_axis(belief, state.beliefs, width - len(INDENT))
+
+
+def _windows(windows: Sequence[DoneWindow], width: int) -> list[str]:
+    """A line for each window, with the p90s of the two bounds that all runs have, where it has them."""
+    lines = [f"{'#':>3} {'kind':<8} {'QPS/node':>8} {'n':>6} {'TTFT ms':>8} {'TPOT ms':>8} verdict"]
+    for one in windows:
+        ttft, tpot = (_p90(one, metric) for metric in LIMITS)
+        latencies = f"{figure(ttft):>8} {figure(tpot, 1):>8}"
+        rate = figure(one.rate_qps_per_node, 3)
+        line = f"{one.index:>3} {one.kind[:8]:<8} {rate:>8} {one.requests:>6} {latencies} {one.judged}"
+        lines.append(_cut(line, width))
+    return lines
+
+
+def _cut(line: str, width: int) -> str:
+    """The line up to the last whole word that fits."""
+    return line if len(line) <= width else f"{line[: width - 3].rsplit(' ', 1)[0]} ..."
+
+
+def _p90(one: DoneWindow, metric: str) -> float | None:
+    return next((value for key, value in one.latencies_p90_ms.items() if key.startswith(metric)), None)
+
+
+def _words(key: str) -> str:
+    """A bound in words by its name or its key (`ttft_p90_ms`); a stranger's stays as it is."""
+    try:
+        return label(key.removesuffix("_ms"))
+    except ValueError:
+        return key
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(printable(text), width, subsequent_indent=INDENT) or [""]

@@ -1,0 +1,99 @@
+"""The screen of a run: what each line says, whatever the width, the height and the words."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.live.screen import budget_bar, clock, interval_axis, screen
+from analysis.live.state import Belief, DoneWindow, LiveState
+from analysis.live.window_so_far import LatencySoFar, WindowSoFar
+
+NOW = WindowSoFar(
+    index=3,
+    kind="dwell",
+    rate_qps_per_node=5.2,
+    achieved_qps_per_node=5.1,
+    now_s=100.0,
+    window_start_s=70.0,
+    window_end_s=130.0,
+    sent=246,
+    answered=160,
+    failed=2,
+    pending=84,
+    in_flight=91,
+    latencies={
+        "ttft_p90_ms": LatencySoFar(2000.0, 200, 512.0, 1100.0, 1.0),
+        "tpot_p90_ms": LatencySoFar(100.0, 160, None, float("inf"), None),
+    },
+    lag_p99_ms=0.4,
+    lag_gate_ms=20.0,
+    elapsed_s=240.0,
+    budget_s=720.0,
+)
+DONE = DoneWindow(
+    2, "dwell", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
+)
+WIDE = Belief(5.2, 4.0, 7.0, 4.4, "tpot", False, True, 1)
+NARROW = Belief(5.1, 4.9, 5.4, 4.9, "tpot", False, False, 3)
+STATE = LiveState(
+    run_id="20261124-120000-a1b2",
+    verb="sweep",
+    phase="dwell 3 at 5.200 QPS per node: near the estimate",
+    now=NOW,
+    windows=(replace(DONE, index=0), replace(DONE, index=1), DONE),
+    belief=NARROW,
+    beliefs=(WIDE, NARROW),
+    log=("the engine model predicts 5.20 QPS per node",),
+)
+
+
+def test_one_screen_says_load_window_and_capacity() -> None:
+    lines = screen(STATE, 79, 40, NOW)
+    text = "\n".join(lines)
+    assert "4:00 of 12:00, 8:00 left" in text
+    assert "window 4 of about 9: dwell 3 at 5.200 QPS per node" in text
+    assert "offered 5.20, achieved 5.10 QPS per node; 91 in flight" in text
+    assert "provisional: 246 sent, 2 failed, 34 % of answers still out" in " ".join(text.split())
+    assert "p90 TTFT         512.0    1100.0      2000     1.0 %" in text
+    assert "unknown       inf       100 unknown %" in text
+    assert "capacity so far 5.10 QPS per node, 95 % interval [4.90, 5.40], certified 4.90" in text
+    assert text.index("  0 dwell") < text.index("  2 dwell")
+
+
+def test_with_little_room_the_newest_windows_stay() -> None:
+    text = "\n".join(screen(STATE, 79, 18, NOW))
+    assert "  2 dwell" in text and "  0 dwell" not in text
+
+
+def test_an_interval_narrows_on_one_axis() -> None:
+    wide, narrow = (interval_axis(one, (WIDE, NARROW), 70) for one in (WIDE, NARROW))
+    assert len(wide) == len(narrow) <= 70 and wide.split()[0] == narrow.split()[0]
+    assert "<" in wide and "<" not in narrow  # an open end is said
+    assert narrow.count("=") < wide.count("=")
+    assert narrow.index("[") < narrow.index("|") < narrow.index("]")
+
+
+def test_a_budget_that_is_over_is_full() -> None:
+    assert budget_bar(900.0, 720.0, 60).endswith("] 15:00 of 12:00, 0:00 left")
+    assert "." not in budget_bar(900.0, 720.0, 60) and clock(3661) == "1:01:01"
+
+
+@given(st.integers(1, 200), st.integers(1, 60), st.text(), st.text())
+def test_whatever_is_said_the_screen_is_no_wider_and_no_higher(
+    width: int, height: int, words: str, key: str
+) -> None:
+    now = replace(NOW, latencies={key: NOW.latencies["ttft_p90_ms"]})
+    state = replace(STATE, phase=words, log=(words,) * 5, run_id=words, now=now)
+    lines = screen(state, width, height, now)
+    assert len(lines) <= height and all(len(line) <= max(width, 40) for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    "belief", [NARROW, replace(NARROW, low=5.1, high=5.1), replace(WIDE, open_above=True)]
+)
+def test_any_belief_has_an_axis(belief: Any) -> None:
+    assert len(interval_axis(belief, (belief,), 60)) <= 60
