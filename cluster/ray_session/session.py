@@ -66,6 +66,11 @@ done
 exec {binary} "$@"
 """
 
+STARTS = 3
+"""Tries to start Ray: on a busy machine a node may not be up within Ray's own 30 s (our choice)."""
+LATE = "timed out during startup"
+"""Ray's words for that."""
+
 log = logging.getLogger(__name__)
 
 
@@ -231,16 +236,31 @@ def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: E
     stack.enter_context(loopback_only())
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with as_session_error("start Ray on this machine", remedy), _handlers_kept():
-        _start_nodes(cluster, load_cpus, stack)
+        stack.enter_context(_started_nodes(cluster, load_cpus, folder))
 
 
-def _start_nodes(cluster: Cluster, load_cpus: float, stack: ExitStack) -> None:
-    forget_settings()
-    own = RayCluster(initialize_head=False)
-    stack.callback(own.shutdown)
-    add_nodes(own, cluster, load_cpus)
-    stack.callback(ray.shutdown)
-    ray.init(address=own.address, log_to_driver=False, logging_level=logging.WARNING)
+def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path) -> ExitStack:
+    """Start the nodes and connect to them; the stack ends both. What `folder` holds of a late try is killed.
+
+    Raises what Ray raises.
+    """
+    for left in reversed(range(STARTS)):
+        forget_settings()
+        with ExitStack() as begun:
+            own = RayCluster(initialize_head=False)
+            begun.callback(own.shutdown)
+            try:
+                add_nodes(own, cluster, load_cpus)
+            except Exception as error:  # Ray raises no other kind
+                if LATE not in str(error) or not left:
+                    raise
+                log.warning("Ray was not up within its 30 s; it is started again")
+                kill_processes_of(folder)
+                continue
+            begun.callback(ray.shutdown)
+            ray.init(address=own.address, log_to_driver=False, logging_level=logging.WARNING)
+            return begun.pop_all()
+    raise AssertionError("the last try returns or raises")
 
 
 def forget_settings() -> None:
