@@ -1,4 +1,4 @@
-"""Figure of latency against offered load, with the bounds and the capacity.
+"""Figure of latency against the load that arrived, with the bounds and the capacity.
 
 Knows windows and the posterior as they were written; estimates nothing.
 """
@@ -53,26 +53,27 @@ class _WindowPoint:
 
 
 def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
-    """p50, p90 and p99 of TTFT and TPOT over offered QPS per node, each p90 with its 95 % interval.
+    """p50, p90 and p99 of TTFT and TPOT over the load that arrived, each p90 with its 95 % interval.
 
-    Bounds are lines, the capacity's 95 % interval is a band; a void run has no band. Raises NoData without a
-    window.
+    That load is in QPS per node of mean requests: a window in which few requests came, or short ones, lies
+    left of its nominal rate instead of looking like a dip of the latency. Bounds are lines, the capacity's
+    95 % interval is a band; a void run has no band. Raises NoData without a window.
     """
     ax = ax or canvas.new_axes(HEIGHT_IN)
     windows, bounds = measured(run, LATENCY), bounds_ms(run)
     both = canvas.panels(ax, (1, 1), top=0.14, gaps=(0.05,))
-    by_rate = sorted(windows, key=lambda window: window.rate)
+    by_load = sorted(windows, key=lambda window: window.load)
     for panel, limit in zip(both, LIMITS, strict=True):
-        _panel(panel, _points(by_rate, limit, bounds), bounds.get(limit))
+        _panel(panel, _points(by_load, limit, bounds), bounds.get(limit))
         canvas.label(panel, "", f"{limit.upper()} (ms)")
-    rates = [window.rate for window in windows]
+    rates = [window.load for window in windows]
     capacity = several.of_run(run)
     # Beyond the rates, and beyond the band unless that is far off.
     right = min((capacity.high or 0.0) * 1.03, max(rates) * 1.5)
     both[0].set_xlim(min(rates) * 0.94, max(max(rates) * 1.06, right))
     for panel in both:
         _band(panel, capacity)
-    both[-1].set_xlabel("offered load (QPS per node)")
+    both[-1].set_xlabel("load that arrived (QPS per node; nominal rates in the table)")
     outcomes = {outcome(one.line, bounds, (limit,)) for one in windows for limit in LIMITS}
     name_outcomes(both[0], outcomes)
     handles, labels = both[0].get_legend_handles_labels()
@@ -109,7 +110,7 @@ def latency_table(run: Run) -> pa.Table:
 
 def latency_alt(run: Run) -> str:
     """The rise of the p90s, the bounds, and the capacity."""
-    windows = sorted(measured(run), key=lambda window: window.rate)
+    windows = sorted(measured(run), key=lambda window: window.load)
     valid, bounds = [window for window in windows if not window.void], bounds_ms(run)
     if not valid:
         return f"All {len(windows)} windows are void: no latency is claimed."
@@ -121,17 +122,17 @@ def latency_alt(run: Run) -> str:
         return " ".join([*said, "No capacity is claimed."])
     certified = "" if capacity.certified is None else f", certified {qps(capacity.certified)}"
     said.append(f"The capacity is {capacity.words} QPS per node{certified}.")
-    if (ends := capacity.closed) and ends[2] > valid[-1].rate:
-        said.append("The interval ends beyond the highest rate that was offered: there it is the model's.")
+    if (ends := capacity.closed) and ends[2] > valid[-1].load:
+        said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
     return " ".join(said)
 
 
 def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float | None) -> str:
     first, last = valid[0], valid[-1]
     low, high = (ms(window.line[column(limit)]) for window in (first, last))
-    path = f"goes from {low} at {qps(first.rate)} QPS per node to {high} at {qps(last.rate)}"
+    path = f"goes from {low} at {qps(first.load)} QPS per node to {high} at {qps(last.load)}"
     if len(valid) == 1:
-        path = f"is {low} at {qps(first.rate)} QPS per node"
+        path = f"is {low} at {qps(first.load)} QPS per node"
     if bound is None:
         return f"p90 {limit.upper()} {path}; it has no bound."
     p90s = [window.line[column(limit)] for window in valid]
@@ -145,7 +146,7 @@ def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, 
         known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
         interval = sectioning(LATENCIES[limit](window.rows), QUANTILE)
         found.append(
-            _WindowPoint(window.rate, outcome(window.line, bounds, (limit,)), **known, interval=interval)
+            _WindowPoint(window.load, outcome(window.line, bounds, (limit,)), **known, interval=interval)
         )
     return found
 
@@ -201,7 +202,7 @@ def _band(ax: Axes, capacity: CapacityRow) -> None:
 
 EXHIBIT = Exhibit(
     "latency",
-    "Latency against offered load",
+    "Latency against load",
     plot_latency_vs_qps,
     latency_table,
     latency_alt,

@@ -115,6 +115,11 @@ def search_alt(run: Run) -> str:
         )
     answer = several.of_run(run)
     said.append(f"The answer is {answer.words}." if answer.known else "No answer is claimed.")
+    if beliefs and (ends := answer.closed) and _ends(beliefs[-1]) != f"[{qps(ends[1])}, {qps(ends[2])}]":
+        said.append(
+            "It may differ from the last interval, which was printed while answers were out: the answer "
+            "counts every window again with all its rows."
+        )
     return " ".join(said)
 
 

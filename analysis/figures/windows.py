@@ -58,6 +58,12 @@ class WindowRows:
         return float(self.line["rate_qps_per_node"])
 
     @property
+    def load(self) -> float:
+        """What arrived, as QPS per node of mean requests; the offered rate where no row tells it."""
+        realised = self.line["work_qps_per_node"]
+        return self.rate if realised is None or not realised > 0 else float(realised)
+
+    @property
     def void(self) -> bool:
         return not self.line["valid"]
 

@@ -3,14 +3,15 @@
 Knows the verdicts of runs and studies and the rows of a run; computes nothing but counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.figures.exhibit import NoData
-from analysis.figures.windows import requests
+from analysis.figures.windows import WindowRows, measured, requests
 from analysis.report.blocks import Facts, Missing, Section, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.results.runs import Run
@@ -19,7 +20,8 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics, records
-from analysis.stats.quantiles import least_values
+from analysis.rows.metrics import METRICS
+from analysis.stats.quantiles import least_values, quantile
 from conf.specs.bounds import Limit, label, quantile_of
 
 OF_ONE = ("compare", "matrix")
@@ -27,6 +29,11 @@ OF_ONE = ("compare", "matrix")
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
 """Our choice; requests/*.parquet has all of them."""
 KINDS = ("status", "error_kind", "http_status")
+SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e": "E2E"}
+SHARES = (0.5, 0.9, 0.95, 0.99)
+PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
+_METRICS = tuple(one for one in METRICS if one.name in SHOWN_METRICS)
+ALL_COLUMNS = tuple(dict.fromkeys(name for one in _METRICS for name in (*one.columns, "output_tokens")))
 
 
 def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
@@ -117,6 +124,32 @@ def windows(lines: Sequence[WindowRow]) -> Table:
         tones=tuple("" if line["valid"] else "failed" for line in lines),
         state=7,
     )
+
+
+def percentiles(run: Run) -> list[Table]:
+    """Percentiles of every latency in each window, folded; none for a run without requests.
+
+    The throughput is that of the answers due in the window, over its length.
+    """
+    try:
+        found = measured(run, ALL_COLUMNS)
+    except NoData:
+        return []
+    rows = [line for window in found for line in _percentile_lines(window)]
+    return [Table("Percentiles of every window in ms", PERCENTILE_HEADS, tuple(rows), folded=True)]
+
+
+def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
+    name = f"{window.line['kind']} {window.line['index']}"
+    rate = f"{qps(window.rate)} QPS per node"
+    tokens = metrics.numbers(window.rows, "output_tokens")
+    for one in _METRICS:
+        values = one.of(window.rows)
+        values = values[~np.isnan(values)]
+        ends = (figure(quantile(values, share)) if len(values) else UNKNOWN for share in SHARES)
+        yield name, rate, SHOWN_METRICS[one.name], *ends
+    per_s = float(np.nansum(tokens)) / window.window.seconds
+    yield name, rate, f"throughput {figure(per_s)} output tokens/s", "", "", "", ""
 
 
 def errors(run: Run) -> Section:

@@ -49,6 +49,7 @@ def table(checks: Sequence[Check], valid: bool) -> Table:
         tones=tuple(STATES[one] for one in states),
         state=1,
         words=frozenset({4}),
+        folded="FAILED" not in states,
         note="FAILED makes a window void. A note informs and decides nothing. Unknown: it does not apply, or "
         "was not reported.",
         stacks=True,
@@ -64,6 +65,8 @@ def counted(checks: Sequence[Check]) -> str:
         if (count := states.count(one))
     ]
     failed = "" if "FAILED" in states else "; none failed"
+    if noted := [check.name for check, one in zip(checks, states, strict=True) if one == "note"]:
+        failed += f" (notes: {', '.join(noted)})"
     return f"{len(states)} check{'' if len(states) == 1 else 's'}: {', '.join(known)}{failed}."
 
 

@@ -24,6 +24,7 @@ LEAST_BYTES = 40_000
 CELL_BYTES = 32
 """Bytes of markup per table cell."""
 BROKEN = "it could not be drawn"
+ABSENT = "What this page would show of another run, and why it does not of this one."
 FULL = "left out to keep this page under 1 MB"
 
 QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -95,6 +96,14 @@ def sections(subject: Any, room: Room) -> list[Section]:
         blocks = tuple(block(exhibit, subject, room) for exhibit in shown)
         found += [Section(anchor, title, purpose, blocks)] if blocks else []
     return found
+
+
+def without_empty(found: Sequence[Section]) -> list[Section]:
+    """The sections that show something, and one at the end for what the others could not show, and why."""
+    empty = [one for one in found if one.blocks and all(isinstance(block, Missing) for block in one.blocks)]
+    reasons = tuple(block for one in empty for block in one.blocks)
+    kept = [one for one in found if one not in empty]
+    return [*kept, Section("absent", "Not shown", ABSENT, reasons)] if reasons else kept
 
 
 def main(subject: Any, room: Room, prefix: str) -> list[Block]:

@@ -5,13 +5,14 @@ Knows the order of sections; other modules fill them.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.report import answers, banner, checks, definitions, exhibits, provenance, quality, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
 from analysis.report.study import StudyFolder
-from analysis.report.wording import moment, table
+from analysis.report.wording import across, moment, table
 from analysis.results import integrity, tables
 from analysis.results.asked import describe
 from analysis.results.locations import REPORT
@@ -21,19 +22,35 @@ from analysis.results.types.shared_figures import AskedExperiment
 from analysis.results.types.study_verdict import StudyVerdict
 
 TRUST = "May the number be believed?"
-CAPACITIES = (
-    *("run", "verdict", "estimate_qps_per_node", "low_qps_per_node", "high_qps_per_node"),
-    *("certified_qps_per_node", "binding", "layout", "workload", "nodes", "engine", "model", "routing"),
-    *("bound_ttft_p90_ms", "bound_tpot_p90_ms", "windows_used", "requests"),
-)
-"""Columns of `tables.capacity_table` with the answer first."""
+CAPACITIES = {
+    "run": "run",
+    "verdict": "verdict",
+    "estimate_qps_per_node": "capacity, QPS per node",
+    "low_qps_per_node": "95 % interval from",
+    "high_qps_per_node": "to",
+    "certified_qps_per_node": "certified QPS per node",
+    "binding": "limited by",
+    "layout": "layout",
+    "workload": "workload",
+    "nodes": "nodes",
+    "engine": "engine",
+    "model": "model",
+    "routing": "routing",
+    "bound_ttft_p90_ms": "bound on p90 TTFT, ms",
+    "bound_tpot_p90_ms": "bound on p90 TPOT, ms",
+    "windows_used": "windows that count",
+    "requests": "requests",
+}
+"""Columns of `tables.capacity_table` with the answer first, and their words."""
 PURPOSE = "What was asked, how much was seen, and every check with its worst figure."
 
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, asked = run.verdict, banner.of_run(run), _asked(run)
-    sections = [_trust(verdict), *exhibits.sections(run, Room()), answers.errors(run)]
+    shown = [*exhibits.sections(run, Room()), answers.errors(run)]
+    main = [replace(one, blocks=(*one.blocks, *answers.percentiles(run))) for one in shown[:1]]
+    sections = [*main, _trust(verdict), *exhibits.without_empty(shown[1:])]
     capacity = verdict.capacity if verdict else None
     sections += [provenance.of_run(run), definitions.section(asked, capacity)]
     heading = _heading(asked, str(run.manifest.get("verb", "run")))
@@ -63,8 +80,8 @@ def of_study(found: StudyFolder, out: Path) -> Page:
 def of_runs(runs: Sequence[Run]) -> Page:
     """The page of several runs: capacities in one table, then the main figures of each."""
     room = Room()
-    found = tables.capacity_table(runs).select(CAPACITIES)
-    known = table("Capacity of each run, as far as one is claimed", found, "not claimed")
+    found = tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
+    known = across(table("Capacity of each run, as far as one is claimed", found, "not claimed"))
     blocks = known, *exhibits.of_runs(runs, room)
     claims = "What each run claims; a run that is void or did not end claims nothing."
     sections = [

@@ -15,6 +15,8 @@ from conf.io.one_line import one_line
 from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
 UNKNOWN = "unknown"
+MOST_ACROSS = 6
+"""Most columns of runs side by side; more fit the page better as rows (our choice)."""
 MOST_LETTERS = 400
 """Most letters of a text in a table (our choice); the file behind it has all of them."""
 
@@ -70,6 +72,16 @@ def moment(stamp: str | None) -> str:
         return datetime.fromisoformat(stamp).strftime("%Y-%m-%d %H:%M:%S UTC")
     except ValueError:
         return one_line(stamp, MOST_LETTERS)
+
+
+def across(found: Table) -> Table:
+    """The table turned: a column for each row, so that few rows with many columns fit a page."""
+    if len(found.rows) > MOST_ACROSS:
+        return found
+    columns = tuple(zip(*found.rows, strict=True))
+    (first, *heads), (names, *cells) = found.heads, columns
+    rows = tuple((head, *line) for head, line in zip(heads, cells, strict=True))
+    return Table(found.caption, (first, *(str(name) for name in names)), rows)
 
 
 def table(caption: str, found: pa.Table, null: str = UNKNOWN) -> Table:

@@ -176,7 +176,7 @@ def test_a_void_run_gets_no_capacity_and_a_valid_one_its_band() -> None:
     assert "capacity: 5.00 [4.00, 6.00]" in names(drawn(exhibit, run))
     assert "certified 4.20" in exhibit.alt(run) and "beyond" not in exhibit.alt(run)
     far = concluded(qps_per_node={"estimate": 5.0, "low": 4.0, "high": 9.0, "certified": 4.2})
-    assert "ends beyond the highest rate that was offered" in exhibit.alt(run.but(sweep=far))
+    assert "ends beyond the highest load that arrived" in exhibit.alt(run.but(sweep=far))
     void = run.but(sweep=concluded(valid=False))
     assert not [name for name in names(drawn(exhibit, void)) if "capacity" in name or "certified" in name]
     assert "No capacity is claimed" in exhibit.alt(void)

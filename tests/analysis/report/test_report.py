@@ -160,9 +160,17 @@ def test_unknown_and_infinite_are_said_in_words(golden: tuple[str, Page]) -> Non
 def test_every_section_of_one_run_is_there_in_order(golden: tuple[str, Page]) -> None:
     # Of a run without further bounds the two p90s are drawn already.
     shown = [name for name in exhibits.QUESTIONS if name != "bounds"]
-    order = ["verdict", "trust", *shown, "errors", "provenance", "definitions"]
+    # One replica has no balance, and nothing failed: neither has a section of its own.
+    drawn = [name for name in shown if name != "balance"]
+    order = ["verdict", drawn[0], "trust", *drawn[1:], "absent", "provenance", "definitions"]
     ids = [attributes.get("id") for attributes in golden[1].all("section")]
     assert ids == order
+
+
+def test_every_window_has_its_percentiles(golden: tuple[str, Page]) -> None:
+    text = golden[1].text
+    assert "Percentiles of every window in ms" in text and "ITL, gaps pooled" in text
+    assert "p50 p90 p95 p99" in " ".join(text.split()) and "output tokens/s" in text
 
 
 def test_the_same_run_is_the_same_bytes_in_any_process(golden: tuple[str, Page], tmp_path: Path) -> None:
@@ -414,8 +422,8 @@ def test_a_check_without_a_reason_is_a_note() -> None:
     infinite = Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited")
     assert checks.table([infinite], valid=True).rows[0][2] == "infinite ms"
     noted = replace(known, passed=False)
-    assert checks.counted([noted]) == "1 check: 1 note; none failed."
-    assert checks.counted([noted, noted]) == "2 checks: 2 notes; none failed."
+    assert checks.counted([noted]) == "1 check: 1 note; none failed (notes: x)."
+    assert checks.counted([noted, noted]) == "2 checks: 2 notes; none failed (notes: x, x)."
 
 
 def test_a_report_that_fails_changes_no_result(
