@@ -194,6 +194,21 @@ def test_inferencex_rows_hang_together(run_path: Path, capsys: Any) -> None:
     assert any(row["maxqps"]["failed"] for row in found)
 
 
+def test_inferencex_tells_every_bound_and_the_share_over_it(run_path: Path, capsys: Any) -> None:
+    lines = {line["index"]: line for line in load_run(run_path).dwells().to_pylist()}
+    for row in json.loads(exported(run_path, "inferencex", capsys)):
+        own = row["maxqps"]
+        line = lines[own["dwell"]]
+        counts = {limit: (line[f"{limit}_over"], line[f"{limit}_determined"]) for limit in ("ttft", "tpot")}
+        expected = {limit: over / determined for limit, (over, determined) in counts.items()}
+        assert own["share_over"] == pytest.approx(expected)
+    asked = load(["slo.itl_p99_ms=400", "slo.joint=.9"])
+    assert inferencex._others(asked) == {"itl_p99_ms": 400.0, "joint_p90": 0.9}
+    counted = {"bounds": [{"bound": "itl_p99", "over": 1.0, "determined": 50.0}]}
+    assert inferencex._share_over(counted, "itl_p99") == 0.02
+    assert inferencex._share_over({"bounds": None}, "joint_p90") is None
+
+
 @pytest.mark.slow
 def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys: Any) -> None:
     for path in (GOLDEN, run_path):
