@@ -203,7 +203,7 @@ class CountingBasis:
         """A workload with these means, arrivals and hits; its lengths are otherwise unknown."""
         lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
         trace = "recorded" if self.arrivals.kind == "trace" else ""
-        return Workload("recorded", *lengths, "token_ids", self.arrivals, trace, self.prefix_hit)
+        return Workload("recorded", *lengths, arrivals=self.arrivals, trace=trace, prefix_hit=self.prefix_hit)
 
 
 def row(

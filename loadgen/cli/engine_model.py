@@ -13,15 +13,16 @@ from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import PlacingPrediction
 from conf import ConfigError, Experiment
-from conf.specs.bounds import metric_of
+from conf.specs.bounds import GAPS, metric_of
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from loadgen.fleet.addresses import chosen
 from loadgen.predict import answer, replay
 from loadgen.predict.capacity import quiet
-from loadgen.predict.operating_point import Simulated
+from loadgen.predict.operating_point import PooledGaps, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.segments import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
+from loadgen.traffic import trace
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.processes import Floats
@@ -45,17 +46,20 @@ not (measured, 2026-11-22). It only says where a ramp begins."""
 
 def refuse_unknown_bounds(experiment: Experiment) -> None:
     """Raise ConfigError for a bound on gaps between tokens where the engine model does not know them."""
-    asked, known = _metrics(experiment), experiment.layout.prefill is None
-    what = ""
-    if "itl_pooled" in asked:
-        what = "the engine model does not pool gaps between tokens: leave slo.itl_pooled_... out"
-    elif "itl" in asked and experiment.workload.has_sessions:
-        what = "the engine model knows no gaps between tokens of sessions: leave slo.itl_... out"
-    elif "itl" in asked and not (known and experiment.layout.data_parallel == 1):
-        layout = f"layout={experiment.layout.name}"
-        what = f"the engine model knows no gaps between tokens with {layout}: leave slo.itl_... out"
+    if not _metrics(experiment) & set(GAPS):
+        return
+    layout, what = experiment.layout, ""
+    if experiment.workload.has_sessions:
+        what = "sessions"
+    elif layout.prefill is not None or layout.data_parallel > 1:
+        what = f"layout={layout.name}"
+    elif experiment.workload.replays_prefixes and (recorded := trace.of(experiment.workload)):
+        what = "prompts that share a trace's prefixes" if recorded.blocks else ""
     if what:
-        raise ConfigError(f"{what}, or measure with sweep or probe")
+        raise ConfigError(
+            f"the engine model knows no gaps between tokens of {what}: leave slo.itl_... out, or measure "
+            "with sweep or probe"
+        )
 
 
 def predict(
@@ -119,8 +123,8 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     seen = whole_service.serve(*parts(experiment), Requests(sent_s, asked, shared, from_s), replicas)
     replica = seen.replica if part is None else seen.replica + part * engines
     work = whole_service.all_work(seen)
-    itl_s = _own_itl_s(experiment, asked, seen, replicas) if "itl" in _metrics(experiment) else None
-    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica, itl_s)
+    itl_s, gaps = _gaps(experiment, asked, seen, replicas)
+    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica, itl_s, gaps)
 
 
 def _shared(
@@ -146,15 +150,27 @@ def _metrics(experiment: Experiment) -> set[str]:
     return set(map(metric_of, experiment.slo.limits))
 
 
-def _own_itl_s(
+def _gaps(
     experiment: Experiment, asked: Sequence[Ints], seen: fast_engine.Times, replicas: Replicas
-) -> Floats:
-    """The quantile of every request's own gaps, for which each engine serves what it got once more."""
-    own_s, within = np.full(len(asked[0]), np.nan), experiment.slo.itl_within
+) -> tuple[Floats | None, PooledGaps | None]:
+    """The quantile of every request's own gaps, and all gaps, where bounds ask for them.
+
+    Each engine serves what it got once more to tell them.
+    """
+    metrics, count = _metrics(experiment), len(asked[0])
+    if not metrics & set(GAPS):
+        return None, None
+    own_s, within = np.full(count, np.nan), experiment.slo.itl_within
+    all_s: list[Floats] = [np.zeros(0)] * count
     fast = fast_engine.FastSpec.of(*parts(experiment))
     for number, ends_s in token_times(fast, asked, seen, replicas):
-        own_s[number] = late_gap_s(ends_s, within)
-    return own_s
+        if "itl" in metrics:
+            own_s[number] = late_gap_s(ends_s, within)
+        if "itl_pooled" in metrics:
+            all_s[number] = np.diff(ends_s)
+    counts = np.array([len(gaps) for gaps in all_s], dtype=np.int64)
+    pooled = PooledGaps(np.concatenate(all_s), counts) if "itl_pooled" in metrics else None
+    return own_s, pooled
 
 
 def balance(experiment: Experiment) -> Balance:

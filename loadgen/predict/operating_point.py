@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
@@ -22,12 +23,24 @@ from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 
 
+class PooledGaps(NamedTuple):
+    """The gaps between the tokens of all requests in seconds, in order of arrival, and how many each has."""
+
+    gaps_s: Floats
+    counts: Ints
+
+    def of(self, inside: NDArray[np.bool_]) -> Floats:
+        """The gaps of the requests `inside`."""
+        return self.gaps_s[np.repeat(inside, self.counts)]
+
+
 class Simulated(NamedTuple):
     """Times of requests that have all ended, in order of arrival, in seconds of the virtual clock.
 
     `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps, nan
     for an engine that is simulated block by block. Requests of phase `warmup` may have no times (nan).
-    `own_itl_s` is a quantile of each request's gaps between tokens, where a bound asks for it.
+    `own_itl_s` is a quantile of each request's gaps between tokens, `gaps` are all of them, where a bound
+    asks for it.
     """
 
     first_s: Floats
@@ -36,6 +49,7 @@ class Simulated(NamedTuple):
     work: Mapping[str, float]
     replica: Ints | None = None
     own_itl_s: Floats | None = None
+    gaps: PooledGaps | None = None
 
 
 Simulate = Callable[[Experiment, ArrivalSchedule, int, int], Simulated]
@@ -77,6 +91,7 @@ class Effort:
 class OperatingPoint:
     """Latencies at one rate (QPS per node) in order of arrival, and means over requests.
 
+    `gaps_ms` are the gaps of all requests, one request's after the other's: batches of them are of requests.
     `e2e_s` is the mean life of a request. `work` holds sums over all runs and `load_s` their node seconds,
     with the load around the window. `served_qps` is below the arrival rate if `steady` is false: the queue
     grew as long as requests came.
@@ -88,6 +103,7 @@ class OperatingPoint:
     tpot_ms: Floats
     e2e_ms: Floats
     itl_ms: Floats
+    gaps_ms: Floats
     input_tokens: float
     image_tokens: float
     output_tokens: float
@@ -145,6 +161,8 @@ class OperatingPoint:
             own = [one for one in self.slo.limits if metric_of(one) in PER_REQUEST]
             worst: Floats = np.nanmax([self.latency(one) / self.bound_ms(one) for one in own], axis=0)
             return worst
+        if metric == "itl_pooled":
+            return self.gaps_ms
         return {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms, "itl": self.itl_ms}[metric]
 
 
@@ -193,6 +211,7 @@ class RateSimulator:
             tpot_ms=tpot_ms(first, last, outputs),
             e2e_ms=(last - due) * 1e3,
             itl_ms=itl * 1e3,
+            gaps_ms=np.concatenate([run.gaps_s for run in runs]) * 1e3,
             input_tokens=_mean(inputs),
             image_tokens=_mean(images),
             output_tokens=_mean(outputs),
@@ -234,19 +253,21 @@ class RateSimulator:
             seen.work,
             float(np.nanmax(seen.last_s, initial=edges_s[1])) - edges_s[1],
             routing_outcome(arrivals, inside, seen.last_s, seen.replica, engines),
+            np.zeros(0) if seen.gaps is None else seen.gaps.of(inside),
         )
 
 
 class _Run(NamedTuple):
     """Requests of a window, and the duration of the load.
 
-    `columns`: due, first, last, own ITL (s), input, image, output, cached tokens.
+    `columns`: due, first, last, own ITL (s), input, image, output, cached tokens; `gaps_s` of all of them.
     """
 
     columns: list[Floats]
     work: Mapping[str, float]
     load_s: float
     routing_outcome: RoutingOutcome | None
+    gaps_s: Floats
 
 
 def _mean(values: Floats) -> float:
