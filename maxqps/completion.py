@@ -10,7 +10,7 @@ import argcomplete
 
 from analysis.grammar import grammar
 from conf.suggested import suggested
-from loadgen.cli.grammar import FLAGS, parser
+from loadgen.cli.grammar import parser
 
 FOLDERS = argcomplete.FilesCompleter()
 
@@ -43,7 +43,6 @@ def _words(one: argparse.ArgumentParser, room: str, verb: str) -> None:
     if room not in ("loadgen", "analysis"):
         return
     source = parser(verb, "") if room == "loadgen" else grammar(verb)
-    other = {flag for flag, (verbs, _) in FLAGS.items() if verb not in verbs} if room == "loadgen" else set()
     for action in source._actions:
-        if set(action.option_strings) - {"-h", "--help"} - other:
+        if set(action.option_strings) - {"-h", "--help"} and action.help != argparse.SUPPRESS:
             one._add_action(action)

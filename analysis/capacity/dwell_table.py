@@ -206,6 +206,16 @@ class CountingBasis:
         return Workload("recorded", *lengths, arrivals=self.arrivals, trace=trace, prefix_hit=self.prefix_hit)
 
 
+def over_share(line: Mapping[str, Any], limit: Limit) -> float | None:
+    """The share over a bound in a line of dwells.parquet; None where nothing tells."""
+    if limit in LIMITS:
+        over, determined = line[f"{limit}_over"], line[f"{limit}_determined"]
+    else:
+        counted: Mapping[str, Any] = next((one for one in line["bounds"] or () if one["bound"] == limit), {})
+        over, determined = counted.get("over"), counted.get("determined")
+    return over / determined if determined else None
+
+
 def row(
     counts: WindowCounts,
     verdict: Verdict,

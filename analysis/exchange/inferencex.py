@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.capacity import dwell_table
 from analysis.capacity.window_counts import NS
 from analysis.exchange.windows import MeasuredWindow, measured
 from analysis.results import per_gpu
@@ -22,7 +23,7 @@ from analysis.rows import metrics
 from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import quantile
 from conf import Experiment
-from conf.specs.bounds import LIMITS, Limit, quantile_of
+from conf.specs.bounds import LIMITS, quantile_of
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 MODELLED = ("simulated", "vllm_emulated")
@@ -135,7 +136,7 @@ def _beside(run: Run, asked: Experiment, window: MeasuredWindow) -> Tree:
         "engine": asked.engine.kind,
         "layout": asked.layout.name,
         "slo": {"ttft_p90_ms": asked.slo.ttft_p90_ms, "tpot_p90_ms": asked.slo.tpot_p90_ms, **_others(asked)},
-        "share_over": {limit: _share_over(line, limit) for limit in asked.slo.limits},
+        "share_over": {limit: dwell_table.over_share(line, limit) for limit in asked.slo.limits},
     }
 
 
@@ -148,16 +149,6 @@ def _others(asked: Experiment) -> dict[str, float]:
         for bound in asked.slo.bounds
         if bound.limit not in LIMITS
     }
-
-
-def _share_over(line: Tree, limit: Limit) -> float | None:
-    """The share of a window's requests over a bound, of pooled gaps that of the gaps; None if unknown."""
-    if limit in LIMITS:
-        over, determined = line[f"{limit}_over"], line[f"{limit}_determined"]
-    else:
-        counted: Tree = next((one for one in line["bounds"] or () if one["bound"] == limit), {})
-        over, determined = counted.get("over"), counted.get("determined")
-    return over / determined if determined else None
 
 
 def _finite(value_ms: float | None) -> float | None:

@@ -206,7 +206,7 @@ EXHIBIT = Exhibit(
     plot_latency_vs_qps,
     latency_table,
     latency_alt,
-    "dwells.parquet: rate_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals by sectioning of "
+    "dwells.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals by sectioning of "
     "requests/*.parquet; sweep.json: capacity",
     HEIGHT_IN,
 )

@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from analysis.capacity import dwell_table
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes
 from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import bounds_of, counted, lines, over_share, qps
+from analysis.figures.windows import bounds_of, counted, lines, qps
 from analysis.results.runs import Run
 from conf.specs.bounds import LIMITS, Limit, allowed_over, label, short
 
@@ -53,7 +54,7 @@ def share_over_table(run: Run) -> pa.Table:
             "window": line["index"],
             "rate_qps_per_node": line["rate_qps_per_node"],
             "bound": label(limit),
-            "over_pct": None if (share := over_share(line, limit)) is None else 100 * share,
+            "over_pct": None if (share := dwell_table.over_share(line, limit)) is None else 100 * share,
             "allowed_pct": 100 * allowed_over(limit),
             "valid": line["valid"],
         }
@@ -82,7 +83,7 @@ def _valid(run: Run) -> Sequence[Mapping[str, Any]]:
 
 
 def _ratio(line: Mapping[str, Any], limit: Limit) -> float | None:
-    share = over_share(line, limit)
+    share = dwell_table.over_share(line, limit)
     return None if share is None else share / allowed_over(limit)
 
 

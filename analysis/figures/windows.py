@@ -109,16 +109,6 @@ def bounds_ms(run: Run) -> dict[Limit, float]:
     return {bound.limit: float(bound.ms) for bound in bounds_of(run).bounds}
 
 
-def over_share(line: Mapping[str, Any], limit: Limit) -> float | None:
-    """The share over a bound in a line of dwells.parquet; None where nothing tells."""
-    if limit in LIMITS:
-        over, determined = line[f"{limit}_over"], line[f"{limit}_determined"]
-    else:
-        counted: Mapping[str, Any] = next((one for one in line["bounds"] or () if one["bound"] == limit), {})
-        over, determined = counted.get("over"), counted.get("determined")
-    return over / determined if determined else None
-
-
 def outcome(
     line: Mapping[str, Any], bounds: Mapping[Limit, float], limits: Collection[Limit] | None = None
 ) -> str:
@@ -139,7 +129,7 @@ def _kept(line: Mapping[str, Any], limit: Limit, most_ms: float) -> bool | None:
     if limit in LIMITS:
         p90 = line[column(limit)]
         return None if p90 is None else bool(p90 <= most_ms)
-    share = over_share(line, limit)
+    share = dwell_table.over_share(line, limit)
     return None if share is None else share <= allowed_over(limit)
 
 

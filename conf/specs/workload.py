@@ -49,13 +49,13 @@ class Workload:
     `trace_from_s` on are used, for `trace_span_s` or to its end; `trace_seed` draws those of client records.
     A block hash of a trace stands for `trace_block_tokens` tokens. `prompt` sends token ids or text to the
     completions API, or a chat message. The share `prefix_hit` of a prompt's tokens, in [0, 1), is the same
-    beginning in all prompts, which a prefix cache serves once it
-    has seen it; the rest is unique. `sessions` above 0 is the number of chat users; each request belongs to
-    one of them, all equally likely. The share `session_hit` of its tokens, which includes `prefix_hit`, is
-    then the same beginning in all prompts of its session: it stands for the history, which the replica that
-    served the session before may still have in its cache. `conversations` are chats with memory instead,
-    which give the requests their lengths and shared beginnings. `tokenizer` is a model's folder with its
-    tokenizer.json: prompts are then real text of as many of its tokens; without one they are synthetic.
+    beginning in all prompts, which a prefix cache serves once it has seen it; the rest is unique. `sessions`
+    above 0 is the number of chat users; each request belongs to one of them, all equally likely. The share
+    `session_hit` of its tokens, which includes `prefix_hit`, is then the same beginning in all prompts of its
+    session: it stands for the history, which the replica that served the session before may still have in its
+    cache. `conversations` are chats with memory instead, which give the requests their lengths and shared
+    beginnings. `tokenizer` is a model's folder with its tokenizer.json: prompts are then real text of as many
+    of its tokens; without one they are synthetic.
     """
 
     name: str

@@ -15,11 +15,10 @@ from analysis.results import summary
 from analysis.results.studies import PartVerdict
 from conf import ConfigError
 from conf.io import terminal
+from loadgen.cli.grammar import LOADING
 from loadgen.run.progress import Emit
 
 FLAG = "--live"
-LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "verify")
-"""Verbs that put load on a service; `recommend` does with --measure."""
 NO_RESULT = "The command ended before it had a result; its own screen says why."
 
 
@@ -46,7 +45,7 @@ def refuse(arguments: argparse.Namespace) -> None:
         return
     if arguments.verb == "recommend" and not arguments.measure:
         raise ConfigError(f"{FLAG} follows a load, and recommend loads with --measure only; leave it out")
-    if arguments.verb not in (*LOADING, "recommend"):
+    if arguments.verb not in LOADING:
         refuse_without_load(arguments, f"{arguments.verb} computes its answer")
     Address.of(arguments.live, FLAG).refuse_taken(FLAG)
 

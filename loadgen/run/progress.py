@@ -45,9 +45,9 @@ def shown(as_json: bool, out: TextIO | None = None, quiet: bool = False) -> Iter
     elif quiet:
         yield silent
     elif sys.stderr.isatty():
-        screen = LiveScreen()
-        with screen.live:
-            yield screen
+        show = LiveScreen()
+        with show.live:
+            yield show
     else:
         yield partial(plain_line, time.monotonic())
 

@@ -205,8 +205,8 @@ def test_inferencex_tells_every_bound_and_the_share_over_it(run_path: Path, caps
     asked = load(["slo.itl_p99_ms=400", "slo.joint=.9"])
     assert inferencex._others(asked) == {"itl_p99_ms": 400.0, "joint_p90": 0.9}
     counted = {"bounds": [{"bound": "itl_p99", "over": 1.0, "determined": 50.0}]}
-    assert inferencex._share_over(counted, "itl_p99") == 0.02
-    assert inferencex._share_over({"bounds": None}, "joint_p90") is None
+    assert dwell_table.over_share(counted, "itl_p99") == 0.02
+    assert dwell_table.over_share({"bounds": None}, "joint_p90") is None
 
 
 @pytest.mark.slow

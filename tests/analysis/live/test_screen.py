@@ -9,18 +9,14 @@ from hypothesis import strategies as st
 
 from analysis.live.screen import budget_bar, clock, interval_axis, screen
 from analysis.live.state import Belief, DoneWindow, LiveState
-from analysis.live.window_so_far import LatencySoFar, WindowSoFar
+from analysis.live.window_so_far import LatencySoFar
+from tests.support.live_states import RUNNING
 
-NOW = WindowSoFar(
-    index=3,
-    kind="dwell",
+NOW = replace(
+    RUNNING,
     rate_qps_per_node=5.2,
     achieved_qps_per_node=5.1,
-    now_s=100.0,
-    window_start_s=70.0,
-    window_end_s=130.0,
     sent=246,
-    answered=160,
     failed=2,
     pending=84,
     in_flight=91,
@@ -28,8 +24,6 @@ NOW = WindowSoFar(
         "ttft_p90_ms": LatencySoFar(2000.0, 200, 512.0, 1100.0, 1.0),
         "tpot_p90_ms": LatencySoFar(100.0, 160, None, float("inf"), None),
     },
-    lag_p99_ms=0.4,
-    lag_gate_ms=20.0,
     elapsed_s=240.0,
     budget_s=720.0,
 )
