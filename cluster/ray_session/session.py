@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,8 @@ exec {binary} "$@"
 """
 
 STARTS = 3
-"""Tries to start Ray: on a busy machine a node may not be up within Ray's own 30 s (our choice)."""
+"""Tries to start Ray and Serve (our choice): on a busy machine a node may miss Ray's own 30 s, or the front
+Serve's 60 s."""
 LATE = "timed out during startup"
 """Ray's words for that."""
 
@@ -169,14 +170,29 @@ def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack
     """Start Serve with one HTTP front, on the head node, and return its URL."""
     require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
     head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
-    port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port(FRONT_PORT)
+    stack.callback(_stop, serve.shutdown, ray.shutdown)
+    for left in reversed(range(STARTS)):
+        port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port(FRONT_PORT)
+        with as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
+            if _front_started(head, port, last=not left):
+                return f"http://{head}:{port}"
+    raise AssertionError("the last try returns or raises")
+
+
+def _front_started(head: str, port: int, last: bool) -> bool:
+    """Start Serve; False if its front was late, and Serve is down again. Raises what Ray raises."""
     # Replicas bind to the same host as the front, each on its own node.
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
-    stack.callback(_stop_serve)
     options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
-    with as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
+    try:
         serve.start(ProxyLocation.HeadOnly, options)
-    return f"http://{head}:{port}"
+    except TimeoutError:
+        if last:
+            raise
+        log.warning("the front of Ray Serve was not up within its 60 s; Serve is started again")
+        _stop(serve.shutdown)
+        return False
+    return True
 
 
 def furnish(folder: Path) -> None:
@@ -336,11 +352,11 @@ def serve_actor_lives(name: str) -> bool:
     return True
 
 
-def _stop_serve() -> None:
-    """Shut Serve down without Ray's usual line that the controller's last task died."""
+def _stop(*parts: Callable[[], None]) -> None:
+    """Shut parts of Ray down without its usual line that the controller's last task died."""
     try:
         with redirect_stdout(io.StringIO()):
-            serve.shutdown()
-            ray.shutdown()
+            for shut_down in parts:
+                shut_down()
     except RayError as error:
         log.warning("Serve did not shut down: %s", error)

@@ -1,5 +1,7 @@
 """A session of our own, where starting it does not go well at once."""
 
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ from cluster.ray_session import session
 from cluster.ray_session.placement import SessionError
 from conf import load
 
-CLUSTER = load(["cluster=laptop"]).cluster
+ASKED = load(["cluster=laptop"])
+CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
 
 
 @pytest.mark.ray
@@ -28,6 +31,24 @@ def test_a_node_that_is_late_once_is_started_again(monkeypatch: pytest.MonkeyPat
     with session.open_session(CLUSTER, None) as opened:
         assert opened.url == "" and len([node for node in ray.nodes() if node["Alive"]]) == 1
     assert len(tries) == 2 and not ray.is_initialized()
+
+
+@pytest.mark.ray
+def test_a_front_that_is_late_once_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    start = session.serve.start
+
+    def late_once(where: Any, options: Any) -> None:
+        started.append(options.port)
+        start(where, options)
+        if len(started) == 1:
+            raise TimeoutError("HTTP proxies not available after 60s.")
+
+    monkeypatch.setattr(session.serve, "start", late_once)
+    with session.open_session(CLUSTER, ROUTING) as opened:
+        assert len(started) == 2 and opened.url.endswith(f":{started[-1]}")
+        with pytest.raises(urllib.error.HTTPError, match="404"):  # no application is deployed
+            urllib.request.urlopen(opened.url, timeout=30)
 
 
 @pytest.mark.parametrize(("words", "tries"), [(session.LATE, session.STARTS), ("no space left", 1)])
