@@ -20,6 +20,7 @@ from analysis import report as pages
 from analysis.calibration import command as calibration
 from analysis.calibration.observed import RecordedLoad, Served
 from analysis.exchange import side_by_side
+from analysis.into_service import IntoService
 from analysis.planning import recommended
 from analysis.results import integrity, locations, recommendation_text, recount, summary
 from analysis.results.runs import RunError, refuse_out
@@ -130,14 +131,15 @@ def export(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
     refuse_out(arguments.out, ".json")
-    tree = planning.of_words(arguments.words, _predicted, _modelled)
+    service = IntoService(arguments.serve_config) if arguments.serve_config else None
+    tree = planning.of_words(arguments.words, _predicted, _modelled, service)
     line = json.dumps(tree, default=str)
     if arguments.out:
         arguments.out.write_text(line + "\n")
     if arguments.json:
         terminal.data(line)
     else:
-        terminal.tell(planning.text(tree))
+        terminal.tell("\n".join([planning.text(tree), *(service.lines if service else ())]))
     return int(tree["exit_code"])
 
 

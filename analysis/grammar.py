@@ -43,6 +43,10 @@ SOURCES_HELP = (
     "runs to plan with (several node counts measure the scaling), demand.* and plan.* words; without a run, "
     "words of loadgen predict"
 )
+SERVE_CONFIG_HELP = (
+    "write Ray Serve's autoscaling for the run's engines, and simulate the day of demand.hourly with it "
+    "(docs/autoscaling.md)"
+)
 PROBES_HELP = (
     "folders of probes or of a recipe; words say what the runs do not, as the engine's "
     "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants"
@@ -85,6 +89,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("words", nargs="+", metavar="RUN|key=value", help=SOURCES_HELP)
         add("--json", action="store_true", help="the plan as one line of JSON")
         add("--out", type=Path, metavar="FILE.json", help="write the plan as JSON")
+        add("--serve-config", type=Path, metavar="FILE.yaml", help=SERVE_CONFIG_HELP)
     elif verb == "export":
         add("run", type=_place, help="run folder; of a study, inferencex takes all parts")
         add("--format", required=True, choices=FORMATS, help="the format to write")

@@ -27,6 +27,7 @@ CONFINED = {
         "cluster/preflight/preflight.py",
         "cluster/ray_session/up.py",
         "serve_apps/simulated/app.py",
+        "serve_apps/simulated/configured.py",
         "serve_apps/simulated/server.py",
         "serve_apps/routing/serve_routers.py",
         "serve_apps/routing/loopback.py",
@@ -55,10 +56,12 @@ CONFINED = {
 }
 ROOTS = {
     "analysis/acts.py",
+    "analysis/into_service.py",
     "cluster/__main__.py",
     "serve_apps/__main__.py",
     "loadgen/cli/config_check.py",
     "loadgen/cli/deployment.py",
+    "loadgen/cli/elastic_fleets.py",
     "loadgen/cli/engine_model.py",
     "loadgen/cli/published_benchmark.py",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.model_interval import Modelled, with_constants
-from analysis.planning.plan import DemandRates, plan
+from analysis.planning.plan import DemandRates, Plan, plan
 from analysis.planning.plan_tree import Tree, refused, tree
 from analysis.planning.sources import Source, evidence_of, expanded, read, refuse_degraded
 from analysis.results.runs import RunError
@@ -14,14 +14,20 @@ from conf import ConfigError
 from conf.composed import load_planning
 
 GROUPS = ("demand", "plan")
+IntoService = Callable[[Plan, Path | str], Tree]
+"""Takes the plan on a run's folder into service, and says how."""
 
 
 def of_words(
-    words: Sequence[str], predict: Callable[[Sequence[str]], Source], modelled: Modelled | None = None
+    words: Sequence[str],
+    predict: Callable[[Sequence[str]], Source],
+    modelled: Modelled | None = None,
+    into_service: IntoService | None = None,
 ) -> Tree:
     """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
 
-    Raises as `command` does, and ConfigError where both runs and words to predict are given.
+    `into_service` needs a run, whose requests' lives it looks at. Raises as `command` does, and ConfigError
+    where both runs and words to predict are given.
     """
     asked = [word for word in words if _is_planning(word)]
     runs = [word for word in words if "=" not in word]
@@ -31,7 +37,9 @@ def of_words(
             f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
             f"or leave {runs[0]} out to plan on a prediction"
         )
-    return command(runs, asked, lambda: predict(machine), modelled)
+    if into_service and not runs:
+        raise ConfigError("--serve-config rests on the requests of a run; name its folder")
+    return command(runs, asked, lambda: predict(machine), modelled, into_service)
 
 
 def _is_planning(word: str) -> bool:
@@ -43,6 +51,7 @@ def command(
     words: Sequence[str],
     predict: Callable[[], Source] | None = None,
     modelled: Modelled | None = None,
+    into_service: IntoService | None = None,
 ) -> Tree:
     """The plan on the first of `sources`; the others show the effect of node counts and lengths.
 
@@ -66,7 +75,9 @@ def command(
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         found = expanded([one for several in opened for one in several])
         first = with_constants(evidence_of(found[0]), modelled if asked.plan.model_interval else None)
-        return tree(plan(first, asked.demand, asked.plan, found[1:]))
+        made = plan(first, asked.demand, asked.plan, found[1:])
+        more = {"into_service": into_service(made, folders[0])} if into_service else {}
+        return tree(made) | more
     except NotPlannable as error:
         return refused(error)
 

@@ -1,0 +1,135 @@
+"""A plan taken into service: Ray Serve's file with its autoscaling, and the simulated day of such a fleet.
+
+Knows a run and its plan; the rules stand in `analysis/planning/`.
+"""
+
+# A composition root: it asks for the application that serves, and for the engine model.
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from analysis.planning import elastic
+from analysis.planning.autoscaling import ServeScaling, serve_scaling, working_qps_per_node
+from analysis.planning.elastic import DayQuestion, ElasticDay
+from analysis.planning.plan import Plan
+from analysis.planning.request_life import mean_life
+from analysis.planning.serve_file import serve_file
+from analysis.results.runs import RunError, load_run, refuse_out
+from conf import ConfigError, Experiment
+from conf.composed import dump
+from conf.io import terminal
+from conf.specs.experiment import SimulatedEngine, VllmEngine
+
+FLAG = "--serve-config"
+NO_HOURS = "no day is simulated without its rates: add demand.hourly=FILE"
+Tree = dict[str, Any]
+
+
+class IntoService:
+    """Writes the file of a plan, and a figure of its day beside it. `lines` say what was found."""
+
+    def __init__(self, file: Path) -> None:
+        refuse_out(file, ".yaml", ".yml", flag=FLAG)
+        refuse_out(file.with_suffix(".svg"), ".svg", flag=FLAG)
+        self._file = file
+        self.lines: list[str] = []
+
+    def __call__(self, found: Plan, source: Path | str) -> Tree:
+        """Write the files; the tree of what is in them. Raises RunError or ConfigError for what they lack."""
+        run = load_run(source)
+        asked = run.config
+        per_node = asked.layout.replicas_per_node
+        certified, working = working_qps_per_node(found)
+        scaling = serve_scaling(found, mean_life(run, working, certified), per_node)
+        application = _application(asked)
+        day, why = self._day(found, scaling, asked)
+        self._file.write_text(serve_file(scaling, application, run.name))
+        self.lines += _written(self._file, scaling)
+        figure = self._figure(day) if day else None
+        self.lines += elastic.text(day) if day else [why]
+        if figure:
+            self.lines.append(f"figure: {figure}")
+        return {
+            "file": str(self._file),
+            "figure": figure,
+            "autoscaling_config": scaling.config,
+            "rests_on": asdict(scaling),
+            "day": asdict(day) if day else None,
+            "no_day_because": why or None,
+        }
+
+    def _day(self, found: Plan, scaling: ServeScaling, asked: Experiment) -> tuple[ElasticDay | None, str]:
+        if found.day is None:
+            return None, NO_HOURS
+        # numba takes a second to come, which a plan without a file must not pay.
+        from loadgen.cli.elastic_fleets import simulated_day
+
+        question = DayQuestion(found.day.qps, found.day.nodes, found.nodes, scaling.scale_up_s)
+        terminal.note("the engine model serves the day on fixed, scheduled and autoscaled fleets ...")
+        try:
+            return simulated_day(asked, question, scaling.config), ""
+        except ConfigError as why:
+            return None, f"no day is simulated: {why}"
+
+    def _figure(self, day: ElasticDay) -> str:
+        # matplotlib takes a second to come.
+        from analysis.figures.fleets import svg
+
+        figure = self._file.with_suffix(".svg")
+        figure.write_text(svg(day))
+        return str(figure)
+
+
+def _written(file: Path, scaling: ServeScaling) -> list[str]:
+    target = scaling.target_ongoing_requests
+    return [
+        f"Ray Serve's autoscaling in {file}: {scaling.min_replicas} to {scaling.max_replicas} engines, "
+        f"{target.value:.4g} requests on each by Little's law; its comments give each number's reason",
+        f"use it on a running cluster: serve deploy {file}",
+    ]
+
+
+def _application(asked: Experiment) -> Tree:
+    """The application of a run's engines in Serve's config format. Raises ConfigError where it has none."""
+    from cluster.ray_session.placement import place
+
+    bundles = [dict(bundle) for bundle in place(asked.cluster, asked.layout).bundles]
+    if asked.layout.prefill is not None or asked.layout.data_parallel > 1:
+        raise ConfigError(f"{FLAG} scales engines that are alike and alone, not layout={asked.layout.name}")
+    if isinstance(asked.engine, SimulatedEngine):
+        from serve_apps.simulated import configured
+        from serve_apps.simulated.app import ENGINES
+
+        return {
+            "name": "maxqps",
+            "route_prefix": "/",
+            "import_path": configured.BUILDER,
+            "args": {"bundles": bundles, "experiment": dump(asked)},
+            "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
+        }
+    if isinstance(asked.engine, VllmEngine) and asked.engine.kind == "vllm":
+        return _vllm(asked, asked.engine)
+    raise ConfigError(f"{FLAG} knows engine=simulated and engine=vllm, not {asked.engine.kind}")
+
+
+def _vllm(asked: Experiment, engine: VllmEngine) -> Tree:
+    from cluster.ray_session.placement import place
+    from serve_apps.vllm_engine.rendering import RenderingInput, render
+    from serve_apps.vllm_recipes import vllm_flags
+
+    version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
+    bundles = place(asked.cluster, asked.layout).bundles
+    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    rendering = render(RenderingInput(*parts, bundles, version))
+    if rendering.application is None:
+        raise RunError(f"{FLAG}: {rendering.notes[0]}")
+    return _scaled_vllm(rendering.application["applications"][0])
+
+
+def _scaled_vllm(application: Tree) -> Tree:
+    """The same, with room for autoscaling instead of a fixed number of engines."""
+    for config in application["args"]["llm_configs"]:
+        config["deployment_config"].pop("num_replicas", None)
+        config["deployment_config"]["autoscaling_config"] = {}
+    return application

@@ -1,0 +1,86 @@
+"""Ray Serve's config file with a plan's autoscaling, as text; knows no engine and writes nothing."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from analysis.planning import autoscaling as rules
+from analysis.planning.autoscaling import ServeScaling
+from conf.io.one_line import printable
+
+Tree = Mapping[str, Any]
+WIDTH = 108
+LOOPBACK = "127.0.0.1"
+
+
+def serve_file(found: ServeScaling, application: Tree, of: str) -> str:
+    """The whole file: comments with what it is `of`, each rule and its numbers, then the application.
+
+    The settings take the place of every `autoscaling_config` of the application's tree.
+    """
+    tree = {"http_options": {"host": LOOPBACK}, "applications": [_with(application, found.config)]}
+    text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=WIDTH)
+    return "".join(f"# {line}".rstrip() + "\n" for line in _comments(found, of)) + text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _with(tree: Any, config: Tree) -> Any:
+    """The tree with the settings wherever it has room for them."""
+    if isinstance(tree, Mapping):
+        room = "autoscaling_config"
+        return {key: dict(config) if key == room else _with(value, config) for key, value in tree.items()}
+    return [_with(value, config) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _comments(found: ServeScaling, of: str) -> list[str]:
+    lines = []
+    for reason in _reasons(found, of):
+        lines += textwrap.wrap(printable(reason), WIDTH, subsequent_indent="  ", break_long_words=False) or [
+            ""
+        ]
+    return lines
+
+
+def _reasons(found: ServeScaling, of: str) -> list[str]:
+    target, life, engines = found.target_ongoing_requests, found.life.seconds, found.per_node
+    return [
+        f"Ray Serve's autoscaling, written by python -m analysis plan from {of}.",
+        "Use it on a running cluster: serve deploy FILE. Write it again after a new measurement. A "
+        f"replica is one engine; a node holds {engines}.",
+        "",
+        f"target_ongoing_requests: {target.value:.4g} {ends(target)} by Little's law, rate x mean life. "
+        f"Rate: {found.working_qps:.4g} QPS per engine, the certified {found.certified_qps:.4g} less "
+        f"{100 * found.headroom:g} % (plan.headroom). Life: {life.value:.4g} s {ends(life)}, "
+        f"{found.life.source}. The interval of the target is that of the life alone.",
+        f"min_replicas: the plan's nodes for {found.least_of}, with spares, x {engines}. A first deployment "
+        "begins with so many.",
+        f"max_replicas: the plan's nodes for the peak, with spares, x {engines}.",
+        f"upscale_delay_s: {100 * rules.SHARE_OF_START:g} % of the {found.scale_up_s:g} s until a new engine "
+        f"serves, at least a report's {rules.REPORT_S:g} s, at most Ray's default of "
+        f"{rules.RAY_UPSCALE_DELAY_S:g} s (our choice).",
+        f"downscale_delay_s: {rules.STARTS_BEFORE_LESS:g} such starts, at least Ray's default of "
+        f"{rules.RAY_DOWNSCALE_DELAY_S:g} s (our choice).",
+        "downscaling_factor: the share of what is too many that goes at once (our choice). "
+        "With Ray's default of 1 all of it goes and is then missing, for requests on an engine grow faster "
+        "than its rate.",
+        "look_back_period_s: Ray's default.",
+    ]
+
+
+def ends(figure: Any) -> str:
+    """The 95 % interval of an `IntervalEstimate`; says so where it is unknown."""
+    if figure.low is None or figure.high is None:
+        return "[interval unknown]"
+    return f"[{figure.low:.4g}, {figure.high:.4g}]"

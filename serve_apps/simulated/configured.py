@@ -1,0 +1,30 @@
+"""The simulated service as Ray Serve's config files name it; knows arguments, and nothing of a session."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.serve import Application
+
+from conf import ConfigError, load
+from conf.specs.experiment import SimulatedEngine
+from serve_apps.simulated.app import EngineSpecs, build_app
+
+BUILDER = f"{__name__}:application"
+"""The `import_path` of a config file."""
+
+
+def application(args: Mapping[str, Any]) -> Application:
+    """The application of `experiment`, the text of a saved configuration, with the `bundles` of one engine.
+
+    How many engines run is for the config file to say. Raises ConfigError for another engine or a split one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "config.yaml"
+        saved.write_text(args["experiment"])
+        asked = load(base=saved)
+    if not isinstance(asked.engine, SimulatedEngine) or asked.layout.prefill is not None:
+        raise ConfigError("a Serve config file of ours holds one kind of simulated engine")
+    specs = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)
+    return build_app(specs, 1, args["bundles"], asked.seed, asked.routing)

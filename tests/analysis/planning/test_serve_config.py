@@ -1,0 +1,119 @@
+"""`python -m analysis plan --serve-config`: the file, its numbers by Little's law, and the simulated day."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from analysis import load_run, planning
+from analysis.acts import plan as act
+from analysis.grammar import grammar
+from analysis.into_service import _application
+from analysis.planning import elastic
+from analysis.planning.elastic import FleetRun
+from analysis.planning.request_life import mean_life
+from analysis.results.runs import RunError
+from conf import ConfigError, load
+from conf.specs.planning import Care, Demand
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
+WORDS = [str(GOLDEN), "plan.model_interval=false", "plan.scale_up_minutes=5"]
+
+
+def planned(out: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plan's tree and the file of the words."""
+    file, tree = out / "serve.yaml", out / "plan.json"
+    asked = grammar("plan").parse_args([*WORDS, *words, "--serve-config", str(file), "--out", str(tree)])
+    assert act(asked) == 0
+    return json.loads(tree.read_text()), yaml.safe_load(file.read_text())
+
+
+def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree, file = planned(tmp_path, "demand.peak_qps=30", "demand.mean_qps=15")
+    [application] = file["applications"]
+    [deployment] = application["deployments"]
+    config = deployment["autoscaling_config"]
+    certified = tree["planned_on"]["planned_for_qps_per_node"]["certified"]
+    life = mean_life(load_run(GOLDEN), 0.85 * certified, certified)
+    assert config["target_ongoing_requests"] == pytest.approx(0.85 * certified * life.seconds.value, rel=1e-3)
+    assert config["max_replicas"] == tree["answer"]["nodes"]
+    assert 1 <= config["min_replicas"] < config["max_replicas"]
+    assert config["upscale_delay_s"] == 30 and config["downscale_delay_s"] == 600
+    assert application["import_path"] == "serve_apps.simulated.configured:application"
+    assert file["http_options"] == {"host": "127.0.0.1"}
+    assert tree["into_service"]["autoscaling_config"] == config and tree["into_service"]["day"] is None
+    assert "demand.hourly=FILE" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_day_of_fleets_is_told_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hours = tmp_path / "day.csv"
+    hours.write_text(",".join(["1"] * 8 + ["4"] * 12 + ["1"] * 4))
+    tree, _ = planned(tmp_path, f"demand.hourly={hours}")
+    fleets = {one["name"]: one["figures"] for one in tree["into_service"]["day"]["fleets"]}
+    fixed, scheduled, scaled = (fleets[name][elastic.NODE_HOURS]["value"] for name in elastic.FLEETS)
+    assert scaled < scheduled < 24 * tree["answer"]["nodes"] and fixed < 24 * tree["answer"]["nodes"]
+    assert all(0 <= found[elastic.EITHER]["value"] <= 1 for found in fleets.values())
+    assert fleets["scheduled"][elastic.CROWD]["value"] > fleets["scheduled"][elastic.EITHER]["value"]
+    assert (tmp_path / "serve.svg").read_text().count("<svg") == 1
+    told = capsys.readouterr().out
+    assert "assumed: " in told and "node-hours" in told
+
+
+def test_a_real_engine_has_room_for_autoscaling_instead_of_a_number() -> None:
+    application = _application(load(["engine=vllm", "cluster.session=fake", "layout=dp2_tp4_ep4"]))
+    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    [config] = application["args"]["llm_configs"]
+    assert config["deployment_config"]["autoscaling_config"] == {}
+    assert "num_replicas" not in config["deployment_config"]
+
+
+@pytest.mark.parametrize("words", [["layout=1p1d_tp4_ep4"], ["engine=vllm", "layout=1p1d_tp4_ep4"]])
+def test_a_split_layout_has_no_such_file(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="alike and alone"):
+        _application(load(["cluster.session=fake", *words]))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["demand.peak_qps=30"], "the fewest engines need a demand by the hour"),
+        (["demand.peak_qps=30", "demand.mean_qps=15", "--serve-config", "x.txt"], "in .yaml or .yml"),
+        (
+            ["demand.peak_qps=30", "demand.mean_qps=15", "--serve-config", "none/x.yaml"],
+            "cannot write to none",
+        ),
+    ],
+)
+def test_what_a_file_would_lack_is_one_line(words: list[str], says: str, tmp_path: Path) -> None:
+    asked = ["--serve-config", str(tmp_path / "serve.yaml"), *WORDS, *words]
+    with pytest.raises(RunError, match=says):
+        act(grammar("plan").parse_args(asked))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prediction_tells_no_life_of_requests(tmp_path: Path) -> None:
+    asked = ["demand.peak_qps=30", "--serve-config", str(tmp_path / "serve.yaml")]
+    with pytest.raises(ConfigError, match="rests on the requests of a run"):
+        act(grammar("plan").parse_args(asked))
+
+
+def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
+    asked = [str(GOLDEN), "plan.model_interval=false", "demand.peak_qps=30", "demand.mean_qps=15"]
+    with pytest.raises(RunError, match="add plan.scale_up_minutes=MINUTES"):
+        act(grammar("plan").parse_args([*asked, "--serve-config", str(tmp_path / "serve.yaml")]))
+
+
+def test_a_plan_without_a_file_says_nothing_of_service() -> None:
+    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care())
+    assert "into_service" not in planning.tree(made)
+
+
+def test_figures_of_days_have_an_interval_only_where_days_differ() -> None:
+    runs = [FleetRun({"same": 2.0, "other": value}, (1.0,), (0.0,)) for value in (1.0, 2.0, 3.0)]
+    found = elastic.outcome("fixed", runs)
+    assert found.figures["same"].low == found.figures["same"].high == 2.0
+    other = found.figures["other"]
+    assert other.low is not None and other.high is not None and other.low < 2.0 < other.high

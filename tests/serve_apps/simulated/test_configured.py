@@ -1,0 +1,92 @@
+"""The simulated service by Ray Serve's own config file: a deployment follows its load by the file."""
+
+import json
+import threading
+import urllib.request
+
+import pytest
+import yaml
+
+pytest.importorskip("ray")
+
+from ray import serve  # noqa: E402
+from ray.serve.context import _get_global_client  # noqa: E402
+from ray.serve.schema import ServeDeploySchema  # noqa: E402
+
+from analysis.planning.autoscaling import ServeScaling  # noqa: E402
+from analysis.planning.evidence import IntervalEstimate  # noqa: E402
+from analysis.planning.request_life import RequestLife  # noqa: E402
+from analysis.planning.serve_file import serve_file  # noqa: E402
+from cluster.ray_session.session import open_session  # noqa: E402
+from conf import ConfigError, load  # noqa: E402
+from conf.composed import dump  # noqa: E402
+from conf.specs.experiment import Experiment  # noqa: E402
+from serve_apps.simulated import configured  # noqa: E402
+from serve_apps.simulated.app import ENGINES  # noqa: E402
+from tests.support.patience import until  # noqa: E402
+
+WORDS = ["cluster=laptop", "cluster.session=fake", "cluster.nodes=2", "layout=dp2_tp4_ep4"]
+APP = "maxqps"
+ONE = IntervalEstimate(2.0, None, None)
+SCALING = ServeScaling(
+    min_replicas=1,
+    max_replicas=4,
+    target_ongoing_requests=ONE,
+    upscale_delay_s=1.0,
+    downscale_delay_s=1.0,
+    per_node=2,
+    certified_qps=2.0,
+    working_qps=1.7,
+    headroom=0.15,
+    life=RequestLife(ONE, "a test"),
+    scale_up_s=5.0,
+    least_of="a test",
+)
+
+
+def tree_of(asked: Experiment, bundles: list[dict[str, float]]) -> dict[str, object]:
+    return {
+        "name": APP,
+        "route_prefix": "/",
+        "import_path": configured.BUILDER,
+        "args": {"bundles": bundles, "experiment": dump(asked)},
+        "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
+    }
+
+
+def running() -> int:
+    app = serve.status().applications.get(APP)
+    return app.deployments[ENGINES].replica_states.get("RUNNING", 0) if app and app.deployments else 0
+
+
+@pytest.mark.ray
+def test_a_deployment_follows_its_load_by_the_file() -> None:
+    asked = load(WORDS)
+    text = serve_file(SCALING, tree_of(asked, [{"GPU": 4.0, "CPU": 0.05}]), "a test")
+    file = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    body = json.dumps({"model": asked.model.served_name, "prompt": [1] * 50, "max_tokens": 400}).encode()
+    over = threading.Event()
+
+    def keep_asking(url: str) -> None:
+        while not over.is_set():
+            urllib.request.urlopen(f"{url}/v1/completions", body, timeout=300).read()
+
+    with open_session(asked.cluster, asked.routing) as session:
+        _get_global_client().deploy_apps(file)
+        until(lambda: running() == 1)
+        askers = [threading.Thread(target=keep_asking, args=(session.url,)) for _ in range(8)]
+        for one in askers:
+            one.start()
+        try:
+            until(lambda: running() == 4)  # eight requests, two on each engine
+        finally:
+            over.set()
+        for one in askers:
+            one.join()
+        until(lambda: running() == 1)
+
+
+def test_a_file_of_another_engine_is_refused() -> None:
+    saved = {"bundles": [{"CPU": 1.0}], "experiment": dump(load(["engine=vllm"]))}
+    with pytest.raises(ConfigError, match="one kind of simulated engine"):
+        configured.application(saved)
