@@ -69,13 +69,15 @@ def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "MISSED_AFTER_NS", PATIENCE_NS)
 
 
-@pytest.fixture(scope="module")
-def ray_session() -> Iterator["Session"]:
+def fake_nodes() -> Iterator["Session"]:
     """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
     from cluster.ray_session.session import open_session
 
     with open_session(FAKE, Routing("leastconn"), load_cpus=1) as session:
         yield session
+
+
+ray_session = pytest.fixture(scope="module")(fake_nodes)
 
 
 @pytest.fixture(scope="session")

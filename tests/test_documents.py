@@ -12,6 +12,7 @@ SOURCES = {path.name for room in ROOMS for path in (ROOT / room).rglob("*.py")}
 OF_VLLM = {
     *("fp8.py", "rocm_aiter_mla.py", "kimi_k25.py", "vllm_models.py", "envs.py"),
     *("moriio_toy_proxy_server.py", "toy_proxy_server.py", "pd_server.py", "moriio_connector.py"),
+    *("dp_server.py", "rocm.py", "amd_gpu.py"),
 }
 """Files of vLLM and Ray that docs/recipes.md names as sources of its rules."""
 FENCE = re.compile(r"```.*?```", re.S)

@@ -71,6 +71,9 @@ STARTS = 3
 Serve's 60 s."""
 LATE = "timed out during startup"
 """Ray's words for that."""
+WITHOUT_HELPERS = {"include_log_monitor": False, "no_monitor": True}
+"""Settings of a head node that serves one driver: nobody reads its workers' logs from afar or asks for more
+nodes, and each of the two processes takes half a CPU second to start."""
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +269,7 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path) -> ExitStac
             own = RayCluster(initialize_head=False)
             begun.callback(own.shutdown)
             try:
-                add_nodes(own, cluster, load_cpus)
+                add_nodes(own, cluster, load_cpus, **WITHOUT_HELPERS)
             except Exception as error:  # Ray raises no other kind
                 if LATE not in str(error) or not left:
                     raise

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 NUMA_NODES = 2
-"""NUMA nodes of an MI325X node, each with half of its GPUs (serving.md, section 1.1)."""
+"""NUMA nodes of an MI325X node, each with half of its GPUs: DigitalOcean's post on Character.ai of
+13 January 2026."""
 CACHES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
 """Cache folders written while kernels are compiled; replicas that share them disturb each other.
 

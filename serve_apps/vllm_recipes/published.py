@@ -154,7 +154,10 @@ MODERN_ENV = {
     "TORCH_BLAS_PREFER_HIPBLASLT": "1",
     "NCCL_MIN_NCHANNELS": "112",
 }
-"""The preset of serving.md 1.4, untested on hardware: no dead, redundant or default settings."""
+"""Our preset, untested on hardware: the published recipe without dead, redundant or default settings.
+
+The variables are those of AMD's guide "vLLM V1 performance optimization" and of arXiv 2603.10031.
+"""
 
 _KEPT = {"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "FP"}
 MODERN_OF: dict[str, tuple[dict[str, Any], dict[str, str]]] = {

@@ -41,6 +41,6 @@ RANK_RULES = {
         "engine.args.data_parallel_*: ranks and their place are the layout's ({d.layout.name} has "
         "data_parallel={d.layout.data_parallel}); ranks of a group fail and restart together; leave it out "
         "and set layout.data_parallel or, for independent engines, layout.replicas_per_node",
-        "serving.md, section 6.1",
+        "dp_server.py of ray 2.60",
     ),
 }

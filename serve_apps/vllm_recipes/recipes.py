@@ -289,7 +289,7 @@ def llm_config(
             "max_queued_requests": -1,
             "ray_actor_options": {"num_cpus": 0},
         },
-        # Its 50 ms batches of tokens hide when a token came (serving.md, section 6.2; ray #59681).
+        # Its 50 ms batches of tokens hide when a token came (ray #59681).
         "experimental_configs": {"stream_batching_interval_ms": 0},
     }
     if engine.accelerator_type:

@@ -26,7 +26,7 @@ REFUSED = {
         "distributed_executor_backend={d.args[distributed_executor_backend]} with engine.server=ray_llm: "
         "Ray's LLM library forces the {d.forced_executor} executor here; set engine.server=process, or "
         "leave it out",
-        "serving.md, rule 10; vllm_models.py of ray 2.60",
+        "vllm_models.py of ray 2.60",
     ),
     "accelerator-type": RecipeRule(
         lambda d: d.engine.kind != "vllm" and bool(d.engine.accelerator_type),
@@ -56,7 +56,7 @@ REFUSED = {
         lambda d: "ROCR_VISIBLE_DEVICES" in d.env and "HIP_VISIBLE_DEVICES" not in d.env,
         "ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES: Ray raises RuntimeError; set "
         "engine.env.HIP_VISIBLE_DEVICES instead",
-        "serving.md, rule 9",
+        "amd_gpu.py of ray 2.60",
     ),
     "hip-cuda-differ": RecipeRule(
         lambda d: (
@@ -65,7 +65,7 @@ REFUSED = {
             != d.env["HIP_VISIBLE_DEVICES"]
         ),
         "HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES differ: ROCm reads both; set only HIP_VISIBLE_DEVICES",
-        "serving.md, rule 9",
+        "platforms/rocm.py of 0.32.0",
     ),
     "devices-shared": RecipeRule(
         lambda d: d.layout.replicas_per_node > 1 and any(name in d.env for name in DEVICES),
@@ -77,7 +77,7 @@ REFUSED = {
         lambda d: d.has("fail_on_environ_validation") and bool(d.unknown_variables),
         "fail_on_environ_validation with {d.unknown_variables[0]}: {d.vllm} does not know the variable "
         "and would not start; leave one of the two out",
-        "envs.py of 0.29.0 (serving.md, section 2)",
+        "envs.py of 0.29.0",
     ),
     "step-budget": RecipeRule(
         lambda d: d.number("max_num_batched_tokens", inf) < d.number("max_num_seqs", 0),

@@ -52,8 +52,10 @@ ARGUMENTS = (
     Known("kv_offloading_size", "set it to null", first=(0, 11, 2)),
     Known("allow_deprecated_quantization", "leave it out: nothing is deprecated there", first=(0, 14, 0)),
 )
-"""Source: serving.md, section 2; attention_backend: vLLM PR #26315, whose warnings name 0.13;
-allow_deprecated_quantization: PR #31688, first in 0.14.0.
+"""Flags that only some versions take. Source: vLLM's sources from 0.9.2 to 0.33.0.
+
+attention_backend: vLLM PR #26315, whose warnings name 0.13; allow_deprecated_quantization: PR #31688, first
+in 0.14.0.
 """
 
 VALUES = {
@@ -108,7 +110,8 @@ VARIABLES = (
     Known("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "leave it out", first=(0, 15, 0)),
     Known("VLLM_ROCM_USE_AITER_CUSTOM_AR", "leave it out", first=(0, 28, 0)),
 )
-"""Environment variables, which vLLM ignores where it does not know them. Source: serving.md, section 2."""
+"""Environment variables, which vLLM ignores where it does not know them. Source: its envs.py from 0.9.2 to
+0.33.0."""
 
 NEVER_READ = {"SAFETENSORS_FAST_GPU": "does nothing since safetensors 0.3.0"}
 """Variables that no version of vLLM reads and nothing else does any more."""

@@ -5,15 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
-from analysis.rows import records
 from loadgen.__main__ import main
 from tests.support.patience import PATIENCE_S
+from tests.support.run_folders import check_folder
 
 ROOT = Path(__file__).parents[2]
 SHORT = [
@@ -75,45 +73,6 @@ def test_an_unreachable_target_is_exit_5_with_everything_saved(tmp_path: Path) -
     assert "NO RESULT" in done.stdout and "127.0.0.1:9" in done.stdout
     result = json.loads((tmp_path / "gone" / "sweep.json").read_text())
     assert (result["passed"], result["valid"], result["exit_code"]) == (False, False, 5)
-
-
-def check_folder(folder: Path) -> dict[str, Any]:
-    """What must hold of every run folder, however the run ended."""
-    run_ = load_run(folder)
-    rows = run_.requests()
-    planned = sum(pq.read_table(file).num_rows for file in (folder / "schedule").glob("*.parquet"))
-    assert rows.num_rows == planned
-    assert len(set(rows["seq"].to_pylist())) == planned
-    assert set(rows["status"].to_pylist()) <= {records.OK, *records.FAILURES}
-    assert run_.sweep is not None
-    assert run_.sweep["requests"]["rows"] == run_.sweep["requests"]["planned"] == planned
-    assert run_.manifest["files"]["sweep.json"]
-    assert run_.config.workload.name
-    return run_.sweep
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) -> None:
-    done = run("sweep", "--json", "--live", "0", f"out={tmp_path}", "run=whole", *SHORT)
-    # A neighbour may spoil the timing on a shared machine; it may not spoil the rows, and never the honesty.
-    assert done.returncode in (0, 3, 4, 6), done.stderr
-    assert "live view: http://127.0.0.1:" in done.stderr and not (tmp_path / "whole" / "live.json").exists()
-    result = check_folder(tmp_path / "whole")
-    assert json.loads(done.stdout.splitlines()[-1])["exit_code"] == done.returncode == result["exit_code"]
-    assert result["valid"] == (done.returncode != 4)
-    assert len(result["dwells"]) >= 2 and result["requests"]["by_status"]["ok"] > 50
-    run_ = load_run(tmp_path / "whole")
-    assert run_.dwells().num_rows == len(result["dwells"])
-    assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run_.events()}
-    assert run_.manifest["server"]["models"]
-    seconds = run_.timeseries().to_pylist()
-    assert len(seconds) > 20 and {row["replica"] for row in seconds} <= set(
-        run_.manifest["server"]["replica_nodes"]
-    )
-    assert max(row["running"] or 0 for row in seconds) > 0
-    assert run_.clients().num_rows > 20 and sum(run_.clients()["sends"].to_pylist()) > 50
 
 
 @pytest.mark.ray

@@ -30,7 +30,7 @@ from cluster.ray_session.placement import place  # noqa: E402
 from cluster.ray_session.serve_settings import serve_environment  # noqa: E402
 from cluster.ray_session.session import Session, open_session  # noqa: E402
 from conf import load  # noqa: E402
-from conf.specs.experiment import Routing  # noqa: E402
+from conf.specs.experiment import Cluster, Routing  # noqa: E402
 from conf.specs.routing import DATA_PATHS  # noqa: E402
 from serve_apps.routing.hash_ring import bound, ring, session_key, starts  # noqa: E402
 from serve_apps.routing.serve_routers import (  # noqa: E402
@@ -39,10 +39,10 @@ from serve_apps.routing.serve_routers import (  # noqa: E402
     request_router,
 )
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app  # noqa: E402
-from tests.conftest import FAKE  # noqa: E402
 
 SPECS = load(["engine=simulated", "layout=dp2_tp4_ep4"])
 PARTS = SPECS.engine, SPECS.model, SPECS.hardware, SPECS.layout
+NODE = Cluster("a fake node", session="fake", nodes=1, gpus_per_node=8)
 BODY = {"model": SPECS.model.served_name, "prompt": [0], "max_tokens": 1}
 ROUTED = [
     (policy, path)
@@ -232,8 +232,8 @@ def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -
 
 
 def running(session: Session, routing: Routing, name: str, *, asked: Routing | None = None) -> str | None:
-    """Deploy four replicas with one routing and let the self-test ask for it, or for another."""
-    placement = place(FAKE, SPECS.layout)
+    """Deploy two replicas with one routing and let the self-test ask for it, or for another."""
+    placement = place(NODE, SPECS.layout)
     app = build_app(EngineSpecs(*PARTS), placement.replicas, placement.bundles, routing=routing)
     serve.run_many([serve.RunTarget(app, name=name)], wait_for_applications_running=True)
     try:
@@ -262,7 +262,7 @@ def wait_for_answers(url: str, replicas: int) -> None:
 
 def test_behind_haproxy_a_router_of_serve_keeps_sessions_or_spreads_them() -> None:
     sticky, spread = (Routing("test", "haproxy", policy) for policy in ("consistent_hash", "round_robin"))
-    with open_session(FAKE, sticky, load_cpus=1) as session:
+    with open_session(NODE, sticky, load_cpus=1) as session:
         said = running(session, sticky, "one")
         assert said is not None and "1.00 replicas per session" in said
         # HAProxy's routers end with their application: under the same name there is no old one.
@@ -271,7 +271,7 @@ def test_behind_haproxy_a_router_of_serve_keeps_sessions_or_spreads_them() -> No
 
 def test_behind_the_python_proxy_no_old_router_is_taken_for_the_new() -> None:
     sticky, spread = (Routing("test", "python_proxy", policy) for policy in ("bounded_hash", "pow2"))
-    with open_session(FAKE, sticky, load_cpus=1) as session:
+    with open_session(NODE, sticky, load_cpus=1) as session:
         assert "1.00 replicas per session" in (running(session, sticky, "one") or "")
         try:
             said = running(session, spread, "one", asked=spread)

@@ -1,0 +1,119 @@
+"""One sweep as a user runs it, on real Ray, Serve and HTTP: its folder, and the page that follows it."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from analysis import load_run
+from tests.support.patience import PATIENCE_S, START_S, until
+from tests.support.run_folders import check_folder
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+BUDGET_S = 50
+SHORT = [
+    "engine.time_scale=2",
+    "workload.output_tokens.mean=40",
+    "search.window_s=16",
+    "search.first_transition_s=4",
+    "search.transition_s=2",
+    f"search.budget_s={BUDGET_S}",
+    "search.min_dwells=2",
+    "fleet.warmup_requests=4",
+    "fleet.drain_s=3",
+]
+
+
+def url_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr
+    for line in process.stderr:
+        if found := re.search(r"live view: (http://127\.0\.0\.1:\d+/)$", line.strip()):
+            return found[1]
+    raise AssertionError("no address was told")
+
+
+def metrics(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{url}metrics", timeout=PATIENCE_S) as page:
+        text = page.read().decode()
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "status" not in sample.labels
+    }
+
+
+def states(stream: Any) -> list[dict[str, Any]]:
+    lines = (line for line in stream if line.startswith(b"data: "))
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_whole_sweep_is_seen_while_it_loads_and_leaves_a_folder_that_proves_its_answer(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "whole"
+    words = ["--live", "0", *SHORT, f"out={tmp_path}", "run=whole"]
+    pipes = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    heard: list[dict[str, Any]] = []
+    with subprocess.Popen([sys.executable, "-m", "loadgen", "sweep", *words], **pipes) as process:  # type: ignore[call-overload]
+        url = url_of(process)
+        rest = threading.Thread(target=process.stderr.read)
+        rest.start()
+        with urllib.request.urlopen(f"{url}events", timeout=START_S) as stream:
+            listener = threading.Thread(target=lambda: heard.extend(states(stream)))
+            listener.start()
+            until(lambda: "maxqps_in_flight" in metrics(url), "no window was ever seen", START_S)
+            seen = metrics(url)
+            out, _ = process.stdout.read(), rest.join()
+            listener.join(PATIENCE_S)
+    # A neighbour may spoil the timing on a shared machine; it may not spoil the rows, and never the honesty.
+    assert process.wait() in (0, 3, 4, 6), out
+    check_page(heard, folder, process.returncode, out)
+    check_metrics(seen)
+    check_proof(folder, process.returncode)
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=PATIENCE_S)
+
+
+def check_page(heard: list[dict[str, Any]], folder: Path, code: int, out: str) -> None:
+    """The stream told windows while they ran, then the end."""
+    runs = [tree["run"] for tree in heard]
+    windows = [run["state"]["now"] for run in runs if run["state"]["now"]]
+    assert windows and all(0 <= now["pending"] <= now["sent"] for now in windows)
+    assert {now["kind"] for now in windows} == {"dwell"}
+    last = runs[-1]
+    assert (last["state"]["run_id"], last["state"]["verb"]) == ("whole", "sweep")
+    assert last["ending"]["exit_code"] == code and last["ending"]["text"] in out
+    assert last["ending"]["report"] == str(folder / "report.html")
+    assert not (folder / "live.json").exists()
+
+
+def check_metrics(seen: dict[str, float]) -> None:
+    assert seen["maxqps_nodes"] == 1 and seen["maxqps_ended"] == 0
+    assert seen["maxqps_budget_seconds"] == BUDGET_S and 0 < seen["maxqps_offered_qps"] < 20
+    assert seen["maxqps_bound_seconds"] > 0 and seen["maxqps_send_lag_gate_seconds"] > 0
+
+
+def check_proof(folder: Path, code: int) -> None:
+    result = check_folder(folder)
+    assert result["exit_code"] == code and result["valid"] == (code != 4)
+    assert len(result["dwells"]) >= 2 and result["requests"]["by_status"]["ok"] > 50
+    run = load_run(folder)
+    assert run.dwells().num_rows == len(result["dwells"])
+    assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run.events()}
+    assert run.manifest["server"]["models"]
+    seconds = run.timeseries().to_pylist()
+    replicas = set(run.manifest["server"]["replica_nodes"])
+    assert len(seconds) > 20 and {row["replica"] for row in seconds} <= replicas
+    assert max(row["running"] or 0 for row in seconds) > 0
+    assert run.clients().num_rows > 20 and sum(run.clients()["sends"].to_pylist()) > 50
