@@ -16,13 +16,16 @@ from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair
 from analysis.stats.pooling import NORMAL_975
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import Limit, allowed_over
+from conf.specs.bounds import LIMITS, Limit, allowed_over
 
 Open = Literal["", "above", "below"]
 
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
+GAP_SLOPE_CENTRE, GAP_SLOPE_SD = math.log(8), 0.5
+"""The same where gaps between tokens decide: 3 to 6.5 of pooled ones and 6 to 18 of a request's own p99 on
+the engine model, for a step with a prompt makes a gap long at any load."""
 NOISE, NOISE_PAIRS = 0.1, 4
 """sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
 how many pairs that belief weighs."""
@@ -167,8 +170,10 @@ def _overload(one: Pair) -> bool:
 
 
 def _over(pairs: Sequence[Pair], limits: Sequence[Limit], side: int) -> list[float]:
-    """Requests of one side over each limit, or around it."""
-    return [sum(one.limits[limit].near[side] for one in pairs) for limit in limits]
+    """Requests of one side over each limit, or around it, as many as if a tenth might be over each."""
+    alike = [allowed_over(LIMITS[0]) / allowed_over(limit) for limit in limits]
+    near = [sum(one.limits[limit].near[side] for one in pairs) for limit in limits]
+    return [scale * count for scale, count in zip(alike, near, strict=True)]
 
 
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
@@ -185,11 +190,13 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     kept = allowed_over(limit)
     allowed = kept * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
     allowed = min(max(allowed, kept), MOST_AROUND)
-    log_evidence = _evidence(tried, determined, shares, wide, allowed)
+    of_gaps = any(shares.of_gaps for _, shares in seen)
+    slope = (GAP_SLOPE_CENTRE, GAP_SLOPE_SD) if of_gaps else (SLOPE_CENTRE, SLOPE_SD)
+    log_evidence = _evidence(tried, determined, shares, wide, allowed, slope)
     cdf = _cdf(log_evidence, wide, start)
     lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
     fine = np.linspace(lowest, highest, _FINE)
-    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
+    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed, slope), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
     apart = NORMAL_975 * APART_SD * abs(median)
     low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
@@ -198,13 +205,22 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     return math.exp(median), math.exp(low), math.exp(high), side
 
 
-def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats, allowed: float) -> Floats:
+def _evidence(
+    tried: Floats,
+    determined: Floats,
+    shares: Floats,
+    deltas: Floats,
+    allowed: float,
+    log_slope: tuple[float, float],
+) -> Floats:
     """Log-likelihood on a grid of (tilt, slope, delta), with the priors of all but delta.
 
     Per pair two logits are slope x (ln ratio tried - delta) + tilt x (logit v - logit `allowed`) apart, and v
     is the mean share that was seen; then D = share of B - share of A solves 2 D = K (1 - w^2 + D^2) with
-    w = 2 v - 1 and K the tanh of half the distance. The variance is integrated out (Student's t).
+    w = 2 v - 1 and K the tanh of half the distance. The variance is integrated out (Student's t). `log_slope`
+    is the prior of ln slope, its centre and sd.
     """
+    centre, sd = log_slope
     weight = determined / determined.mean()
     mean = shares.mean(axis=0)
     # By the noise of one request, so that quiet windows are held to it too.
@@ -212,7 +228,7 @@ def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats,
     difference = (shares[1] - shares[0]) / unit
     above = np.log(mean / (1 - mean)) - math.log(allowed / (1 - allowed))
     room = 4 * mean * (1 - mean)
-    slope = np.exp(SLOPE_CENTRE + SLOPE_SD * _STEPS)[:, None]
+    slope = np.exp(centre + sd * _STEPS)[:, None]
     tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
     squares = np.zeros((len(_STEPS), len(_STEPS), len(deltas)))
     width = np.zeros_like(squares)

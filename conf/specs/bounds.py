@@ -21,9 +21,10 @@ METRICS = {
     "itl": "ITL",
     "itl_pooled": "pooled ITL",
     "e2e": "E2E",
+    "queue": "queue time",
 }
 """Latencies that can have a bound, and their words in a text."""
-PER_REQUEST = ("ttft", "tpot", "itl", "e2e")
+PER_REQUEST = ("ttft", "tpot", "itl", "e2e", "queue")
 """Latencies of which a request has one, so that it keeps their bounds or does not."""
 GAPS = ("itl", "itl_pooled")
 """Latencies made of the gaps between tokens."""
@@ -172,6 +173,11 @@ class Slo:
     def words(self, limit: Limit) -> str:
         """A bound in words: `p90 TTFT <= 2000 ms`."""
         return label(limit) if metric_of(limit) == JOINT else f"{label(limit)} <= {self.of(limit):g} ms"
+
+    def of_gaps(self, limit: Limit) -> bool:
+        """True if gaps between tokens decide whether a request keeps a bound; of a joint one any bound."""
+        metric = metric_of(limit)
+        return metric in GAPS or (metric == JOINT and self.strictest_ms("itl") is not None)
 
     @property
     def text(self) -> str:
