@@ -16,16 +16,18 @@ from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair
 from analysis.stats.pooling import NORMAL_975
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import LIMITS, Limit, allowed_over
+from conf.specs.bounds import LIMITS, Limit, allowed_over, metric_of
 
 Open = Literal["", "above", "below"]
 
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
-GAP_SLOPE_CENTRE, GAP_SLOPE_SD = math.log(8), 0.5
-"""The same where gaps between tokens decide: 3 to 6.5 of pooled ones and 6 to 18 of a request's own p99 on
-the engine model, for a step with a prompt makes a gap long at any load."""
+GAP_SLOPE_CENTRE, GAP_SLOPE_SD = math.log(12), 0.5
+"""The same where a request's own gaps decide: 7 to 18 of its p99 on the engine model, for a step with a
+prompt makes a gap long at any load."""
+POOLED_SLOPE_CENTRE, POOLED_SLOPE_SD = math.log(6), 0.4
+"""The same of pooled gaps: 3 to 6.5 there."""
 NOISE, NOISE_PAIRS = 0.1, 4
 """sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
 how many pairs that belief weighs."""
@@ -190,8 +192,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     kept = allowed_over(limit)
     allowed = kept * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
     allowed = min(max(allowed, kept), MOST_AROUND)
-    of_gaps = any(shares.of_gaps for _, shares in seen)
-    slope = (GAP_SLOPE_CENTRE, GAP_SLOPE_SD) if of_gaps else (SLOPE_CENTRE, SLOPE_SD)
+    slope = _log_slope(limit, any(shares.of_gaps for _, shares in seen))
     log_evidence = _evidence(tried, determined, shares, wide, allowed, slope)
     cdf = _cdf(log_evidence, wide, start)
     lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
@@ -203,6 +204,13 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     best = _flat(log_evidence)
     side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
     return math.exp(median), math.exp(low), math.exp(high), side
+
+
+def _log_slope(limit: Limit, of_gaps: bool) -> tuple[float, float]:
+    """Prior of the slope's logarithm: its centre and sd."""
+    if metric_of(limit) == "itl_pooled":
+        return POOLED_SLOPE_CENTRE, POOLED_SLOPE_SD
+    return (GAP_SLOPE_CENTRE, GAP_SLOPE_SD) if of_gaps else (SLOPE_CENTRE, SLOPE_SD)
 
 
 def _evidence(

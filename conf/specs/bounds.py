@@ -89,6 +89,8 @@ def limit_of(metric: str, quantile: float) -> Limit:
     """The name of a bound. Raises ValueError for an unknown latency or an impossible quantile."""
     if metric in LIMITS and quantile == QUANTILE:
         return metric
+    if not LEAST_QUANTILE <= quantile <= MOST_QUANTILE:
+        raise ValueError(f"the quantile {quantile:g} is no bound's; give one from .5 to .999")
     limit = f"{metric}_p{f'{quantile:.3f}'[2:].rstrip('0').ljust(2, '0')}"
     if parsed(limit)[1] != quantile:
         raise ValueError(f"{quantile} is no quantile of a bound; give it at most three digits")

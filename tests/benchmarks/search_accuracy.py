@@ -21,7 +21,7 @@ import numpy as np
 from tests.benchmarks._brute_force import find_truths
 from tests.benchmarks._comparisons import compared
 from tests.benchmarks._usual_searches import bisection, isotonic, mlperf
-from tests.support.scenarios import EDGES, FAR_RATIOS, SCENARIOS, truths
+from tests.support.scenarios import BOUNDS, EDGES, FAR_RATIOS, METHOD, SCENARIOS, truths
 from tests.support.searches import Found, blind, published, searched
 
 HEADS = (
