@@ -19,6 +19,7 @@ from conf.specs.bounds import (
     parsed,
     quantile_of,
 )
+from loadgen.cli import config_check
 
 
 def test_an_slo_lists_its_bounds_under_the_keys_that_set_them() -> None:
@@ -124,3 +125,19 @@ def test_scaled_bounds_keep_the_joint_share() -> None:
         "itl_p99": 25.0,
     }
     assert slo.joint == 0.95
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["engine=vllm_cpu"], "add engine.args.enable_per_request_metrics=true"),
+        (["layout=1p1d_tp4_ep4"], "waits in two queues of layout=1p1d_tp4_ep4"),
+    ],
+)
+def test_a_bound_on_a_queue_that_an_engine_does_not_tell_is_refused_at_once(
+    words: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_check.experiment("sweep", [*words, "slo.queue_p90_ms=500"], None)
+    assert str(refused.value).startswith("slo.queue_...: ") and said in str(refused.value)
+    assert "\n" not in str(refused.value)
