@@ -21,6 +21,7 @@ KERNEL_E2E: dict[str, tuple[tuple[float, float], ...]] = {
     "itl": TOKENS,
     "itl_pooled": TOKENS,
     "e2e": TOKENS,
+    "queue": FIRST_TOKEN,
     "joint": (*TOKENS, *FIRST_TOKEN),
 }
 """Reach of the load back and ahead of a block, in median durations of an answer: a first token
@@ -63,7 +64,7 @@ class Kernel:
 
 
 def _reaches(limit: Limit) -> tuple[tuple[float, float], ...]:
-    late = metric_of(limit) == "ttft" and quantile_of(limit) > QUANTILE
+    late = metric_of(limit) in ("ttft", "queue") and quantile_of(limit) > QUANTILE
     return LATE_FIRST_TOKEN if late else KERNEL_E2E[metric_of(limit)]
 
 

@@ -8,15 +8,15 @@ window minus that of B's, in which the luck of the common arrivals cancels.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE
-from analysis.capacity.window_pairs import Pair
+from analysis.capacity.window_pairs import Pair, Shares
 from analysis.stats.pooling import NORMAL_975
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import Limit, allowed_over
+from conf.specs.bounds import LIMITS, Limit, allowed_over, metric_of
 
 Open = Literal["", "above", "below"]
 
@@ -26,6 +26,12 @@ early left out)."""
 NOISE, NOISE_PAIRS = 0.1, 4
 """sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
 how many pairs that belief weighs."""
+GAP_SLOPE_CENTRE, GAP_SLOPE_SD, GAP_NOISE = math.log(12), 0.5, 0.5
+"""The same where a request's own gaps decide, for which a step with a prompt is long at any load: slopes are
+7 to 18 of a p99 on the engine model. A long step is long for all answers in the batch, and B's steps are not
+A's, so that windows scatter: with this noise 22 of 24 comparisons of I99 cover, with 0.3 some 7 of ten."""
+POOLED_SLOPE_CENTRE, POOLED_SLOPE_SD = math.log(6), 0.4
+"""Slopes of pooled gaps are 3 to 6.5 there."""
 TILT, TILT_SD = 0.5, 0.4
 """ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
 S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""
@@ -159,22 +165,26 @@ def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tu
 
 def _overload(one: Pair) -> bool:
     """True if a side was so far beyond its capacity that it does not show which limit binds there."""
-    return any(
-        max(shares.over) > OVERLOADED_SHARE * shares.determined
-        for shares in one.limits.values()
-        if shares.determined
-    )
+    return any(map(_is_over, one.limits.values()))
+
+
+def _is_over(shares: Shares) -> bool:
+    return shares.determined > 0 and max(shares.over) > OVERLOADED_SHARE * shares.determined
 
 
 def _over(pairs: Sequence[Pair], limits: Sequence[Limit], side: int) -> list[float]:
-    """Requests of one side over each limit, or around it."""
-    return [sum(one.limits[limit].near[side] for one in pairs) for limit in limits]
+    """Requests of one side over each limit, or around it, as many as if a tenth might be over each."""
+    alike = [allowed_over(LIMITS[0]) / allowed_over(limit) for limit in limits]
+    near = [sum(one.limits[limit].near[side] for one in pairs) for limit in limits]
+    return [scale * count for scale, count in zip(alike, near, strict=True)]
 
 
 def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and its open end; None if no pair tells."""
     seen = [(one.log_ratio, one.limits[limit]) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
+    # Gaps can be over a bound in a tenth of the requests or in all: beyond an overload no slope leads.
+    seen = [(at, shares) for at, shares in seen if not (shares.of_gaps and _is_over(shares))]
     informative = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
     if not informative:
         return None
@@ -185,11 +195,12 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     kept = allowed_over(limit)
     allowed = kept * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
     allowed = min(max(allowed, kept), MOST_AROUND)
-    log_evidence = _evidence(tried, determined, shares, wide, allowed)
+    belief = _Belief.of(limit, any(shares.of_gaps for _, shares in seen))
+    log_evidence = _evidence(tried, determined, shares, wide, allowed, belief)
     cdf = _cdf(log_evidence, wide, start)
     lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
     fine = np.linspace(lowest, highest, _FINE)
-    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed), fine, start)
+    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed, belief), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
     apart = NORMAL_975 * APART_SD * abs(median)
     low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
@@ -198,7 +209,29 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     return math.exp(median), math.exp(low), math.exp(high), side
 
 
-def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats, allowed: float) -> Floats:
+class _Belief(NamedTuple):
+    """What is believed of a limit's pairs beforehand: centre and sd of ln slope, and the noise."""
+
+    centre: float
+    sd: float
+    noise: float
+
+    @classmethod
+    def of(cls, limit: Limit, of_gaps: bool) -> "_Belief":
+        if metric_of(limit) == "itl_pooled":
+            return cls(POOLED_SLOPE_CENTRE, POOLED_SLOPE_SD, NOISE)
+        known = (GAP_SLOPE_CENTRE, GAP_SLOPE_SD, GAP_NOISE) if of_gaps else (SLOPE_CENTRE, SLOPE_SD, NOISE)
+        return cls(*known)
+
+
+def _evidence(
+    tried: Floats,
+    determined: Floats,
+    shares: Floats,
+    deltas: Floats,
+    allowed: float,
+    belief: _Belief,
+) -> Floats:
     """Log-likelihood on a grid of (tilt, slope, delta), with the priors of all but delta.
 
     Per pair two logits are slope x (ln ratio tried - delta) + tilt x (logit v - logit `allowed`) apart, and v
@@ -212,7 +245,7 @@ def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats,
     difference = (shares[1] - shares[0]) / unit
     above = np.log(mean / (1 - mean)) - math.log(allowed / (1 - allowed))
     room = 4 * mean * (1 - mean)
-    slope = np.exp(SLOPE_CENTRE + SLOPE_SD * _STEPS)[:, None]
+    slope = np.exp(belief.centre + belief.sd * _STEPS)[:, None]
     tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
     squares = np.zeros((len(_STEPS), len(_STEPS), len(deltas)))
     width = np.zeros_like(squares)
@@ -224,7 +257,7 @@ def _evidence(tried: Floats, determined: Floats, shares: Floats, deltas: Floats,
         squares += weight[n] * (difference[n] - expected) ** 2 / spread
         width += np.log(spread)
     freedom = len(tried) + NOISE_PAIRS
-    found: Floats = -0.5 * freedom * np.log(NOISE_PAIRS * NOISE**2 + squares) - 0.5 * width
+    found: Floats = -0.5 * freedom * np.log(NOISE_PAIRS * belief.noise**2 + squares) - 0.5 * width
     return (found - 0.5 * (_STEPS**2)[:, None, None] - 0.5 * (_STEPS**2)[:, None]).reshape(-1, len(deltas))
 
 

@@ -28,8 +28,12 @@ high."""
 BURST_SHARE = 0.01
 PROMPT_ERROR = 0.01
 """Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
+QUEUE_UNTOLD = "queue_untold"
+"""The reason of a window with a bound on the queue that answers do not tell."""
 HIT_ERROR = 0.01
 """Largest distance of the prefix cache's share of the prompt tokens from the intended (the method, 5.2)."""
+LEAST_QUEUE_TOLD = 0.99
+"""Least share of the answers that tell their time in the queue, where a bound asks for it (our choice)."""
 BLOCK_TOKENS = 16
 """vLLM's default block: a prefix cache serves whole ones, the rest of what is shared is computed anew."""
 
@@ -113,6 +117,15 @@ def prefix_hits(rows: pa.Table, block_tokens: int = BLOCK_TOKENS) -> Check:
     fewer = 0.0 if metrics.reused(rows) else least - (hit or 0.0)
     error = None if hit is None else max(hit - most, fewer, 0.0)
     return at_most("prefix_hit_error", error, HIT_ERROR, "", "wrong_prefix_hits")
+
+
+def queue_told(rows: pa.Table, slo: Slo) -> tuple[Check, ...]:
+    """Share of the answers that tell their time in the server's queue; no check where no bound asks."""
+    if slo.strictest_ms("queue") is None:
+        return ()
+    told = ~np.isnan(metrics.queue(rows)[metrics.status_in(rows, records.OK)])
+    share = float(np.mean(told)) if len(told) else None
+    return (at_least("queue_told", share, LEAST_QUEUE_TOLD, "", QUEUE_UNTOLD),)
 
 
 def words(rows: pa.Table) -> tuple[Check, ...]:

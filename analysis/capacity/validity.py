@@ -28,6 +28,7 @@ REMEDIES = {
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
     "wrong_prompts": "The server counts other prompt lengths than planned: use workload.prompt=token_ids.",
     "wrong_prefix_hits": "The prefix cache was not hit as intended: reset it, warm every replica, run again.",
+    "queue_untold": "Start vLLM with --enable-per-request-metrics (0.29 has it), or leave slo.queue_... out.",
     "too_few_dwells": "Raise search.budget_s.",
 }
 SLOWER = dict.fromkeys(("client_limited", "engine_late"), "A lower engine.time_scale helps too.")
@@ -98,6 +99,7 @@ def judge_window(
         service_checks.prompts(rows),
         service_checks.prefix_hits(rows, evidence.block_tokens),
         service_checks.achieved(rows),
+        *service_checks.queue_told(rows, slo),
         flow_checks.little(requests, window, evidence.in_flight_mean),
         *_loop_checks(requests, window, rows),
     )

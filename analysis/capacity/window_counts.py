@@ -258,6 +258,8 @@ def latency_so_far(requests: pa.Table, bound: Bound, now_ns: int) -> Floats:
         return tpot_so_far(requests, now_ns)
     if metric == "e2e":
         return e2e_over(requests, bound.ms, now_ns)
+    if metric == "queue":
+        return metrics.queue(requests)
     assert metric == "itl", metric
     return metrics.own_itl(requests)
 

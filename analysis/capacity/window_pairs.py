@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.capacity.window_counts import Parts
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import Limit
 
@@ -16,21 +17,42 @@ BAND = 0.3
 bound, and requests that just miss it no longer decide (halves the spread, simulated)."""
 
 
-Latencies = Mapping[Limit, Floats]
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The parts of a window's requests that are over a bound and that are known, in order of due time.
+
+    A request is a whole, or counts by its gaps. Gaps between tokens lie in clusters, of steps with a prompt
+    and of those without: a mean over bounds around the asked one hardly moves with the rate, unlike a
+    count.
+    """
+
+    over: Parts
+    known: Parts
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def __getitem__(self, which: slice) -> "Counted":
+        return Counted(self.over[which], self.known[which])
+
+
+Latencies = Mapping[Limit, Floats | Counted]
 """The latency over its bound of a window's requests in order of due time, by the bound's name; nan is not
-known (yet), inf failed."""
+known (yet), inf failed. Where gaps between tokens decide it is how many are over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """One limit in a pair: of `determined` requests known on both sides, `over` it as (A, B).
 
-    `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part.
+    `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part; where gaps
+    decide (`of_gaps`) it is the same, and a request counts by its part among those of its side.
     """
 
     determined: int
-    over: tuple[int, int]
+    over: tuple[float, float]
     near: tuple[float, float]
+    of_gaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +76,25 @@ def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies) 
     return Pair(index, log_ratio, whole, shares)
 
 
-def _shares(a: Floats, b: Floats) -> Shares:
+def _shares(a: Floats | Counted, b: Floats | Counted) -> Shares:
+    if isinstance(a, Counted) or isinstance(b, Counted):
+        assert isinstance(a, Counted) and isinstance(b, Counted)
+        return _counted(a, b)
     both = ~(np.isnan(a) | np.isnan(b))
     sides = [side[both] for side in (a, b)]
     over = [int(np.sum(side > 1)) for side in sides]
     near = [float(np.sum(_near(side))) for side in sides]
     return Shares(int(both.sum()), (over[0], over[1]), (near[0], near[1]))
+
+
+def _counted(a: Counted, b: Counted) -> Shares:
+    """Shares of what is known of the requests that both sides know, as parts of their number."""
+    both = (a.known > 0) & (b.known > 0)
+    count = int(both.sum())
+    over = [
+        count * float(side.over[both].sum()) / max(float(side.known[both].sum()), 1e-9) for side in (a, b)
+    ]
+    return Shares(count, (over[0], over[1]), (over[0], over[1]), of_gaps=True)
 
 
 def _near(over: Floats) -> Floats:

@@ -5,11 +5,12 @@ Knows the state of a run and a width; knows no terminal, and judges nothing.
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from analysis.live.state import Belief, DoneWindow, LiveState
 from analysis.live.window_so_far import WindowSoFar
 from conf.io.one_line import printable
-from conf.specs.bounds import LIMITS, label
+from conf.specs.bounds import LIMITS, PER_REQUEST, label, metric_of
 
 LEAST_WIDTH = 40
 """Fewest columns that the screen is laid out for (our choice)."""
@@ -87,15 +88,21 @@ def figure(value: float | None, digits: int = 0) -> str:
 def window_line(done: DoneWindow) -> str:
     """A window that is over, as one sentence; a verdict with answers still out is called provisional."""
     latencies = ", ".join(
-        f"{_words(limit)} {figure(done.latencies_p90_ms.get(limit), 1)} ms ({figure(over, 1)} % over)"
-        if limit in done.latencies_p90_ms
-        else f"{_words(limit)} {figure(over, 1)} % over"
+        f"{_words(limit)}{_told(done, limit)} ({figure(over, 1)} % over)"
         for limit, over in done.over_pct.items()
     )
     return (
         f"{done.kind} {done.index}: {figure(done.rate_qps_per_node, 3)} QPS per node, "
         f"{done.requests} requests, {latencies}, send lag p99 {figure(done.lag_p99_ms, 1)} ms: {done.judged}"
     )
+
+
+def _told(done: DoneWindow, key: str) -> str:
+    """The limited latency of a window; nothing where requests have no one such latency."""
+    with suppress(ValueError):
+        if metric_of(key.removesuffix("_ms")) not in PER_REQUEST:
+            return ""
+    return f" {figure(done.latencies_p90_ms[key], 1)} ms" if key in done.latencies_p90_ms else ""
 
 
 def _phase(state: LiveState, seen: WindowSoFar | None, width: int) -> Iterator[str]:

@@ -44,6 +44,7 @@ CAUSES = {
     "burst_delivery": "Tokens came merged, so that their pace is not known.",
     "wrong_prompts": "The server counted other prompts than were planned.",
     "wrong_prefix_hits": "The prefix cache was not hit as intended.",
+    "queue_untold": "A bound is on the time in the server's queue, which its answers do not tell.",
     "too_few_dwells": "Too few windows were measured.",
 }
 """Meaning of each void reason of `analysis.capacity.validity`."""

@@ -17,7 +17,11 @@ RATIO = dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_h
 
 
 def lines(axes: Sequence[str], rows: Sequence[TextRow], columns: Sequence[tuple[str, int]]) -> list[str]:
-    """A heading and a line per cell under `columns` (heading, width); the reason where there is no figure."""
+    """A heading and a line per cell under `columns` (heading, least width); the reason where figures lack."""
+    columns = [
+        (name, max([width, *(len(figures[at]) + 1 for _, figures, _ in rows if figures)]))
+        for at, (name, width) in enumerate(columns)
+    ]
     widths = [max(len(axis), *(len(str(at[axis])) for at, _, _ in rows)) + 2 for axis in axes]
     heads = "".join(f"{axis:<{width}}" for axis, width in zip(axes, widths, strict=True))
     out = [(heads + "".join(f"{name:>{width}}" for name, width in columns)).rstrip()]

@@ -166,6 +166,11 @@ def gaps_over(requests: pa.Table) -> tuple[Floats, Floats]:
     return over / mean, gaps / mean
 
 
+def queue(requests: pa.Table) -> Floats:
+    """Time in the server's queue by the server's word, per row; nan where it tells none."""
+    return _judged(requests, numbers(requests, "queue_us") / 1e3)
+
+
 def _of_tokens(requests: pa.Table, latency_ms: Floats) -> Floats:
     """A latency of answers of 2 tokens or more (asked for, if the request failed); nan of others."""
     tokens = numbers(requests, "output_tokens")
@@ -269,6 +274,13 @@ METRICS = (
     ),
     Metric(
         "e2e", "last read with an output token, from the due time", "last_token_offset_ns / 1e6", _LAST, e2e
+    ),
+    Metric(
+        "queue",
+        "time in the server's queue up to the first step that computes the request, by the server's word",
+        "queue_us / 1e3",
+        ("status", "queue_us"),
+        queue,
     ),
     Metric(
         "itl",

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
 from analysis.rows.parquet import Column
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version grows with every added column; none is renamed or taken away. A column that a file lacks is
 null."""
 
@@ -107,6 +107,13 @@ _COLUMNS: tuple[Column, ...] = (
         "first token by the simulated engine's own clock, from its having the request; null if not told",
     ),
     ("engine_last_token_ns", pa.int64(), "ns", "last token, likewise"),
+    (
+        "queue_us",
+        pa.int64(),
+        "us",
+        "time in the server's queue, on the run's clock, as its answer tells it (vLLM's "
+        "`metrics.queue_time_ms`); null if not told",
+    ),
     (
         "own_itl_us",
         pa.int32(),

@@ -21,9 +21,10 @@ METRICS = {
     "itl": "ITL",
     "itl_pooled": "pooled ITL",
     "e2e": "E2E",
+    "queue": "queue time",
 }
 """Latencies that can have a bound, and their words in a text."""
-PER_REQUEST = ("ttft", "tpot", "itl", "e2e")
+PER_REQUEST = ("ttft", "tpot", "itl", "e2e", "queue")
 """Latencies of which a request has one, so that it keeps their bounds or does not."""
 GAPS = ("itl", "itl_pooled")
 """Latencies made of the gaps between tokens."""
@@ -88,6 +89,8 @@ def limit_of(metric: str, quantile: float) -> Limit:
     """The name of a bound. Raises ValueError for an unknown latency or an impossible quantile."""
     if metric in LIMITS and quantile == QUANTILE:
         return metric
+    if not LEAST_QUANTILE <= quantile <= MOST_QUANTILE:
+        raise ValueError(f"the quantile {quantile:g} is no bound's; give one from .5 to .999")
     limit = f"{metric}_p{f'{quantile:.3f}'[2:].rstrip('0').ljust(2, '0')}"
     if parsed(limit)[1] != quantile:
         raise ValueError(f"{quantile} is no quantile of a bound; give it at most three digits")
@@ -172,6 +175,11 @@ class Slo:
     def words(self, limit: Limit) -> str:
         """A bound in words: `p90 TTFT <= 2000 ms`."""
         return label(limit) if metric_of(limit) == JOINT else f"{label(limit)} <= {self.of(limit):g} ms"
+
+    def of_gaps(self, limit: Limit) -> bool:
+        """True if gaps between tokens decide whether a request keeps a bound; of a joint one any bound."""
+        metric = metric_of(limit)
+        return metric in GAPS or (metric == JOINT and self.strictest_ms("itl") is not None)
 
     @property
     def text(self) -> str:

@@ -22,6 +22,9 @@ from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed
 from serve_apps.vllm_engine.prepared import prepared
 from serve_apps.vllm_recipes.recipes import resolve
 
+PER_REQUEST_METRICS = "enable_per_request_metrics"
+"""vLLM's argument with which an answer tells its time in the queue, in `metrics.queue_time_ms`."""
+
 
 def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     """The experiment that the words ask of a verb. Raises ConfigError if it cannot be run."""
@@ -52,6 +55,7 @@ def refuse_misfit(experiment: Experiment) -> None:
     """Raise ConfigError for weights, prompts or hardware that do not fit, and for a bad tokenizer."""
     spec = experiment.engine
     text_pool.refuse(experiment.workload, experiment.model.vocab)
+    _refuse_untold(experiment)
     if isinstance(spec, VllmEngine):
         _refuse_vllm(spec, experiment)
     if not isinstance(spec, SimulatedEngine):
@@ -72,6 +76,23 @@ def refuse_misfit(experiment: Experiment) -> None:
         raise ConfigError(
             f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
             "(engine.max_model_len, engine.num_gpu_blocks); shorten them"
+        )
+
+
+def _refuse_untold(experiment: Experiment) -> None:
+    """Refuse a bound on a queue that the engine does not tell; of other servers the run learns it."""
+    spec, layout = experiment.engine, experiment.layout
+    if experiment.slo.strictest_ms("queue") is None:
+        return
+    if isinstance(spec, VllmEngine) and not spec.args.get(PER_REQUEST_METRICS):
+        raise ConfigError(
+            f"slo.queue_...: vLLM tells a request's time in its queue only if asked; add engine.args."
+            f"{PER_REQUEST_METRICS}=true"
+        )
+    if spec.kind != "external" and layout.prefill is not None:
+        raise ConfigError(
+            f"slo.queue_...: a request waits in two queues of layout={layout.name} and no server tells both; "
+            "leave the bound out, or take slo.ttft_p90_ms"
         )
 
 

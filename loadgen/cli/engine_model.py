@@ -45,13 +45,19 @@ not (measured, 2026-11-22). It only says where a ramp begins."""
 
 
 def refuse_unknown_bounds(experiment: Experiment) -> None:
-    """Raise ConfigError for a bound on gaps between tokens where the engine model does not know them."""
+    """Raise ConfigError for a bound on gaps between tokens or on the queue that the model does not know."""
+    layout, what = experiment.layout, ""
+    several = layout.prefill is not None or layout.data_parallel > 1
+    if several and "queue" in _metrics(experiment):
+        raise ConfigError(
+            f"the engine model knows no queue time of layout={layout.name}: leave slo.queue_... out, or take "
+            "a layout of whole engines without data-parallel ranks"
+        )
     if not _metrics(experiment) & set(GAPS):
         return
-    layout, what = experiment.layout, ""
     if experiment.workload.has_sessions:
         what = "sessions"
-    elif layout.prefill is not None or layout.data_parallel > 1:
+    elif several:
         what = f"layout={layout.name}"
     elif experiment.workload.replays_prefixes and (recorded := trace.of(experiment.workload)):
         what = "prompts that share a trace's prefixes" if recorded.blocks else ""
@@ -124,7 +130,8 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     replica = seen.replica if part is None else seen.replica + part * engines
     work = whole_service.all_work(seen)
     itl_s, gaps = _gaps(experiment, asked, seen, replicas)
-    return Simulated(seen.first_token_s, seen.last_token_s, seen.cached_tokens, work, replica, itl_s, gaps)
+    times = seen.first_token_s, seen.last_token_s, seen.cached_tokens
+    return Simulated(*times, work, replica, itl_s, gaps, seen.queue_s)
 
 
 def _shared(

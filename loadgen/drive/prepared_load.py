@@ -12,6 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from analysis.capacity import service_checks
+from analysis.capacity.validity import REMEDIES
 from analysis.capacity.window_counts import e2e_so_far
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
@@ -67,14 +69,27 @@ def warm_up(driver: Driver) -> None:
     feed.began_ns = feed.free_ns
 
 
+class QueueUntold(RuntimeError):
+    """A bound is on the time in the server's queue, which the server does not tell."""
+
+
+def _refuse_untold(driver: Driver, rows: pa.Table) -> None:
+    """Raise QueueUntold before the budget is spent: what is not told can be neither kept nor missed."""
+    for check in service_checks.queue_told(rows, driver.plan.slo):
+        if check.voids:
+            told = f"{check.value or 0:.0%} of the warm-up's answers tell their time in the server's queue"
+            raise QueueUntold(f"{check.reason}: {told}. {REMEDIES[check.reason]}")
+
+
 def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
-    """Say how the warm-up ended; raises TargetLost for a service that cannot be measured."""
+    """Say how the warm-up ended; raises TargetLost or QueueUntold for a service that cannot be measured."""
     states = Counter(rows["status"].to_pylist())
     counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     driver.emit("warm", text=f"warm-up: {requests} requests, {counted}")
     answered = metrics.status_in(rows, records.OK).any()
     if driver.plan.workload.wants_hits and answered and metrics.prefix_hit(rows) is None:
         driver.emit("fill", text=UNREPORTED)
+    _refuse_untold(driver, rows)
     if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
         driver.loss.lose(other[0]["error"])
     driver.loss.refuse_dead(-1, least=1)

@@ -166,6 +166,7 @@ def batch(
         "time_scale": np.full(len(plans), clock.scale),
         "engine_first_token_ns": [_engine_ns(exchange, "first") for exchange in ends],
         "engine_last_token_ns": [_engine_ns(exchange, "last") for exchange in ends],
+        "queue_us": [None if one.queue_ms is None else round(1e3 * one.queue_ms) for one in ends],
         **gaps.columns(ends, clock.scale),
     }
     columns["turn_blocked_ns"] = pa.array(

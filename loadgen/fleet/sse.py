@@ -25,6 +25,8 @@ COUNT_LIMIT = 2**31
 """Counts are 32 bits with a sign; a server that reports more is not believed."""
 ENGINE_COUNTS = ("steps", "late_steps", "first_token_us", "last_token_us")
 """Counts that a simulated engine reports at the end of an answer."""
+MOST_QUEUE_MS = 1e9
+"""Eleven days: a server that tells a longer time in its queue is not believed (our choice)."""
 STAMP_DIGITS = 18
 """Most digits of a time in ns: thirty years, which fit into 64 bits."""
 _STAMP = b'data: {"virtual_ns":'
@@ -40,7 +42,8 @@ class Exchange:
     open a new one. How long the server and the network then take to accept is not its lateness.
     `gaps_us` are the microseconds between consecutive socket reads that carried output. A simulated
     engine whose clock runs `time_scale` times as fast tells its own time: `accepted_virtual_ns` of the
-    request, and first and last of its tokens.
+    request, and first and last of its tokens. `queue_ms` is the time in the server's queue, by the server's
+    word and clock.
     """
 
     seq: int
@@ -62,6 +65,7 @@ class Exchange:
     accepted_virtual_ns: int | None = None
     first_virtual_ns: int | None = None
     last_virtual_ns: int | None = None
+    queue_ms: float | None = None
     events: int = 0
     done: bool = False
     gaps_us: "array[int]" = field(default_factory=partial(array, "i"))
@@ -213,6 +217,8 @@ class EventReader:
         output = _carries_output(choice)
         exchange.usage = exchange.usage if usage is None else usage
         exchange.engine = exchange.engine if engine is None else engine
+        queue_ms = _queue_ms(message.get("metrics"))
+        exchange.queue_ms = exchange.queue_ms if queue_ms is None else queue_ms
         if reason:
             exchange.finish_reason = printable(self._redact(reason)[:WORD_CHARS])
         exchange.events += output
@@ -244,6 +250,17 @@ def _carries_output(choice: dict[str, Any]) -> bool:
         delta = _typed(choice["delta"], dict)
         return any(delta.get(key) for key in CONTENT_KEYS)
     return "text" in choice
+
+
+def _queue_ms(metrics: Any) -> float | None:
+    """The time in vLLM's queue (`--enable-per-request-metrics`); None where a server tells no such time.
+
+    Other servers may mean something else by the word: what is no such time fails no answer.
+    """
+    told = metrics.get("queue_time_ms") if isinstance(metrics, dict) else None
+    if isinstance(told, bool) or not isinstance(told, int | float):
+        return None
+    return float(told) if 0 <= told <= MOST_QUEUE_MS else None
 
 
 def _typed(value: Any, kind: type[_T]) -> _T:

@@ -183,7 +183,9 @@ def refuse(experiment: Experiment) -> None:
     elif workload.arrivals.kind != "poisson":
         what = f"workload.arrivals.kind={workload.arrivals.kind}"
     elif gaps := {metric_of(limit) for limit in experiment.slo.limits} & set(GAPS):
-        what = f"a bound on gaps between tokens ({', '.join(sorted(gaps))})"
+        what = f"bound on gaps between tokens ({', '.join(sorted(gaps))})"
+    elif experiment.slo.strictest_ms("queue"):
+        what = "bound on the queue time"
     if what:
         raise ConfigError(f"the simulated day knows no {what}")
 

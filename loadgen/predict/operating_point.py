@@ -40,7 +40,7 @@ class Simulated(NamedTuple):
     `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps, nan
     for an engine that is simulated block by block. Requests of phase `warmup` may have no times (nan).
     `own_itl_s` is a quantile of each request's gaps between tokens, `gaps` are all of them, where a bound
-    asks for it.
+    asks for it; `queue_s` is its time in the scheduler's queue, None where that is not known.
     """
 
     first_s: Floats
@@ -50,6 +50,7 @@ class Simulated(NamedTuple):
     replica: Ints | None = None
     own_itl_s: Floats | None = None
     gaps: PooledGaps | None = None
+    queue_s: Floats | None = None
 
 
 Simulate = Callable[[Experiment, ArrivalSchedule, int, int], Simulated]
@@ -104,6 +105,7 @@ class OperatingPoint:
     e2e_ms: Floats
     itl_ms: Floats
     gaps_ms: Floats
+    queue_ms: Floats
     input_tokens: float
     image_tokens: float
     output_tokens: float
@@ -163,7 +165,8 @@ class OperatingPoint:
             return worst
         if metric == "itl_pooled":
             return self.gaps_ms
-        return {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms, "itl": self.itl_ms}[metric]
+        latency: Floats = getattr(self, f"{metric}_ms")
+        return latency
 
 
 class RateSimulator:
@@ -198,7 +201,7 @@ class RateSimulator:
         window_s = min(max(effort.window_s, min(rare_s, effort.window_s * PARTS)), enough_s)
         runs = [self._run(rate_qps, window_s, part) for part in range(effort.parts)]
         columns = zip(*(run.columns for run in runs), strict=True)
-        due, first, last, itl, inputs, images, outputs, cached = map(np.concatenate, columns)
+        due, first, last, itl, queue, inputs, images, outputs, cached = map(np.concatenate, columns)
         load_s = effort.nodes * sum(run.load_s for run in runs)
         _, begin_s, *_, end_s = self._edges_s(rate_qps, window_s)
         offered_s = effort.nodes * effort.parts * (end_s - begin_s)
@@ -212,6 +215,7 @@ class RateSimulator:
             e2e_ms=(last - due) * 1e3,
             itl_ms=itl * 1e3,
             gaps_ms=np.concatenate([run.gaps_s for run in runs]) * 1e3,
+            queue_ms=queue * 1e3,
             input_tokens=_mean(inputs),
             image_tokens=_mean(images),
             output_tokens=_mean(outputs),
@@ -244,8 +248,9 @@ class RateSimulator:
         engines = nodes * self.experiment.layout.replicas_per_node
         seen = self._simulate(self.experiment, arrivals, nodes, seed + part * engines)
         inside = arrivals.phase == PHASES.index("window")
-        itl_s = np.full(len(arrivals), np.nan) if seen.own_itl_s is None else seen.own_itl_s
-        times = (arrivals.due_ns / NS, seen.first_s, seen.last_s, itl_s)
+        unknown = np.full(len(arrivals), np.nan)
+        some_s = (unknown if one is None else one for one in (seen.own_itl_s, seen.queue_s))
+        times = (arrivals.due_ns / NS, seen.first_s, seen.last_s, *some_s)
         images = np.zeros(len(arrivals)) if arrivals.image_tokens is None else arrivals.image_tokens
         tokens = (arrivals.input_tokens, images, arrivals.output_tokens, seen.cached_tokens)
         return _Run(
@@ -260,7 +265,7 @@ class RateSimulator:
 class _Run(NamedTuple):
     """Requests of a window, and the duration of the load.
 
-    `columns`: due, first, last, own ITL (s), input, image, output, cached tokens; `gaps_s` of all of them.
+    `columns`: due, first, last, own ITL, queue (s), input, image, output, cached tokens; `gaps_s` of all.
     """
 
     columns: list[Floats]

@@ -21,7 +21,7 @@ from analysis.capacity import dwell_table
 from analysis.live import window_so_far
 from analysis.live.window_so_far import WindowSoFar
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET
+from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from conf import Experiment
 from conf.composed import dump
@@ -29,6 +29,7 @@ from conf.io.secret import Secret
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.prepared_load import QueueUntold
 from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.fleet.gap_record import GapRecord
 from loadgen.fleet.load_actor import FleetPlan
@@ -218,6 +219,8 @@ class RunLifecycle:
                 return self._failed(EXIT_INTERRUPTED, "every request received so far is saved")
             except TargetLost as error:
                 return self._failed(EXIT_TARGET, str(error))
+            except QueueUntold as error:
+                return self._failed(EXIT_VOID, str(error))
             finally:
                 fleet.finish(drain_s)
 

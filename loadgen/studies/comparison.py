@@ -15,8 +15,8 @@ import pyarrow as pa
 from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.dwell_table import window
 from analysis.capacity.paired_ratio import LEAST_PAIRS, Ratio
-from analysis.capacity.window_counts import NS, Window, in_window, over_bound
-from analysis.capacity.window_pairs import Latencies, Pair
+from analysis.capacity.window_counts import NS, Window, in_window, over_bound, parts_over
+from analysis.capacity.window_pairs import Counted, Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
 from analysis.results.studies import Parts, PartVerdict
@@ -24,7 +24,6 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 from conf.composed import dump
 from conf.differences import differences
-from conf.specs.bounds import metric_of
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
@@ -201,8 +200,12 @@ def played(run: Run) -> list[tuple[Segment, Window, bool]]:
 def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
     """The latencies of a window's requests over their bounds in order of due time, as known at `now_ns`."""
     inside = in_window(rows, place).sort_by("seq")
-    bounds = [bound for bound in slo.bounds if metric_of(bound.limit) != "itl_pooled"]
-    return {bound.limit: over_bound(inside, slo, bound, now_ns) for bound in bounds}
+    return {
+        bound.limit: Counted(*parts_over(inside, slo, bound, now_ns))
+        if slo.of_gaps(bound.limit)
+        else over_bound(inside, slo, bound, now_ns)
+        for bound in slo.bounds
+    }
 
 
 def next_replay(driver: Driver, original: Original) -> Segment | Stop:

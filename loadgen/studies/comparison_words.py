@@ -34,11 +34,6 @@ def compared(words: Sequence[str], config: Path | None, asked: Asked) -> tuple[E
     """
     a, b = sides("compare", words, config, asked)
     _refuse_unlike(a, b)
-    if a.slo.strictest_ms("itl_pooled"):
-        raise ConfigError(
-            "compare pairs requests, and a bound on pooled gaps has no latency of a request: leave "
-            "slo.itl_pooled_... out, or take slo.itl_p99_ms"
-        )
     return a, b
 
 

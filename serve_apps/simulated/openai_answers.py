@@ -4,7 +4,7 @@ Shapes, key order, default values and error bodies are those of vLLM's completio
 `openai_request` reads the requests. Every answered token is the word " token", so that an answer sent back as
 a prompt counts the same again; `revealed_answers` show token ids beside it. The simulated engine always
 answers `max_tokens` tokens. It reports the prompt tokens that it found in its prefix cache, as vLLM does with
---enable-prompt-tokens-details.
+--enable-prompt-tokens-details, and the time in its queue, as vLLM does with --enable-per-request-metrics.
 """
 
 import json
@@ -83,7 +83,8 @@ class EngineSteps:
     """Steps that gave a request a token, and how many of them came later than half their duration.
 
     `cached_tokens` of its prompt were in the prefix cache when it was admitted. `first_token_us` and
-    `last_token_us` are microseconds of the engine's own time since the request arrived there.
+    `last_token_us` are microseconds of the engine's own time since the request arrived there. It was in the
+    scheduler's queue for `queue_s`, None where one engine alone does not know.
     """
 
     steps: int
@@ -91,6 +92,7 @@ class EngineSteps:
     cached_tokens: int = 0
     first_token_us: int = 0
     last_token_us: int = 0
+    queue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +186,14 @@ class OpenAiAnswer:
         """The closing events: usage, if requested, and [DONE]."""
         if not self.request.include_usage:
             return DONE
-        closing = {"choices": [], "usage": self._final_usage(steps), "maxqps": _steps(steps)}
-        return event(self._head | closing) + DONE
+        closing = {"choices": [], "usage": self._final_usage(steps)}
+        return event(self._head | closing | _timing(steps) | {"maxqps": _steps(steps)}) + DONE
 
     def whole(self, steps: EngineSteps) -> bytes:
         """The body of an answer that is not streamed."""
         kind = "chat.completion" if self.request.chat else "text_completion"
-        choices, usage = [self._choice()], self._final_usage(steps)
-        return _json(
-            self._head | {"object": kind, "choices": choices, "usage": usage, "maxqps": _steps(steps)}
-        )
+        body = {"object": kind, "choices": [self._choice()], "usage": self._final_usage(steps)}
+        return _json(self._head | body | _timing(steps) | {"maxqps": _steps(steps)})
 
     def _choice(self) -> dict[str, Any]:
         text = TOKEN_TEXT * self.request.output_tokens
@@ -284,6 +284,11 @@ def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, str, float]]:
     yield "vllm:prefix_cache_hits_total", "counter", "Prefix cache: tokens found.", metrics.prefix_hits
     yield "maxqps:engine_steps_total", "counter", "Steps of the engine.", metrics.steps
     yield "maxqps:engine_late_steps_total", "counter", "Steps delivered late.", metrics.late_steps
+
+
+def _timing(steps: EngineSteps) -> dict[str, Any]:
+    """The request's time in the queue, as vLLM tells it in `metrics` (--enable-per-request-metrics)."""
+    return {} if steps.queue_s is None else {"metrics": {"queue_time_ms": 1e3 * steps.queue_s}}
 
 
 def _steps(steps: EngineSteps) -> dict[str, int]:

@@ -91,10 +91,11 @@ class Stream:
         ends_s = (self.emitted_s[0], self.emitted_s[-1]) if self.emitted_s else (self.accepted_s,) * 2
         first_us, last_us = (min(round((end_s - self.accepted_s) * US), MOST_US) for end_s in ends_s)
         steps, late_steps, cached_tokens = len(self.emitted_s), self.late_steps, self.state.cached_tokens
+        queue_s = self.state.queue_s if self.kv == "own" and not self.prompt else None
         if self.prompt:
             steps, late_steps = steps + self.prompt.steps, late_steps + self.prompt.late_steps
             cached_tokens = self.prompt.cached_tokens
-        return EngineSteps(steps, late_steps, cached_tokens, first_us, last_us)
+        return EngineSteps(steps, late_steps, cached_tokens, first_us, last_us, queue_s)
 
     def take(self, taken_s: float) -> None:
         self.taken_s = taken_s

@@ -29,7 +29,7 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     plan = LoadPlan(
         asked.search, asked.slo, asked.workload, 1, seed, Start(GUESS_QPS, guess if far else None)
     )
-    faster = Faster(service(asked, 2 * seed + 1), factor)
+    faster = Faster(service(asked, 2 * seed + 1, factor), factor)
     targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
     sweep(a)

@@ -19,6 +19,7 @@ from conf.specs.bounds import (
     parsed,
     quantile_of,
 )
+from loadgen.cli import config_check
 
 
 def test_an_slo_lists_its_bounds_under_the_keys_that_set_them() -> None:
@@ -41,7 +42,7 @@ def test_a_name_says_latency_and_quantile(metric: str, thousandths: int) -> None
 
 
 @pytest.mark.parametrize(
-    "limit", ["itl", "e2e", "itl_p49", "itl_p9", "itl_p1000", "queue_p90", "", "itl_p99_ms"]
+    "limit", ["itl", "e2e", "itl_p49", "itl_p9", "itl_p1000", "queue_p9", "", "itl_p99_ms"]
 )
 def test_another_name_is_refused(limit: str) -> None:
     with pytest.raises(ValueError, match="is no bound"):
@@ -77,7 +78,7 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
         (["slo.itl_p100_ms=80"], "'itl_p100' is no bound"),
         (["slo.itl_p99_ms=-1"], "slo.itl_p99_ms=-1.0 must be positive"),
         (["slo.itl_p99_ms=fast"], "must be a number"),
-        (["slo.queue_p99_ms=80"], "unknown key 'slo.queue_p99_ms'"),
+        (["slo.wait_p99_ms=80"], "unknown key 'slo.wait_p99_ms'"),
         (["slo.itl_p99_ms=80", "slo.itl_p99_ms=90"], "slo.itl_p99_ms is given twice"),
         (["slo.itl_pooled_p99_ms=80", "slo.itl_pooled_p95_ms=60"], "two bounds on pooled gaps"),
         (["slo.at_most_ms.ttft_p90=80"], "set slo.ttft_p90_ms instead"),
@@ -91,8 +92,11 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
         (["slo.itl_within=1"], "slo.itl_within=1 must be between 0 and 1"),
         (["slo.bounds=[]"], "slo.bounds must be a list"),
         (["slo.bounds=[{metric: ttft, ms: 3}]"], "each bound has metric, quantile and ms"),
-        (["slo.bounds=[{metric: ttft, quantile: 1, ms: 3}]"], "is no bound"),
-        (["slo.bounds=[{metric: queue, quantile: .9, ms: 3}]"], "metric must be one of"),
+        (["slo.bounds=[{metric: ttft, quantile: 1, ms: 3}]"], "quantile 1 is no bound's; give one from .5"),
+        (["slo.bounds=[{metric: ttft, quantile: 1.5, ms: 3}]"], "quantile 1.5 is no bound's"),
+        (["slo.bounds=[{metric: ttft, quantile: .9995, ms: 3}]"], "quantile 0.9995 is no bound's"),
+        (["slo.bounds=[{metric: ttft, quantile: .9905, ms: 3}]"], "give it at most three digits"),
+        (["slo.bounds=[{metric: wait, quantile: .9, ms: 3}]"], "metric must be one of"),
         (["slo.bounds=[{metric: ttft, quantile: .9, ms: x}]"], "ms must be a number"),
         (
             ["slo.bounds=[{metric: itl, quantile: .9, ms: 3}, {metric: itl, quantile: .9, ms: 4}]"],
@@ -121,3 +125,19 @@ def test_scaled_bounds_keep_the_joint_share() -> None:
         "itl_p99": 25.0,
     }
     assert slo.joint == 0.95
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["engine=vllm_cpu"], "add engine.args.enable_per_request_metrics=true"),
+        (["layout=1p1d_tp4_ep4"], "waits in two queues of layout=1p1d_tp4_ep4"),
+    ],
+)
+def test_a_bound_on_a_queue_that_an_engine_does_not_tell_is_refused_at_once(
+    words: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_check.experiment("sweep", [*words, "slo.queue_p90_ms=500"], None)
+    assert str(refused.value).startswith("slo.queue_...: ") and said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -140,14 +140,15 @@ class FastReplica(FastEngine):
     def open_requests(self) -> int:
         return int(self._state["open"])
 
-    def seen(self, number: int) -> tuple[float | None, float | None, int, bool]:
-        """First and last token so far (s), how many there are, and whether they are all."""
+    def seen(self, number: int) -> tuple[Any, ...]:
+        """First and last token so far (s), how many there are, and whether they are all (see `Stepped`)."""
         request = self._arrays.requests[0, number]
         first_s, last_s = float(request["first_s"]), float(request["last_s"])
         if not first_s:
             return None, None, 0, False
         if last_s:
-            return first_s, last_s, int(request["output"]), True
+            queue_s = float(request["scheduled_s"] - request["queued_s"])
+            return first_s, last_s, int(request["output"]), True, -1, queue_s
         # While a decoder is open steps follow each other: the last one ended when the next began.
         return first_s, float(self._state["now_s"]), int(self._state["ended"] - request["born"]), False
 
@@ -155,6 +156,11 @@ class FastReplica(FastEngine):
         """The quantile `within` the gaps of a request that has ended; None of one token."""
         ends_s = self.token_times(number)
         return float(late_gap_s(ends_s, within)) if len(ends_s) > 1 else None
+
+    def gaps_over(self, number: int, most_s: float) -> tuple[int, int]:
+        """The gaps of a request that has ended, and those of them over `most_s`."""
+        gaps_s = np.diff(self.token_times(number))
+        return len(gaps_s), int(np.count_nonzero(gaps_s > most_s))
 
 
 class GapProgress(NamedTuple):
@@ -167,21 +173,28 @@ class GapProgress(NamedTuple):
     tokens: int
     finished: bool
     own_itl_s: float | None
+    gaps: int | None
+    gaps_over: int | None
 
 
 class GapService(VirtualService):
-    """One compiled engine that also tells the quantile `within` each answer's gaps."""
+    """One compiled engine that also tells the quantile `within` each answer's gaps, and those over a bound.
 
-    def __init__(self, replica: FastReplica, within: float) -> None:
+    On the clock of what watches it time runs `factor` times as fast.
+    """
+
+    def __init__(self, replica: FastReplica, within: float, most_s: float, factor: float = 1.0) -> None:
         super().__init__([cast(Any, replica)])
-        self._replica, self._within = replica, within
+        self._replica, self._within, self._most_s, self._factor = replica, within, most_s, factor
 
     def observe(self) -> list[Any]:
         numbers = {key: number for key, (_, number) in self._open.items()}
         return [
-            GapProgress(*seen[:6], self._own(numbers[seen.key]) if seen.finished else None)
+            GapProgress(*seen[:6], *(self._own(numbers[seen.key]) if seen.finished else (None,) * 3))
             for seen in super().observe()
         ]
 
-    def _own(self, number: int) -> float | None:
-        return self._replica.own_itl_s(number, self._within)
+    def _own(self, number: int) -> tuple[float | None, int, int]:
+        own_s = self._replica.own_itl_s(number, self._within)
+        gaps = self._replica.gaps_over(number, self._factor * self._most_s)
+        return None if own_s is None else own_s / self._factor, *gaps

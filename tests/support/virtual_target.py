@@ -143,6 +143,9 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
         "prompt_tokens": columns["requested_input_tokens"],
         "output_tokens": [progress.tokens or None for _, progress in flights],
         "own_itl_us": [_own_us(progress) for _, progress in flights],
+        "queue_us": [_queue_us(progress) for _, progress in flights],
+        "gaps": [getattr(progress, "gaps", None) for _, progress in flights],
+        "gaps_over": [getattr(progress, "gaps_over", None) for _, progress in flights],
     }
     return pa.table(records.empty(records.PROGRESS, len(plans)) | columns, schema=records.PROGRESS)
 
@@ -150,6 +153,11 @@ def _table(flights: Sequence[tuple[Planned, Progress]]) -> pa.Table:
 def _own_us(progress: Progress) -> int | None:
     own_s = getattr(progress, "own_itl_s", None)
     return None if own_s is None else round(1e6 * own_s)
+
+
+def _queue_us(progress: Progress) -> int | None:
+    queue_s = getattr(progress, "queue_s", None)
+    return None if queue_s is None or not progress.finished else round(1e6 * queue_s)
 
 
 def _offsets(at_s: list[float | None], due_ns: Any) -> pa.Array:

@@ -32,7 +32,8 @@ class Times(NamedTuple):
     """Times of requests, in order of their arrival; seconds on the virtual clock.
 
     `replica` served it; `cached_tokens` of its prompt were in the prefix cache. Of split engines `work` is
-    that of those that answer, and `prefill_work` that of the others.
+    that of those that answer, and `prefill_work` that of the others. `queue_s` is how long each waited to be
+    first scheduled once the scheduler had seen it, None where that is not known.
     """
 
     sent_s: Floats
@@ -42,6 +43,7 @@ class Times(NamedTuple):
     replica: Ints
     work: "Work"
     prefill_work: "Work | None" = None
+    queue_s: Floats | None = None
 
 
 class Work(NamedTuple):
@@ -242,7 +244,8 @@ def checked(spec: FastSpec, asked: Sequence[Ints]) -> list[Ints]:
 def times(requests: NDArray[np.void], replica: Ints, states: NDArray[np.void]) -> Times:
     """Times of requests from their records, with the work of all engines from theirs."""
     sent_s, first_s, last_s = (requests[name] for name in ("sent_s", "first_s", "last_s"))
-    return Times(sent_s, first_s, last_s, requests["cached"], replica, worked(states))
+    queue_s = requests["scheduled_s"] - requests["queued_s"]
+    return Times(sent_s, first_s, last_s, requests["cached"], replica, worked(states), queue_s=queue_s)
 
 
 def worked(states: NDArray[np.void]) -> Work:

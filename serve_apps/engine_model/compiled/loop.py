@@ -22,8 +22,8 @@ from serve_apps.engine_model.cost.step_time import step_terms, total_s
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, free_again_s
 
 _COUNTS = (
-    # Requests given to the engine and not ended, and all ever given; the next one to admit.
-    *("open", "added", "head"),
+    # Requests given to the engine and not ended, and all ever given; the next one to admit, and to queue.
+    *("open", "added", "head", "queued"),
     # The request whose prompt is prefilled in part (-1: none), and how many of its tokens are.
     *("part", "part_done"),
     # Requests that hold a slot; of them the decoders, and the sum of their contexts.
@@ -52,14 +52,16 @@ STATE = np.dtype([(name, np.int64) for name in _COUNTS] + [(name, np.float64) fo
 
 REQUEST = np.dtype(
     [
-        *((name, np.float64) for name in ("sent_s", "ready_s", "first_s", "last_s")),
+        *((name, np.float64) for name in ("sent_s", "ready_s", "queued_s", "scheduled_s")),
+        *((name, np.float64) for name in ("first_s", "last_s")),
         *((name, np.int64) for name in ("prompt", "output", "shared", "cached", "begun", "born", "link")),
     ]
 )
 """A request, by number in order of arrival.
 
-It is sent, has passed the front end, and gets its first and last token at these times. Of its prompt,
-`shared` tokens are those of others too and `cached` were in the cache. Its first tokens are computed in step
+It is sent, has passed the front end, is queued by the scheduler and first scheduled (`_schedule` alone knows
+both), and gets its first and last token at these times. Of its prompt, `shared` tokens are those of others
+too and `cached` were in the cache. Its first tokens are computed in step
 `begun`, and its first own one comes in step `born`; `link` is the next request that leaves in the same step.
 """
 BUCKET = np.dtype([(name, np.int64) for name in ("leaver", "leaving", "leaving_context")])
@@ -238,6 +240,7 @@ def _leave(limits: Any, costs: Any, state: Any, requests: Any, i: Any) -> None:
 @inlined
 def _schedule(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> bool:
     """Choose the tokens of the next step, if there are any; False where the KV cache may overflow."""
+    _queue(state, requests)
     decode_tokens, context_tokens, pairs = state.decoders, state.context, 0.0
     left = budget = limits.max_tokens - decode_tokens
     bucket = ring[state.steps & (len(ring) - 1)]
@@ -263,6 +266,14 @@ def _schedule(limits: Any, costs: Any, state: Any, requests: Any, ring: Any) -> 
     if decode_tokens + prefill_tokens:
         plan(costs, state, (decode_tokens, prefill_tokens, context_tokens, pairs, sequences), low, high)
     return True
+
+
+@inlined
+def _queue(state: Any, requests: Any) -> None:
+    """The scheduler sees what has passed the front end since it last looked."""
+    while state.queued < state.added and requests[state.queued].ready_s <= state.now_s:
+        requests[state.queued].queued_s = state.now_s
+        state.queued += 1
 
 
 @inlined
@@ -303,7 +314,7 @@ def _admit(limits: Any, state: Any, request: Any) -> bool:
         state.borrowed += done
         if state.reserved + state.warm > limits.blocks:
             return False
-    request.cached, request.begun = done, state.steps
+    request.cached, request.begun, request.scheduled_s = done, state.steps, state.now_s
     state.part, state.part_done = state.head, done
     state.running += 1
     state.head += 1

@@ -164,12 +164,23 @@ class BlockEngine:
         if self._stalled and now_s < self._next_look_s():
             return None
         while self._arriving and self._arriving[0][0] <= now_s:
-            scheduler.add(self._arriving.popleft()[1])
+            state = self._arriving.popleft()[1]
+            state.queued_s = now_s
+            scheduler.add(state)
         batch = self._next
         if batch is None and now_s >= self._idle_until_s:
-            batch = self._schedule(now_s) if self._moves else scheduler.schedule()
+            batch = self._scheduled(now_s)
         if batch is not None and self._asynchronous:
-            self._next = self._schedule(now_s) if self._moves else scheduler.schedule()
+            self._next = self._scheduled(now_s)
+        return batch
+
+    def _scheduled(self, now_s: float) -> Batch | None:
+        """The next step's work; requests that it computes for the first time leave the queue now."""
+        batch = self._schedule(now_s) if self._moves else self.scheduler.schedule()
+        for state in self.scheduler.admitted:
+            if state.scheduled_s is None:
+                state.scheduled_s = now_s
+        self.scheduler.admitted.clear()
         return batch
 
     def end_at(self, end_s: float) -> float:

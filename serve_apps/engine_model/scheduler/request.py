@@ -43,7 +43,9 @@ class RequestState:
         "kv",
         "output_tokens",
         "prompt_tokens",
+        "queued_s",
         "request_id",
+        "scheduled_s",
         "tokens_to_load",
     )
 
@@ -67,6 +69,10 @@ class RequestState:
         """Prompt tokens of which another engine's KV is awaited, or was."""
         self.first_step = 0
         """Number of the step in which its computation began, after a preemption anew; 0 before."""
+        self.queued_s: float | None = None
+        """When the scheduler had it, which it looks for as it chooses a step; None before."""
+        self.scheduled_s: float | None = None
+        """When it was first given a place in a step; None before."""
         self._own_tokens = prompt_tokens
         """Tokens beyond these are decoded; the last one of a prompt whose KV was loaded is one of them."""
         self._progress = progress
@@ -95,6 +101,13 @@ class RequestState:
     def last_token_s(self) -> float | None:
         """Time of the latest emitted token; None before the first."""
         return self._progress.at_s if self._decoding and self.emitted > self._joined else self._last_s
+
+    @property
+    def queue_s(self) -> float | None:
+        """Time in the scheduler's queue, up to the first step that computes it; None before that."""
+        if self.queued_s is None or self.scheduled_s is None:
+            return None
+        return self.scheduled_s - self.queued_s
 
     @property
     def _scheduled(self) -> int:

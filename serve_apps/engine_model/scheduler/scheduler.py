@@ -91,6 +91,8 @@ class Scheduler:
         """Requests that are over and hold their blocks until a transfer ends."""
         self.started: list[RequestState] = []
         """Those of `loading` that came since the list was last emptied."""
+        self.admitted: list[RequestState] = []
+        """Requests that were given their first place in a step since the list was last emptied."""
         self.preemptions = self.prompt_tokens_total = self.generation_tokens_total = 0
         self.prefix_queries = self.prefix_hits = 0
         self._admitted = 0
@@ -316,6 +318,7 @@ class Scheduler:
             self._admitted += 1
             request._order = self._admitted
             request.first_step = step.number
+            self.admitted.append(request)
             if hits:
                 kv.hold(held, hits)
             request._computed = found * kv.block_size

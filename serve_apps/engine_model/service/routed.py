@@ -92,8 +92,11 @@ def _routed(spec: FastSpec, requests: Requests, routed: Choice, replicas: Replic
     taken, place, engines = engines_after(spec, requests, routed, replicas)
     served = requests.sent_s >= routed.from_s
     found = engines.requests[taken, place]
-    first, last = (np.where(served, found[name], np.nan) for name in ("first_s", "last_s"))
-    return Times(requests.sent_s, first, last, found["cached"] * served, taken, worked(engines.states))
+    first, last, queued, scheduled = (
+        np.where(served, found[name], np.nan) for name in ("first_s", "last_s", "queued_s", "scheduled_s")
+    )
+    work, queue_s = worked(engines.states), scheduled - queued
+    return Times(requests.sent_s, first, last, found["cached"] * served, taken, work, queue_s=queue_s)
 
 
 def engines_after(

@@ -18,6 +18,7 @@ class RequestProgress(NamedTuple):
     """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last.
 
     `cached_tokens` of its prompt were in its prefill engine's cache; -1 where it has none, or did not begin.
+    `queue_s` is its time in the scheduler's queue, told at its end; None where that is not known.
     """
 
     key: int
@@ -27,6 +28,7 @@ class RequestProgress(NamedTuple):
     tokens: int
     finished: bool
     cached_tokens: int = -1
+    queue_s: float | None = None
 
 
 class SessionPrompt(NamedTuple):
@@ -153,12 +155,16 @@ class Stepped:
         self._added += 1
         return number
 
-    def seen(self, number: int) -> tuple[float | None, float | None, int, bool]:
-        """First and last token so far (s), their number, and whether they are all; then it is forgotten."""
+    def seen(self, number: int) -> tuple[float | None, float | None, int, bool, int, float | None]:
+        """First and last token so far (s), their number, and whether they are all; then it is forgotten.
+
+        The two others are of `RequestProgress` too.
+        """
         state = self._states[number]
         if state.finished:
             del self._states[number]
-        return state.first_token_s, state.last_token_s, state.emitted, state.finished
+        queue_s = state.queue_s if state.finished else None
+        return state.first_token_s, state.last_token_s, state.emitted, state.finished, -1, queue_s
 
     @property
     def open_requests(self) -> int:

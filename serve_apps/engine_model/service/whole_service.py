@@ -75,6 +75,7 @@ def _serve_split(
         nodes = replicas.count // layout.replicas_per_node
         service = SplitService.of(*parts, nodes, replicas.balance, replicas.seed)
         seen = _observed(service, requests, spec.block_size)
+        del seen["queue_s"]  # a request waits in two of them
         cached, outputs = seen.pop("cached").astype(np.int64), requests.asked[1].sum()
         return Times(requests.sent_s, **seen, cached_tokens=np.maximum(cached, 0), work=_unknown(outputs))
 
@@ -96,11 +97,11 @@ def _block_by_block(engines: Sequence[AnyEngine], requests: Requests, replicas: 
 
 
 def _observed(service: VirtualService, requests: Requests, block_size: int) -> dict[str, Any]:
-    """All requests to their end: times, replicas, and cached tokens (-1 where the service does not say)."""
+    """All requests to their end: times, replicas, cached tokens (-1 where the service does not say)."""
     _submit(service, requests, block_size)
     count = len(requests.sent_s)
     first_s, last_s, replica = np.full(count, np.nan), np.full(count, np.nan), np.zeros(count, np.int64)
-    cached = np.full(count, -1)
+    cached, queue_s = np.full(count, -1), np.full(count, np.nan)
     ended, now_s = 0, 0.0
     while ended < count:
         now_s += LOOK_S
@@ -109,8 +110,10 @@ def _observed(service: VirtualService, requests: Requests, block_size: int) -> d
             if seen.finished:
                 first_s[seen.key], last_s[seen.key] = seen.first_token_s, seen.last_token_s
                 replica[seen.key], cached[seen.key] = seen.replica, seen.cached_tokens
+                queue_s[seen.key] = np.nan if seen.queue_s is None else seen.queue_s
                 ended += 1
-    return {"first_token_s": first_s, "last_token_s": last_s, "replica": replica, "cached": cached}
+    times = {"first_token_s": first_s, "last_token_s": last_s, "queue_s": queue_s}
+    return times | {"replica": replica, "cached": cached}
 
 
 def _unknown(emitted: int) -> Work:

@@ -91,6 +91,14 @@ def test_pooled_gaps_count_a_request_in_parts_by_its_gaps() -> None:
     assert failed.share == pytest.approx(68 / 150)
 
 
+def test_a_queue_that_is_not_told_is_unknown_and_of_a_failure_endless() -> None:
+    slo = Slo("s", None, None, {"queue_p90": 500.0})
+    told = [row(1, queue_us=499_000), row(2, queue_us=501_000), row(3, "timeout")]
+    found = counts(slo, *told, row(4), row(44, "pending"))["queue_p90"]
+    assert (found.over, found.determined) == (2, 3)
+    assert counts(slo, row(1), row(2))["queue_p90"].share is None
+
+
 def test_a_joint_share_of_bounds_that_no_request_keeps_alone_is_of_all() -> None:
     slo = Slo("s", None, None, {"itl_pooled_p95": 30.0})
     found = parts_over(table([row(1), row(44, "pending")]), slo, EVERY, 50 * NS)

@@ -17,6 +17,7 @@ from conf.specs.experiment import Slo
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
+WITH_QUEUE = Slo("s", ttft_p90_ms=1000.0, at_most_ms={"queue_p90": 500.0})
 WINDOW = Window(0, "dwell", 10.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
 
 
@@ -117,6 +118,21 @@ def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reaso
 )
 def test_a_failing_service_or_a_small_flaw_does_not(made, evidence):
     assert judged(made, **evidence).valid
+
+
+@pytest.mark.parametrize(
+    ("queue_us", "passed", "reason"),
+    [
+        (400_000, True, ""),
+        ([None] * 4 + [0] * 446, True, ""),
+        ([None] * 5 + [0] * 445, False, "queue_untold"),
+        (None, False, "queue_untold"),
+    ],
+)
+def test_a_bound_on_the_queue_needs_answers_that_tell_it(queue_us, passed, reason):
+    verdict = judge_window(table(rows(queue_us=queue_us)), WINDOW, WITH_QUEUE)
+    assert (named(verdict, "queue_told").passed, verdict.reason) == (passed, reason)
+    assert "queue_told" not in {check.name for check in judged(rows(queue_us=queue_us)).checks}
 
 
 def test_what_is_not_given_is_unknown_and_does_not_pass():
@@ -280,7 +296,7 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
 
 
 def test_every_reason_has_a_remedy():
-    verdict = judge_window(table(rows()), WINDOW, SLO)
+    verdict = judge_window(table(rows()), WINDOW, WITH_QUEUE)
     reasons = {check.reason for check in verdict.checks if check.reason}
     assert reasons | {"too_few_dwells"} == set(REMEDIES)
     assert all("\n" not in remedy for remedy in REMEDIES.values())

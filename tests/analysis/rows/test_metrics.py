@@ -119,7 +119,7 @@ def test_an_empty_table_and_a_chunked_one():
 
 def test_every_metric_is_defined_in_words_and_computed_by_its_name():
     assert [metric.name for metric in metrics.METRICS] == [
-        "send_lag", "ttft", "ttft_from_send", "tpot", "path", "e2e", "itl",
+        "send_lag", "ttft", "ttft_from_send", "tpot", "path", "e2e", "queue", "itl",
     ]  # fmt: skip
     for metric in metrics.METRICS:
         assert metric.meaning and metric.formula

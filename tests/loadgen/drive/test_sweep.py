@@ -11,8 +11,10 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import Experiment, load
+from loadgen.cli import engine_model
 from loadgen.drive import fixed_rate
 from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.prepared_load import QueueUntold
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
@@ -103,6 +105,36 @@ def test_an_invalid_measurement_is_void_never_a_number(spoil: dict[str, Any], re
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith(reason)
     assert "no capacity is claimed" in text_of(tree)
+
+
+QUEUE = ["search=quick", "slo.ttft_p90_ms=null", "slo.tpot_p90_ms=null", "slo.queue_p90_ms=500"]
+
+
+@pytest.mark.parametrize("warmup", [0, 16])
+def test_a_bound_on_a_queue_that_no_answer_tells_is_neither_kept_nor_missed(warmup: int) -> None:
+    """It is said after the warm-up; without one every window is void."""
+    drive, experiment, _ = driver(QUEUE, Start(5.1, 3.35), target=Altering(load(QUEUE), queue_us=None))
+    drive.replan(warmup_requests=warmup)
+    if warmup:
+        with pytest.raises(QueueUntold, match="queue_untold: 0% of the warm-up's answers tell .*Start vLLM"):
+            sweep(drive)
+        assert drive.windows.outcomes == []
+        return
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
+    assert tree["reason"].startswith("queue_untold: Start vLLM with --enable-per-request-metrics")
+
+
+@pytest.mark.slow
+def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() -> None:
+    drive, experiment, _ = driver(["search=standard", *QUEUE[1:]], Start(5.1, 3.9))
+    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
+    found = tree["capacity"]["qps_per_node"]
+    predicted = engine_model.predict(experiment, draws=0)
+    assert predicted.capacity is not None
+    says = predicted.capacity.qps_per_node
+    assert found["low"] < (says.high or 0) and (says.low or 0) < found["high"]
+    assert tree["capacity"]["binding"] == "queue_p90"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.sse import EVENT_BYTES_LIMIT, Exchange
+from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader, Exchange
 from tests.support.mock_server import END, event, head, token, usage
 from tests.support.patience import PATIENCE_S
 
@@ -227,6 +227,25 @@ def test_what_is_recorded_of_a_whole_answer() -> None:
         "done": True,
         "tokens": 3,
     }
+
+
+@pytest.mark.parametrize(
+    ("metrics", "queue_ms"),
+    [
+        ('{"time_to_first_token_ms": 85.2, "queue_time_ms": 12.3}', 12.3),  # vLLM's documentation
+        ('{"queue_time_ms": 0}', 0.0),
+        *[(f'{{"queue_time_ms": {told}}}', None) for told in ("null", "true", '"1"', "-1", "NaN", "1e99")],
+        *[(other, None) for other in ("{}", "null", "[1]", '"fast"')],
+    ],
+)
+def test_the_time_in_the_queue_is_read_and_nothing_else_by_that_word_fails_an_answer(
+    metrics: str, queue_ms: float | None
+) -> None:
+    exchange = Exchange(0, 1)
+    usage = '"usage":{"prompt_tokens":5,"completion_tokens":1}'
+    EventReader(exchange).feed(f'data: {{"choices":[],{usage},"metrics":{metrics}}}\n\n'.encode())
+    assert (exchange.queue_ms, exchange.status) == (queue_ms, None)
+    assert exchange.usage == {"prompt_tokens": 5, "completion_tokens": 1}
 
 
 def test_the_message_of_an_error_is_kept() -> None:

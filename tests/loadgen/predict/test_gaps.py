@@ -31,6 +31,19 @@ def test_pooled_gaps_hold_those_of_every_request() -> None:
     assert low_high and low_high[0] < (busy.quantile_ms("itl_pooled_p99") or 0) < low_high[1]
 
 
+def test_a_request_waits_in_the_queue_only_where_steps_are_full() -> None:
+    alone, busy = (point(rate_qps, "slo.queue_p90_ms=500") for rate_qps in (0.05, 3.5))
+    assert alone.quantile_ms("queue_p90") == 0.0
+    assert (busy.queue_ms >= 0).all() and (busy.queue_ms < busy.ttft_ms).all()
+    assert (busy.quantile_ms("queue_p90") or 0.0) > 100.0
+
+
+@pytest.mark.parametrize("layout", ["dp8_attention_ep8", "1p1d_tp4_ep4"])
+def test_a_queue_that_nobody_knows_is_refused_in_a_line(layout: str) -> None:
+    with pytest.raises(ConfigError, match=f"no queue time of layout={layout}: leave slo.queue"):
+        engine_model.refuse_unknown_bounds(load([f"layout={layout}", "slo.queue_p90_ms=500"]))
+
+
 def test_gaps_outside_the_window_are_left_out() -> None:
     gaps = PooledGaps(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2, 0, 1, 1]))
     assert gaps.of(np.array([True, True, False, True])).tolist() == [1.0, 2.0, 4.0]

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.capacity import paired_ratio, window_pairs
 from analysis.capacity.window_counts import LimitCount, WindowCounts
-from analysis.capacity.window_pairs import Latencies, Pair
+from analysis.capacity.window_pairs import Counted, Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import load_run
@@ -67,6 +67,63 @@ def test_the_interval_holds_the_true_ratio_and_is_narrow(delta: float) -> None:
     assert len(known) == 20 and np.std(errors) < 0.012 and abs(np.mean(errors)) < 0.005
     assert sum(math.log(one.low) <= delta <= math.log(one.high) for one in known) >= 19
     assert all((one.ttft, one.unlike) == (None, False) and one.tpot for one in known)
+
+
+def gap_pairs(delta: float, tried: list[float], seed: int, slope: float) -> list[Pair]:
+    """Pairs of services of whose pooled gaps a share is over the bound, a tenth where the bound is just kept.
+
+    A window's luck moves both shares alike; how many gaps a request has over it varies far more than chance.
+    """
+    rng = np.random.default_rng(seed)
+    made = []
+    for index, log_ratio in enumerate(tried):
+        luck, gaps = rng.normal(0, 0.3), rng.integers(20, 200, REQUESTS).astype(float)
+        sides = []
+        for shift in (0.0, slope * (log_ratio - delta)):
+            share = 1 / (1 + np.exp(math.log(9) - luck - shift + rng.normal(0, 0.02)))
+            sides.append(
+                Counted(rng.binomial(gaps.astype(int), rng.beta(8 * share, 8 * (1 - share), REQUESTS)), gaps)
+            )
+        made.append(window_pairs.pair(index, log_ratio, True, *({"itl_pooled_p90": side} for side in sides)))
+    return made
+
+
+@pytest.mark.parametrize("slope", [4.0, 6.5, 10.0])
+@pytest.mark.parametrize("delta", [-0.1, 0.06])
+def test_the_ratio_of_pooled_gaps_is_known_with_the_request_as_the_unit(delta: float, slope: float) -> None:
+    tried = [delta + apart for apart in (0.05, -0.04, 0.02, -0.01, 0, 0, 0, 0, 0, 0)]
+    found = [paired_ratio.ratio(gap_pairs(delta, tried, seed, slope), delta + 0.03) for seed in range(60)]
+    known = [one for one in found if one]
+    assert len(known) == 60 and not any(one.open for one in known)
+    assert abs(np.mean([math.log(one.value) - delta for one in known])) < 0.01
+    assert sum(math.log(one.low) <= delta <= math.log(one.high) for one in known) >= 55
+
+
+def test_parts_of_requests_are_shares_of_what_both_sides_know() -> None:
+    a = Counted(np.array([1.0, 8.0, 0.0, 5.0]), np.array([10.0, 80.0, 10.0, 0.0]))
+    b = Counted(np.array([3.0, 0.0, 10.0, 9.0]), np.array([10.0, 20.0, 0.0, 9.0]))
+    shares = window_pairs.pair(0, 0.0, True, {"itl_pooled_p99": a}, {"itl_pooled_p99": b}).limits[
+        "itl_pooled_p99"
+    ]
+    assert (shares.determined, shares.of_gaps) == (2, True)
+    assert shares.over == shares.near == pytest.approx((2 * 9 / 90, 2 * 3 / 30))
+
+
+def test_bounds_weigh_alike_whatever_share_they_allow() -> None:
+    """Both bounds are just kept by B at A's rate: neither is drowned by the other's larger allowance."""
+    rng = np.random.default_rng(1)
+    made = []
+    for index in range(8):
+        wide, narrow = (
+            Counted((rng.random(REQUESTS) < share).astype(int), np.ones(REQUESTS)) for share in (0.1, 0.02)
+        )
+        sides = {"itl_p90": wide, "itl_p98": narrow}
+        made.append(window_pairs.pair(index, 0.0, True, sides, sides))
+    found = paired_ratio.ratio(made, 0.0)
+    assert found and {name: one.weight for name, one in found.limits.items()} == {
+        "itl_p90": pytest.approx(0.5, abs=0.1),
+        "itl_p98": pytest.approx(0.5, abs=0.1),
+    }
 
 
 def walked(delta: float, count: int, seed: int) -> list[Pair]:

@@ -237,6 +237,16 @@ def test_cached_tokens_are_told_once_in_the_end(is_chat: bool) -> None:
     assert whole["usage"] == closing["usage"]
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_the_time_in_the_queue_is_told_where_vllm_tells_it_and_only_if_it_is_known(is_chat: bool) -> None:
+    wire, waited = answer(chat=is_chat), EngineSteps(4, 0, queue_s=0.25)
+    *_, closing, _ = events(wire.end(waited))
+    whole = json.loads(answer(chat=is_chat, stream=False).whole(waited))
+    assert closing["metrics"] == whole["metrics"] == {"queue_time_ms": 250.0}
+    *_, silent, _ = events(wire.end(EngineSteps(4, 0)))
+    assert "metrics" not in silent
+
+
 def test_usage_in_each_event_counts_up() -> None:
     wire = answer(usage_in_each=True)
     assert [event["usage"]["completion_tokens"] for event in events(wire.tokens(0, 4))] == [1, 2, 3, 4]

@@ -34,18 +34,18 @@ def spec(**fields: Any) -> SimulatedEngine:
 def by_blocks(
     asked: SimulatedEngine, sent_s: Any, columns: Any, replicas: int = 1, policy: str = "leastconn"
 ) -> Any:
-    """(replica, first token, last token) of each request, by `BlockEngine`."""
+    """(replica, first token, last token, time in the queue) of each request, by `BlockEngine`."""
     service = VirtualService([BlockEngine(asked, *PARTS, seed=3) for _ in range(replicas)], policy)
     rows = zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True)
     for key, (at_s, inputs, outputs, shared) in enumerate(rows):
         service.submit(key, at_s, inputs, outputs, shared_tokens=shared)
     service.advance(1e9)
     seen = sorted(service.observe())
-    return np.array([(one.replica, one.first_token_s, one.last_token_s) for one in seen])
+    return np.array([(one.replica, one.first_token_s, one.last_token_s, one.queue_s) for one in seen])
 
 
 def by_loop(served: Times) -> Any:
-    return np.column_stack([served.replica, served.first_token_s, served.last_token_s])
+    return np.column_stack([served.replica, served.first_token_s, served.last_token_s, served.queue_s])
 
 
 def traffic(seed: int, count: int, rate_qps: float, shared: int = 0) -> Any:
