@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,12 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
+from cluster.preflight.power_meter import PowerMeter  # noqa: E402
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices  # noqa: E402
 from cluster.ray_session.session import open_session  # noqa: E402
 from tests.support.healthy_node import HEALTHY  # noqa: E402
 from tests.support.patience import until  # noqa: E402
+from tests.support.power_tree import power_tree  # noqa: E402
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
 EXPECTED = expected_of(EXPERIMENT, {})
@@ -96,6 +99,30 @@ def test_more_nodes_than_there_are_fail() -> None:
     report = inspect(replace(EXPECTED, nodes=2))
     assert statuses(report, "serving nodes") == ["fail"]
     assert report.exit_code == 5
+
+
+def test_the_power_of_every_node_is_read_and_one_that_is_gone_says_so(tmp_path: Path) -> None:
+    """The nodes share the files of a made-up machine; `idle` and time are the driver's."""
+    power_tree(tmp_path, [700e6, 131e6], meter_microwatts=2.4e9)
+    names = {node["NodeID"]: node["Labels"].get("role", "") for node in ray.nodes() if node["Alive"]}
+    meter = PowerMeter({**names, "f" * 56: "nowhere"}, tmp_path)
+    heard: dict[str, dict[str, Any]] = {}
+
+    def read() -> bool:
+        heard.update({row["node"]: row for row in meter.read()})
+        return heard.keys() == set(meter.nodes)
+
+    until(read)
+    gone = heard.pop("nowhere")
+    assert gone["error"] and not gone["gpu_watts"] and len(heard) == 2
+    told = {"gpu_watts": (700.0, 131.0), "node_watts": 2400.0, "source": "hwmon", "error": None}
+    assert all(row == {"node": name, **told} for name, row in heard.items())
+    meter.follow({node: name for node, name in names.items() if name == "gpu"})
+    heard.clear()
+    until(read)
+    assert list(heard) == ["gpu"]
+    meter.close()
+    assert meter.nodes == () and meter.read() == []
 
 
 @contextmanager
