@@ -19,7 +19,7 @@ def lines(asked: AskedExperiment, power: PowerFigures | None) -> list[str]:
         f"{_figure(quoted.kwh_per_1m_output_tokens)} per 1M output tokens"
     )
     idle = "idle share unknown"
-    if quoted.idle_share is not None:
+    if quoted.idle_share is not None and power.idle_watts_per_node is not None:
         idle = f"{power.idle_watts_per_node:,.0f} W idle, {quoted.idle_share:.0%} of it"
     told = sum(node.gpus_told for node in power.nodes)
     return [

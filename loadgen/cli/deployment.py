@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -157,10 +157,15 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             lambda line: emit("deploy", text=line),
         )
         try:
-            with closing(PowerMeter({})) if experiment.engine.kind == "vllm" else nullcontext() as meter:
+            with _metered(experiment) as meter:
                 yield _served(experiment, emit, session, placement, deployment, seen, meter)
         finally:
             deployment.teardown()
+
+
+def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None]:
+    """A meter for the nodes of a service that uses GPUs; it follows none yet."""
+    return closing(PowerMeter({})) if experiment.engine.kind == "vllm" else nullcontext()
 
 
 def _preflight(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:

@@ -56,5 +56,6 @@ class PowerFigures:
 
     @property
     def quoted(self) -> WindowEnergy | None:
-        """The window `at`."""
-        return next((window for window in self.windows if window.index == self.at), None)
+        """The window `at`; its watts are known."""
+        known = (window for window in self.windows if window.watts_per_node is not None)
+        return next((window for window in known if window.index == self.at), None)

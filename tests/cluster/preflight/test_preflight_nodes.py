@@ -105,7 +105,7 @@ def test_the_power_of_every_node_is_read_and_one_that_is_gone_says_so(tmp_path: 
     """The nodes share the files of a made-up machine; `idle` and time are the driver's."""
     power_tree(tmp_path, [700e6, 131e6], meter_microwatts=2.4e9)
     names = {node["NodeID"]: node["Labels"].get("role", "") for node in ray.nodes() if node["Alive"]}
-    meter = PowerMeter({**names, "f" * 56: "nowhere"}, tmp_path)
+    meter = PowerMeter({**names, "e" * 56: "nowhere"}, tmp_path)
     heard: dict[str, dict[str, Any]] = {}
 
     def read() -> bool:
