@@ -108,6 +108,7 @@ def test_a_whole_sweep_leaves_a_folder_that_proves_its_answer(tmp_path: Path) ->
     assert run_.dwells().num_rows == len(result["dwells"])
     assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run_.events()}
     assert run_.manifest["server"]["models"]
+    assert result["power"] == {"unknown": "the simulated engine uses no GPU"}
     seconds = run_.timeseries().to_pylist()
     assert len(seconds) > 20 and {row["replica"] for row in seconds} <= set(
         run_.manifest["server"]["replica_nodes"]

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
+from cluster.preflight import power_meter  # noqa: E402
+from cluster.preflight.gpu_power import PowerReading  # noqa: E402
 from cluster.preflight.power_meter import PowerMeter  # noqa: E402
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices  # noqa: E402
 from cluster.ray_session.session import open_session  # noqa: E402
@@ -123,6 +125,19 @@ def test_the_power_of_every_node_is_read_and_one_that_is_gone_says_so(tmp_path: 
     assert list(heard) == ["gpu"]
     meter.close()
     assert meter.nodes == () and meter.read() == []
+
+
+@pytest.mark.parametrize(("source", "waits"), [("hwmon", False), ("amd-smi", True), (None, True)])
+def test_a_tool_is_not_run_again_at_once_and_the_kernel_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, waits: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(power_meter, "read_power", lambda root, run: PowerReading(source=source))
+    monkeypatch.setattr(power_meter, "TOOL_PERIOD_S", 3600.0)
+    monkeypatch.setattr(power_meter.time, "sleep", slept.append)
+    node = power_meter.NodePower(tmp_path)
+    assert [node.read().source for _ in range(3)] == [source] * 3
+    assert slept[0] == 0 and [seconds > 0 for seconds in slept[1:]] == [waits, waits]
 
 
 @contextmanager
