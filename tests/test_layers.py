@@ -24,6 +24,7 @@ CONFINED = {
         "cluster/deployment/failure_text.py",
         "cluster/deployment/removal.py",
         "cluster/deployment/serve_state.py",
+        "cluster/preflight/power_meter.py",
         "cluster/preflight/preflight.py",
         "cluster/ray_session/up.py",
         "serve_apps/simulated/app.py",

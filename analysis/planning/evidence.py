@@ -57,6 +57,15 @@ class IntervalEstimate:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredWatts:
+    """Mean power of a node in a window of `rate_qps_per_node`, of whole nodes or of GPUs alone (`of`)."""
+
+    watts: float
+    of: str
+    rate_qps_per_node: float
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """One capacity and the measurements beside it; None is unknown.
 
@@ -65,7 +74,7 @@ class Evidence:
     until the service was warm. For a cell of a grid of predictions `own_ln_sd` is the sd of ln capacity that
     it does not share with the first cell. `engine_settings` and `experiment` are known from a run folder
     only. `constants` is the ratio of a simulated run's capacity to itself under other constants of the engine
-    model. `gpus_per_node` counts those that engines use.
+    model. `gpus_per_node` counts those that engines use. `node_watts` are those that the nodes told.
     """
 
     name: str
@@ -83,6 +92,7 @@ class Evidence:
     experiment: Experiment | None = None
     gpus_per_node: int | None = None
     constants: IntervalEstimate | None = None
+    node_watts: MeasuredWatts | None = None
 
     @property
     def nodes(self) -> int:

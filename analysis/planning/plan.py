@@ -205,10 +205,15 @@ def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Care)
 
 
 def _power(nodes: int, load: DemandRates, on: PlanBasis, node_watts: float | None) -> FleetPower | None:
-    if node_watts is None:
-        return None
+    """The power of the fleet at the watts that were given, else at those that the run measured."""
     served, what = _served(load)
-    return fleet_power(nodes, node_watts, served, what, on.lengths)
+    if node_watts is not None:
+        return fleet_power(nodes, node_watts, served, what, on.lengths)
+    told = on.evidence.node_watts
+    if told is None:
+        return None
+    source = f"measured, of {told.of}, at {told.rate_qps_per_node:.2f} QPS per node"
+    return fleet_power(nodes, told.watts, served, what, on.lengths, source)
 
 
 def _served(load: DemandRates) -> tuple[float, str]:

@@ -208,11 +208,13 @@ def _cost(tree: Tree) -> list[str]:
 def _power(tree: Tree) -> list[str]:
     power = tree["power"]
     if power is None:
-        return ["power: not computed, for the watts of a node have no default: plan.node_watts=W"]
+        return [
+            "power: not computed, for no node told its watts, and they have no default: plan.node_watts=W"
+        ]
     tokens = power["kwh_per_1m_output_tokens"]
     per_tokens = "unknown" if tokens is None else f"{tokens:.3g} kWh"
     return [
-        f"power at {power['node_watts']:,.0f} W per node, as given and all the time: "
+        f"power at {power['node_watts']:,.0f} W per node, {power['source']}, all the time: "
         f"{power['fleet_kw']:,.1f} kW, {power['kwh_per_day']:,.0f} kWh a day; "
         f"at its {power['load']} of {_qps(power['served_qps'])} "
         f"{power['wh_per_request']:.3g} Wh per request, {per_tokens} per 1M output tokens"

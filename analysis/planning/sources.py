@@ -8,11 +8,12 @@ from typing import Any
 
 from analysis.capacity.dwell_table import CountingBasis
 from analysis.planning import request_means
-from analysis.planning.evidence import Evidence, NotPlannable, Qps
+from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable, Qps
 from analysis.planning.request_means import MeanLengths
 from analysis.results import locations, matrix_table, studies, summary
 from analysis.results.json_border import from_tree
 from analysis.results.runs import Run, RunError, load_run
+from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.prediction_verdict import (
     GridCell,
     GridRefusal,
@@ -63,7 +64,15 @@ def read(path: Path | str) -> list[Evidence]:
     found = of_measured(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
     # What the rows of its first part add.
-    rows = ("lengths", "e2e_s", "client_cpu_ms", "ready_minutes", "engine_settings", "experiment")
+    rows = (
+        "lengths",
+        "e2e_s",
+        "client_cpu_ms",
+        "ready_minutes",
+        "engine_settings",
+        "experiment",
+        "node_watts",
+    )
     return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
 
 
@@ -152,6 +161,7 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         open_above=capacity.open_above,
         gpus_per_node=_gpus_per_node(verdict.asked),
         lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
+        node_watts=_watts(verdict.power) if isinstance(verdict, RunVerdict) and verdict.power else None,
     )
 
 
@@ -189,6 +199,13 @@ def of_predicted(source: Predicted) -> Evidence:
         e2e_s=None if in_flight is None else in_flight / forecast.rate_qps_per_node,  # Little's law
         own_ln_sd=own_ln_sd,
     )
+
+
+def _watts(power: PowerFigures) -> MeasuredWatts | None:
+    quoted = power.quoted
+    if quoted is None or quoted.watts_per_node is None:
+        return None
+    return MeasuredWatts(quoted.watts_per_node, power.of, quoted.rate_qps_per_node)
 
 
 def _qps(q: QpsFigures) -> Qps:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.report import answers, banner, checks, definitions, exhibits, provenance, quality, study
+from analysis.report import answers, banner, checks, definitions, exhibits, power, provenance, quality, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
 from analysis.report.study import StudyFolder
@@ -50,6 +50,7 @@ def of_run(run: Run) -> Page:
     verdict, claim, asked = run.verdict, banner.of_run(run), _asked(run)
     shown = [*exhibits.sections(run, Room()), answers.errors(run)]
     main = [replace(one, blocks=(*one.blocks, *answers.percentiles(run))) for one in shown[:1]]
+    shown += power.sections(verdict.power if verdict else None)
     sections = [*main, _trust(verdict), *exhibits.without_empty(shown[1:])]
     capacity = verdict.capacity if verdict else None
     sections += [provenance.of_run(run), definitions.section(asked, capacity)]

@@ -147,6 +147,13 @@ class Run:
                 self.path, "timeseries.parquet", time_series.SERVER, "replica", shards.read(self.path)
             )
 
+    def power(self) -> pa.Table:
+        """The power of the nodes: one row per node and sample (schema `time_series.POWER`)."""
+        with _readable(self.path):
+            return gathering.series(
+                self.path, "power.parquet", time_series.POWER, "node", shards.read(self.path)
+            )
+
     def dwells(self) -> pa.Table:
         """One row per ramp step and dwell (schema `dwell_table.DWELLS`); empty for a run that did not end."""
         path = self.path / "dwells.parquet"

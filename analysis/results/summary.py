@@ -12,6 +12,7 @@ from analysis.results import (
     capacity_text,
     engine_agreement,
     matrix_table,
+    power_text,
     prediction_text,
     probe_text,
     published_ladder,
@@ -238,6 +239,7 @@ def _evidence_lines(verdict: Verdict) -> list[str]:
     out = [f"  {line}" for line in lines if line]
     if isinstance(verdict, RunVerdict):
         out += sessions_text.lines(asked, verdict.dwells)
+        out += power_text.lines(asked, verdict.power)
         out += [f"  {check_line(check)}" for check in verdict.checks or () if check.passed is not None]
         if verdict.prediction:
             q, how = verdict.prediction.qps_per_node, verdict.prediction.how

@@ -16,6 +16,7 @@ KINDS = (
     (re.compile(r"driver-\d+\.arrow"), records.PROGRESS),
     (re.compile(r"client-\d+\.health\.arrow"), time_series.CLIENTS),
     (re.compile(r"server.*\.arrow"), time_series.SERVER),
+    (re.compile(r"power.*\.arrow"), time_series.POWER),
 )
 """Names of shards, and the schema of each."""
 

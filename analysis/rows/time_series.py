@@ -1,6 +1,6 @@
-"""Samples of once a second during a run: of the engines by their own count, and of the load actors.
+"""Samples of once a second during a run: of the engines by their own count, of the load actors, of the power.
 
-Knows two Arrow schemas, their units and their files; neither samples nor judges. Seconds are
+Knows three Arrow schemas, their units and their files; neither samples nor judges. Seconds are
 those of the run's clock, milliseconds are real.
 """
 
@@ -57,12 +57,27 @@ _CLIENT_COLUMNS: tuple[Column, ...] = (
     ("events", pa.int64(), "", "streamed events that carried output; more than reads = merged delivery"),
 )
 
+_POWER_COLUMNS: tuple[Column, ...] = (
+    *_WHEN,
+    ("node", pa.string(), "", "that serves, by its address"),
+    ("idle", pa.bool_(), "", "the service was up and warm, and nothing was sent yet"),
+    ("gpu_watts", pa.list_(pa.float64()), "W", "of each GPU of the node; null where it does not tell"),
+    ("node_watts", pa.float64(), "W", "of the whole machine, by its own meter; null where it has none"),
+    ("source", pa.string(), "", "who told of the GPUs: hwmon (the kernel), amd-smi or nvidia-smi"),
+    ("error", pa.string(), "", "why this sample has no power of a GPU; null when it has"),
+)
+
 SERVER = schema(_SERVER_COLUMNS, _VERSION)
 """Arrow schema of timeseries.parquet: one row per replica and second; a figure that a server does not report
 is null."""
 
 CLIENTS = schema(_CLIENT_COLUMNS, _VERSION)
 """Arrow schema of clients.parquet: one row per load actor and second."""
+
+
+POWER = schema(_POWER_COLUMNS, _VERSION)
+"""Arrow schema of power.parquet: one row per node and sample, about a second apart, or five where a tool must
+be asked; there is none where the service uses no GPU, or nothing is known of its nodes."""
 
 
 def write(series: pa.Table, path: Path) -> None:

@@ -7,18 +7,23 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 Run = Callable[[list[str]], str | None]
 """Runs a command and returns its output; None if there is no such command or it failed."""
 
 TOOL_TIMEOUT_S = 15.0
+MOST_BYTES = 4 * 2**20
+"""Of a tool's output; `amd-smi static` of eight GPUs fills some 100 kB (our choice)."""
 IMPORT_TIMEOUT_S = 90.0
 DEVICE_PROBE = "import torch as t; t.ones(1, device='cuda').item(); print(t.cuda.device_count())"
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -45,16 +50,33 @@ NVIDIA_FIELDS = (
 def run_tool(
     command: list[str], timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> str | None:
-    """The output of a command; None if it does not exist, fails or takes longer."""
+    """The output of a command; None if it does not exist, fails, takes longer or says too much."""
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, env=None if env is None else dict(env)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=None if env is None else dict(env),
+            start_new_session=True,  # what it started ends with it
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
-    return done.stdout if done.returncode == 0 else None
+    late = Timer(timeout_s, _end, (process,))
+    late.start()
+    with process:
+        said = process.stdout.read(MOST_BYTES + 1) if process.stdout else b""
+        if len(said) > MOST_BYTES:
+            _end(process)
+    late.cancel()
+    return said.decode(errors="replace") if process.returncode == 0 else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +121,16 @@ def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
 
 def amd_gpus(run: Run) -> tuple[Gpu, ...]:
     """The GPUs in `amd-smi`'s JSON; some versions wrap lists and numbers."""
-    static, *others = (_by_gpu(run(["amd-smi", *words, "--json"])) for words in AMD_SMI)
+    static, *others = (by_gpu(run(["amd-smi", *words, "--json"])) for words in AMD_SMI)
     return tuple(
         _amd_gpu(at, found, *(of.get(at, {}) for of in others)) for at, found in sorted(static.items())
     )
 
 
 def _amd_gpu(index: int, static: Any, metric: Any, firmware: Any, topology: Any) -> Gpu:
-    asic, driver, memory = _part(static, "asic"), _part(static, "driver"), _part(metric, "mem_usage")
+    asic, driver, memory = part(static, "asic"), part(static, "driver"), part(metric, "mem_usage")
     mec = [
-        _number(row.get("fw_version")) for row in firmware.get("fw_list", []) if row.get("fw_id") == "CP_MEC1"
+        number(row.get("fw_version")) for row in firmware.get("fw_list", []) if row.get("fw_id") == "CP_MEC1"
     ]
     links = [link["gpu"] for link in topology.get("links", []) if link.get("link_type") == "XGMI"]
     return Gpu(
@@ -117,15 +139,15 @@ def _amd_gpu(index: int, static: Any, metric: Any, firmware: Any, topology: Any)
         arch=_text(asic.get("target_graphics_version")),
         driver=_text(driver.get("version") or driver.get("driver_version")),
         vram_used_bytes=_bytes(memory.get("used_vram")),
-        ecc_errors=_whole(_number(_part(metric, "ecc").get("total_uncorrectable_count"))),
+        ecc_errors=_whole(number(part(metric, "ecc").get("total_uncorrectable_count"))),
         mec_firmware=_whole(mec[0], MEC_BITS) if mec else None,
-        numa_node=_whole(_number(_part(static, "numa").get("node"))),
+        numa_node=_whole(number(part(static, "numa").get("node"))),
         links=frozenset(links) if "links" in topology else None,
         vram_bytes=_bytes(memory.get("total_vram")),
     )
 
 
-def _by_gpu(text: str | None) -> Mapping[int, Any]:
+def by_gpu(text: str | None) -> Mapping[int, Any]:
     """The objects of one JSON output by GPU; a warning may stand before the JSON."""
     start = re.search(r"^[\[{]", text or "", re.MULTILINE)
     if text is None or start is None:
@@ -138,7 +160,7 @@ def _by_gpu(text: str | None) -> Mapping[int, Any]:
     return {row["gpu"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("gpu"), int)}
 
 
-def _part(tree: Any, name: str) -> Mapping[str, Any]:
+def part(tree: Any, name: str) -> Mapping[str, Any]:
     part = tree.get(name)
     return part if isinstance(part, dict) else {}
 
@@ -147,7 +169,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value not in ("", "N/A") else None
 
 
-def _number(value: Any) -> float | None:
+def number(value: Any) -> float | None:
     """A number given bare, as text in base 10 or 16, or with its unit; None where it is N/A."""
     if isinstance(value, dict):
         value = value.get("value")
@@ -164,8 +186,8 @@ def _whole(value: float | None, bits: int = -1) -> int | None:
 def _bytes(value: Any) -> float | None:
     """Bytes of a tool's figure, whose units are powers of two; MB if it names none."""
     unit = value.get("unit", "MB") if isinstance(value, dict) else "MB"
-    number = _number(value)
-    return None if number is None else number * {"GB": 2.0**30, "KB": 2.0**10, "B": 1.0}.get(unit, 2.0**20)
+    figure = number(value)
+    return None if figure is None else figure * {"GB": 2.0**30, "KB": 2.0**10, "B": 1.0}.get(unit, 2.0**20)
 
 
 def kfd_gpus(root: Path) -> tuple[Gpu, ...]:
@@ -182,7 +204,7 @@ def _kfd_gpu(
 ) -> Gpu:
     links = [_properties(link) for link in sorted(path.glob("io_links/*/properties"))]
     peers = frozenset(ranks[link["node_to"]] for link in links if _is_xgmi(link) and link["node_to"] in ranks)
-    card = root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"
+    card = _card(root, facts)
     return Gpu(
         ranks[int(path.name)],
         arch=_gfx(facts.get("gfx_target_version", 0)),
@@ -194,6 +216,17 @@ def _kfd_gpu(
         links=peers if links else None,
         vram_bytes=_file_number(card / "mem_info_vram_total"),
     )
+
+
+def kfd_cards(root: Path) -> list[Path]:
+    """The devices of the GPUs in the kernel's tree, in their order; the others of a machine are hidden."""
+    nodes = sorted((root / KFD_NODES).glob("[0-9]*"), key=lambda path: int(path.name))
+    facts = (_properties(path / "properties") for path in nodes)
+    return [_card(root, known) for known in facts if known.get("simd_count")]
+
+
+def _card(root: Path, facts: Mapping[str, int]) -> Path:
+    return root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"
 
 
 def _is_xgmi(link: Mapping[str, int]) -> bool:
@@ -223,7 +256,7 @@ def file_text(path: Path) -> str | None:
 
 
 def _file_number(path: Path) -> float | None:
-    return _number(file_text(path))
+    return number(file_text(path))
 
 
 def _ecc_errors(path: Path) -> int | None:
@@ -236,7 +269,7 @@ def nvidia_gpus(text: str) -> tuple[Gpu, ...]:
     """The GPUs in `nvidia-smi`'s CSV of NVIDIA_FIELDS without header and units (memory in MiB)."""
     rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
     return tuple(
-        Gpu(int(at), name, None, driver, _bytes(used), _whole(_number(ecc)), vram_bytes=_bytes(total))
+        Gpu(int(at), name, None, driver, _bytes(used), _whole(number(ecc)), vram_bytes=_bytes(total))
         for at, name, driver, used, total, ecc in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
     )
 

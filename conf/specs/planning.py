@@ -91,8 +91,9 @@ class Care:
     low. `model_interval` carries what is unknown of the engine model's constants into the plan of a simulated
     run. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
     in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
-    peak: one, for maintenance or a fault. Prices, watts, availability and the time until a node serves have
-    no default. A run whose answers the quality gate found degraded is planned on only if `degraded` is true.
+    peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
+    default; watts are those that the run measured, if it did. A run whose answers the quality gate found
+    degraded is planned on only if `degraded` is true.
     """
 
     basis: Basis = "low"

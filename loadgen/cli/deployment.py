@@ -5,8 +5,9 @@ It is imported only where something is measured, because Ray comes with it.
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from ray.serve import Application
 from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy
 from cluster.deployment.routing_check import check_router
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
+from cluster.preflight.power_meter import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
 from cluster.ray_session.placement import Placement, PlacementError, SessionError, place
 from cluster.ray_session.session import Session, open_session
@@ -34,6 +36,8 @@ from serve_apps.vllm_engine.prepared import prepared, with_folder
 WARM_OUTPUT_TOKENS = 8
 """Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
 SIMULATED_START_S = 120.0
+NOT_OURS = "engine=external deploys nothing, so that nothing reads its nodes"
+NO_GPU = "the {} engine uses no GPU"
 LEAST_ASK_S = 1.0
 """Least time for an endpoint's list of models, even if its first answer took all the time (our choice)."""
 
@@ -153,9 +157,15 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
             lambda line: emit("deploy", text=line),
         )
         try:
-            yield _served(experiment, emit, session, placement, deployment, seen)
+            with _metered(experiment) as meter:
+                yield _served(experiment, emit, session, placement, deployment, seen, meter)
         finally:
             deployment.teardown()
+
+
+def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None]:
+    """A meter for the nodes of a service that uses GPUs; it follows none yet."""
+    return closing(PowerMeter({})) if experiment.engine.kind == "vllm" else nullcontext()
 
 
 def _preflight(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
@@ -179,10 +189,11 @@ def _served(
     placement: Placement,
     deployment: Deployment,
     seen: Mapping[str, Any],
+    meter: PowerMeter | None,
 ) -> Service:
     """The service as it stands, its router checked, with the function that waits for its recovery.
 
-    `seen` are further facts for the manifest of every generation.
+    `seen` are further facts for the manifest of every generation. The meter reads the nodes of this one.
     """
     one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
     front = session.url
@@ -192,10 +203,12 @@ def _served(
     def again(limit_s: float) -> Service:
         try:
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
-            return _served(experiment, emit, session, placement, back, seen)
+            return _served(experiment, emit, session, placement, back, seen, meter)
         except DeployError as error:
             raise TargetError(str(error), error.last_words) from error
 
+    if meter:
+        meter.follow(_named_nodes(deployment.described))
     selector = placement.load_selector
     targets = _targets(experiment, deployment.urls, deployment.metrics_urls)
     return Service(
@@ -215,7 +228,17 @@ def _served(
         actor_options={"label_selector": selector} if selector else {},
         recover=again,
         front_streams=session.front_streams if targets == [front] else None,
+        power=meter,
+        power_unknown="" if meter else NO_GPU.format(experiment.engine.kind),
     )
+
+
+def _named_nodes(described: Mapping[str, Any]) -> dict[str, str]:
+    """Ray's ids of the nodes that serve, each with its address, by which it is told from the others."""
+    replicas = [*described["replicas"].values(), *described["prefill"].values()]
+    hosts = {one["node"]: one["host"] for one in replicas}
+    sharing = Counter(hosts.values())
+    return {node: host if sharing[host] == 1 else f"{host}#{node[:6]}" for node, host in hosts.items()}
 
 
 def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
@@ -254,7 +277,7 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
         metrics_urls = {url: f"{url}/metrics" for url in urls}
-        served = Service(urls, reported=reported, metrics_urls=metrics_urls, key=key)
+        served = Service(urls, reported=reported, metrics_urls=metrics_urls, key=key, power_unknown=NOT_OURS)
         yield replace(served, recover=partial(_answering, experiment, served))
 
 

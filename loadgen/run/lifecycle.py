@@ -20,9 +20,12 @@ import pyarrow as pa
 from analysis.capacity import dwell_table
 from analysis.live import window_so_far
 from analysis.live.window_so_far import WindowSoFar
+from analysis.results import energy
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
+from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
+from analysis.rows import gathering, time_series
 from conf import Experiment
 from conf.composed import dump
 from conf.io.secret import Secret
@@ -39,6 +42,7 @@ from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, api_key
 from loadgen.run.folder import finite
 from loadgen.run.metrics_scraper import Scraper
+from loadgen.run.power_sampler import IDLE_S, PowerSampler, PowerSource
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.search.segments import Start
 
@@ -61,6 +65,7 @@ class Service:
     address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
     returns it as it is then, or raises TargetError; None if nothing is known of its return. A proxy in
     front of it serves `front_streams` requests at once; None if there is none, or nothing is known of it.
+    `power` reads the power of its nodes; without it `power_unknown` says why nothing does.
     """
 
     urls: list[str]
@@ -72,6 +77,8 @@ class Service:
     key: Secret | None = None
     recover: "Callable[[float], Service] | None" = None
     front_streams: int | None = None
+    power: PowerSource | None = None
+    power_unknown: str = ""
 
 
 def read_of(experiment: Experiment, verb: str) -> dict[str, Path]:
@@ -106,6 +113,7 @@ class RunLifecycle:
         self._fleet: LoadFleet | None = None
         self._service: Service | None = None
         self._scraper: Scraper | None = None
+        self._power_unknown = "the run ended before a node was asked"
         self._lines: SimpleQueue[str] = SimpleQueue()
         before = folder.read_json("manifest.json") if past is not None else {}
         folder.secret = (
@@ -195,9 +203,10 @@ class RunLifecycle:
     def _drive(self, service: Service, start: Start, act: Callable[[Driver], Conclude]) -> Conclude:
         fleet, asked = self._start_fleet(service), self.experiment.fleet
         drain_s, self._service = asked.drain_s, service
-        with self._scraping(service, fleet):
+        with self._scraping(service, fleet), self._metering(service, fleet) as meter:
             try:
                 self._refuse_cramped(fleet, service, start)
+                self._rest(service, meter)
                 saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
                 self._driver = Driver(
@@ -269,6 +278,22 @@ class RunLifecycle:
             self.experiment.time_scale,
         )
         return self._scraper
+
+    def _metering(self, service: Service, fleet: LoadFleet) -> AbstractContextManager[PowerSampler | None]:
+        if service.power is None:
+            return nullcontext()
+        shard = self.folder.shards / f"power-{fleet.zero_wall_ns}.arrow"
+        return PowerSampler(service.power, shard, fleet.now_ns, self._lines.put)
+
+    def _rest(self, service: Service, meter: PowerSampler | None) -> None:
+        """Leave the service at rest for a moment, where a node tells its power."""
+        self._power_unknown = service.power_unknown
+        if meter is None:
+            return
+        self.emit("power", text=f"the power of the service at rest, {IDLE_S:g} s where a node tells it")
+        if why := meter.rest(IDLE_S):
+            self._power_unknown = why
+            self.emit("power", text=f"power unknown: {why}")
 
     def _start_fleet(self, service: Service) -> LoadFleet:
         asked = self.experiment
@@ -358,6 +383,8 @@ class RunLifecycle:
             unreadable=tuple(self.folder.unreadable),
         )
         verdict = self._cleaned(verdict)
+        if verdict.dwells:
+            verdict = replace(verdict, power=self._power(verdict, rows))
         tree = to_tree(verdict)
         if verdict.dwells:
             dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")
@@ -371,6 +398,10 @@ class RunLifecycle:
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=verdict.exit_code, reason=verdict.reason)
         return verdict
+
+    def _power(self, verdict: RunVerdict, rows: pa.Table) -> PowerFigures:
+        samples = gathering.series(self.folder.path, "power.parquet", time_series.POWER, "node", ())
+        return energy.figures(samples, verdict.dwells, rows, verdict.capacity, self._power_unknown)
 
     def _cleaned(self, verdict: RunVerdict) -> RunVerdict:
         """The verdict as it is handed on, to be shown and to be part of a study: without the key in it."""

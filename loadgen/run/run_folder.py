@@ -34,6 +34,7 @@ SCHEMA_VERSION = KNOWN
 SERIES = {
     "clients.parquet": (time_series.CLIENTS, "client_id"),
     "timeseries.parquet": (time_series.SERVER, "replica"),
+    "power.parquet": (time_series.POWER, "node"),
 }
 """Files of what is sampled once a second: the schema of each, and the column that names a row's source."""
 MOST_ROWS = 2**22

@@ -370,6 +370,7 @@ def test_a_killed_driver_leaves_silence_and_a_run_to_resume(tmp_path: Path) -> N
     assert done.returncode == result["exit_code"] and done.returncode in (0, 3, 4, 6), done.stderr
     after = check_rows(folder)
     assert after["ok"] > before["ok"] and after["lost"] == before["lost"]
+    assert result["power"]["unknown"].startswith("engine=external deploys nothing")
     indices = [event["index"] for event in events(folder, "segment_done")]
     assert sorted(set(indices)) == list(range(len(result["dwells"])))
 

@@ -112,6 +112,7 @@ def check_proof(folder: Path, code: int) -> None:
     assert run.dwells().num_rows == len(result["dwells"])
     assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run.events()}
     assert run.manifest["server"]["models"]
+    assert result["power"] == {"unknown": "the simulated engine uses no GPU"}
     seconds = run.timeseries().to_pylist()
     replicas = set(run.manifest["server"]["replica_nodes"])
     assert len(seconds) > 20 and {row["replica"] for row in seconds} <= replicas

@@ -16,6 +16,7 @@ SCHEMAS = {
     "dwells": dwell_table.DWELLS,
     "timeseries": time_series.SERVER,
     "clients": time_series.CLIENTS,
+    "power": time_series.POWER,
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from conf import load
 from loadgen.run.lifecycle import Service
+from loadgen.run.power_sampler import PowerSource
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual_target import VirtualTarget
 
@@ -35,9 +36,10 @@ def service(
     leaving: BaseException | None = None,
     entering: BaseException | None = None,
     front_streams: int | None = None,
+    power: PowerSource | None = None,
 ) -> Iterator[Service]:
     if entering:
         raise entering
-    yield Service(["http://127.0.0.1:1"], front_streams=front_streams)
+    yield Service(["http://127.0.0.1:1"], front_streams=front_streams, power=power, power_unknown="as said")
     if leaving:
         raise leaving

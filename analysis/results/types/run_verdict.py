@@ -6,6 +6,7 @@ from analysis.capacity.check import Check
 from analysis.capacity.dwell_table import CountingBasis
 from analysis.results.types.fields import always
 from analysis.results.types.ladder_figures import LadderFigures
+from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.probe_figures import HoldFigures, ProbeFigures
 from analysis.results.types.shared_figures import (
     AskedExperiment,
@@ -112,5 +113,6 @@ class RunVerdict:
     folder: str = ""
     prediction: PlacingPrediction | None = None
     requests: RequestCounts | None = None
+    power: PowerFigures | None = None
     unreadable: tuple[str, ...] = ()
     report: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,14 @@ pytestmark = pytest.mark.ray
 
 ray = pytest.importorskip("ray")
 
+from cluster.preflight import power_meter  # noqa: E402
+from cluster.preflight.gpu_power import PowerReading  # noqa: E402
+from cluster.preflight.power_meter import PowerMeter  # noqa: E402
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices  # noqa: E402
 from cluster.ray_session.session import open_session  # noqa: E402
 from tests.support.healthy_node import HEALTHY  # noqa: E402
 from tests.support.patience import until  # noqa: E402
+from tests.support.power_tree import power_tree  # noqa: E402
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
 EXPECTED = expected_of(EXPERIMENT, {})
@@ -96,6 +101,43 @@ def test_more_nodes_than_there_are_fail() -> None:
     report = inspect(replace(EXPECTED, nodes=2))
     assert statuses(report, "serving nodes") == ["fail"]
     assert report.exit_code == 5
+
+
+def test_the_power_of_every_node_is_read_and_one_that_is_gone_says_so(tmp_path: Path) -> None:
+    """The nodes share the files of a made-up machine; `idle` and time are the driver's."""
+    power_tree(tmp_path, [700e6, 131e6], meter_microwatts=2.4e9)
+    names = {node["NodeID"]: node["Labels"].get("role", "") for node in ray.nodes() if node["Alive"]}
+    meter = PowerMeter({**names, "e" * 56: "nowhere"}, tmp_path)
+    heard: dict[str, dict[str, Any]] = {}
+
+    def read() -> bool:
+        heard.update({row["node"]: row for row in meter.read()})
+        return heard.keys() == set(meter.nodes)
+
+    until(read)
+    gone = heard.pop("nowhere")
+    assert gone["error"] and not gone["gpu_watts"] and len(heard) == 2
+    told = {"gpu_watts": (700.0, 131.0), "node_watts": 2400.0, "source": "hwmon", "error": None}
+    assert all(row == {"node": name, **told} for name, row in heard.items())
+    meter.follow({node: name for node, name in names.items() if name == "gpu"})
+    heard.clear()
+    until(read)
+    assert list(heard) == ["gpu"]
+    meter.close()
+    assert meter.nodes == () and meter.read() == []
+
+
+@pytest.mark.parametrize(("source", "waits"), [("hwmon", False), ("amd-smi", True), (None, True)])
+def test_a_tool_is_not_run_again_at_once_and_the_kernel_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, waits: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(power_meter, "read_power", lambda root, run: PowerReading(source=source))
+    monkeypatch.setattr(power_meter, "TOOL_PERIOD_S", 3600.0)
+    monkeypatch.setattr(power_meter.time, "sleep", slept.append)
+    node = power_meter.NodePower(tmp_path)
+    assert [node.read().source for _ in range(3)] == [source] * 3
+    assert slept[0] == 0 and [seconds > 0 for seconds in slept[1:]] == [waits, waits]
 
 
 @contextmanager

@@ -1,0 +1,113 @@
+"""Energy of the windows of a run: joins the power of its nodes with its requests; measures nothing itself."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity import dwell_table
+from analysis.capacity.node_power import NodeSamples, by_node
+from analysis.capacity.window_counts import in_window
+from analysis.results.types.power_figures import NodeFigures, PowerFigures, WindowEnergy
+from analysis.results.types.shared_figures import CapacityFigures, WindowRow
+from analysis.rows import metrics
+
+J_PER_WH = 3600.0
+WHOLE, ALONE = "whole nodes", "GPUs alone"
+
+
+def figures(
+    samples: pa.Table,
+    dwells: Sequence[WindowRow],
+    requests: pa.Table,
+    capacity: CapacityFigures | None,
+    unknown: str = "",
+) -> PowerFigures:
+    """Power and energy of a run from its samples (schema `time_series.POWER`), windows and request rows.
+
+    `unknown` is why there are no samples, where that is known.
+    """
+    nodes = by_node(samples)
+    if silent := [node for node in nodes if not node.told]:
+        who = f"{len(silent)} of {len(nodes)} node(s) told no power ({silent[0].name})"
+        unknown = f"{who}: {silent[0].errors[0] if silent[0].errors else 'no answer'}"
+    measured = [row for row in dwells if row["kind"] != "ramp"]
+    if not nodes or silent or not measured:
+        return PowerFigures(unknown or _nothing(nodes), nodes=tuple(map(_described, nodes)))
+    whole = all(not np.isnan(node.meter_watts).all() for node in nodes)
+    resting = [node.idle_watts()[whole] for node in nodes]
+    idle_watts = None if None in resting else sum(filter(None, resting)) / len(nodes)
+    windows = tuple(_window(row, nodes, requests, whole, idle_watts) for row in measured)
+    at = _quoted(windows, [row["index"] for row in measured if row["valid"]], capacity)
+    if at is None:
+        told = max(window.coverage for window in windows)
+        return PowerFigures(
+            f"no valid window is covered by samples; at most {told:.0%} of one",
+            nodes=tuple(map(_described, nodes)),
+            windows=windows,
+        )
+    quoted = next(row for row in measured if row["index"] == at)
+    named = tuple(_within(_described(node), node, quoted) for node in nodes)
+    return PowerFigures("", WHOLE if whole else ALONE, idle_watts, at, named, windows)
+
+
+def _nothing(nodes: Sequence[NodeSamples]) -> str:
+    return "no window was measured" if nodes else "no node was asked"
+
+
+def _described(node: NodeSamples) -> NodeFigures:
+    idle_gpus, idle_meter = node.idle_watts()
+    source = ", ".join(node.sources)
+    return NodeFigures(
+        node.name, node.told, node.gpus, source, idle_gpu_watts=idle_gpus, idle_meter_watts=idle_meter
+    )
+
+
+def _within(known: NodeFigures, node: NodeSamples, row: WindowRow) -> NodeFigures:
+    span = row["window_start_ns"], row["window_end_ns"]
+    return replace(known, gpu_watts=node.gpus_mean(*span).watts, meter_watts=node.meter_mean(*span).watts)
+
+
+def _window(
+    row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, whole: bool, idle_watts: float | None
+) -> WindowEnergy:
+    span = row["window_start_ns"], row["window_end_ns"]
+    means = [node.meter_mean(*span) if whole else node.gpus_mean(*span) for node in nodes]
+    known = [one.watts for one in means if one.watts is not None]
+    found = WindowEnergy(row["index"], row["rate_qps_per_node"], min(one.coverage for one in means))
+    if len(known) < len(nodes):
+        return found
+    joules = sum(known) * (span[1] - span[0]) / 1e9
+    rows = in_window(requests, dwell_table.window(dict(row)))
+    rows = rows.filter(pa.array(metrics.status_in(rows, "ok")))
+    watts = sum(known) / len(nodes)
+    return replace(
+        found,
+        watts_per_node=watts,
+        wh_per_request=joules / J_PER_WH / rows.num_rows if rows.num_rows else None,
+        kwh_per_1m_input_tokens=_kwh_per_1m(joules, rows, "prompt_tokens"),
+        kwh_per_1m_output_tokens=_kwh_per_1m(joules, rows, "output_tokens"),
+        idle_share=None if idle_watts is None else idle_watts / watts,
+    )
+
+
+def _kwh_per_1m(joules: float, answered: pa.Table, column: str) -> float | None:
+    """kWh for a million tokens; None where an answer does not tell its number of them."""
+    tokens = metrics.numbers(answered, column)
+    total = tokens.sum()  # NaN if one of them is unknown
+    return joules / J_PER_WH / 1e3 / total * 1e6 if total > 0 else None
+
+
+def _quoted(
+    windows: Sequence[WindowEnergy], valid: Sequence[int], capacity: CapacityFigures | None
+) -> int | None:
+    """The valid window nearest to the capacity, of several the last; without a capacity the last one."""
+    known = [one for one in windows if one.index in valid and one.watts_per_node is not None]
+    if not known:
+        return None
+    q = capacity.qps_per_node if capacity else None
+    at_qps = next((qps for qps in (q.certified, q.estimate, q.low) if qps), None) if q else None
+    if at_qps is None:
+        return known[-1].index
+    return min(reversed(known), key=lambda one: abs(one.rate_qps_per_node - at_qps)).index

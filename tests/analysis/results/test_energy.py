@@ -1,0 +1,209 @@
+"""Energy of a run by known answers, on the screen, in the report and in a plan; and of older runs."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis import load_run, planning, report
+from analysis.__main__ import main
+from analysis.report import exhibits
+from analysis.report import power as power_section
+from analysis.report.blocks import Page
+from analysis.results import energy, power_text, summary
+from analysis.results.energy import figures
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.power_figures import PowerFigures
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures
+from analysis.rows import records, time_series
+from tests.support.golden import GOLDEN, unsealed
+from tests.support.planned_sweeps import sweep
+from tests.support.run_in_memory import request
+
+NS = 1_000_000_000
+WINDOW = {"nodes": 2, "start_ns": 0, "aborted": False, "concurrency": 0, "kind": "dwell", "valid": True}
+
+
+def window(index: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+    rate = more.pop("rate", 10.0)
+    ends = {"window_start_ns": int(start_s * NS), "window_end_ns": int(end_s * NS)}
+    rates = {"rate_qps": 2 * rate, "rate_qps_per_node": rate}
+    return {**WINDOW, "index": index, **ends, "planned_end_ns": int(end_s * NS), **rates, **more}
+
+
+def samples(node: str, idle: float, busy: float, seconds: range, **more: Any) -> list[dict[str, Any]]:
+    """Eight GPUs of a node, at rest for ten seconds and under load for the others."""
+    row = {"at": 0, "node": node, "source": "hwmon", **more}
+    return [
+        row | {"clock_ns": s * NS, "idle": s < 10, "gpu_watts": [idle if s < 10 else busy] * 8}
+        for s in seconds
+    ]
+
+
+def power(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=time_series.POWER)
+
+
+def requests(index: int, start_s: float, count: int, **more: Any) -> list[dict[str, Any]]:
+    tokens = {"prompt_tokens": 5600, "output_tokens": 140}
+    return [request(index, start_s + 0.01 * n, **{**tokens, **more}) for n in range(count)]
+
+
+TWO = [*samples("a", 130, 700, range(200)), *samples("b", 150, 500, range(200))]
+ANSWERED = records.table(
+    [*requests(1, 20, 1000), *requests(1, 40, 100, status="timeout", output_tokens=None)]
+)
+KNOWN = figures(power(TWO), [window(1, 20, 120)], ANSWERED, None)
+
+
+def test_two_nodes_of_eight_gpus_for_a_hundred_seconds() -> None:
+    """5,600 and 4,000 W for 100 s are 960 kJ, 266.7 Wh, of a thousand answers."""
+    (one,) = KNOWN.windows
+    assert (KNOWN.unknown, KNOWN.of, KNOWN.at, one.coverage) == ("", energy.ALONE, 1, 1.0)
+    assert one.watts_per_node == pytest.approx(4800)
+    assert one.wh_per_request == pytest.approx(960e3 / 3600 / 1000)
+    assert one.kwh_per_1m_output_tokens == pytest.approx(960 / 3600 / (1000 * 140) * 1e6)
+    assert one.kwh_per_1m_input_tokens == pytest.approx(960 / 3600 / (1000 * 5600) * 1e6)
+    assert KNOWN.idle_watts_per_node == pytest.approx(1120) and one.idle_share == pytest.approx(1120 / 4800)
+    a, b = KNOWN.nodes
+    assert (a.name, a.gpus_told, a.gpus, a.source) == ("a", 8, 8, "hwmon")
+    assert (a.idle_gpu_watts, a.gpu_watts) == (1040, pytest.approx(5600)) and b.gpu_watts == pytest.approx(
+        4000
+    )
+    assert a.meter_watts is None and a.idle_meter_watts is None
+
+
+def test_meters_of_all_machines_go_before_their_gpus_and_one_alone_does_not() -> None:
+    both = [row | {"node_watts": 8000.0 if row["clock_ns"] >= 10 * NS else 2000.0} for row in TWO]
+    found = figures(power(both), [window(1, 20, 120)], ANSWERED, None)
+    assert found.of == energy.WHOLE and found.windows[0].watts_per_node == pytest.approx(8000)
+    assert found.windows[0].idle_share == pytest.approx(0.25) and found.nodes[0].gpu_watts == pytest.approx(
+        5600
+    )
+    one = [row if row["node"] == "a" else other for row, other in zip(both, TWO, strict=True)]
+    assert figures(power(one), [window(1, 20, 120)], ANSWERED, None).of == energy.ALONE
+
+
+def test_a_node_that_does_not_tell_leaves_the_run_unknown() -> None:
+    silent = [{"at": 0, "clock_ns": 0, "node": "c", "idle": True, "error": "no GPU"}]
+    found = figures(power([*TWO, *silent]), [window(1, 20, 120)], ANSWERED, None)
+    assert (
+        found.unknown == "1 of 3 node(s) told no power (c): no GPU"
+        and found.windows == ()
+        and found.quoted is None
+    )
+    assert [node.gpus_told for node in found.nodes] == [8, 8, 0]
+
+
+def test_without_samples_the_reason_is_that_of_the_run() -> None:
+    assert figures(power([]), [window(1, 20, 120)], ANSWERED, None, "no GPU") == PowerFigures("no GPU")
+    assert figures(power([]), [], ANSWERED, None).unknown == "no node was asked"
+    ramp = window(0, 20, 120, kind="ramp")
+    assert figures(power(TWO), [ramp], ANSWERED, None).unknown == "no window was measured"
+
+
+def test_a_window_with_a_gap_has_its_coverage_and_no_figure() -> None:
+    rows = [row for row in TWO if not 50 * NS < row["clock_ns"] < 100 * NS]
+    found = figures(power(rows), [window(1, 20, 120), window(2, 130, 180)], ANSWERED, None)
+    first, second = found.windows
+    assert (first.watts_per_node, first.wh_per_request) == (None, None)
+    assert first.coverage == pytest.approx(0.5) and found.at == second.index == 2
+    # Nobody asked anything in the second window: its power is known, its energy has no one to be shared by.
+    assert second.watts_per_node == pytest.approx(4800) and second.wh_per_request is None
+    alone = figures(power(rows), [window(1, 20, 120)], ANSWERED, None)
+    assert alone.unknown == "no valid window is covered by samples; at most 50% of one" and alone.windows
+
+
+def test_tokens_that_one_answer_does_not_tell_are_unknown() -> None:
+    untold = records.table([*requests(1, 20, 10), *requests(1, 40, 1, prompt_tokens=None)])
+    (one,) = figures(power(TWO), [window(1, 20, 120)], untold, None).windows
+    assert one.kwh_per_1m_input_tokens is None and one.kwh_per_1m_output_tokens and one.wh_per_request
+
+
+@pytest.mark.parametrize(("certified", "at"), [(5.0, 1), (11.0, 2), (19.0, 4)])
+def test_the_verdict_quotes_the_valid_window_nearest_to_the_capacity(certified: float, at: int) -> None:
+    rates = {1: 5.0, 2: 10.0, 3: 19.0, 4: 16.0}
+    dwells = [window(n, 20 * n, 20 * n + 20, rate=rate, valid=n != 3) for n, rate in rates.items()]
+    tree = sweep(4.0, 20.0, 30.0)["capacity"]
+    tree["qps_per_node"] |= {"certified": certified}
+    capacity = from_tree(CapacityFigures, tree, "a test")
+    assert figures(power(TWO), dwells, ANSWERED, capacity).at == at
+
+
+def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
+    busy = [row for row in TWO if not row["idle"]]
+    found = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
+    assert found.windows[0].watts_per_node and found.windows[0].idle_share is None
+    assert "idle share unknown" in power_text.lines(golden().asked, found)[0]
+
+
+def golden() -> RunVerdict:
+    verdict = load_run(GOLDEN).verdict
+    assert verdict
+    return verdict
+
+
+def test_the_screen_says_whose_watts_and_an_older_run_says_what_it_said() -> None:
+    assert golden().power is None and "power" not in summary.text(golden())
+    told = summary.text(replace(golden(), power=KNOWN))
+    assert (
+        "power 4,800 W per node (GPUs alone, 16 GPUs of 2 node(s)) at 10.00 QPS per node, "
+        "1,120 W idle, 23% of it" in told
+    )
+    assert "energy 0.267 Wh per request, 0.0476 kWh per 1M input tokens, 1.9 per 1M output tokens" in told
+    unknown = replace(golden(), power=PowerFigures("nobody tells"))
+    assert "power" not in summary.text(unknown)  # a simulated engine, of which nobody expects it
+    real = replace(unknown, asked=replace(unknown.asked, engine="vllm"))
+    assert "power unknown: nobody tells" in summary.text(real)
+
+
+def test_figures_survive_their_file() -> None:
+    assert from_tree(PowerFigures, json.loads(json.dumps(to_tree(KNOWN))), "a test") == KNOWN
+
+
+def with_power(tmp_path: Path, found: PowerFigures) -> Path:
+    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
+    tree = json.loads((path / "sweep.json").read_text())
+    (path / "sweep.json").write_text(json.dumps(tree | {"power": to_tree(found)}))
+    return path
+
+
+def test_the_report_has_a_section_or_says_why_not(tmp_path: Path) -> None:
+    """Of the page only the parts that power has a share in: no figure is drawn."""
+
+    def page(found: PowerFigures | None) -> str:
+        sections = exhibits.without_empty(power_section.sections(found))
+        return report.html(Page("one", "one", "", None, sections))
+
+    told = page(KNOWN)
+    assert 'id="power"' in told and "8 of 8" in told and "4,800" in told
+    assert "not in the watts of its GPUs" in told
+    unknown = page(PowerFigures("nobody <b>tells"))
+    assert 'id="power"' not in unknown and "unknown, for nobody &lt;b&gt;tells" in unknown
+    assert "Power and energy" not in page(None)
+
+
+def test_a_plan_takes_the_watts_of_the_run_unless_others_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        str(with_power(tmp_path, KNOWN)),
+        "demand.peak_qps=200",
+        "demand.mean_qps=100",
+        "plan.model_interval=false",
+    ]
+    assert main(["plan", *words]) == 0
+    assert (
+        "power at 4,800 W per node, measured, of GPUs alone, at 10.00 QPS per node, all the time"
+        in capsys.readouterr().out
+    )
+    assert main(["plan", *words, "plan.node_watts=9000"]) == 0
+    assert "power at 9,000 W per node, as given, all the time" in capsys.readouterr().out
+    tree = planning.command([with_power(tmp_path / "other", PowerFigures("nobody"))], words[1:])
+    assert tree["power"] is None and "no node told its watts" in planning.text(tree)
