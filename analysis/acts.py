@@ -31,6 +31,8 @@ from conf.io import terminal
 from conf.io.one_line import reason
 from conf.specs.experiment import SimulatedEngine
 
+PAGES = (".html", ".htm")
+
 
 def done(verb: str, arguments: argparse.Namespace) -> int:
     """Do a verb and return its exit code."""
@@ -109,7 +111,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write one self-contained HTML file about runs: verdict, figures, provenance."""
-    if arguments.out and arguments.out.suffix not in (".html", ".htm"):
+    if arguments.out and arguments.out.suffix not in PAGES:
         raise RunError(f"--out {arguments.out}: a report is one HTML file; give it a name in .html")
     terminal.tell(pages.command(arguments.runs, arguments.out))
     return EXIT_OK
@@ -130,11 +132,13 @@ def export(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
-    refuse_out(arguments.out, ".json")
+    refuse_out(arguments.out, ".json", *PAGES)
     service = IntoService(arguments.serve_config) if arguments.serve_config else None
     tree = planning.of_words(arguments.words, _predicted, _modelled, service)
     line = json.dumps(tree, default=str)
-    if arguments.out:
+    if arguments.out and arguments.out.suffix in PAGES:
+        pages.write_plan(tree, service.day if service else None, arguments.out)
+    elif arguments.out:
         arguments.out.write_text(line + "\n")
     if arguments.json:
         terminal.data(line)

@@ -88,7 +88,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         rest.formatter_class, rest.epilog = argparse.RawDescriptionHelpFormatter, PLAN_HELP
         add("words", nargs="+", metavar="RUN|key=value", help=SOURCES_HELP)
         add("--json", action="store_true", help="the plan as one line of JSON")
-        add("--out", type=Path, metavar="FILE.json", help="write the plan as JSON")
+        add("--out", type=Path, metavar="FILE", help="write the plan as JSON, or as one page in .html")
         add("--serve-config", type=Path, metavar="FILE.yaml", help=SERVE_CONFIG_HELP)
     elif verb == "export":
         add("run", type=_place, help="run folder; of a study, inferencex takes all parts")

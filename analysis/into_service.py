@@ -27,13 +27,16 @@ Tree = dict[str, Any]
 
 
 class IntoService:
-    """Writes the file of a plan, and a figure of its day beside it. `lines` say what was found."""
+    """Writes the file of a plan, and a figure of its day beside it. `lines` say what was found, `day` is
+    the simulated one if there is one.
+    """
 
     def __init__(self, file: Path) -> None:
         refuse_out(file, ".yaml", ".yml", flag=FLAG)
         refuse_out(file.with_suffix(".svg"), ".svg", flag=FLAG)
         self._file = file
         self.lines: list[str] = []
+        self.day: ElasticDay | None = None
 
     def __call__(self, found: Plan, source: Path | str) -> Tree:
         """Write the files; the tree of what is in them. Raises RunError or ConfigError for what they lack."""
@@ -43,7 +46,8 @@ class IntoService:
         certified, working = working_qps_per_node(found)
         scaling = serve_scaling(found, mean_life(run, working, certified), per_node)
         application = _application(asked)
-        day, why = self._day(found, scaling, asked)
+        day, why = self._simulated(found, scaling, asked)
+        self.day = day
         self._file.write_text(serve_file(scaling, application, run.name))
         self.lines += _written(self._file, scaling)
         figure = self._figure(day) if day else None
@@ -59,7 +63,9 @@ class IntoService:
             "no_day_because": why or None,
         }
 
-    def _day(self, found: Plan, scaling: ServeScaling, asked: Experiment) -> tuple[ElasticDay | None, str]:
+    def _simulated(
+        self, found: Plan, scaling: ServeScaling, asked: Experiment
+    ) -> tuple[ElasticDay | None, str]:
         if found.day is None:
             return None, NO_HOURS
         # numba takes a second to come, which a plan without a file must not pay.
@@ -74,10 +80,10 @@ class IntoService:
 
     def _figure(self, day: ElasticDay) -> str:
         # matplotlib takes a second to come.
-        from analysis.figures.fleets import svg
+        from analysis.figures.fleets import EXHIBIT
 
         figure = self._file.with_suffix(".svg")
-        figure.write_text(svg(day))
+        figure.write_text(EXHIBIT.svg(day))
         return str(figure)
 
 

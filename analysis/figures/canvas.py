@@ -25,9 +25,13 @@ Look = dict[str, Any]
 """Keywords of a drawing method."""
 
 WIDTH_IN, HEIGHT_IN = 6.4, 3.2
-PX_PER_IN = 100
+NARROW_IN = 4.8
+"""Width of a drawing for a phone: its letters have nine pixels on a screen of 390."""
+PX_PER_IN, PT_PER_IN = 100, 72
 MARGINS_IN = (0.72, 0.50, 0.16, 0.16)
 """Left, bottom, right, top: room for tick labels and the axis label at the letter sizes below."""
+NAME_IN = 0.47
+"""Distance of the name of a y axis from it, in stacked panels."""
 LABEL_PT, TICK_PT, NOTE_PT = 9, 8, 8
 INK, PALE, GRID = "#222222", "#767676", "#e4e4e4"
 
@@ -108,12 +112,30 @@ def svg(
         matplotlib.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "maxqps", "text.parse_math": False}
         )
-        figure = Figure(figsize=(width_in, height_in))
+        figure = Figure(figsize=(width_in, height_in), dpi=PT_PER_IN)
         draw(_filled(figure))
         drawn = io.StringIO()
         omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
-    return inline(drawn.getvalue(), name, round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
+        box = _room(figure)
+        figure.savefig(drawn, format="svg", metadata=omitted, transparent=True, bbox_inches=box)
+    return inline(drawn.getvalue(), name, round(box.width * PX_PER_IN), round(box.height * PX_PER_IN))
+
+
+def _room(figure: Figure) -> Any:
+    """The figure's box, higher where a legend needs it; one that ends too far right begins further left."""
+    from matplotlib.legend import Legend
+    from matplotlib.transforms import Bbox, IdentityTransform
+
+    figure.draw_without_rendering()
+    width_in, height_in = figure.get_size_inches()
+    top_in = height_in
+    for one in figure.findobj(Legend):
+        extent = one.get_window_extent()
+        left = min(extent.x1 - width_in * PT_PER_IN, extent.x0)
+        if left > 0:
+            one.set_bbox_to_anchor(one.get_bbox_to_anchor().translated(-left, 0), IdentityTransform())
+        top_in = max(top_in, extent.y1 / PT_PER_IN)
+    return Bbox(((0, 0), (width_in, top_in)))
 
 
 def panels(ax: Axes, heights: Sequence[float], top: float = 0.0, gaps: Sequence[float] = ()) -> list[Axes]:
@@ -130,8 +152,9 @@ def panels(ax: Axes, heights: Sequence[float], top: float = 0.0, gaps: Sequence[
         shared: Look = {"sharex": found[0]} if found else {}
         found.append(ax.inset_axes((0, above, 1, height * room), **shared))
         above -= gap
+    width_in = ax.bbox.width / ax.figure.dpi
     for panel in found:
-        panel.yaxis.set_label_coords(-0.085, 0.5)
+        panel.yaxis.set_label_coords(-NAME_IN / width_in, 0.5)
     for panel in found[:-1]:
         panel.tick_params(labelbottom=False)
     return found
@@ -222,12 +245,26 @@ def bands(ax: Axes, spans: Sequence[tuple[float, float]], **look: Any) -> None:
     ax.add_patch(shape)
 
 
-def legend(ax: Axes, columns: int = 3, **how: Any) -> None:
-    """A legend without a frame above the axes, where it hides nothing; none if no series has a name."""
+def legend(ax: Axes, columns: int = 3, inside: bool = False, **how: Any) -> None:
+    """A legend without a frame above the axes, where it hides nothing; none if no series has a name.
+
+    It has fewer columns where the figure is narrower, or, `inside`, the panel, which has a neighbour.
+    """
     if ax.get_legend_handles_labels()[0] or how.get("handles"):
         place: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
         words: Look = {"ncols": columns, "fontsize": NOTE_PT, "frameon": False, "labelcolor": INK}
-        ax.legend(**{**place, **words, "handlelength": 2.6, "columnspacing": 1.2, **how})
+        made = ax.legend(**{**place, **words, "handlelength": 2.6, "columnspacing": 1.2, **how})
+        if columns > 1 and made.get_window_extent().width > _width_px(ax, inside):
+            legend(ax, columns - 1, inside, **how)
+
+
+def _width_px(ax: Axes, inside: bool) -> float:
+    """Width of the panel, or of its whole figure."""
+    if inside:
+        ax.figure.get_figure(
+            root=True
+        ).draw_without_rendering()  # where a panel inside others lies is known after that
+    return float((ax if inside else ax.figure).bbox.width)
 
 
 def thinned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:

@@ -34,7 +34,7 @@ def plot_compare(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
         _draw_ratios(panel, found)
         panel.set_ylim(left.get_ylim())
     for panel in (left, *right):
-        canvas.legend(panel, columns=3)
+        canvas.legend(panel, columns=3, inside=bool(right))
     return ax
 
 

@@ -41,11 +41,11 @@ class Exhibit:
     rows: Callable[[Any], int] | None = None
     applies: Callable[[Any], bool] = lambda _: True
 
-    def svg(self, subject: Any, name: str = "") -> str:
-        """The figure as inline SVG of `canvas.WIDTH_IN`, the same bytes for the same subject.
+    def svg(self, subject: Any, name: str = "", width_in: float = canvas.WIDTH_IN) -> str:
+        """The figure as inline SVG, the same bytes for the same subject.
 
         `name`, by default the exhibit's own, tells it from others on a page.
         """
         rows = self.rows(subject) if self.rows else 0
         height_in = max(self.height_in, MARGIN_IN + ROW_IN * rows)
-        return canvas.svg(lambda ax: self.plot(subject, ax), height_in=height_in, name=name or self.name)
+        return canvas.svg(lambda ax: self.plot(subject, ax), width_in, height_in, name or self.name)

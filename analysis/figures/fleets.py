@@ -3,9 +3,12 @@
 Knows the outcomes of fleets; simulates nothing.
 """
 
+import pyarrow as pa
+
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes
-from analysis.planning.elastic import SPAN_S, ElasticDay
+from analysis.figures.exhibit import Exhibit
+from analysis.planning.elastic import EITHER, NODE_HOURS, SPAN_S, ElasticDay, clock
 
 HEIGHT_IN = 5.4
 HOURS = 24
@@ -38,6 +41,32 @@ def plot_fleets(found: ElasticDay, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def svg(found: ElasticDay) -> str:
-    """The figure as the text of an SVG file."""
-    return canvas.svg(lambda ax: plot_fleets(found, ax), height_in=HEIGHT_IN, name="fleets")
+def fleets_table(found: ElasticDay) -> pa.Table:
+    """One row per five minutes: QPS offered, and nodes and per cent over any bound of each fleet."""
+    columns = {"hour": [i * SPAN_S / HOUR_S for i in range(len(found.qps))], "qps": list(found.qps)}
+    for one in found.fleets:
+        columns[f"{one.name}_nodes"] = list(one.nodes)
+        columns[f"{one.name}_over_pct"] = [100 * share for share in one.over]
+    return pa.table(columns)
+
+
+def fleets_alt(found: ElasticDay) -> str:
+    """Node-hours and share over any bound of every fleet, and when the crowd comes and the node is lost."""
+    said = [
+        f"{one.name}: {one.figures[NODE_HOURS].value:,.0f} node-hours, "
+        f"{100 * one.figures[EITHER].value:.2f} % of requests over any bound."
+        for one in found.fleets
+    ]
+    when = f"A crowd comes at {clock(found.crowd_from_s)}, a node is lost at {clock(found.lost_s)}."
+    return " ".join([*said, when])
+
+
+EXHIBIT = Exhibit(
+    "fleets",
+    "Three fleets over the day",
+    plot_fleets,
+    fleets_table,
+    fleets_alt,
+    "the engine model: means over five minutes and the simulated days",
+    HEIGHT_IN,
+)

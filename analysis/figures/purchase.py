@@ -6,9 +6,11 @@ Knows the tree of a plan; sizes nothing.
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
-from analysis.figures.exhibit import NoData
+from analysis.figures.exhibit import Exhibit, NoData
 from analysis.figures.windows import counted
 
 Tree = Mapping[str, Any]
@@ -69,3 +71,28 @@ def _draw_day(ax: Axes, day: Tree, fixed: int) -> None:
     ax.set_xticks(range(0, HOURS + 1, 3))
     canvas.label(ax, "hour of the day", "nodes")
     canvas.legend(ax)
+
+
+def purchase_table(tree: Tree) -> pa.Table:
+    """One row per demand: nodes as planned, at the upper end of the capacity, and by plain division."""
+    keys = "demand_qps", "nodes", "nodes_at_high", "naive_nodes"
+    return pa.table({key: [row[key] for row in tree["by_demand"]] for key in keys})
+
+
+def purchase_alt(tree: Tree) -> str:
+    """The nodes at the peak and by plain division, and of the quietest and the busiest hour."""
+    answer, day = tree["answer"], tree["day"]
+    said = f"{counted(answer['nodes'], 'node')} at {tree['demand']['peak_qps']:,.6g} QPS; "
+    said += f"plain division by the estimate gives {answer['naive_nodes']:,}."
+    return said + (f" By the hour {min(day['nodes'])} to {max(day['nodes'])} are needed." if day else "")
+
+
+EXHIBIT = Exhibit(
+    "nodes",
+    "Nodes for a demand",
+    plot_plan,
+    purchase_table,
+    purchase_alt,
+    "the plan: by_demand, answer, day",
+    HEIGHT_IN,
+)

@@ -31,6 +31,8 @@ from analysis.results.runs import Run
 HEIGHT_IN = 3.6
 KINDS = ("ramp", "dwell", "hold")
 SHAPES = {"ramp": "^", "dwell": "o", "hold": "s"}
+LIGHT = "#faeed1"
+"""`canvas.ORANGE` at 18 % on white."""
 NAMES = {"ramp": "step of the ramp", "hold": "hold of the certified rate"}
 
 
@@ -152,7 +154,8 @@ def _draw_beliefs(ax: Axes, beliefs: Sequence[_Belief], last_min: float) -> None
     for belief, until in zip(beliefs, ends, strict=True):
         name = "interval leaning on the prior" if belief.is_open else "95 % interval so far"
         band: Look = {
-            "facecolor": (canvas.ORANGE, 0.18),
+            # A browser that prints leaves the transparency of a hatched area out.
+            "facecolor": LIGHT if belief.is_open else (canvas.ORANGE, 0.18),
             "edgecolor": canvas.PALE,
             "linewidth": 0,
             "hatch": "///" if belief.is_open else "",

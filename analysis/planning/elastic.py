@@ -106,14 +106,15 @@ def mean_of(values: Sequence[float]) -> IntervalEstimate:
 
 def text(found: ElasticDay) -> list[str]:
     """Lines of a table with a column for each fleet, and what it assumes."""
-    rows = [(_named(key), [_cell(key, one.figures[key]) for one in found.fleets]) for key in _keys(found)]
-    table = [("share of requests", [one.name for one in found.fleets]), *rows]
+    table = [("share of requests", [one.name for one in found.fleets]), *rows(found)]
     lines = ["  " + f"{name:<24}" + "".join(f"{cell:<25}" for cell in cells) for name, cells in table]
-    return [_simulated(found), *(line.rstrip() for line in lines), *_assumed(found)]
+    return [simulated(found), *(line.rstrip() for line in lines), *assumed(found)]
 
 
-def _keys(found: ElasticDay) -> list[str]:
-    return list(found.fleets[0].figures)
+def rows(found: ElasticDay) -> list[tuple[str, list[str]]]:
+    """The name of each figure, and it for each fleet with its interval."""
+    keys = found.fleets[0].figures
+    return [(_named(key), [_cell(key, one.figures[key]) for one in found.fleets]) for key in keys]
 
 
 def _named(key: str) -> str:
@@ -130,7 +131,8 @@ def _cell(key: str, figure: IntervalEstimate) -> str:
     return f"{value} [{scale * figure.low:{form}}, {scale * figure.high:{form}}]"
 
 
-def _simulated(found: ElasticDay) -> str:
+def simulated(found: ElasticDay) -> str:
+    """How much was simulated, in a line."""
     fleet = f"{found.nodes} of the {found.planned_nodes} nodes"
     if found.nodes == found.planned_nodes:
         fleet = f"all {found.nodes} nodes"
@@ -140,7 +142,8 @@ def _simulated(found: ElasticDay) -> str:
     )
 
 
-def _assumed(found: ElasticDay) -> list[str]:
+def assumed(found: ElasticDay) -> list[str]:
+    """The crowd and the loss of the day, and every assumption, in lines."""
     minutes = found.shown_s / 60
     lines = [
         f"crowd: {found.crowd_factor:g} times the rate within a minute, at {clock(found.crowd_from_s)} for "

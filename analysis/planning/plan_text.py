@@ -33,17 +33,28 @@ INDENT = "  "
 def text(tree: Tree) -> str:
     """The text of `python -m analysis plan`: nodes first, then their basis and what follows."""
     if not tree["valid"]:
+        return headline(tree)
+    lines = [INDENT + line for told in parts(tree).values() for line in told]
+    return "\n".join([headline(tree), *lines])
+
+
+def parts(tree: Tree) -> dict[str, list[str]]:
+    """The lines of a plan below its answer, by what they tell of."""
+    rules = (_rules, _efficiency, _degraded, _few_spares, _availability)
+    return {
+        "basis": _capacity(tree),
+        "rules": [line for rule in rules for line in rule(tree)],
+        "day": _day(tree),
+        "cost": [*_cost(tree), *_power(tree)],
+        "scale": [*_scale(tree), *_sensitivity(tree)],
+    }
+
+
+def headline(tree: Tree) -> str:
+    """The word, two spaces and the answer; of a refused plan the reason."""
+    if not tree["valid"]:
         word = "VOID" if tree["exit_code"] == summary.EXIT_VOID else "NO PLAN"
         return f"{word}  {tree['reason']}"
-    parts = (
-        *(_capacity, _rules, _efficiency, _degraded, _few_spares, _availability),
-        *(_day, _cost, _power, _scale, _sensitivity),
-    )
-    lines = [INDENT + line for part in parts for line in part(tree)]
-    return "\n".join([_headline(tree), *lines])
-
-
-def _headline(tree: Tree) -> str:
     answer, on = tree["answer"], tree["planned_on"]
     nodes, upper = _nodes(answer["nodes"]), answer["nodes_at_high"]
     fleet = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"

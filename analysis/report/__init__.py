@@ -4,12 +4,13 @@ Knows which page a folder gets and where the page is written: without script or 
 for the same page. Jinja and matplotlib are imported on use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from analysis.report import pages, study
+from analysis.planning.elastic import ElasticDay
+from analysis.report import pages, plan, study
 from analysis.report.blocks import Page
 from analysis.report.study import StudyFolder
 from analysis.results import studies
@@ -17,7 +18,7 @@ from analysis.results.locations import REPORT, local
 from analysis.results.runs import Run, RunError, load_run
 from conf.io import durable
 
-__all__ = ["build_report", "command", "write"]
+__all__ = ["build_report", "command", "write", "write_plan"]
 
 MOST_LETTERS = 40_000
 """Most letters of any one text, so that no server's words make a page large (our choice)."""
@@ -37,6 +38,11 @@ def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
     else:
         page = pages.of_study(first, out) if isinstance(first, StudyFolder) else pages.of_run(first)
     durable.write_text(out, html(page))
+
+
+def write_plan(tree: Mapping[str, Any], day: ElasticDay | None, out: Path) -> None:
+    """Write the page of a plan's tree to `out`, with its simulated day if there is one. Raises OSError."""
+    durable.write_text(out, html(plan.of_plan(tree, day)))
 
 
 def write(path: Path) -> Path:

@@ -75,7 +75,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
-    """A drawing with the table of its data, and the file and columns of both."""
+    """A drawing with the table of its data, and the file and columns of both.
+
+    `narrow` is the same drawn for a phone; without it the wide one scrolls there.
+    """
 
     id: str
     title: str
@@ -83,6 +86,7 @@ class FigureBlock:
     caption: str
     table: Table
     source: str
+    narrow: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section
     interval = f"{METHOD} {_own(capacity)}".strip()
     rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
-    metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}))
+    metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)
     blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(SECTIONING), metrics)
     return Section("definitions", "Definitions", "What every number here means.", blocks)
 

@@ -4,12 +4,13 @@ Knows which figure answers which question; draws nothing itself. A figure that c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from analysis import figures
+from analysis.figures import canvas
 from analysis.figures.exhibit import Exhibit, NoData
 from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
@@ -81,7 +82,11 @@ class Room:
     def takes(self, figure: FigureBlock) -> bool:
         """Count a figure if it fits; True if it does."""
         cells = [str(cell) for row in figure.table.first_rows for cell in row]
-        size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
+        size_bytes = (
+            len(figure.svg.encode())
+            + len(figure.narrow.encode())
+            + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
+        )
         fits = size_bytes <= self.left_bytes
         self.left_bytes -= size_bytes if fits else 0
         return fits
@@ -129,12 +134,16 @@ def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block
         return full
     try:
         alt = exhibit.alt(subject)
-        svg = exhibit.svg(subject, name)
+        svg, narrow = (
+            exhibit.svg(subject, own, width_in).replace(
+                "<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1
+            )
+            for own, width_in in ((name, canvas.WIDTH_IN), (f"{name}-narrow", canvas.NARROW_IN))
+        )
         drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
-        labelled = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
-        figure = FigureBlock(name, exhibit.title, labelled, alt, drawn, exhibit.source)
+        figure = FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source, narrow)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
         return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")
-    return figure if room.takes(figure) else full
+    return next((one for one in (figure, replace(figure, narrow="")) if room.takes(one)), full)

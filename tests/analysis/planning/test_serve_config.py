@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis import load_run, planning
+from analysis import load_run, planning, report
 from analysis.acts import plan as act
 from analysis.grammar import grammar
 from analysis.into_service import _application
 from analysis.planning import elastic
-from analysis.planning.elastic import FleetRun
+from analysis.planning.elastic import ElasticDay, FleetRun
 from analysis.planning.request_life import mean_life
 from analysis.results.runs import RunError
 from conf import ConfigError, load
@@ -109,6 +109,51 @@ def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
 def test_a_plan_without_a_file_says_nothing_of_service() -> None:
     made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care())
     assert "into_service" not in planning.tree(made)
+
+
+def a_day() -> ElasticDay:
+    """A day of which only the words and curves matter."""
+    keys = (
+        "ttft",
+        elastic.EITHER,
+        elastic.CROWD,
+        elastic.LOSS,
+        elastic.FAILED,
+        elastic.MINUTES,
+        elastic.NODE_HOURS,
+    )
+    runs = [FleetRun(dict.fromkeys(keys, value), (2.0,) * 288, (value,) * 288) for value in (0.01, 0.02)]
+    fleets = tuple(elastic.outcome(name, runs) for name in elastic.FLEETS)
+    return ElasticDay(fleets, 4, 4, 2, 1000, 300.0, 4e4, 600.0, 3.0, 6e4, 1800.0, 600.0, (9.0,) * 288)
+
+
+def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "plan.html"
+    assert act(grammar("plan").parse_args([*WORDS, "demand.peak_qps=30", "--out", str(out)])) == 0
+    page = out.read_text()
+    assert "default-src 'none'" in page and "<script" not in page and "src=" not in page
+    assert "30 QPS at the peak" in page and 'id="figure-nodes"' in page
+    assert "with --serve-config FILE.yaml" in page
+    with pytest.raises(RunError, match="exists"):
+        act(grammar("plan").parse_args([*WORDS, "demand.peak_qps=30", "--out", str(out)]))
+
+
+def test_the_page_has_the_day_and_no_markup_of_a_run(tmp_path: Path) -> None:
+    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care()))
+    tree["planned_on"]["name"] = "<script>alert(1)</script>"
+    tree["into_service"] = {"file": "<b>", "autoscaling_config": {"min_replicas": 1}, "no_day_because": None}
+    report.write_plan(tree, a_day(), tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
+    assert 'id="figure-fleets"' in page and "1.50 % [0.00, 7.85]" in page and "node lost" in page
+    assert "minutes over a bound" in page and "min_replicas" in page
+
+
+def test_a_refused_plan_has_a_page_that_plans_nothing(tmp_path: Path) -> None:
+    refused = {"valid": False, "exit_code": 4, "reason": "the run is void"}
+    report.write_plan(refused, None, tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "VOID" in page and "the run is void." in page and "<svg" not in page
 
 
 def test_figures_of_days_have_an_interval_only_where_days_differ() -> None:

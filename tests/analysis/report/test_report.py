@@ -22,7 +22,7 @@ from analysis.capacity.check import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData
 from analysis.report import answers, banner, checks, exhibits
-from analysis.report.blocks import Missing
+from analysis.report.blocks import FigureBlock, Missing
 from analysis.results import matrix_table, probe_text, studies
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
@@ -37,6 +37,8 @@ from tests.support.golden import GOLDEN, unsealed
 from tests.support.run_in_memory import RunInMemory, failed, request
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
+EACH_DRAWN = 2
+"""Drawings of a figure: for a desktop and paper, and for a phone."""
 CLAIMED = 77.77
 """A capacity that stands nowhere else in the golden run."""
 EVIL = '<script>alert(1)</script> & "quoted"'
@@ -146,10 +148,11 @@ def test_who_cannot_see_it_gets_it_too(golden: tuple[str, Page]) -> None:
     assert len(drawings) >= 6 and exhibits.BROKEN not in page.text
     for svg in drawings:
         assert svg["role"] == "img" and len(svg["aria-label"] or "") > 40
-    assert len(page.all("figure")) == len(page.all("figcaption")) == len(drawings)
+    figures_shown = len(page.all("figure"))
+    assert len(page.all("figcaption")) == figures_shown == len(drawings) / EACH_DRAWN
     assert len(page.all("caption")) == len(page.all("table"))
-    assert len(page.all("details")) >= len(drawings)
-    assert page.text.count("From ") >= len(drawings)
+    assert len(page.all("details")) >= figures_shown
+    assert page.text.count("From ") >= figures_shown
 
 
 def test_unknown_and_infinite_are_said_in_words(golden: tuple[str, Page]) -> None:
@@ -355,7 +358,7 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path) -> None:
     page = Page(out.read_text())
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert str(CLAIMED) in page.text and len(page.all("svg")) == 1 + 2 * len(exhibits.MAIN)
+    assert str(CLAIMED) in page.text and len(page.all("figure")) == 1 + 2 * len(exhibits.MAIN)
     assert "run differs from golden_run in layout" in page.text and exhibits.BROKEN not in page.text
 
 
@@ -378,6 +381,16 @@ def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
     room = exhibits.Room(left_bytes=1000)
     found = [exhibits.block(exhibit, load_run(GOLDEN), room) for exhibit in ALL]
     assert [one.why for one in found if isinstance(one, Missing)] == [exhibits.FULL] * len(ALL)
+
+
+def test_where_room_is_short_the_drawing_for_a_phone_goes_first() -> None:
+    run, whole = load_run(GOLDEN), exhibits.Room()
+    large = next(exhibit for exhibit in ALL if exhibit.name == "timeseries")
+    kept = exhibits.block(large, run, whole)
+    assert isinstance(kept, FigureBlock) and kept.narrow
+    need_bytes = exhibits.FIGURES_BYTES - whole.left_bytes
+    short = exhibits.block(large, run, exhibits.Room(need_bytes - len(kept.narrow.encode()) // 2))
+    assert isinstance(short, FigureBlock) and not short.narrow
 
 
 def test_a_server_that_tells_too_much_does_not_make_a_large_page(
@@ -493,7 +506,7 @@ def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path,
     q = pooled["capacity"]["qps_per_node"]
     above = page.text[: page.text.index("Contents")]
     assert f"{q['low']:.2f} to {q['high']:.2f}" in above and "spread between deployments" in page.text
-    assert len(page.all("svg")) == 1
+    assert len(page.all("figure")) == 1
     assert f"python -m loadgen sweep --config {folder}/config.yaml run=study-again" in page.text
 
 
@@ -543,7 +556,7 @@ def test_a_figure_that_breaks_takes_nothing_else_with_it(
     monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "cdf")))
     page = built(copy, tmp_path / "out.html")
     assert exhibits.BROKEN in page.text and "timeseries.parquet" in page.text
-    assert len(page.all("svg")) == 1 and "3.31 QPS per node" in page.text
+    assert len(page.all("figure")) == 1 and "3.31 QPS per node" in page.text
 
 
 def test_a_truncated_table_of_requests_is_refused_in_a_line(copy: Path, undrawn: None) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from tests.support.golden import GOLDEN, unsealed
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH: make browser installs one")
 
-PHONE, DESKTOP = (360, 800), (1280, 900)
+PHONE, DESKTOP = (390, 844), (1280, 900)
+LEAST_PAGE = 0.55
+"""A printed page but the last has ink down to this share of its height at least (our choice)."""
+MOST_PAGES = 7
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 MEASURE = """
 <script>
@@ -35,6 +39,8 @@ function letters(text) {
   const to = text.getScreenCTM();
   return Math.hypot(to.a, to.b) * parseFloat(getComputedStyle(text).fontSize);
 }
+const shown = e => e.getClientRects().length > 0;
+const scrolls = "table, pre, .skip";
 const texts = [];
 for (const element of document.body.querySelectorAll("*")) {
   const own = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join(" ").trim();
@@ -49,7 +55,11 @@ console.log("found " + window.name + " " + JSON.stringify({
   wide: document.documentElement.scrollWidth,
   height: document.documentElement.scrollHeight,
   tables: [...document.querySelectorAll(".scroll")].filter(e => e.scrollWidth > e.clientWidth).length,
-  smallest: Math.min(...[...document.querySelectorAll("svg text")].map(letters)),
+  smallest: Math.min(...[...document.querySelectorAll("svg text")].filter(shown).map(letters)),
+  figures: [...document.querySelectorAll(".drawing")].filter(shown).length,
+  scrolled: [...document.querySelectorAll(".drawing")].filter(e => e.scrollWidth > e.clientWidth).length,
+  cut: [...document.body.querySelectorAll("*")].filter(e => !e.closest(scrolls) && shown(e))
+    .filter(e => e.getBoundingClientRect().right > window.innerWidth + 1).map(e => e.outerHTML.slice(0, 120)),
   texts: texts.length,
   palest: texts.slice(0, 5),
 }) + " end");
@@ -143,7 +153,10 @@ def test_nothing_scrolls_sideways_and_every_letter_can_be_read(
     assert found["height"] > 5 * size[1]
     if size == PHONE:
         assert found["tables"] > 0, "tables scroll inside their box"
-    assert found["smallest"] >= 8, "letters of figures, in pixels"
+    assert found["smallest"] >= 8.9, "letters of figures, in pixels"
+    assert found["figures"] >= 6
+    assert not found["scrolled"], "figures need no sideways scrolling"
+    assert not found["cut"]
     assert found["texts"] > 300
     assert found["palest"][0][0] >= 4.5, found["palest"]
 
@@ -178,7 +191,51 @@ def test_it_prints_on_pages(tmp_path: Path, page: Path) -> None:
     file = tmp_path / "report.pdf"
     _, told = chromium(tmp_path, page, f"--print-to-pdf={file}", "--no-pdf-header-footer")
     assert not complaints(told)
-    printed = file.read_bytes()
+    lowest = ink_ends(file.read_bytes())
+    assert 4 <= len(lowest) <= MOST_PAGES
+    assert min(lowest[:-1]) >= LEAST_PAGE, lowest
+
+
+def test_a_page_that_is_half_empty_is_seen(tmp_path: Path) -> None:
+    """The check above can fail: what must not be broken goes to the next page."""
+    box = "<p style='break-inside: avoid; height: 60vh'>one</p>"
+    (tmp_path / "boxes.html").write_text(f"<!doctype html><body>{box * 2}")
+    file = tmp_path / "boxes.pdf"
+    chromium(tmp_path, tmp_path / "boxes.html", f"--print-to-pdf={file}", "--no-pdf-header-footer")
+    first, _ = ink_ends(file.read_bytes())
+    assert first < LEAST_PAGE
+
+
+def ink_ends(printed: bytes) -> list[float]:
+    """The share of each page's height, from the top, at which its lowest text stands."""
     assert printed.startswith(b"%PDF")
-    pages = re.findall(rb"/Type\s*/Page\b", printed)
-    assert 4 <= len(pages) <= 40
+    pages = re.findall(
+        rb"/Type\s*/Page\b.*?/MediaBox \[0 0 [\d.]+ ([\d.]+)\].*?/Contents (\d+) 0 R", printed, re.S
+    )
+    return [1 - lowest_text(stream(printed, int(number))) / float(height) for height, number in pages]
+
+
+def stream(printed: bytes, number: int) -> str:
+    """The drawing operators of an object of a PDF."""
+    found = re.search(rb"(?<!\d)%d 0 obj\b.*?stream\r?\n" % number, printed, re.S)
+    assert found
+    return zlib.decompressobj().decompress(printed[found.end() :]).decode("latin1")
+
+
+def lowest_text(operators: str) -> float:
+    """Least height of a text's origin above the page's bottom; text is placed by cm, q, Q and Tm alone."""
+    now, kept, least = np.eye(3), [], np.inf
+    for line in operators.splitlines():
+        words = line.split()
+        if line == "q":
+            kept.append(now)
+        elif line == "Q":
+            now = kept.pop()
+        elif len(words) == 7 and words[-1] in ("cm", "Tm"):
+            a, b, c, d, e, f = map(float, words[:6])
+            placed = np.array([[a, b, 0], [c, d, 0], [e, f, 1]]) @ now
+            if words[-1] == "cm":
+                now = placed
+            else:
+                least = min(least, placed[2, 1])
+    return float(least)

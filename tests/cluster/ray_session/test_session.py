@@ -55,7 +55,7 @@ def test_a_front_that_is_late_once_is_started_again(monkeypatch: pytest.MonkeyPa
 def test_what_stays_wrong_is_one_line(words: str, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         tried.append(1)
         raise Exception(words)
 

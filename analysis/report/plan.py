@@ -1,0 +1,97 @@
+"""The page of a plan: the nodes, the rules that ask for them, the day, and Ray Serve's settings if written.
+
+Knows the tree of a plan and the outcome of a simulated day; sizes and simulates nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.figures import fleets, purchase
+from analysis.planning import elastic, plan_text
+from analysis.planning.elastic import ElasticDay
+from analysis.report.blocks import Banner, Block, Code, Facts, Missing, Page, Paragraph, Section, Table
+from analysis.report.exhibits import Room, block
+from analysis.report.wording import value
+
+Tree = Mapping[str, Any]
+
+UNSIMULATED = (
+    "no file for Ray Serve was asked for; with --serve-config FILE.yaml and demand.hourly=FILE "
+    "the engine model serves the day"
+)
+
+
+def of_plan(tree: Tree, day: ElasticDay | None) -> Page:
+    """The page of a plan, or of its refusal; `day` is the simulated one where there is one."""
+    word, _, answer = plan_text.headline(tree).partition("  ")
+    if not tree["valid"]:
+        claim = Banner(word, "bad", "Nothing is planned", sentences=(f"{answer}.",))
+        return Page("no plan", "Plan", "The run allows no plan", claim, [])
+    room, on = Room(), tree["planned_on"]
+    subtitle = f"Planned on {on['name']}, {on['found_by']}: {on['asked']['workload']}"
+    nodes = block(purchase.EXHIBIT, tree, room)
+    sections = [
+        Section("nodes", "How many nodes", "What grows with the demand.", (nodes, _whole(tree))),
+        *(Section(*head, tuple(map(_line, lines))) for head, lines in _told(tree) if lines),
+        _simulated(tree, day, room),
+    ]
+    return Page(f"{word}: {on['name']}", "Plan of a service", subtitle, _banner(tree, word, answer), sections)
+
+
+def _whole(tree: Tree) -> Code:
+    text = json.dumps(tree, indent=1, default=str)
+    return Code("The plan as JSON, every figure with its unit", text, folded=True)
+
+
+def _banner(tree: Tree, word: str, answer: str) -> Banner:
+    fleet, _, efficiency = answer.partition("; ")
+    planned, care = tree["answer"], tree["care"]
+    figures = (
+        ("Planned per node", f"{planned['planned_qps_per_node']:.2f} QPS"),
+        ("Headroom", f"{100 * care['headroom']:g} %"),
+        ("Spare nodes", str(care["spare_nodes"])),
+    )
+    said = f"{efficiency}.", *([f"{tree['reason']}."] if tree["reason"] else [])
+    tone = "short" if tree["exit_code"] else "good"
+    return Banner(word, tone, fleet, figures, said, label=tree["planned_on"]["caution"] or "")
+
+
+def _told(tree: Tree) -> list[tuple[tuple[str, str, str], list[str]]]:
+    """Heading and lines of what the text of the plan says, in its order."""
+    told = plan_text.parts(tree)
+    return [
+        (("basis", "What it rests on", "The capacity, and the configuration that has it."), told["basis"]),
+        (
+            ("rules", "Which rule asks for them", "The fewest nodes that each rule is content with."),
+            told["rules"],
+        ),
+        (("hours", "Over the day", "Nodes by the hour, without a simulation."), told["day"]),
+        (("cost", "Cost and power", "By the price and the watts that you gave."), told["cost"]),
+        (("scale", "At that scale", "What the fleet, and its test, have to carry."), told["scale"]),
+    ]
+
+
+def _line(text: str) -> Paragraph:
+    return Paragraph(text.strip())
+
+
+def _simulated(tree: Tree, day: ElasticDay | None, room: Room) -> Section:
+    """The settings of Ray Serve and the day with them, or the reason why there are none."""
+    head = "service", "Taken into service", "Fixed, scheduled and autoscaled fleets on one simulated day."
+    into = tree.get("into_service")
+    if into is None:
+        return Section(*head, (Missing("The simulated day", UNSIMULATED),))
+    settings = Facts(tuple((name, value(it)) for name, it in into["autoscaling_config"].items()))
+    written = Paragraph(f"Ray Serve's autoscaling in {into['file']}; its comments give each number's reason:")
+    if day is None:
+        return Section(*head, (written, settings, Missing("The simulated day", into["no_day_because"])))
+    blocks: list[Block] = [Paragraph(elastic.simulated(day)), _outcomes(day)]
+    blocks += [block(fleets.EXHIBIT, day, room), *map(_line, elastic.assumed(day)), written, settings]
+    return Section(*head, tuple(blocks))
+
+
+def _outcomes(day: ElasticDay) -> Table:
+    rows = tuple((name.strip(), *cells) for name, cells in elastic.rows(day))
+    heads = "share of requests", *(one.name for one in day.fleets)
+    return Table("The fleets on the same arrivals [95 % between days]", heads, rows)
