@@ -1,9 +1,9 @@
 """A deployment that follows its load by Ray Serve's file, against the simulation of the same arrivals.
 
-The application of a config file with autoscaling runs on a local Ray session behind HAProxy: simulated engines,
-one at first, four at most. Load actors send a short open-loop day. The simulation serves the very same
-arrivals; its engines start as slowly as those just seen. It knows neither when Ray's replicas report nor which
-start will be slow, so both are drawn anew in each repetition, and its interval holds 95 % of them.
+The application of a config file with autoscaling runs on a local Ray session behind HAProxy: simulated
+engines, one at first, four at most. Load actors send a short open-loop day. The simulation serves the same
+arrivals; its engines start as slowly as those just seen. It knows neither when Ray's replicas report nor
+which start will be slow, so both are drawn anew in each repetition, and its interval holds 95 % of them.
 
 python -m tests.benchmarks.autoscaled [DAYS]
 """
@@ -62,7 +62,7 @@ PHASES = {"quiet": (0, 30), "ramp": (30, 120), "steady": (120, 170), "crowd": (1
 """The short day in seconds."""
 PROFILE = Profile((30, 120, 170, 175, 225, 230, 280, 310), (1.0, 3.5, 3.5, 6.5, 6.5, 3.5, 3.5, 1.0))
 LEAD_S, DRAIN_S, LOOK_S, BLOCK_S = 2.0, 90.0, 0.2, 10.0
-"""Seconds before the first request, for the last answers, between two looks, and of requests that are alike."""
+"""Seconds before the first request, for the last answers, between looks, and of requests that are alike."""
 REPETITIONS = 40
 LIMITS = {"ttft": 2000.0, "tpot": 100.0}
 """The bounds in ms (`conf/slo/default.yaml`)."""
@@ -100,8 +100,7 @@ class Engines:
 
     @property
     def starts_s(self) -> list[float]:
-        """Time from the decision for each engine to its service; those that were asked for and given up are left
-        out."""
+        """Time from the decision for each engine to its service."""
         begun, served = (rises(self.at_s, counts) for counts in (self.asked, self.serving))
         return [end - begin for begin, end in zip(begun, served, strict=False) if end > begin]
 
@@ -224,7 +223,8 @@ def clustered(day: Day, limit: str, phase: str) -> tuple[float, float]:
 def compare(day: Day, simulations: Sequence[Day]) -> None:
     """Print a row for each phase and bound."""
     print(
-        f"{'phase':>7} {'bound':>5} {'n':>4} {'deployed':>22} {'simulated':>22}  agree   engines: deployed simulated"
+        f"{'phase':>7} {'bound':>5} {'n':>4} {'deployed':>22} {'simulated':>22}  agree   "
+        "engines: deployed simulated"
     )
     for phase in PHASES:
         counted = [one.engines(phase) for one in simulations]
@@ -266,9 +266,10 @@ def measure(days: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 day, seen, lag_ms = deployed(session.url, schedule, Path(folder))
             starts_s = seen.starts_s
+            told = ", ".join(f"{one:.1f}" for one in starts_s)
             print(
-                f"day {seed}: {len(schedule)} requests, engines start in {', '.join(f'{s:.1f}' for s in starts_s)} s, "
-                f"send lag p99 {lag_ms:.1f} ms, machine load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+                f"day {seed}: {len(schedule)} requests, engines start in {told} s, "
+                f"send lag p99 {lag_ms:.1f} ms, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
             )
             compare(day, [simulated(schedule, starts_s, one) for one in range(REPETITIONS)])
             with_steps = " ".join(f"{at:.1f}:{a}/{b}" for at, a, b in changes(seen))

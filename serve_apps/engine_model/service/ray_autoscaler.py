@@ -116,7 +116,7 @@ def ongoing(reports: Sequence[Report], now_s: float) -> float:
 
 
 class OngoingSum(NamedTuple):
-    """The sum of requests over all replicas, integrated from `begin_s` to the last note; `last` holds since."""
+    """Requests on all replicas, integrated from `begin_s` to the last note; `last` holds since then."""
 
     area: float = 0.0
     begin_s: float = 0.0
