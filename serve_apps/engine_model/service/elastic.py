@@ -192,11 +192,13 @@ class _Fleet:
         return ElasticTimes(self._service.first_s, self._service.last_s, at_s, serving, nodes)
 
     def _look(self, now_s: float) -> None:
-        self._service.run(now_s, self._mode)
-        for engine in [one for one, ready_s in self._ready_s.items() if ready_s <= now_s]:
+        for ready_s, engine in sorted((at_s, one) for one, at_s in self._ready_s.items() if at_s <= now_s):
+            self._service.run(ready_s, self._mode)  # an engine does not wait for the next look
             del self._ready_s[engine]
             self._serving.add(engine)
             self._service.begin(engine)
+            self._note(ready_s)
+        self._service.run(now_s, self._mode)
         for engine in [one for one in self._draining if not self._service.open(one)]:
             self._draining.remove(engine)
             self._service.end(engine)

@@ -112,18 +112,34 @@ def ongoing(reports: Sequence[Report], now_s: float) -> float:
     Each note holds until the replica's next one. The mean begins when every replica that reported has a note:
     after a replica has come, Ray looks back less far.
     """
-    told = [report for report in reports if len(report.at_s)]
-    if not told:
-        return 0.0
-    at_s = np.unique(np.concatenate([report.at_s for report in told]))
-    total = np.sum([_held(report, at_s) for report in told], axis=0)
-    begin_s = max(report.at_s[0] for report in told)
-    inside = at_s >= begin_s
-    edges_s = np.append(at_s[inside], max(now_s, at_s[-1]))
-    spans_s = np.diff(edges_s)
-    if spans_s.sum() <= 0:
-        return 0.0
-    return float(total[inside] @ spans_s / spans_s.sum())
+    return OngoingSum.of(reports).mean(now_s)
+
+
+class OngoingSum(NamedTuple):
+    """Requests on all replicas, integrated from `begin_s` to the last note; `last` holds since then."""
+
+    area: float = 0.0
+    begin_s: float = 0.0
+    last_s: float = math.inf
+    last: float = 0.0
+
+    @classmethod
+    def of(cls, reports: Sequence[Report]) -> "OngoingSum":
+        """The sum by the reports."""
+        told = [report for report in reports if len(report.at_s)]
+        if not told:
+            return cls()
+        at_s = np.unique(np.concatenate([report.at_s for report in told]))
+        total = np.sum([_held(report, at_s) for report in told], axis=0)
+        inside = at_s >= max(report.at_s[0] for report in told)
+        at_s, total = at_s[inside], total[inside]
+        return cls(float(total[:-1] @ np.diff(at_s)), float(at_s[0]), float(at_s[-1]), float(total[-1]))
+
+    def mean(self, now_s: float) -> float:
+        """The mean until now: between reports the last note weighs more and more."""
+        since_s = max(0.0, now_s - self.last_s)
+        span_s = self.last_s - self.begin_s + since_s
+        return (self.area + self.last * since_s) / span_s if 0 < span_s < math.inf else 0.0
 
 
 def _held(report: Report, at_s: np.ndarray) -> np.ndarray:
@@ -142,7 +158,7 @@ class RayAutoscaler:
         self._notes: dict[int, Report] = {}
         self._reports: dict[int, Report] = {}
         self._noted_s = self._reported_s = -math.inf
-        self._ongoing = 0.0
+        self._sum = OngoingSum()
 
     @property
     def step_s(self) -> float:
@@ -158,8 +174,8 @@ class RayAutoscaler:
         if now_s - self._reported_s + EPSILON_S >= self._rule.metrics_interval_s:
             self._reported_s = now_s
             self._reports = dict(self._notes)
-            self._ongoing = ongoing(list(self._reports.values()), now_s)
-        load = ReplicaLoad(len(requests), target, self._ongoing)
+            self._sum = OngoingSum.of(list(self._reports.values()))
+        load = ReplicaLoad(len(requests), target, self._sum.mean(now_s))
         count, self._wish = decided(self._rule, load, self._wish, now_s)
         return count
 
@@ -170,7 +186,7 @@ class RayAutoscaler:
             del self._notes[name]
             self._reports.pop(name, None)
         if gone:
-            self._ongoing = ongoing(list(self._reports.values()), self._reported_s)
+            self._sum = OngoingSum.of(list(self._reports.values()))
 
     def _note(self, now_s: float, requests: Mapping[int, int]) -> None:
         oldest_s = now_s - self._rule.look_back_period_s

@@ -73,3 +73,8 @@ def test_a_new_engine_serves_after_its_start_alone() -> None:
 def test_what_no_fleet_knows_is_refused() -> None:
     with pytest.raises(UnsupportedByFastPath, match="keeps sessions"):
         served(Lifecycle(4, 2, 4, 60.0, 7.0), steady(4), "consistent_hash")
+
+
+def test_a_new_engine_does_not_wait_for_the_next_look() -> None:
+    seen = served(Lifecycle(4, 2, 2, 20.5, 7.0), lambda now_s, target, seen: 2 if now_s < 28 else 4)
+    assert seen.at_s[seen.serving == 4][0] == 48.5

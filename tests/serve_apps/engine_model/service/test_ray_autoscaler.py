@@ -116,3 +116,8 @@ def test_a_smaller_fleet_keeps_the_requests_on_each() -> None:
 def test_a_rule_that_ray_would_refuse_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be above 0|in order"):
         ScalingRule(**{"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1.0} | wrong)
+
+
+def test_between_reports_the_last_note_weighs_more_and_more() -> None:
+    seen = [Report((0.0, 6.0), (2.0, 8.0))]
+    assert [ongoing(seen, now_s) for now_s in (6.0, 12.0, 18.0)] == [2.0, 5.0, 6.0]
