@@ -18,7 +18,7 @@ from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import GAPS, Limit, allowed_over, metric_of
+from conf.specs.bounds import GAPS, LIMITS, Limit, allowed_over, metric_of
 
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
@@ -130,7 +130,8 @@ class _Blocks:
     def dispersion(self, limit_load: float, slope: float, longer: float) -> Dispersion | None:
         """Variance inflation that a fit leaves unexplained."""
         expected = _logistic(logit(self.allowed) + slope * (self.log_load - limit_load))
-        return overdispersion(self.over, self.determined, expected, longer)
+        rare = self.allowed < allowed_over(LIMITS[0])
+        return overdispersion(self.over, self.determined, expected, longer, rare)
 
 
 def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:

@@ -52,7 +52,7 @@ class Dispersion:
 
 
 def overdispersion(
-    over: Floats, determined: Floats, expected: Floats, longer: float = 1.0
+    over: Floats, determined: Floats, expected: Floats, longer: float = 1.0, rare: bool = False
 ) -> Dispersion | None:
     """Autocorrelation-consistent variance inflation of counts in blocks, drawn towards the start value.
 
@@ -60,7 +60,8 @@ def overdispersion(
     arrays have one length, the windows one after the other. Where neighbours stay alike `longer`, by that
     factor, so many are taken as one block. Parzen's lag window, whose sum over both sides is 0.75 and whose
     squares' 0.539 times the lags (Priestley, Spectral Analysis and Time Series, table 6.1), gives the
-    correction for what the fit took and the degrees of freedom. None without a single request.
+    correction for what the fit took and the degrees of freedom. A `rare` limit has no more of them than
+    bursts were seen, requests over it taken `inflation` at a time. None without a single request.
     """
     noise = float(np.sum(determined * expected * (1 - expected)))
     if noise <= 0:
@@ -75,5 +76,7 @@ def overdispersion(
     raw = max(total / noise / taken, 1.0)
     grown = raw * max(1.0, raw / max(1.0, alone / noise)) ** GROWTH
     freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined, longer)
+    if rare:
+        freedom = min(freedom, float(over.sum()) / grown)
     inflation = (freedom * grown + start.freedom * start.inflation) / (freedom + start.freedom)
     return Dispersion(inflation, freedom + start.freedom)

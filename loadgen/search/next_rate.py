@@ -1,4 +1,4 @@
-"""The rate of the next window: the posterior's median, never far from the last window's rate.
+"""The rate of the next window: near the posterior's median, never far from the last window's rate.
 
 Knows the windows so far and the prior; knows no times. Source of the constants: the method, sections 4.1 and
 4.2, where no other is named.
@@ -7,10 +7,15 @@ Knows the windows so far and the prior; knows no times. Source of the constants:
 import math
 from collections.abc import Callable, Sequence
 
-from analysis.capacity.posterior import posterior
+from analysis.capacity.limit_posterior import logit
+from analysis.capacity.posterior import Capacity, posterior
+from conf.specs.bounds import allowed_over
 from loadgen.search.segments import FirstWindow, Outcome, dwells_of, overloaded, share_over
 
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
+AIMED, MOST_AIMED = 4.0, 0.1
+"""Share over the bound that binds where windows are placed: so many times what is allowed, up to a tenth. A
+share p tells of the rate in proportion to p (1 - p): under a p99 next to nothing is seen at the capacity."""
 CLEAN_SHARE = 0.01
 """Largest share over a bound in a clean window, which says little: the search then raises the rate faster."""
 CLEAN_STEP, MOST_CLEAN_STEP, BELOW_OVERLOAD = 0.05, 0.4, 0.05
@@ -24,15 +29,21 @@ MISSED_SHARE = 0.2
 
 
 def next_rate(begin: FirstWindow, dwells: Sequence[Outcome]) -> tuple[float, str]:
-    """The next rate per node and its reason: the posterior's median, spread a little to show the slope."""
+    """The next rate per node and its reason: the posterior's median, spread a little to show the slope.
+
+    Under a bound that fewer than a tenth may miss it lies above the median, where more is seen.
+    """
     last = dwells[-1]
     before = last.segment.rate_qps
     capacity = posterior(dwells_of(dwells), begin.prior)
-    offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)]
+    offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)] + _aimed_above(capacity)
     wanted = capacity.qps_per_node * math.exp(offset)
     reason = f"posterior {capacity.qps_per_node:.3g} [{capacity.low:.3g}, {capacity.high:.3g}] {offset:+.1%}"
     clean = _in_a_row(dwells, _clean)
-    if clean and (higher := _raised(dwells, clean)) > wanted:
+    # Most windows are clean at the capacity too under a p99: then what is known above is not climbed over.
+    known = allowed_over(capacity.binding) < MOST_AIMED and not capacity.open_above
+    higher = min(_raised(dwells, clean), capacity.high if known else math.inf)
+    if clean and higher > wanted:
         return higher, f"{reason}, climbing: {clean} in a row had next to nothing over a bound"
     if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
         return most, f"{reason}, held back to a small step up"
@@ -43,6 +54,13 @@ def next_rate(begin: FirstWindow, dwells: Sequence[Outcome]) -> tuple[float, str
     if wanted < (least := before * math.exp(-STEP_DOWN)):
         return least, f"{reason}, held back to a small step down"
     return wanted, reason
+
+
+def _aimed_above(capacity: Capacity) -> float:
+    """ln distance from the capacity to the rate with the aimed share over the bound that binds."""
+    allowed = allowed_over(capacity.binding)
+    aimed = max(allowed, min(AIMED * allowed, MOST_AIMED))
+    return min((logit(aimed) - logit(allowed)) / capacity.limits[capacity.binding].slope, STEP_UP)
 
 
 def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:

@@ -278,6 +278,20 @@ def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
     assert double.limits["ttft"].qps_per_node == pytest.approx(double.limits["tpot"].qps_per_node)
 
 
+def test_a_bound_that_a_joint_one_implies_does_not_lower_the_capacity():
+    def capacity(*limits):
+        dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+        seen = [replace(it, limits=dict.fromkeys(limits, it.over("tpot"))) for it in dwells]
+        return posterior(seen, Prior(math.log(7)))
+
+    alone, members, pooled = capacity("joint_p90"), ("ttft", "tpot", "joint_p90"), "itl_pooled_p90"
+    assert capacity(*members).qps_per_node == pytest.approx(alone.qps_per_node)
+    assert capacity(*members).binding == "joint_p90" and set(capacity(*members).limits) == set(members)
+    # A rarer quantile can be the stricter one, and pooled gaps belong to no request.
+    assert capacity("tpot_p95", "joint_p90").binding == "tpot_p95"
+    assert capacity(pooled, "joint_p90").qps_per_node < alone.qps_per_node
+
+
 def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
     good = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 6))
     noise = [

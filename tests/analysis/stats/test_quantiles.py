@@ -87,6 +87,7 @@ def test_overdispersion_by_hand():
     assert found.freedom == pytest.approx(freedom + START_FREEDOM)
     start = Dispersion.unknown(seen).inflation
     assert found.inflation == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
+    assert overdispersion(over, seen, mu, rare=True).freedom == pytest.approx(3 / grown + START_FREEDOM)
 
 
 def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_their_size():

@@ -218,6 +218,33 @@ def test_dwells_spread_around_the_posterior_median_and_follow_without_a_gap():
 LOW = replace(SPEC, start="prediction")
 
 
+def under_p99(*rates_and_over):
+    """After windows at such rates with so many over p99 TTFT: the last rate, the posterior, what follows."""
+    outcomes = []
+    for rate_qps, over in rates_and_over:
+        step = replace(policy.next_segment(LOW, FORESEEN, outcomes, 0.0), rate_qps=rate_qps)
+        one = done(step, over)
+        rare = {"ttft_p99": one.dwell.over("tpot")}
+        outcomes.append(replace(one, dwell=replace(one.dwell, limits=rare)))
+    known = posterior([one.dwell for one in outcomes], policy.prior(LOW, FORESEEN, outcomes))
+    return rates_and_over[-1][0], known, policy.next_segment(LOW, FORESEEN, outcomes, 0.0)
+
+
+def test_under_a_p99_windows_lie_where_a_few_percent_are_over():
+    _, known, following = under_p99(*[(7.8, 2), (8.0, 4), (8.2, 7), (8.4, 12)] * 3)
+    above = math.log(following.rate_qps / known.qps_per_node) - (0.0, -0.03, 0.02, -0.015)[11 % 4]
+    share = 1 / (1 + 99 * math.exp(-known.limits["ttft_p99"].slope * above))
+    assert share == pytest.approx(0.04, abs=0.001)
+
+
+def test_clean_windows_under_a_p99_are_no_reason_to_climb_over_what_is_known():
+    seen = [(7.8, 2), (8.2, 7), (8.4, 12)] * 4
+    _, before, _ = under_p99(*seen)
+    last, known, following = under_p99(*seen, *[(8.0, 0)] * 4)
+    assert not known.open_above and last * math.exp(0.2) > known.high
+    assert following.rate_qps <= known.high < 1.1 * before.high
+
+
 def after_dwells(*events, rate_qps=4.0, start=None):
     """What follows dwells that were all at one rate, far below the prediction."""
     start = start or FORESEEN
