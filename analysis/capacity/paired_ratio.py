@@ -16,7 +16,7 @@ from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair, Shares
 from analysis.stats.pooling import NORMAL_975
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import LIMITS, Limit, allowed_over, metric_of
+from conf.specs.bounds import LIMITS, Limit, allowed_over, deciding, metric_of
 
 Open = Literal["", "above", "below"]
 
@@ -122,7 +122,7 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
     steady = [one for one in pairs if not _overload(one)] or pairs
-    limits = tuple(pairs[0].limits) if pairs else ()
+    limits = deciding(list(pairs[0].limits)) if pairs else []
     parts = [_over(steady, limits, side) for side in (0, 1)]
     total = sum(map(sum, parts))
     found: dict[Limit, LimitRatio] = {}
@@ -134,13 +134,17 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
         return None
     closed = [one for one in known if not one.open]
     value, low, high = (math.exp(figure) for figure in _mixed(closed or known))
+    side: Open = "" if closed else max(known, key=lambda one: one.weight).open
+    broken = min([_broken_at(pairs, limit) for limit in limits if limit not in found], default=math.inf)
+    if high > broken:  # the other limits cannot tell how far below B breaks this one
+        value, low, high, side = min(value, broken), min(low, broken), broken, "below"
     main = max(found, key=lambda limit: found[limit].weight)
     unlike = all(map(sum, parts)) and _distance(*parts) > UNLIKE
     return Ratio(
         value=value,
         low=low,
         high=high,
-        open="" if closed else max(known, key=lambda one: one.weight).open,
+        open=side,
         ttft=found.pop("ttft", None),
         tpot=found.pop("tpot", None),
         others=found,
@@ -148,6 +152,12 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
         correlation=_correlation(pairs, main),
         unlike=unlike,
     )
+
+
+def _broken_at(pairs: Sequence[Pair], limit: Limit) -> float:
+    """The lowest ratio at which B was overloaded under a bound on gaps; infinite if it never was."""
+    shares = [(one.log_ratio, one.limits[limit]) for one in pairs]
+    return min((math.exp(at) for at, it in shares if it.of_gaps and _is_over(it)), default=math.inf)
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -194,7 +204,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     # The share around a bound at which the bound itself is just kept.
     kept = allowed_over(limit)
     allowed = kept * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
-    allowed = min(max(allowed, kept), MOST_AROUND)
+    allowed = max(kept, min(allowed, MOST_AROUND))
     belief = _Belief.of(limit, any(shares.of_gaps for _, shares in seen))
     log_evidence = _evidence(tried, determined, shares, wide, allowed, belief)
     cdf = _cdf(log_evidence, wide, start)

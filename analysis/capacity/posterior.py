@@ -12,7 +12,7 @@ import numpy as np
 from analysis.capacity.limit_posterior import LimitPosterior, Prior, fit
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import JOINT, LIMITS, PER_REQUEST, Limit, allowed_over, metric_of
+from conf.specs.bounds import LIMITS, Limit, deciding
 
 LEAST_REQUESTS = 10
 """A window with fewer requests says nothing (the method, 4.2 step 4)."""
@@ -139,8 +139,7 @@ def _limit_fit(found: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
 def _applied(fits: Fits) -> Sequence[Limit]:
     """The limits that may be the smallest; one that a joint bound implies is none of them."""
     applied = [limit for limit, found in fits.items() if found.applies] or list(fits)
-    joint = min([allowed_over(limit) for limit in applied if metric_of(limit) == JOINT], default=math.inf)
-    return [it for it in applied if metric_of(it) not in PER_REQUEST or allowed_over(it) < joint]
+    return deciding(applied)
 
 
 def _smallest_of_all(fits: Fits, cdfs: Cdfs) -> dict[Limit, float]:

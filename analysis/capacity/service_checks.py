@@ -28,8 +28,6 @@ high."""
 BURST_SHARE = 0.01
 PROMPT_ERROR = 0.01
 """Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
-QUEUE_UNTOLD = "queue_untold"
-"""The reason of a window with a bound on the queue that answers do not tell."""
 HIT_ERROR = 0.01
 """Largest distance of the prefix cache's share of the prompt tokens from the intended (the method, 5.2)."""
 LEAST_QUEUE_TOLD = 0.99
@@ -125,7 +123,7 @@ def queue_told(rows: pa.Table, slo: Slo) -> tuple[Check, ...]:
         return ()
     told = ~np.isnan(metrics.queue(rows)[metrics.status_in(rows, records.OK)])
     share = float(np.mean(told)) if len(told) else None
-    return (at_least("queue_told", share, LEAST_QUEUE_TOLD, "", QUEUE_UNTOLD),)
+    return (at_least("queue_told", share, LEAST_QUEUE_TOLD, "", "queue_untold"),)
 
 
 def words(rows: pa.Table) -> tuple[Check, ...]:

@@ -6,6 +6,7 @@ says its latency and its quantile: `itl_p99`; `ttft` and `tpot` alone are those 
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -83,6 +84,12 @@ def quantile_of(limit: Limit) -> float:
 def allowed_over(limit: Limit) -> float:
     """Share of the requests that may be over a bound."""
     return round(1 - quantile_of(limit), 3)
+
+
+def deciding(limits: Sequence[Limit]) -> list[Limit]:
+    """Bounds that may be the first to break; a joint one implies those that may be broken as often as it."""
+    joint = min([allowed_over(limit) for limit in limits if metric_of(limit) == JOINT], default=math.inf)
+    return [it for it in limits if metric_of(it) not in PER_REQUEST or allowed_over(it) < joint]
 
 
 def limit_of(metric: str, quantile: float) -> Limit:

@@ -21,6 +21,7 @@ from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
 from serve_apps.vllm_recipes.recipes import resolve
+from serve_apps.vllm_recipes.vllm_flags import argument_name
 
 PER_REQUEST_METRICS = "enable_per_request_metrics"
 """vLLM's argument with which an answer tells its time in the queue, in `metrics.queue_time_ms`."""
@@ -84,12 +85,13 @@ def _refuse_untold(experiment: Experiment) -> None:
     spec, layout = experiment.engine, experiment.layout
     if experiment.slo.strictest_ms("queue") is None:
         return
-    if isinstance(spec, VllmEngine) and not spec.args.get(PER_REQUEST_METRICS):
+    args = {argument_name(word): value for word, value in getattr(spec, "args", {}).items()}
+    if isinstance(spec, VllmEngine) and not args.get(PER_REQUEST_METRICS):
         raise ConfigError(
             f"slo.queue_...: vLLM tells a request's time in its queue only if asked; add engine.args."
             f"{PER_REQUEST_METRICS}=true"
         )
-    if spec.kind != "external" and layout.prefill is not None:
+    if layout.prefill is not None:
         raise ConfigError(
             f"slo.queue_...: a request waits in two queues of layout={layout.name} and no server tells both; "
             "leave the bound out, or take slo.ttft_p90_ms"

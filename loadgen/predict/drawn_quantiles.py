@@ -74,18 +74,20 @@ class QuantileDraws:
         does not apply.
         """
         known = [(seen.quantiles_ms[limit], seen.steady) for seen in self.draws]
-        ms = [(p90, steady) for p90, steady in known if p90]
+        ms = [(p90, steady) for p90, steady in known if p90 is not None]
         base = self.base.quantiles_ms[limit]
-        if not ms or not base:
+        if not ms or base is None:
             return None
         # Under an overload nothing is known of how the long simulation differs from the short one.
-        scale = p90_ms / base if self.base.steady else 1.0
-        settled = [math.log(p90 * scale) for p90, steady in ms if steady]
+        scale = p90_ms / base if self.base.steady and p90_ms and base else 1.0
+        settled = [p90 * scale for p90, steady in ms if steady]
         beyond = len(ms) - len(settled)
         if not settled:
             return min(p90_ms, *(p90 for p90, _ in ms)), None
-        ln = np.sort([*settled, *[max(settled)] * beyond])
-        low, high = (math.exp(drawn_quantile(ln.tolist(), share)) for share in ENDS)
+        # A time in the queue may be 0, which has no logarithm.
+        to, back = (np.log, np.exp) if min(settled) > 0 else (np.asarray, float)
+        figures = np.sort(to([*settled, *[max(settled)] * beyond]))
+        low, high = (float(back(drawn_quantile(figures.tolist(), share))) for share in ENDS)
         is_open = beyond >= (1 - ENDS[1]) * len(ms)
         return min(low, p90_ms), None if is_open else max(high, p90_ms)
 
@@ -129,8 +131,12 @@ def figures(
 def _joined(
     p90_ms: float, found: tuple[float, float | None], noise_ms: tuple[float, float] | None
 ) -> tuple[float, float | None]:
-    """The causes are independent: their distances from the p90, in ln, add up as squares."""
+    """The causes are independent: their distances from the p90 add up as squares, in ln unless one is 0."""
     low, high = found
+    if not p90_ms or not low:
+        wide = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2
+        up_ms = None if high is None or math.isinf(wide) else p90_ms + math.hypot(high - p90_ms, wide)
+        return max(0.0, p90_ms - math.hypot(p90_ms - low, wide)), up_ms
     noise = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2 / p90_ms
     down = math.hypot(math.log(p90_ms / low), noise)
     up = None if high is None or math.isinf(noise) else math.hypot(math.log(high / p90_ms), noise)

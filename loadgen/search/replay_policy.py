@@ -62,10 +62,10 @@ def next_pair(
 
 
 def without_evidence(outcomes: Sequence[Outcome], tried: Sequence[float], start: float) -> float:
-    """ln(ratio) to try while the pairs say nothing: lower after an early end, else higher."""
+    """ln(ratio) to try while the pairs say nothing: lower after an overload, else higher."""
     if not tried:
         return start
-    return tried[-1] - RATIO_DOWN if outcomes[-1].aborted else max(tried) + RATIO_UP
+    return tried[-1] - RATIO_DOWN if overloaded(outcomes[-1]) else max(tried) + RATIO_UP
 
 
 def _again(template: WindowTemplate, dwells: Sequence[Outcome], log_ratio: float) -> bool:

@@ -158,7 +158,7 @@ class PairedReplays:
             return one.open and f"all {self.whole} whole pairs say that B / A is {one.open} {bound:.3g}"
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
-        return f"in {self.whole} whole pairs of windows no request was over a bound, or all were"
+        return f"in {self.whole} whole pairs of windows too few or too many requests were over a bound"
 
 
 def conclude(

@@ -269,10 +269,34 @@ def test_what_was_void_cut_or_far_is_tried_once_more(
         assert isinstance(next_pair(SPEC, TEMPLATES, twice, 0.0, elapsed_s), Stop)
 
 
-def test_without_evidence_the_ratio_falls_after_an_early_end_and_climbs_else() -> None:
+def test_gaps_that_b_breaks_by_far_are_an_upper_end_whatever_the_other_limits_say() -> None:
+    """A is limited by its gaps, and B breaks them wherever it was tried; TTFT alone would say B is better."""
+    ttft = window_pairs.Shares(200, (12.0, 8.0), (12.0, 8.0))
+    gaps = window_pairs.Shares(200, (3.0, 150.0), (3.0, 150.0), of_gaps=True)
+    pairs = [Pair(n, 0.02 * n, True, {"ttft": ttft, "itl_p99": gaps}) for n in range(1, 5)]
+    found = paired_ratio.ratio(pairs, 0.0)
+    assert found and (found.open, found.high) == ("below", pytest.approx(math.exp(0.02)))
+    assert found.low <= found.value <= found.high
+    calm = [replace(one, limits={"ttft": ttft, "itl_p99": replace(ttft, of_gaps=True)}) for one in pairs]
+    assert (whole := paired_ratio.ratio(calm, 0.0)) and not whole.open and whole.high > found.high
+
+
+def test_a_joint_bound_compares_in_place_of_those_it_implies() -> None:
+    joint = window_pairs.Shares(200, (22.0, 20.0), (22.0, 20.0))
+    faster = window_pairs.Shares(200, (12.0, 2.0), (12.0, 2.0))
+    pairs = [Pair(n, 0.01 * n, True, {"ttft": faster, "joint_p90": joint}) for n in range(4)]
+    alone = [replace(one, limits={"joint_p90": joint}) for one in pairs]
+    assert (a := paired_ratio.ratio(pairs, 0.0)) and (b := paired_ratio.ratio(alone, 0.0))
+    assert (a.value, a.low, a.high) == (b.value, b.low, b.high) and a.ttft is None
+
+
+def test_without_evidence_the_ratio_falls_after_an_overload_and_climbs_else() -> None:
     assert without_evidence([], [], 0.2) == 0.2
     assert without_evidence([outcome(0, 4, 5.0)], [0.2], 0.2) > 0.2
     assert without_evidence([outcome(0, 4, 5.0, aborted=True)], [0.2], 0.2) < 0.2
+    mostly_over = {"itl_p99": LimitCount(140, 200, (140,), (200,))}
+    window = replace(outcome(0, 4, 5.0).dwell, limits=mostly_over)
+    assert without_evidence([replace(outcome(0, 4, 5.0), dwell=window)], [0.2], 0.2) < 0.2
 
 
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:

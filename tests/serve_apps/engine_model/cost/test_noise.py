@@ -122,6 +122,21 @@ def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     assert lost.constants_ms("tpot", 80.0) == (80.0, None) and lost.constants_ms("ttft", 80.0) is None
 
 
+def test_a_time_of_zero_is_a_time() -> None:
+    """Few requests wait in the queue, and under some constants none do."""
+
+    def seen(ms: float) -> SimulatedQuantiles:
+        return SimulatedQuantiles({"queue_p90": ms}, True)
+
+    draws = tuple(seen(ms) for ms in (0.0, 0.0, 40.0, 80.0))
+    for base, found_ms in ((0.0, 0.0), (10.0, 0.0), (0.0, 20.0), (20.0, 20.0)):
+        known = QuantileDraws(seen(base), draws, ())
+        low, high = known.constants_ms("queue_p90", found_ms) or (math.nan, None)
+        assert low == 0.0 and high is not None and high > 40.0
+        told = figures(known, "queue_p90", found_ms, (found_ms - 2, found_ms + 2), 500.0)
+        assert told.interval_ms and told.interval_ms[0] == 0.0 and (told.interval_ms[1] or 0.0) >= high
+
+
 def seen_of(experiment: Experiment) -> SimulatedQuantiles:
     tpot_ms = 80.0 * slowness(experiment)
     return SimulatedQuantiles({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)
