@@ -27,9 +27,9 @@ VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same
 	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
 	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Five lanes of tests with Ray, which mostly wait, and two that compute; none asks how busy the machine is. A
+# Two lanes that compute, and five of tests with Ray, which mostly wait; the longest begin first. A
 # session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
-LANES := test-faults test-commands test-cluster test-served test-routers test-loadgen test-others
+LANES := test-commands test-loadgen test-others test-faults test-cluster test-served test-routers
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
