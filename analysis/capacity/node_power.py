@@ -13,6 +13,8 @@ from analysis.stats.quantiles import Floats
 
 MOST_GAP_NS = 10_000_000_000
 """Two samples farther apart say nothing of the time between them: twice the 5 s of a tool (our choice)."""
+KERNEL = "hwmon"
+"""The source of samples that come from the kernel's files."""
 LEAST_COVERAGE = 0.9
 """Share of a window that must be covered for its mean to be told (our choice)."""
 
@@ -45,6 +47,22 @@ class NodeSamples:
     def told(self) -> int:
         """Number of GPUs that told their power."""
         return int(self.gpu_watts.shape[1])
+
+    @property
+    def silent(self) -> str:
+        """The reason why the power of the GPUs is unknown; empty if it is told.
+
+        The kernel tells of two dies or partitions with one sensor once. A tool tells each GPU by itself.
+        """
+        if self.told == self.gpus > 0 or (self.told and self.sources == (KERNEL,)):
+            return ""
+        if self.told:
+            return f"{self.told} of its {self.gpus} GPUs told theirs"
+        return self.errors[0] if self.errors else "no answer"
+
+    def was_asked(self, start_ns: float, end_ns: float) -> bool:
+        """True if there is any sample of the node in a window, also one without a figure."""
+        return bool(((self.clock_ns >= start_ns) & (self.clock_ns <= end_ns)).any())
 
     def gpus_mean(self, start_ns: float, end_ns: float) -> MeanPower:
         """Mean watts of all GPUs together; covered is what every one of them covers."""

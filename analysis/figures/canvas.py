@@ -260,10 +260,8 @@ def legend(ax: Axes, columns: int = 3, inside: bool = False, **how: Any) -> None
 
 def _width_px(ax: Axes, inside: bool) -> float:
     """Width of the panel, or of its whole figure."""
-    if inside:
-        ax.figure.get_figure(
-            root=True
-        ).draw_without_rendering()  # where a panel inside others lies is known after that
+    if inside:  # where a panel inside others lies is known once they are drawn
+        ax.figure.get_figure(root=True).draw_without_rendering()
     return float((ax if inside else ax.figure).bbox.width)
 
 

@@ -67,7 +67,10 @@ def _told(tree: Tree) -> list[tuple[tuple[str, str, str], list[str]]]:
             told["rules"],
         ),
         (("hours", "Over the day", "Nodes by the hour, without a simulation."), told["day"]),
-        (("cost", "Cost and power", "By the price and the watts that you gave."), told["cost"]),
+        (
+            ("cost", "Cost and power", "By the price that you gave, and watts as given or measured."),
+            told["cost"],
+        ),
         (("scale", "At that scale", "What the fleet, and its test, have to carry."), told["scale"]),
     ]
 

@@ -28,17 +28,16 @@ def figures(
 
     `unknown` is why there are no samples, where that is known.
     """
-    nodes = by_node(samples)
-    if silent := [node for node in nodes if not node.told]:
-        who = f"{len(silent)} of {len(nodes)} node(s) told no power ({silent[0].name})"
-        unknown = f"{who}: {silent[0].errors[0] if silent[0].errors else 'no answer'}"
     measured = [row for row in dwells if row["kind"] != "ramp"]
+    # A node that was replaced, or that came later, counts where it was asked.
+    nodes = [node for node in by_node(samples) if not measured or any(_asked(node, row) for row in measured)]
+    if silent := [node for node in nodes if node.silent]:
+        who = f"{len(silent)} of {len(nodes)} node(s) told no power ({silent[0].name})"
+        unknown = f"{who}: {silent[0].silent}"
     if not nodes or silent or not measured:
         return PowerFigures(unknown or _nothing(nodes), nodes=tuple(map(_described, nodes)))
     whole = all(not np.isnan(node.meter_watts).all() for node in nodes)
-    resting = [node.idle_watts()[whole] for node in nodes]
-    idle_watts = None if None in resting else sum(filter(None, resting)) / len(nodes)
-    windows = tuple(_window(row, nodes, requests, whole, idle_watts) for row in measured)
+    windows = tuple(_window(row, nodes, requests, whole) for row in measured)
     at = _quoted(windows, [row["index"] for row in measured if row["valid"]], capacity)
     if at is None:
         told = max(window.coverage for window in windows)
@@ -48,8 +47,19 @@ def figures(
             windows=windows,
         )
     quoted = next(row for row in measured if row["index"] == at)
-    named = tuple(_within(_described(node), node, quoted) for node in nodes)
-    return PowerFigures("", WHOLE if whole else ALONE, idle_watts, at, named, windows)
+    there = [node for node in nodes if _asked(node, quoted)]
+    named = tuple(_within(_described(node), node, quoted) for node in there)
+    return PowerFigures("", WHOLE if whole else ALONE, _idle_watts(there, whole), at, named, windows)
+
+
+def _asked(node: NodeSamples, row: WindowRow) -> bool:
+    return node.was_asked(row["window_start_ns"], row["window_end_ns"])
+
+
+def _idle_watts(nodes: Sequence[NodeSamples], whole: bool) -> float | None:
+    """Mean watts of nodes at rest; None if one of them was not seen so."""
+    resting = [node.idle_watts()[whole] for node in nodes]
+    return None if None in resting else sum(filter(None, resting)) / len(nodes)
 
 
 def _nothing(nodes: Sequence[NodeSamples]) -> str:
@@ -69,19 +79,19 @@ def _within(known: NodeFigures, node: NodeSamples, row: WindowRow) -> NodeFigure
     return replace(known, gpu_watts=node.gpus_mean(*span).watts, meter_watts=node.meter_mean(*span).watts)
 
 
-def _window(
-    row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, whole: bool, idle_watts: float | None
-) -> WindowEnergy:
+def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, whole: bool) -> WindowEnergy:
     span = row["window_start_ns"], row["window_end_ns"]
-    means = [node.meter_mean(*span) if whole else node.gpus_mean(*span) for node in nodes]
+    there = [node for node in nodes if node.was_asked(*span)]
+    means = [node.meter_mean(*span) if whole else node.gpus_mean(*span) for node in there]
     known = [one.watts for one in means if one.watts is not None]
-    found = WindowEnergy(row["index"], row["rate_qps_per_node"], min(one.coverage for one in means))
-    if len(known) < len(nodes):
+    coverage = min((one.coverage for one in means), default=0.0) if len(there) >= row["nodes"] else 0.0
+    found = WindowEnergy(row["index"], row["rate_qps_per_node"], coverage)
+    if len(known) < max(len(there), row["nodes"]):
         return found
     joules = sum(known) * (span[1] - span[0]) / 1e9
     rows = in_window(requests, dwell_table.window(dict(row)))
     rows = rows.filter(pa.array(metrics.status_in(rows, "ok")))
-    watts = sum(known) / len(nodes)
+    watts, idle_watts = sum(known) / len(there), _idle_watts(there, whole)
     return replace(
         found,
         watts_per_node=watts,

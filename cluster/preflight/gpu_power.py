@@ -94,7 +94,7 @@ def _card_watts(card: Path) -> float | None:
 
 def _meter_watts(root: Path, cards: int) -> float | None:
     """Watts of the machine; None where this node is only a part of it, as a pod with some of its GPUs."""
-    if len(list(root.glob("sys/class/drm/renderD*/device/hwmon"))) > cards:
+    if not cards or len(list(root.glob("sys/class/drm/renderD*/device/hwmon"))) > cards:
         return None
     for name in sorted(root.glob("sys/class/hwmon/hwmon*/name")):
         if file_text(name) == METER:

@@ -5,7 +5,6 @@ It is imported only where something is measured, because Ray comes with it.
 
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ WARM_OUTPUT_TOKENS = 8
 SIMULATED_START_S = 120.0
 NOT_OURS = "engine=external deploys nothing, so that nothing reads its nodes"
 NO_GPU = "the {} engine uses no GPU"
+SHARED_MACHINE = "nodes share a machine, each of which would tell the power of all"
 LEAST_ASK_S = 1.0
 """Least time for an endpoint's list of models, even if its first answer took all the time (our choice)."""
 
@@ -207,8 +207,12 @@ def _served(
         except DeployError as error:
             raise TargetError(str(error), error.last_words) from error
 
+    nodes = _named_nodes(deployment.described)
+    unknown = "" if meter else NO_GPU.format(experiment.engine.kind)
+    if meter and len(set(nodes.values())) < len(nodes):
+        meter, unknown = None, SHARED_MACHINE
     if meter:
-        meter.follow(_named_nodes(deployment.described))
+        meter.follow(nodes)
     selector = placement.load_selector
     targets = _targets(experiment, deployment.urls, deployment.metrics_urls)
     return Service(
@@ -229,16 +233,14 @@ def _served(
         recover=again,
         front_streams=session.front_streams if targets == [front] else None,
         power=meter,
-        power_unknown="" if meter else NO_GPU.format(experiment.engine.kind),
+        power_unknown=unknown,
     )
 
 
 def _named_nodes(described: Mapping[str, Any]) -> dict[str, str]:
-    """Ray's ids of the nodes that serve, each with its address, by which it is told from the others."""
+    """Ray's ids of the nodes that serve, each with its address."""
     replicas = [*described["replicas"].values(), *described["prefill"].values()]
-    hosts = {one["node"]: one["host"] for one in replicas}
-    sharing = Counter(hosts.values())
-    return {node: host if sharing[host] == 1 else f"{host}#{node[:6]}" for node, host in hosts.items()}
+    return {one["node"]: one["host"] for one in replicas}
 
 
 def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:

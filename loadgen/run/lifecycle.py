@@ -400,7 +400,10 @@ class RunLifecycle:
         return verdict
 
     def _power(self, verdict: RunVerdict, rows: pa.Table) -> PowerFigures:
-        samples = gathering.series(self.folder.path, "power.parquet", time_series.POWER, "node", ())
+        try:
+            samples = gathering.series(self.folder.path, "power.parquet", time_series.POWER, "node", ())
+        except pa.ArrowException as error:  # the verdict does not depend on it
+            return PowerFigures(f"power.parquet cannot be read: {error}".splitlines()[0])
         return energy.figures(samples, verdict.dwells, rows, verdict.capacity, self._power_unknown)
 
     def _cleaned(self, verdict: RunVerdict) -> RunVerdict:

@@ -171,13 +171,15 @@ def deployed(url: str, schedule: ArrivalSchedule, folder: Path) -> tuple[Day, En
             seen.look((fleet.now_ns() - zero_ns) / NS)
             time.sleep(LOOK_S)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     later = shifted(schedule, zero_ns)
-    fleet.run(later, int(later.due_ns[-1]) + NS)
-    fleet.finish(DRAIN_S)
-    over.set()
-    watcher.join()
+    try:
+        fleet.run(later, int(later.due_ns[-1]) + NS)
+        fleet.finish(DRAIN_S)
+    finally:  # a look after the session has ended would start another one
+        over.set()
+        watcher.join()
     shard = next(file for file in folder.glob("*.arrow") if "health" not in file.name)
     rows = records.read_stream(shard, records.SHARD).sort_by("due_ns")
     due_s = (metrics.numbers(rows, "due_ns") - zero_ns) / NS

@@ -91,7 +91,9 @@ def test_meters_of_all_machines_go_before_their_gpus_and_one_alone_does_not() ->
 
 
 def test_a_node_that_does_not_tell_leaves_the_run_unknown() -> None:
-    silent = [{"at": 0, "clock_ns": 0, "node": "c", "idle": True, "error": "no GPU"}]
+    silent = [
+        {"at": 0, "clock_ns": s * NS, "node": "c", "idle": s < 10, "error": "no GPU"} for s in range(200)
+    ]
     found = figures(power([*TWO, *silent]), [window(1, 20, 120)], ANSWERED, None)
     assert (
         found.unknown == "1 of 3 node(s) told no power (c): no GPU"
@@ -99,6 +101,27 @@ def test_a_node_that_does_not_tell_leaves_the_run_unknown() -> None:
         and found.quoted is None
     )
     assert [node.gpus_told for node in found.nodes] == [8, 8, 0]
+
+
+def test_a_gpu_that_its_tool_does_not_tell_is_no_gpu_of_0_watts() -> None:
+    seven = [row | {"gpu_watts": [*row["gpu_watts"][:7], None], "source": "nvidia-smi"} for row in TWO]
+    found = figures(power(seven), [window(1, 20, 120)], ANSWERED, None)
+    assert found.unknown == "2 of 2 node(s) told no power (a): 7 of its 8 GPUs told theirs"
+    # The kernel tells two dies of a GPU once.
+    dies = [row | {"gpu_watts": [*row["gpu_watts"], None]} for row in TWO]
+    assert figures(power(dies), [window(1, 20, 120)], ANSWERED, None).windows == KNOWN.windows
+
+
+def test_a_replaced_node_counts_in_the_windows_in_which_it_served() -> None:
+    first = samples("b", 150, 500, range(100))
+    later = samples("c", 0, 900, range(110, 200))
+    rows = [row for row in TWO if row["node"] == "a"] + first + later
+    found = figures(power(rows), [window(1, 20, 90), window(2, 120, 190)], ANSWERED, None)
+    assert [one.watts_per_node for one in found.windows] == [pytest.approx(4800), pytest.approx(6400)]
+    assert found.windows[0].idle_share and found.windows[1].idle_share is None
+    # A node that serves and does not answer is missed.
+    alone = [row for row in TWO if row["node"] == "a"]
+    assert figures(power(alone), [window(1, 20, 90)], ANSWERED, None).windows[0].watts_per_node is None
 
 
 def test_without_samples_the_reason_is_that_of_the_run() -> None:
