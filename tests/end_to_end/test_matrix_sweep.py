@@ -230,7 +230,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
             "unpaired",
             "5 whole pairs say that B / A is above 1.4",
         ),
-        (None, "unpaired", "no request was over a bound"),
+        (None, "unpaired", "too few or too many requests were over a bound"),
     ],
 )
 def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: str, why: str) -> None:
