@@ -174,6 +174,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         patch.setattr(session, "RayCluster", Known)
         patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr("loadgen.drive.loss_recovery.MOST_RECOVERIES", 2 * len(FAULTS))
         patch.setattr(
             "loadgen.drive.prepared_load.PIECE_S", 3.0
         )  # soon in steady state, also after each fault
@@ -192,7 +193,9 @@ def test_a_node_that_stays_away_ends_the_sweep_with_everything_saved(ran: Ran) -
 def test_every_other_fault_was_recovered_from(ran: Ran) -> None:
     assert list(ran.at) == [fault.__name__ for fault in FAULTS]
     reasons = [recovery["reason"] for recovery in ran.tree["recoveries"]]
-    assert len(reasons) == 4
+    # HAProxy may be back before a busy Serve finds that it was gone and replaces the proxy.
+    front = [reason for reason in reasons if "requests failed" in reason or "proxy was replaced" in reason]
+    assert 1 <= len(front) <= 2 and len(reasons) - len(front) == 3, reasons
     assert reasons[0].startswith("1 of 3 replicas gone")
     assert all(recovery["waited_s"] < LIMIT_S for recovery in ran.tree["recoveries"])
 
@@ -214,7 +217,7 @@ def test_a_window_with_a_fault_in_it_is_void_and_others_are_used(ran: Ran) -> No
 def test_each_node_holds_one_replica_again_and_again(ran: Ran) -> None:
     manifest = ran.json("manifest.json")
     generations = [*manifest["servers_before"], manifest["server"]]
-    assert len(generations) == 5
+    assert len(generations) == len(ran.tree["recoveries"]) + 1
     for server in generations:
         assert len(server["replicas"]) == 3
         assert len({replica["node"] for replica in server["replicas"].values()}) == 3
@@ -223,7 +226,8 @@ def test_each_node_holds_one_replica_again_and_again(ran: Ran) -> None:
     assert not head & {replica["node"] for s in generations for replica in s["replicas"].values()}
     pids = [{replica["pid"] for replica in server["replicas"].values()} for server in generations]
     # A replica died; the controller and HAProxy were no replica; a node took one with it.
-    assert [len(before & after) for before, after in zip(pids, pids[1:], strict=False)] == [2, 3, 3, 2]
+    first, *between, last = (len(before & after) for before, after in zip(pids, pids[1:], strict=False))
+    assert (first, last) == (2, 2) and set(between) == {3}
 
 
 def test_a_later_session_goes_on_from_there(ran: Ran) -> None:
