@@ -1,10 +1,14 @@
 """Switches vLLM's platform of emulated GPUs on, and refuses it where there is a real one; imports no vLLM.
 
+In every process of vLLM it also asks Linux for the CPU's matrix tiles (AMX), which the CPU build needs.
+
 vLLM loads `register` in every process of every installation, so nothing heavy may be imported here.
 """
 
+import ctypes
 import logging
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +29,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 """Environment of every process of an emulated deployment: no downloads, no usage statistics."""
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA = 158, 0x1023, 18
+"""Linux's call on x86-64 that permits a process to use AMX tiles (Documentation/arch/x86/xstate.rst)."""
 GPU_DEVICES = ("/dev/kfd", "/dev/nvidia0")
 """Present where ROCm or CUDA could run: there the plug-in would displace the real platform."""
 
@@ -34,6 +40,7 @@ def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str]
 
     Beside a GPU it warns and stays aside too, because vLLM hides exceptions from here.
     """
+    permit_amx()
     if environment.get(SWITCH) != "1":
         return None
     try:
@@ -42,6 +49,16 @@ def register(environment: Mapping[str, str] = os.environ, devices: Sequence[str]
         logging.getLogger(__name__).warning("%s", error)
         return None
     return PLATFORM
+
+
+def permit_amx() -> None:
+    """Ask for AMX tiles; without effect where the CPU or the kernel has none.
+
+    vLLM's attention on a CPU uses them without asking. oneDNN asks for them when it first multiplies long
+    prompts, so that a decode engine, which gets its KV from another, dies of an illegal instruction.
+    """
+    if platform.system() == "Linux" and platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XTILEDATA)
 
 
 def has_gpu(devices: Sequence[str] = GPU_DEVICES) -> bool:
