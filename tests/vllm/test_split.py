@@ -30,7 +30,9 @@ pytestmark = [
 SPLIT = over(WORDS, "layout=1p1d_tp1")
 LENGTHS = 1, 64, 128, 129, 300
 """Tokens of prompts around a block of the CPU build, which has 128."""
-TOKENS = 12
+TOKENS, ALIKE = 12, 4
+"""Of an answer, and of those the first that must be the same: random weights have near ties, which another
+order of sums decides, and of wrong KV not one token in a thousand would be right."""
 
 
 def deployed(words: list[str]) -> Any:
@@ -89,7 +91,8 @@ def test_answers_are_those_of_one_engine_alone_and_no_prompt_is_computed_twice(
     up: Up, alone: list[list[int]]
 ) -> None:
     before = by_source(up)
-    assert greedy(up.served) == alone
+    for ours, theirs in zip(greedy(up.served), alone, strict=True):
+        assert len(ours) == TOKENS and ours[:ALIKE] == theirs[:ALIKE]
     gone = {source: count - before[source] for source, count in by_source(up).items()}
     # A prompt of one token has nothing to send but the token that is computed anyway.
     assert gone["local_compute"] <= 1
