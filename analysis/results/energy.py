@@ -30,7 +30,8 @@ def figures(
     """
     measured = [row for row in dwells if row["kind"] != "ramp"]
     # A node that was replaced, or that came later, counts where it was asked.
-    nodes = [node for node in by_node(samples) if not measured or any(_asked(node, row) for row in measured)]
+    every = by_node(samples)
+    nodes = [node for node in every if any(_asked(node, row) for row in measured)] or every
     if silent := [node for node in nodes if node.silent]:
         who = f"{len(silent)} of {len(nodes)} node(s) told no power ({silent[0].name})"
         unknown = f"{who}: {silent[0].silent}"
