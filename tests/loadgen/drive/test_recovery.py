@@ -192,11 +192,10 @@ def test_a_node_that_stays_away_ends_the_sweep_with_everything_saved(ran: Ran) -
 
 def test_every_other_fault_was_recovered_from(ran: Ran) -> None:
     assert list(ran.at) == [fault.__name__ for fault in FAULTS]
-    reasons = [recovery["reason"] for recovery in ran.tree["recoveries"]]
-    # HAProxy may be back before a busy Serve finds that it was gone and replaces the proxy.
-    front = [reason for reason in reasons if "requests failed" in reason or "proxy was replaced" in reason]
-    assert 1 <= len(front) <= 2 and len(reasons) - len(front) == 3, reasons
-    assert reasons[0].startswith("1 of 3 replicas gone")
+    first, *others, last = (recovery["reason"] for recovery in ran.tree["recoveries"])
+    assert first.startswith("1 of 3 replicas gone") and last.startswith("1 of 3 replicas gone")
+    # No replica is gone with the controller or HAProxy; a busy machine may notice the loss of either twice.
+    assert 2 <= len(others) <= 4 and not any("replicas gone" in reason for reason in others), others
     assert all(recovery["waited_s"] < LIMIT_S for recovery in ran.tree["recoveries"])
 
 
