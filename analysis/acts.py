@@ -22,9 +22,10 @@ from analysis.calibration.observed import RecordedLoad, Served
 from analysis.exchange import side_by_side
 from analysis.into_service import IntoService
 from analysis.planning import recommended
-from analysis.results import integrity, locations, recommendation_text, recount, summary
+from analysis.results import integrity, locations, recount, summary
 from analysis.results.runs import RunError, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from analysis.results.text import recommendation_text
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
 from conf import ConfigError, Experiment
 from conf.io import terminal

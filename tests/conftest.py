@@ -64,7 +64,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process send what is late instead of missing it: a busy machine is late."""
     from loadgen.fleet import worker
-    from tests.support.patience import PATIENCE_NS
+    from tests.support.machine.patience import PATIENCE_NS
 
     monkeypatch.setattr(worker, "MISSED_AFTER_NS", PATIENCE_NS)
 
@@ -84,7 +84,7 @@ ray_session = pytest.fixture(scope="module")(fake_nodes)
 def golden_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the golden run."""
     from analysis import report
-    from tests.support.golden import GOLDEN
+    from tests.support.runs.golden import GOLDEN
 
     out = tmp_path_factory.mktemp("golden") / "report.html"
     report.command([GOLDEN], out)

@@ -107,6 +107,11 @@ class _Blocks:
     determined: Floats
     allowed: float
 
+    @property
+    def rare(self) -> bool:
+        """Whether fewer may be over the limit than p90 allows."""
+        return self.allowed < allowed_over(LIMITS[0])
+
     def evidence(self, centre: float, slopes: Floats) -> Floats:
         """Log-likelihood of each (limit load, slope), as if requests were independent."""
         step = np.rint((self.log_load - centre) / STEP).astype(np.int64)
@@ -130,8 +135,7 @@ class _Blocks:
     def dispersion(self, limit_load: float, slope: float, longer: float) -> Dispersion | None:
         """Variance inflation that a fit leaves unexplained."""
         expected = _logistic(logit(self.allowed) + slope * (self.log_load - limit_load))
-        rare = self.allowed < allowed_over(LIMITS[0])
-        return overdispersion(self.over, self.determined, expected, longer, rare)
+        return overdispersion(self.over, self.determined, expected, longer, self.rare)
 
 
 def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
@@ -159,7 +163,7 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     for window in overloaded:
         evidence += np.tile(_overload_evidence(window, limit, loads, slopes), len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
-    unexplained = Dispersion.unknown(blocks[0].determined, longer)
+    unexplained = Dispersion.unknown(blocks[0].determined, longer, blocks[0].rare)
     i, j = np.unravel_index(np.argmax(belief + evidence / unexplained.inflation), belief.shape)
     beyond = int(i == len(loads) - 1) - int(i == 0)
     best = blocks[j // len(slopes)]

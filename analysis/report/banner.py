@@ -11,19 +11,9 @@ from analysis.capacity.validity import REMEDIES
 from analysis.planning.evidence import SIMULATED
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
-from analysis.results import (
-    capacity_text,
-    engine_agreement,
-    integrity,
-    matrix_table,
-    probe_text,
-    quality_text,
-    ratio_text,
-    sessions_text,
-    studies,
-    summary,
-)
+from analysis.results import engine_agreement, integrity, matrix_table, studies, summary
 from analysis.results.runs import Run
+from analysis.results.text import capacity_text, probe_text, quality_text, ratio_text, sessions_text
 from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures

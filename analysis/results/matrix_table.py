@@ -6,7 +6,8 @@ Knows the verdicts of sweeps and the ratios that were found for them; computes n
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.results import grid_table, quality_text
+from analysis.results import grid_table
+from analysis.results.text import quality_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
 from conf.specs.bounds import short

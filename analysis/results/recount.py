@@ -19,9 +19,10 @@ from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
-from analysis.results import capacity_text, studies
+from analysis.results import studies
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
+from analysis.results.text import capacity_text
 from analysis.rows import metrics
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")

@@ -8,24 +8,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.results import (
-    capacity_text,
-    engine_agreement,
-    matrix_table,
-    power_text,
-    prediction_text,
-    probe_text,
-    published_ladder,
-    quality_text,
-    ratio_text,
-    replay_text,
-    sessions_text,
-    studies,
-)
+from analysis.results import engine_agreement, matrix_table, published_ladder, studies
 from analysis.results.asked import describe as describe
 from analysis.results.checks import check_line
 from analysis.results.locations import KNOWN
 from analysis.results.runs import Run, load_run
+from analysis.results.text import (
+    capacity_text,
+    power_text,
+    prediction_text,
+    probe_text,
+    quality_text,
+    ratio_text,
+    replay_text,
+    sessions_text,
+)
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts

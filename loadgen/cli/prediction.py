@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.results import prediction_text, replay_text
 from analysis.results.json_border import to_tree
 from analysis.results.runs import refuse_out
+from analysis.results.text import prediction_text, replay_text
 from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
 from conf import ConfigError, Experiment
 from conf.io import terminal

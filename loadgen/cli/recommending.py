@@ -17,11 +17,12 @@ from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import DemandRates
 from analysis.planning.recommended import ShapeCapacity
 from analysis.planning.sources import of_predicted
-from analysis.results import recommendation_text, summary
+from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError, refuse_out
 from analysis.results.studies import PartVerdict
+from analysis.results.text import recommendation_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.recommendation import (
     ProposedMeasurement,

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.results import constants_text, summary
+from analysis.results import summary
 from analysis.results.asked import describe
+from analysis.results.text import constants_text
 from analysis.results.types.prediction_verdict import (
     CapacityDraws,
     NoiseForecast,

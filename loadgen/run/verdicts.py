@@ -19,10 +19,10 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
-from analysis.results import capacity_text
 from analysis.results.asked import describe
 from analysis.results.checks import worst_checks
 from analysis.results.summary import EXIT_OK, EXIT_OPEN, EXIT_SLO_MISSED, EXIT_VOID, status_counts
+from analysis.results.text import capacity_text
 from analysis.results.types.probe_figures import (
     HoldFigures,
     P90Figures,

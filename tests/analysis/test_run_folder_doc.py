@@ -9,14 +9,14 @@ import pytest
 
 from analysis import load_run
 from analysis.results import tables
-from tests.support.column_tables import DOCUMENT, SCHEMAS, document
-from tests.support.golden import GOLDEN
+from tests.support.runs.column_tables import DOCUMENT, SCHEMAS, document
+from tests.support.runs.golden import GOLDEN
 
 CODE = re.findall(r"```(python|sql)\n(.*?)```", DOCUMENT.read_text().replace("RUN", str(GOLDEN)), re.S)
 
 
 def test_the_tables_of_columns_are_those_of_the_schemas() -> None:
-    assert document() == DOCUMENT.read_text(), "python -m tests.support.column_tables writes them anew"
+    assert document() == DOCUMENT.read_text(), "python -m tests.support.runs.column_tables writes them anew"
     for schema in SCHEMAS.values():
         for field in schema:
             assert f"| `{field.name}` |" in document()

@@ -15,7 +15,7 @@ from conf.specs.bounds import Limit, allowed_over
 from loadgen.cli import engine_model
 from loadgen.predict.operating_point import Effort, RateSimulator
 from tests.benchmarks._usual_searches import WARM_S, Prober
-from tests.support.scenarios import (
+from tests.support.search.scenarios import (
     DRIFTING,
     EDGES,
     FASTER,
@@ -25,7 +25,7 @@ from tests.support.scenarios import (
     drawn,
     experiment,
 )
-from tests.support.toy_services import waits_longer
+from tests.support.virtual.toy_services import waits_longer
 
 TRUTH_RATES = {
     "S1": (3.98, 4.08),

@@ -13,9 +13,9 @@ from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
 from loadgen.search.segments import Start
 from loadgen.studies import comparison
-from tests.support.scenarios import FASTER, GUESS_QPS, experiment, service, truths
-from tests.support.searches import PREDICTION_SD, Found
-from tests.support.virtual_target import Faster, VirtualTarget
+from tests.support.search.scenarios import FASTER, GUESS_QPS, experiment, service, truths
+from tests.support.search.searches import PREDICTION_SD, Found
+from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 
 def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:

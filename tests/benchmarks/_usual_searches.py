@@ -13,8 +13,8 @@ import numpy as np
 from analysis.stats.quantiles import quantile
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support.scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
-from tests.support.searches import Found
+from tests.support.search.scenarios import FAILING, GUESS_SPREAD, experiment, guess_qps, node
+from tests.support.search.searches import Found
 
 WARM_S = 30.0
 MLPERF_CONFIDENCE = 0.01

@@ -46,7 +46,7 @@ from serve_apps.engine_model.service.ray_autoscaler import RayAutoscaler, Scalin
 from serve_apps.engine_model.service.routed import Requests
 from serve_apps.simulated import configured
 from serve_apps.simulated.app import ENGINES
-from tests.support.patience import until
+from tests.support.machine.patience import until
 
 Floats = NDArray[np.float64]
 

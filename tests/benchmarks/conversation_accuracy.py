@@ -37,8 +37,8 @@ from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, Stepped
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
-from tests.support.searches import Found, answer
-from tests.support.virtual_target import VirtualTarget
+from tests.support.search.searches import Found, answer
+from tests.support.virtual.virtual_target import VirtualTarget
 
 SCENARIOS = {
     "C1": ("workload=character",),

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.figures import canvas
-from analysis.results.capacity_text import interval
+from analysis.results.text.capacity_text import interval
 from conf import Experiment, load
 from conf.constants import replaced
 from loadgen.cli.engine_model import parts, predict

@@ -29,7 +29,7 @@ from analysis.results import tables
 from analysis.results.runs import Run
 from analysis.rows import latency_columns, parquet, records
 from analysis.rows.metrics import METRICS
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 DWELLS, NODES, QPS_PER_NODE, GAPS = 30, 100, 5.0, 139
 WITH_GAPS = 1_000_000

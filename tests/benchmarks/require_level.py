@@ -23,9 +23,9 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.search import acceptance
 from loadgen.search.segments import Segment, Start
-from tests.support.fluid import Fluid
-from tests.support.scenarios import experiment, service, truths
-from tests.support.virtual_target import VirtualTarget
+from tests.support.search.scenarios import experiment, service, truths
+from tests.support.virtual.fluid import Fluid
+from tests.support.virtual.virtual_target import VirtualTarget
 
 RATES_QPS, DRIFTS = (3.3, 50.0, 500.0), (0.0, 0.01, 0.02)
 BESIDE = (0.97, 1.0, 1.03)

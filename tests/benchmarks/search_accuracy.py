@@ -21,8 +21,8 @@ import numpy as np
 from tests.benchmarks._brute_force import find_truths
 from tests.benchmarks._comparisons import compared
 from tests.benchmarks._usual_searches import bisection, isotonic, mlperf
-from tests.support.scenarios import BOUNDS, EDGES, FAR_RATIOS, METHOD, SCENARIOS, truths
-from tests.support.searches import Found, blind, published, searched
+from tests.support.search.scenarios import BOUNDS, EDGES, FAR_RATIOS, METHOD, SCENARIOS, truths
+from tests.support.search.searches import Found, blind, published, searched
 
 HEADS = (
     *("scenario", "method", "runs", "minutes", "bias %", "RMSE %"),

@@ -17,7 +17,7 @@ from analysis.results.runs import load_run
 from cluster import __main__ as command
 from cluster import local_verbs
 from cluster.ray_session.processes import with_descendants
-from tests.support.sockets import LOOPBACK, listening
+from tests.support.servers.sockets import LOOPBACK, listening
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray

@@ -20,8 +20,8 @@ from loadgen.studies import engine_check, published_tables, published_verdict
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks import backends
-from tests.support.recipe_words import DEEPSEEK, env, resolve
-from tests.support.verdict_trees import text_of
+from tests.support.runs.verdict_trees import text_of
+from tests.support.words.recipe_words import DEEPSEEK, env, resolve
 
 STEP = "engine.kernel_ratio.step"
 QUICK = ("search.budget_s=600",)

@@ -10,8 +10,8 @@ import pytest
 
 from analysis import load_run
 from loadgen.__main__ import main
-from tests.support.patience import PATIENCE_S
-from tests.support.run_folders import check_folder
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.runs.run_folders import check_folder
 
 ROOT = Path(__file__).parents[2]
 SHORT = [

@@ -39,14 +39,14 @@ from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import stamped
-from tests.support import mock_exchanges
-from tests.support.engines import run_step
-from tests.support.mock_server import END, Script, answer, event, head, token, usage
-from tests.support.patience import PATIENCE_S
-from tests.support.simulated_prefix import simulated
-from tests.support.simulated_service import ARRIVALS, Service, planned, run
-from tests.support.virtual_drivers import Altering, plan, virtual
-from tests.support.virtual_fleet import VirtualFleet, service
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers import mock_exchanges
+from tests.support.servers.mock_server import END, Script, answer, event, head, token, usage
+from tests.support.virtual.engines import run_step
+from tests.support.virtual.simulated_prefix import simulated
+from tests.support.virtual.simulated_service import ARRIVALS, Service, planned, run
+from tests.support.virtual.virtual_drivers import Altering, plan, virtual
+from tests.support.virtual.virtual_fleet import VirtualFleet, service
 
 FAST, SLOW = 5.0, 0.5
 MS = 1_000_000

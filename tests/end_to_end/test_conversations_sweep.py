@@ -37,7 +37,7 @@ from loadgen.cli import verbs  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
 from loadgen.run import measure  # noqa: E402
 from loadgen.run.lifecycle import Conclude  # noqa: E402
-from tests.support.patience import PATIENCE_S  # noqa: E402
+from tests.support.machine.patience import PATIENCE_S  # noqa: E402
 
 ACTORS = 2
 WORDS = [

@@ -30,9 +30,9 @@ from loadgen.fleet.worker import MISSED_AFTER_NS
 from loadgen.run import verdicts
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Segment, Start, Stop
-from tests.support.mock_server import Script, answer, head, serving, token
-from tests.support.patience import PATIENCE_S, until, void_by_neighbours
-from tests.support.words import over
+from tests.support.machine.patience import PATIENCE_S, until, void_by_neighbours
+from tests.support.servers.mock_server import Script, answer, head, serving, token
+from tests.support.words.words import over
 
 pytestmark = pytest.mark.ray
 

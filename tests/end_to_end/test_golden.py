@@ -23,7 +23,7 @@ from analysis.rows import latency_columns, metrics, records, time_series
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 SCHEMAS = {
     "requests": latency_columns.FILE,

@@ -35,7 +35,7 @@ from loadgen.fleet.sse import Exchange
 from loadgen.run import metrics_scraper
 from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.metrics_scraper import Scraper
-from tests.support.hostile_server import HostileServer, Script, endlessly, key_in
+from tests.support.servers.hostile_server import HostileServer, Script, endlessly, key_in
 
 KEY = "sk-Hostile/Key+0123=="
 DEADLINE_S = 0.5

@@ -22,7 +22,7 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import report_file
 from loadgen.run.folder import LinkError
 from loadgen.run.run_folder import RunFolder, checksums
-from tests.support.golden import GOLDEN, unsealed, write_json
+from tests.support.runs.golden import GOLDEN, unsealed, write_json
 
 battery = pytest.mark.battery("hostile folder")
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -9,10 +9,10 @@ from conf import load
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.benchmarks.search_accuracy import row
-from tests.support.scenarios import truths
-from tests.support.searches import Found
-from tests.support.shared_processor import SharedProcessor, step_s
-from tests.support.toy_services import Failing, OneAtATime, waits_longer
+from tests.support.search.scenarios import truths
+from tests.support.search.searches import Found
+from tests.support.virtual.shared_processor import SharedProcessor, step_s
+from tests.support.virtual.toy_services import Failing, OneAtATime, waits_longer
 
 
 def token_by_token(arrivals, until_s):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.__main__ import main
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 ROOT = Path(__file__).parents[2]
 

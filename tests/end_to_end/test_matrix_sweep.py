@@ -32,8 +32,8 @@ from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual_drivers import silent
-from tests.support.virtual_target import Faster, VirtualTarget
+from tests.support.virtual.virtual_drivers import silent
+from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 SHARED = [
     "search=standard",

@@ -15,7 +15,7 @@ from analysis.__main__ import main
 from analysis.results import recount, studies, summary, tables
 from analysis.results.runs import Run, RunError
 from conf import ConfigError
-from tests.support.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, unsealed
 
 
 @pytest.fixture

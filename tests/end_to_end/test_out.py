@@ -10,7 +10,7 @@ import pytest
 from analysis import __main__ as reading
 from analysis.exchange import FORMATS
 from loadgen.run import export
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 TABLE = pa.table(
     {"layout": ["a, b", None], "qps_per_node": [5.25, float("nan")], "ttft_p90_ms": [float("inf"), 1.0]}

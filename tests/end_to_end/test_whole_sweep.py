@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis import load_run
-from tests.support.patience import PATIENCE_S, START_S, until
-from tests.support.run_folders import check_folder
+from tests.support.machine.patience import PATIENCE_S, START_S, until
+from tests.support.runs.run_folders import check_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -3,7 +3,7 @@
 from serve_apps.engine_model.cost.step_time import Batch
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
-from tests.support.engines import check_integrity
+from tests.support.virtual.engines import check_integrity
 
 
 class Recorded(Scheduler):

@@ -19,7 +19,7 @@ from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Act, Site
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
-from tests.support.words import over
+from tests.support.words.words import over
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import measure
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support.vllm_words import RATE_QPS, SECONDS, TRIES, WORDS
+from tests.support.words.vllm_words import RATE_QPS, SECONDS, TRIES, WORDS
 from tests.vllm import prefix_hits
 from tests.vllm.running import Up
 

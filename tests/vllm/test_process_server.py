@@ -9,7 +9,7 @@ import pytest
 
 from conf import load
 from loadgen.run import measure
-from tests.support.vllm_words import RATE_QPS, WORDS
+from tests.support.words.vllm_words import RATE_QPS, WORDS
 from tests.vllm.running import Up
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -17,8 +17,8 @@ from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
 from loadgen.run.lifecycle import Service
-from tests.support.vllm_words import RATE_QPS, WORDS
-from tests.support.words import over
+from tests.support.words.vllm_words import RATE_QPS, WORDS
+from tests.support.words.words import over
 from tests.vllm.running import Up
 
 pytestmark = [

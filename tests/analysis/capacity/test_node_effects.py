@@ -25,8 +25,8 @@ from analysis.capacity.window_counts import (
     count,
     count_by_stream,
 )
-from analysis.results import capacity_text
 from analysis.results.json_border import to_tree
+from analysis.results.text import capacity_text
 from analysis.rows import gathering, records
 from analysis.stats.pooling import Interval
 from conf import ConfigError, Experiment, load
@@ -45,10 +45,10 @@ from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.mock_server import MockServer
-from tests.support.patience import PATIENCE_S
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_target import VirtualTarget
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.runs.verdict_trees import text_of
+from tests.support.servers.mock_server import MockServer
+from tests.support.virtual.virtual_target import VirtualTarget
 
 VARIED = load(["workload=chat_5600_140_varied"]).workload
 FOUR = ["cluster=laptop_4n", "routing=per_node"]

@@ -25,7 +25,7 @@ from analysis.capacity.window_counts import (
 from analysis.rows.records import table
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
 from loadgen.search.segments import Segment
-from tests.support.fluid import Fluid
+from tests.support.virtual.fluid import Fluid
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)

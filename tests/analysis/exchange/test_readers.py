@@ -17,7 +17,7 @@ import pytest
 from analysis import load_run
 from analysis.results import tables
 from analysis.rows import latency_columns, records
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 COLUMNS = ("ttft_ms", "tpot_ms")
 SHARES = (0.5, 0.9, 0.99)

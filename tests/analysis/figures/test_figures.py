@@ -22,7 +22,7 @@ from analysis.figures.exhibit import Exhibit
 from analysis.figures.windows import share
 from analysis.results import per_gpu
 from conf.specs.experiment import ExternalEngine
-from tests.support.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
+from tests.support.runs.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 
 MOST_BYTES = 48_000
 REPLICAS = figures.replicas.EXHIBIT

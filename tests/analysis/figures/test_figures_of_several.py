@@ -9,7 +9,7 @@ import pytest
 from analysis import figures
 from analysis.figures import COMPARE, SCALING, NoData, several
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
-from tests.support.run_in_memory import RunInMemory, concluded
+from tests.support.runs.run_in_memory import RunInMemory, concluded
 
 
 def q(estimate: float, low: float, high: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from analysis.figures import shares
 from analysis.figures.windows import FAIL, PASS, bounds_ms, outcome
-from tests.support.run_in_memory import RunInMemory, concluded, request, window
+from tests.support.runs.run_in_memory import RunInMemory, concluded, request, window
 
 
 def run_with(*, bounds: dict[str, float], counted: list[dict[str, Any]]) -> RunInMemory:

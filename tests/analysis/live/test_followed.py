@@ -21,8 +21,8 @@ from analysis.live.window_so_far import FILE
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
 from conf import ConfigError
-from tests.support.golden import GOLDEN, unsealed
-from tests.support.live_states import LINES, RUNNING
+from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.live_states import LINES, RUNNING
 
 ROOT = Path(__file__).parents[3]
 

@@ -16,11 +16,11 @@ from analysis.live.server import LiveServer, serving
 from analysis.live.view import Ending, LiveView
 from analysis.live.window_so_far import FILE
 from analysis.results.json_border import to_tree
-from tests.support import browser as chromium
-from tests.support.browser import Browser
-from tests.support.golden import GOLDEN
-from tests.support.live_states import LINES, RUNNING, running
-from tests.support.patience import until
+from tests.support.machine import browser as chromium
+from tests.support.machine.browser import Browser
+from tests.support.machine.patience import until
+from tests.support.runs.golden import GOLDEN
+from tests.support.runs.live_states import LINES, RUNNING, running
 
 pytestmark = pytest.mark.skipif(
     chromium.PATH is None, reason="no Chromium on the PATH: make browser installs one"

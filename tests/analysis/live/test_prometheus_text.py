@@ -10,7 +10,7 @@ from analysis.live import prometheus_text
 from analysis.live.state import LiveState
 from analysis.live.view import Snapshot
 from analysis.live.window_so_far import LatencySoFar
-from tests.support.live_states import RUNNING, running
+from tests.support.runs.live_states import RUNNING, running
 
 RUN = {"run": "20261124-050000-a1b2", "verb": "sweep"}
 UNITS = ("_seconds", "_qps", "_ratio", "_total", "_info", "_requests")

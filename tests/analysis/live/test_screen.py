@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from analysis.live.screen import budget_bar, clock, interval_axis, screen
 from analysis.live.state import Belief, DoneWindow, LiveState
 from analysis.live.window_so_far import LatencySoFar
-from tests.support.live_states import RUNNING
+from tests.support.runs.live_states import RUNNING
 
 NOW = replace(
     RUNNING,

@@ -15,8 +15,8 @@ from analysis.live import server as live_server
 from analysis.live.address import Address
 from analysis.live.server import LiveServer, invitation, serving
 from analysis.live.view import Ending, LiveView
-from tests.support.live_states import running
-from tests.support.patience import PATIENCE_S, until
+from tests.support.machine.patience import PATIENCE_S, until
+from tests.support.runs.live_states import running
 
 
 @pytest.fixture

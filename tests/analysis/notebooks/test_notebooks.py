@@ -31,7 +31,7 @@ from analysis.capacity.paired_ratio import Ratio
 from analysis.results import studies
 from analysis.results.json_border import to_tree
 from conf.composed import dump
-from tests.support.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, unsealed
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "analysis" / "notebooks"

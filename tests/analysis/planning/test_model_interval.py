@@ -11,8 +11,8 @@ from analysis.planning.sizing import down_at_once, up_probability
 from analysis.results.json_border import from_tree
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import ConfigError, Experiment
-from tests.support.golden import GOLDEN
-from tests.support.planned_sweeps import sweep
+from tests.support.runs.golden import GOLDEN
+from tests.support.runs.planned_sweeps import sweep
 
 WORDS = ["demand.peak_qps=200"]
 

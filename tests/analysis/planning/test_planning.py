@@ -22,7 +22,7 @@ from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, 
 from conf import ConfigError
 from conf.composed import load_planning
 from conf.specs.planning import Care, Demand
-from tests.support.planned_sweeps import sweep
+from tests.support.runs.planned_sweeps import sweep
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
 FLAT = ScalingEfficiency((ScalingPoint(1, 18.4, 0.02),))

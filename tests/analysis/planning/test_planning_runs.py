@@ -20,7 +20,7 @@ from analysis.rows import metrics, time_series
 from conf import ConfigError
 from conf.io.screen_width import fit
 from conf.specs.planning import Demand
-from tests.support.planned_sweeps import sweep
+from tests.support.runs.planned_sweeps import sweep
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = ["demand.peak_qps=200"]

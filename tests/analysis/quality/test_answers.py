@@ -5,7 +5,7 @@ import math
 import pytest
 
 from analysis.quality.answers import Answer, compare, evidence
-from tests.support.answers import answer
+from tests.support.quality.answers import answer
 
 
 def test_answers_are_compared_up_to_the_first_other_token() -> None:

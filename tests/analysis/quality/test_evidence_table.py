@@ -10,7 +10,7 @@ import pytest
 
 from analysis.quality import evidence_table
 from analysis.quality.answers import PromptEvidence
-from tests.support.answers import prompt, prompts
+from tests.support.quality.answers import prompt, prompts
 
 FOUND: list[PromptEvidence] = [
     *prompts(5, 1, 0.01),

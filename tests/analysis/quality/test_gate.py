@@ -10,7 +10,7 @@ from analysis.quality.answers import PromptEvidence, Side
 from analysis.quality.gate import Gate, GateRule, judge
 from analysis.quality.gate_verdict import GateVerdict
 from analysis.results.json_border import from_tree, to_tree
-from tests.support.answers import prompt, prompts
+from tests.support.quality.answers import prompt, prompts
 
 RULE = GateRule()
 

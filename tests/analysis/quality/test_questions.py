@@ -6,7 +6,7 @@ import pytest
 
 from analysis.quality import questions
 from analysis.quality.questions import Question, read
-from tests.support.arithmetic import arithmetic, write
+from tests.support.quality.arithmetic import arithmetic, write
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from analysis.quality import task_answers
 from analysis.quality.paired_scores import PairedScores
 from analysis.quality.task_answers import MOST_LETTERS, TASK_ANSWERS, TaskAnswer, read, scored, write
-from tests.support.arithmetic import arithmetic
+from tests.support.quality.arithmetic import arithmetic
 
 
 def one(number: int, right: bool, error: str | None = None, sha256: str = "") -> TaskAnswer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis import __main__ as command
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 TEXTS = {
     "clears the screen": "\x1b[2J\x1b[H",

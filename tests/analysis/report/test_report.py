@@ -23,9 +23,10 @@ from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData
 from analysis.report import answers, banner, checks, exhibits
 from analysis.report.blocks import FigureBlock, Missing
-from analysis.results import matrix_table, probe_text, studies
+from analysis.results import matrix_table, studies
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
+from analysis.results.text import probe_text
 from analysis.results.types.probe_figures import P90Figures, ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
@@ -33,8 +34,8 @@ from analysis.rows import foreign_words, records
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
-from tests.support.golden import GOLDEN, unsealed
-from tests.support.run_in_memory import RunInMemory, failed, request
+from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.run_in_memory import RunInMemory, failed, request
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
 EACH_DRAWN = 2

@@ -13,7 +13,7 @@ import pytest
 from matplotlib import image
 
 from analysis import report
-from tests.support.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, unsealed
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH: make browser installs one")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from analysis import load_run
-from tests.support.golden import GOLDEN
-from tests.support.verdict_trees import text_of
+from tests.support.runs.golden import GOLDEN
+from tests.support.runs.verdict_trees import text_of
 
 
 def answer(**limit: Any) -> str:

@@ -15,16 +15,17 @@ from analysis.__main__ import main
 from analysis.report import exhibits
 from analysis.report import power as power_section
 from analysis.report.blocks import Page
-from analysis.results import energy, power_text, summary
+from analysis.results import energy, summary
 from analysis.results.energy import figures
 from analysis.results.json_border import from_tree, to_tree
+from analysis.results.text import power_text
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import records, time_series
-from tests.support.golden import GOLDEN, unsealed
-from tests.support.planned_sweeps import sweep
-from tests.support.run_in_memory import request
+from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.planned_sweeps import sweep
+from tests.support.runs.run_in_memory import request
 
 NS = 1_000_000_000
 WINDOW = {"nodes": 2, "start_ns": 0, "aborted": False, "concurrency": 0, "kind": "dwell", "valid": True}

@@ -11,7 +11,7 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.locations import RunError
 from analysis.results.types.run_verdict import RunVerdict
 from loadgen.run.folder import finite
-from tests.support.verdict_trees import verdict_of
+from tests.support.runs.verdict_trees import verdict_of
 
 DATA = Path(__file__).parents[2] / "data"
 SAVED = sorted((DATA / "verdicts").glob("*.json"))

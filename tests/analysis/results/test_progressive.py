@@ -29,7 +29,7 @@ from loadgen.search.segments import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, published_model_of
-from tests.support.verdict_trees import text_of
+from tests.support.runs.verdict_trees import text_of
 
 SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT

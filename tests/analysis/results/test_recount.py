@@ -34,9 +34,9 @@ from loadgen.run.measure import past, require
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.golden import unsealed
-from tests.support.virtual_drivers import altered
-from tests.support.virtual_fleet import VirtualFleet, service
+from tests.support.runs.golden import unsealed
+from tests.support.virtual.virtual_drivers import altered
+from tests.support.virtual.virtual_fleet import VirtualFleet, service
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
 RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])

@@ -15,7 +15,7 @@ from analysis.results import tables
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
-from tests.support.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, unsealed
 
 MS = 1_000_000
 

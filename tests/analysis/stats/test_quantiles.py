@@ -87,7 +87,19 @@ def test_overdispersion_by_hand():
     assert found.freedom == pytest.approx(freedom + START_FREEDOM)
     start = Dispersion.unknown(seen).inflation
     assert found.inflation == pytest.approx((freedom * grown + 3 * start) / (freedom + 3))
-    assert overdispersion(over, seen, mu, rare=True).freedom == pytest.approx(3 / grown + START_FREEDOM)
+
+
+@pytest.mark.parametrize(("burst", "small"), [(30.0, False), (1.0, True)])
+def test_a_rare_limit_has_no_more_freedom_than_bursts_were_seen(burst: float, small: bool):
+    """Bursts are counted at their size, and small ones at the size believed beforehand."""
+    seen, mu, over = np.full(400, 30.0), np.full(400, 0.01), np.zeros(400)
+    over[:: round(2 * burst / 0.3)] = over[1 :: round(2 * burst / 0.3)] = burst
+    found, start = overdispersion(over, seen, mu, rare=True), Dispersion.unknown(seen, rare=True)
+    freedom = found.freedom - START_FREEDOM
+    grown = (found.inflation * found.freedom - START_FREEDOM * start.inflation) / freedom
+    assert (grown < start.inflation) == small
+    assert freedom == pytest.approx(over.sum() / (start.inflation if small else grown))
+    assert start.inflation > Dispersion.unknown(seen).inflation
 
 
 def test_overdispersion_of_independent_requests_is_one_and_of_whole_blocks_is_their_size():

@@ -25,8 +25,8 @@ from conf.specs.experiment import Cluster, Routing
 from loadgen.quality import questions
 from loadgen.run import metrics_scraper
 from tests.conftest import FAKE
-from tests.support.patience import PATIENCE_S, until
-from tests.support.sockets import LOOPBACK, listening
+from tests.support.machine.patience import PATIENCE_S, until
+from tests.support.servers.sockets import LOOPBACK, listening
 
 pytestmark = pytest.mark.ray
 

@@ -14,7 +14,7 @@ from cluster.ray_session.placement import place
 from conf import load
 from conf.io.http_get import ask
 from tests.conftest import FAKE
-from tests.support.patience import PATIENCE_S, until
+from tests.support.machine.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.ray
 

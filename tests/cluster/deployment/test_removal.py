@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 
 from cluster.deployment import removal  # noqa: E402
 from cluster.ray_session.processes import process_of, running, with_descendants  # noqa: E402
-from tests.support.patience import until  # noqa: E402
+from tests.support.machine.patience import until  # noqa: E402
 
 PARENT = """
 import subprocess, sys

@@ -20,7 +20,7 @@ from cluster.deployment.warmup import (
     one_token,
     stable,
 )
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 Answer = Callable[[int], tuple[str, float]]
 """From the number of the request to the replica that is named and the seconds to its first token."""

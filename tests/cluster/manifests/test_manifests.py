@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from cluster import __main__ as command
-from tests.support.manifest_words import (
+from tests.support.words.manifest_words import (
     HOSTS,
     IMAGE,
     KUBERAY,

@@ -10,7 +10,7 @@ from cluster import __main__ as command
 from cluster.manifests import names, static_hosts
 from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
-from tests.support.manifest_words import HOSTS, IMAGE, KUBERAY, SERVICE
+from tests.support.words.manifest_words import HOSTS, IMAGE, KUBERAY, SERVICE
 
 PAYLOADS = (
     ";rm -rf /",

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.preflight.gpu_facts import run_tool
 from cluster.preflight.gpu_power import PowerReading, amd_watts, nvidia_watts, read_power
-from tests.support.power_tree import power_tree, write
+from tests.support.machine.power_tree import power_tree, write
 
 # The shapes of ROCm 6 (a list) and of ROCm 7 (a wrapper: documents of AMD's device metrics exporter).
 AMD_LIST = """WARNING: User is missing the following required groups: render, video.

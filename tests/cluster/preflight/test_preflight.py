@@ -21,7 +21,7 @@ from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_facts import Gpu
 from cluster.preflight.node_facts import Weights
-from tests.support.healthy_node import (
+from tests.support.machine.healthy_node import (
     GIB,
     HBM,
     HEALTHY,

@@ -23,9 +23,9 @@ from cluster.preflight.gpu_power import PowerReading  # noqa: E402
 from cluster.preflight.power_meter import PowerMeter  # noqa: E402
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices  # noqa: E402
 from cluster.ray_session.session import open_session  # noqa: E402
-from tests.support.healthy_node import HEALTHY  # noqa: E402
-from tests.support.patience import until  # noqa: E402
-from tests.support.power_tree import power_tree  # noqa: E402
+from tests.support.machine.healthy_node import HEALTHY  # noqa: E402
+from tests.support.machine.patience import until  # noqa: E402
+from tests.support.machine.power_tree import power_tree  # noqa: E402
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
 EXPECTED = expected_of(EXPERIMENT, {})

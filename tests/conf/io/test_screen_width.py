@@ -7,11 +7,11 @@ import pty
 import pytest
 
 from analysis import load_run
-from analysis.results import prediction_text
+from analysis.results.text import prediction_text
 from conf.io import terminal
 from conf.io.screen_width import fit
-from tests.support.golden import GOLDEN
-from tests.support.verdict_trees import cells, text_of
+from tests.support.runs.golden import GOLDEN
+from tests.support.runs.verdict_trees import cells, text_of
 
 PROSE = "  limited by p90 TPOT <= 100 ms (probability 0.98); bounds: p90 TTFT <= 2000 ms, p90 TPOT <= 100 ms"
 TABLE = "\n".join(

@@ -13,7 +13,7 @@ from conf.specs.experiment import Experiment
 from loadgen import __main__ as root
 from loadgen.cli import output
 from loadgen.cli.command_line import asked
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 CHATS = "workload=character"
 BESIDE = [

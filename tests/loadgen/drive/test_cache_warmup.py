@@ -18,7 +18,7 @@ from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.segments import Segment, Start
 from loadgen.traffic.conversation_means import resolve
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.virtual_drivers import plan
+from tests.support.virtual.virtual_drivers import plan
 
 CHATS = load(["workload=character", "workload.conversations.characters=100"])
 CHATS = replace(CHATS, workload=resolve(CHATS.workload))

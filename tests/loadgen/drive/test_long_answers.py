@@ -23,11 +23,11 @@ from loadgen.search.overload import long_queue
 from loadgen.search.pacing import RAMP_SHARE, paced
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
-from tests.support.scenarios import EDGES, truths
-from tests.support.search_windows import window_of
-from tests.support.shared_processor import SharedProcessor
-from tests.support.virtual_drivers import driver
-from tests.support.virtual_target import VirtualTarget
+from tests.support.search.scenarios import EDGES, truths
+from tests.support.search.search_windows import window_of
+from tests.support.virtual.shared_processor import SharedProcessor
+from tests.support.virtual.virtual_drivers import driver
+from tests.support.virtual.virtual_target import VirtualTarget
 
 
 def rows(*parts: dict[str, object]) -> pa.Table:

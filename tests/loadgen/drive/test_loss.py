@@ -23,9 +23,9 @@ from loadgen.run.measure import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_drivers import Breaking, Hanging, plan
-from tests.support.virtual_target import VirtualTarget
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_drivers import Breaking, Hanging, plan
+from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=standard"])
 

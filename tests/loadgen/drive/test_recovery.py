@@ -25,7 +25,7 @@ from conf import Experiment, load
 from loadgen.run.measure import Site, continued, measure, search
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 pytestmark = pytest.mark.ray
 

@@ -15,8 +15,8 @@ from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
 from loadgen.traffic.schedule import NS
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_drivers import Altering, Healing, driver
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_drivers import Altering, Healing, driver
 
 
 def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Driver]:

@@ -21,11 +21,20 @@ from loadgen.run import verdicts
 from loadgen.search.ramp import VOID_STEPS
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.scenarios import truths
-from tests.support.shared_processor import SharedProcessor
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_drivers import LOST, Altering, Breaking, Hanging, Healing, altered, driver, virtual
-from tests.support.virtual_target import VirtualTarget
+from tests.support.runs.verdict_trees import text_of
+from tests.support.search.scenarios import truths
+from tests.support.virtual.shared_processor import SharedProcessor
+from tests.support.virtual.virtual_drivers import (
+    LOST,
+    Altering,
+    Breaking,
+    Hanging,
+    Healing,
+    altered,
+    driver,
+    virtual,
+)
+from tests.support.virtual.virtual_target import VirtualTarget
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any
 from analysis.live.window_so_far import WindowSoFar
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from tests.support.virtual_drivers import driver
+from tests.support.virtual.virtual_drivers import driver
 
 
 def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:

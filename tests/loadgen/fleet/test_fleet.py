@@ -13,8 +13,8 @@ from conf.io.secret import Secret
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from tests.support.mock_server import answer, serving
-from tests.support.patience import PATIENCE_S, until
+from tests.support.machine.patience import PATIENCE_S, until
+from tests.support.servers.mock_server import answer, serving
 
 pytestmark = pytest.mark.ray
 

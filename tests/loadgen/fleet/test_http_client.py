@@ -29,9 +29,9 @@ from conf.io.secret import Secret
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EventReader, Exchange
-from tests.support.mock_exchanges import BODY, exchanges, run
-from tests.support.mock_server import END, MockServer, answer, event, head, token, usage
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.mock_exchanges import BODY, exchanges, run
+from tests.support.servers.mock_server import END, MockServer, answer, event, head, token, usage
 
 
 def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loadgen.fleet.parent_watch import WatchedProcess, own, watch
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 
 async def ended_within(other: WatchedProcess, kill: subprocess.Popen[bytes] | None = None) -> bool:

@@ -16,8 +16,8 @@ from analysis.rows.time_series import SERVER
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
 from loadgen.run import metrics_scraper
-from tests.support.mock_server import MockServer
-from tests.support.patience import until
+from tests.support.machine.patience import until
+from tests.support.servers.mock_server import MockServer
 
 BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader, Exchange
-from tests.support.mock_server import END, event, head, token, usage
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.mock_server import END, event, head, token, usage
 
 STATUSES = {"ok", "http_error", "truncated", "timeout", "conn_error"}
 

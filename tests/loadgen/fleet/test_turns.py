@@ -12,8 +12,8 @@ import pytest
 
 from analysis.capacity.validity import WindowEvidence, judge_window
 from analysis.capacity.window_counts import Window
-from analysis.results import sessions_text
 from analysis.results.asked import describe
+from analysis.results.text import sessions_text
 from analysis.rows import metrics, records, routing_spread
 from conf import load
 from conf.specs.experiment import Slo
@@ -22,8 +22,8 @@ from loadgen.fleet.gap_record import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.mock_server import MockServer, Script, answer, head, token
-from tests.support.patience import BUSY, PATIENCE_S
+from tests.support.machine.patience import BUSY, PATIENCE_S
+from tests.support.servers.mock_server import MockServer, Script, answer, head, token
 
 pytestmark = pytest.mark.usefixtures("never_overdue")
 WORKLOAD = load(["workload=character"]).workload

@@ -20,9 +20,9 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from tests.support.arrow_files import on_disk
-from tests.support.mock_server import END, MockServer, Script, answer, event, head, token, usage
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.runs.arrow_files import on_disk
+from tests.support.servers.mock_server import END, MockServer, Script, answer, event, head, token, usage
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 pytestmark = pytest.mark.usefixtures("never_overdue")

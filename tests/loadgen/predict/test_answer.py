@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.results import prediction_text, summary
+from analysis.results import summary
 from analysis.results.json_border import to_tree
+from analysis.results.text import prediction_text
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
@@ -23,8 +24,8 @@ from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.constants_alone import only_layer
-from tests.support.verdict_trees import at_rate, cells, predict, text_of
+from tests.support.runs.verdict_trees import at_rate, cells, predict, text_of
+from tests.support.search.constants_alone import only_layer
 
 LAYER = "model.step_time.layer_us"
 

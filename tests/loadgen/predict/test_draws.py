@@ -23,8 +23,8 @@ from conf.words import groups
 from loadgen.predict import answer, grid
 from loadgen.predict.draws import NORMAL, drawn, layout_name
 from loadgen.predict.uncertainty import DRAWS
-from tests.support.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
-from tests.support.verdict_trees import predict
+from tests.support.runs.verdict_trees import predict
+from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
 LINK, HBM = "hardware.efficiency.link", "hardware.efficiency.hbm"
 TP4 = "layout=dp2_tp4_ep4"

@@ -10,8 +10,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.results import replay_text, summary
+from analysis.results import summary
 from analysis.results.json_border import to_tree
+from analysis.results.text import replay_text
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
@@ -20,8 +21,8 @@ from loadgen.cli import engine_model
 from loadgen.predict import grid, replay
 from loadgen.traffic.processes import bench_arrivals_s
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.constants_alone import only_layer
-from tests.support.verdict_trees import cells, text_of
+from tests.support.runs.verdict_trees import cells, text_of
+from tests.support.search.constants_alone import only_layer
 
 QUIET = "workload.arrivals.kind=constant"
 

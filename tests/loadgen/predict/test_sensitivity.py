@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.results import constants_text, prediction_text
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
+from analysis.results.text import constants_text, prediction_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
-from tests.support.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
-from tests.support.verdict_trees import cells, predict, text_of
+from tests.support.runs.verdict_trees import cells, predict, text_of
+from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
 
 def shares(r: float) -> dict[str, float]:

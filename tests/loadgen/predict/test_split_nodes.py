@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from analysis.exchange.inferencex import service
-from analysis.results import constants_text, per_gpu, prediction_text
+from analysis.results import per_gpu
+from analysis.results.text import constants_text, prediction_text
 from conf import load
 from loadgen.cli.engine_model import MODEL, guess_qps, predict, replayed
 from loadgen.predict import replay

@@ -28,9 +28,9 @@ from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
-from tests.support.patience import PATIENCE_S
-from tests.support.simulated_prefix import simulated
-from tests.support.virtual_target import VirtualTarget
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.virtual.simulated_prefix import simulated
+from tests.support.virtual.virtual_target import VirtualTarget
 
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])
 REQUESTS = 24

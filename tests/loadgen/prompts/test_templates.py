@@ -15,7 +15,7 @@ from loadgen.prompts.templates import PromptTemplate, by_words, fitted
 from loadgen.prompts.tokenizer import Tokenizer
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support import stub_tokenizers
+from tests.support.prompts import stub_tokenizers
 
 SPEC = load(["workload=character"]).workload.conversations
 assert SPEC is not None

@@ -32,10 +32,10 @@ from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support import stub_tokenizers
-from tests.support.chats import common
-from tests.support.conversation_bodies import WORDS, body, shared_by_plan
-from tests.support.shared_bodies import bodies
+from tests.support.prompts import stub_tokenizers
+from tests.support.prompts.chats import common
+from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
+from tests.support.prompts.shared_bodies import bodies
 
 KINDS = ("token_ids", "text", "chat")
 VOCAB = 151936

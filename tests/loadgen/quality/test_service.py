@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadgen.quality.service import AskedPrompt, AskedService
-from tests.support.gate_answers import PROMPT, good
+from tests.support.quality.gate_answers import PROMPT, good
 
 TOO_MANY = (
     "Requested sample logprobs of 20, which is greater than max allowed: 5 (parameter=logprobs, value=20)"

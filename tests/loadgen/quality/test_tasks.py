@@ -11,8 +11,8 @@ from loadgen.cli import command_line
 from loadgen.quality import tasks
 from loadgen.quality.service import AskedService
 from loadgen.quality.tasks import TaskService
-from tests.support.arithmetic import arithmetic, write
-from tests.support.task_server import TaskServer
+from tests.support.quality.arithmetic import arithmetic, write
+from tests.support.servers.task_server import TaskServer
 
 KEY = "sk-0123456789abcdef"
 

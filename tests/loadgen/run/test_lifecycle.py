@@ -22,8 +22,8 @@ from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_fleet import EXPERIMENT, VirtualFleet, service
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
 
 
 def searched(driver: Driver) -> Callable[[], Any]:

@@ -24,7 +24,7 @@ from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import metrics_scraper
 from loadgen.run.metrics_scraper import SPELLINGS, Scraper, figures
-from tests.support.patience import PATIENCE_S, until
+from tests.support.machine.patience import PATIENCE_S, until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

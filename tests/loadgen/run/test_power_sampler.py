@@ -19,8 +19,8 @@ from loadgen.run.power_sampler import PowerSampler
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
-from tests.support.patience import until
-from tests.support.virtual_fleet import EXPERIMENT, VirtualFleet, service
+from tests.support.machine.patience import until
+from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
 
 
 class Nodes:

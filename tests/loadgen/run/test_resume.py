@@ -25,8 +25,8 @@ from loadgen.search.policy import prior
 from loadgen.search.segments import Outcome, Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual_drivers import plan
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual.virtual_drivers import plan
+from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])
 

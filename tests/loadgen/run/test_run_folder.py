@@ -19,7 +19,7 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.folder import BusyError
 from loadgen.run.run_folder import RunFolder, sha256_of
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 
 class Killed(BaseException):

@@ -13,9 +13,9 @@ from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
 from loadgen.search.overload import bad_step, should_abort
 from loadgen.search.segments import Outcome, Start, Stop
-from tests.support.scenarios import truths
-from tests.support.search_windows import window_of
-from tests.support.searches import searched
+from tests.support.search.scenarios import truths
+from tests.support.search.search_windows import window_of
+from tests.support.search.searches import searched
 
 S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)

@@ -20,7 +20,7 @@ from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.studies import calibration_probes, study
-from tests.support.virtual_drivers import silent
+from tests.support.virtual.virtual_drivers import silent
 
 
 class Site:

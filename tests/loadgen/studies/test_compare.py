@@ -33,8 +33,8 @@ from loadgen.search.segments import Outcome, Segment, Start, Stop
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
-from tests.support.virtual_drivers import plan, silent, virtual
-from tests.support.virtual_target import Faster, VirtualTarget
+from tests.support.virtual.virtual_drivers import plan, silent, virtual
+from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 REQUESTS = 250
 

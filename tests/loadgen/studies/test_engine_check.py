@@ -22,8 +22,8 @@ from loadgen.drive.driver import Driver
 from loadgen.search.segments import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_drivers import plan, silent, virtual
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_drivers import plan, silent, virtual
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": to_tree(describe(load()))}
 QPS = {"estimate": 2.7, "low": 2.4, "high": 3.0, "certified": 2.5}

@@ -24,9 +24,9 @@ from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
 from loadgen.search.segments import Start
 from loadgen.studies import gate_evidence
-from tests.support.answering_server import AnsweringServer, answering
-from tests.support.virtual_fleet import VirtualFleet
-from tests.support.virtual_target import Patient
+from tests.support.servers.answering_server import AnsweringServer, answering
+from tests.support.virtual.virtual_fleet import VirtualFleet
+from tests.support.virtual.virtual_target import Patient
 
 pytestmark = pytest.mark.slow
 

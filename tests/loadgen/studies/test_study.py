@@ -24,8 +24,8 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search import pacing
 from loadgen.search.segments import Start
 from loadgen.studies import study
-from tests.support.verdict_trees import text_of
-from tests.support.virtual_drivers import plan, silent, virtual
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_drivers import plan, silent, virtual
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 2000.0, "passed": None}

@@ -27,9 +27,9 @@ from loadgen.studies.gate_evidence import judged, task_scores
 from loadgen.studies.gate_questions import ServiceInUse
 from loadgen.studies.gated_study import with_gates
 from loadgen.studies.quality_study import GateSide
-from tests.support import virtual_drivers
-from tests.support.arithmetic import arithmetic, write
-from tests.support.task_server import TaskServer
+from tests.support.quality.arithmetic import arithmetic, write
+from tests.support.servers.task_server import TaskServer
+from tests.support.virtual import virtual_drivers
 
 MADE = arithmetic(40)
 

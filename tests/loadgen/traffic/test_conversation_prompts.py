@@ -18,8 +18,8 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
-from tests.support.chats import common
-from tests.support.conversation_bodies import WORDS, body, shared_by_plan
+from tests.support.prompts.chats import common
+from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
 
 SMALL = load(WORDS).workload
 KINDS = ("token_ids", "text", "chat")

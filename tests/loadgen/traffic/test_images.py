@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results import prediction_text
 from analysis.results.asked import describe
+from analysis.results.text import prediction_text
 from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.results import prediction_text, summary
+from analysis.results import summary
 from analysis.results.json_border import to_tree
+from analysis.results.text import prediction_text
 from analysis.results.types.prediction_verdict import GridCell
 from conf import Experiment, load
 from loadgen.cli import command_line, engine_model
@@ -24,8 +25,8 @@ from loadgen.traffic.prefix_sharing import (
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.service.prefix_reuse import Prefixes
-from tests.support.chats import common
-from tests.support.shared_bodies import bodies
+from tests.support.prompts.chats import common
+from tests.support.prompts.shared_bodies import bodies
 
 
 def asked(*words: str) -> Experiment:

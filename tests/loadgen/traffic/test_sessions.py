@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from analysis.capacity import service_checks
-from analysis.results import sessions_text
 from analysis.results.asked import describe
+from analysis.results.text import sessions_text
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
 from conf import ConfigError, load
@@ -33,9 +33,9 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.lengths import turns
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from tests.support.chats import common
-from tests.support.mock_server import MockServer
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.prompts.chats import common
+from tests.support.servers.mock_server import MockServer
 
 CHATS = load(["workload=chat_sessions", "workload.sessions=7"]).workload
 SHORT = replace(CHATS, input_tokens=replace(CHATS.input_tokens, mean=200))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.traffic.processes import bench_arrivals_s
-from tests.support.vllm_bench_times import GIVEN
+from tests.support.words.vllm_bench_times import GIVEN
 
 
 @pytest.mark.parametrize("asked", GIVEN)

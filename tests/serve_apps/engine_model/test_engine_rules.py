@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from serve_apps.engine_model import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S, QueueFull
 from serve_apps.engine_model.scheduler.request import RequestState
-from tests.support.engines import check_integrity, drain, engine, run_step
-from tests.support.simulated_service import Call, Service, run
+from tests.support.virtual.engines import check_integrity, drain, engine, run_step
+from tests.support.virtual.simulated_service import Call, Service, run
 
 
 def emitted(served: BlockEngine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:

@@ -23,7 +23,7 @@ from conf.composed import dump  # noqa: E402
 from conf.specs.experiment import Experiment  # noqa: E402
 from serve_apps.simulated import configured  # noqa: E402
 from serve_apps.simulated.app import ENGINES  # noqa: E402
-from tests.support.patience import until  # noqa: E402
+from tests.support.machine.patience import until  # noqa: E402
 
 WORDS = ["cluster=laptop", "cluster.session=fake", "cluster.nodes=2", "layout=dp2_tp4_ep4"]
 APP = "maxqps"

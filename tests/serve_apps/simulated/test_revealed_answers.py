@@ -13,7 +13,7 @@ from loadgen.quality import questions
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, OpenAiAnswer, ServedModel
 from serve_apps.simulated.revealed_answers import RevealedAnswer
-from tests.support.simulated_service import Call, Service, run
+from tests.support.virtual.simulated_service import Call, Service, run
 
 SERVED = ServedModel("org/model", max_model_len=100, vocab=1000, created_s=7)
 STEPS = EngineSteps(12, 0)

@@ -23,8 +23,8 @@ from serve_apps.simulated.split_engines import (
     Refused,
     RemotePrompts,
 )
-from tests.support.engines import check_integrity
-from tests.support.simulated_service import SERVED, SPECS, Call, run
+from tests.support.virtual.engines import check_integrity
+from tests.support.virtual.simulated_service import SERVED, SPECS, Call, run
 
 ROUND = 1e-3
 """Timers count milliseconds."""

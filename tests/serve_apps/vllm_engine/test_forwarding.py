@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from serve_apps.routing.asgi import Message
 from serve_apps.vllm_engine.forwarding import DESCRIPTION_PATH, Forwarding, StampedApp
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 BODY = b'{"prompt": [1, 2]}'
 

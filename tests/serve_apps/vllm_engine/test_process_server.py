@@ -19,7 +19,7 @@ from serve_apps.vllm_engine import process_server
 from serve_apps.vllm_engine.app import Replicated, engines_prefix, vllm_app
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
-from tests.support.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
+from tests.support.words.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
 
 LEADER = """
 import os, time

@@ -13,7 +13,7 @@ from conf.specs.experiment import Layout, VllmEngine
 from conf.words import groups
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.recipes import Recipe
-from tests.support.recipe_words import (
+from tests.support.words.recipe_words import (
     CPU,
     DEEPSEEK,
     HAND,

@@ -13,7 +13,7 @@ from conf.specs.experiment import VllmEngine
 from serve_apps.__main__ import main
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
-from tests.support.recipe_words import (
+from tests.support.words.recipe_words import (
     CPU,
     MODERN_ENV,
     NIXL,

@@ -10,7 +10,7 @@ import pytest
 from conf.specs.experiment import VllmEngine
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.refusals import NOTED, REFUSED
-from tests.support.recipe_words import (
+from tests.support.words.recipe_words import (
     CPU,
     DEEPSEEK,
     KIMI,

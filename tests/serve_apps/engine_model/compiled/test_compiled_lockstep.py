@@ -13,7 +13,7 @@ from serve_apps.engine_model.service.route_ranks import serve_ranks
 from serve_apps.engine_model.service.routed import Replicas, Requests
 from serve_apps.engine_model.service.virtual_service import VirtualService
 from serve_apps.engine_model.service.whole_service import serve
-from tests.support.engines import specs
+from tests.support.virtual.engines import specs
 
 DP8 = specs(layout="dp8_attention_ep8")
 PARTS = DP8.model, DP8.hardware, DP8.layout

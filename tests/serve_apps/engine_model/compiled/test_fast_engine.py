@@ -20,7 +20,7 @@ from serve_apps.engine_model.compiled.fast_engine import (
 )
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
-from tests.support.engines import FastReplica
+from tests.support.virtual.engines import FastReplica
 
 ASKED = load(["engine=simulated"])
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout

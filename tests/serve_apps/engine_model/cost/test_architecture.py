@@ -8,7 +8,7 @@ import pytest
 from conf.specs.experiment import Experiment, Model, SimulatedEngine
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.step_time import roofline
-from tests.support.engines import QWEN, specs
+from tests.support.virtual.engines import QWEN, specs
 
 NO_INDEXER: dict[str, int] = {"index_heads": 0, "index_head_dim": 0, "index_topk": 0}
 LLAMA = "llama31_405b_fp8"

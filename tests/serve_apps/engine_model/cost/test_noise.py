@@ -19,8 +19,8 @@ from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.predict.root_finding import RateRoot
 from loadgen.predict.uncertainty import DRAWS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.known_answer import LAYER, MODEL, simulate, slowness, unsure
-from tests.support.verdict_trees import text_of
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.known_answer import LAYER, MODEL, simulate, slowness, unsure
 
 HOUR = "search.budget_s=3600"
 

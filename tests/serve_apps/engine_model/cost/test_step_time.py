@@ -16,8 +16,8 @@ from conf.specs.experiment import Experiment, SimulatedEngine
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
 from serve_apps.engine_model.cost.step_time import Batch, RanksTime, Roofline, ranks_time, roofline
 from serve_apps.engine_model.service.whole_service import guess_qps
-from tests.support.engines import QWEN, specs
-from tests.support.round_model import ROUND
+from tests.support.virtual.engines import QWEN, specs
+from tests.support.virtual.round_model import ROUND
 
 KIMI = "kimi_k25_int4"
 

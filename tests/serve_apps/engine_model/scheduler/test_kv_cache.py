@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_apps.engine_model.scheduler.kv_cache import Chain, Holding, KvCache
-from tests.support.engines import check_blocks
+from tests.support.virtual.engines import check_blocks
 
 
 def held(pool: KvCache, blocks: int, chain: Chain = ()) -> Holding:

@@ -9,7 +9,7 @@ from serve_apps.engine_model.cost.step_time import Batch, ranks_time
 from serve_apps.engine_model.scheduler.engine import QueueFull
 from serve_apps.engine_model.scheduler.lockstep import LockstepEngine, RankBalancer, engine_of
 from serve_apps.engine_model.service.virtual_service import VirtualService
-from tests.support.engines import run_step, specs
+from tests.support.virtual.engines import run_step, specs
 
 DP8 = specs(layout="dp8_attention_ep8")
 PARTS = DP8.model, DP8.hardware, DP8.layout

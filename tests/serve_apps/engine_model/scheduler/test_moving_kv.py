@@ -8,7 +8,7 @@ from serve_apps.engine_model import BlockEngine, GenerateRequest
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S
 from serve_apps.engine_model.scheduler.request import Kv, RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
-from tests.support.engines import check_integrity, engine, ids, one_step, scheduler
+from tests.support.virtual.engines import check_integrity, engine, ids, one_step, scheduler
 
 
 def add(rules: Scheduler, request_id: int, prompt: int, output: int, kv: Kv) -> RequestState:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from serve_apps.engine_model import GenerateRequest
 from serve_apps.engine_model.scheduler.request import RequestState
 from serve_apps.engine_model.scheduler.scheduler import Scheduler
-from tests.support.engines import Step, check_integrity, drain, engine, ids, one_step, run_step, scheduler
+from tests.support.virtual.engines import (
+    Step,
+    check_integrity,
+    drain,
+    engine,
+    ids,
+    one_step,
+    run_step,
+    scheduler,
+)
 
 
 def add(

@@ -14,7 +14,7 @@ from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 from serve_apps.engine_model.service.whole_service import serve
-from tests.support.chats import Chats, by_blocks, chats, tokens
+from tests.support.prompts.chats import Chats, by_blocks, chats, tokens
 
 ASKED = load(["engine=simulated"])
 

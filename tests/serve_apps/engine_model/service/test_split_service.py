@@ -13,7 +13,7 @@ from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S
 from serve_apps.engine_model.service.split_service import SplitService
 from serve_apps.engine_model.service.virtual_service import RequestProgress
-from tests.support.engines import check_integrity, specs
+from tests.support.virtual.engines import check_integrity, specs
 
 ASKED = specs()
 FRONT_S, LATENCY_S = 0.003, 0.007

@@ -11,8 +11,8 @@ from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import BlockEngine, RequestProgress, VirtualService
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from tests.support.engines import specs
-from tests.support.round_model import ROUND
+from tests.support.virtual.engines import specs
+from tests.support.virtual.round_model import ROUND
 
 SPECS = specs()
 ASSUMED = {

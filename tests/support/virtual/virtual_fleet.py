@@ -8,7 +8,7 @@ from conf import load
 from loadgen.run.lifecycle import Service
 from loadgen.run.power_sampler import PowerSource
 from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual_target import VirtualTarget
+from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
 

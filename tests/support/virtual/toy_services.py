@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from loadgen.fleet.target import Observation
 from loadgen.traffic.schedule import ArrivalSchedule
-from tests.support.shared_processor import Answer, Arrivals
-from tests.support.virtual_target import Service, VirtualTarget
+from tests.support.virtual.shared_processor import Answer, Arrivals
+from tests.support.virtual.virtual_target import Service, VirtualTarget
 
 FAILED = "http_error"
 

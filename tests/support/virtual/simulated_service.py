@@ -11,7 +11,7 @@ from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
-from tests.support.engines import run_step, specs
+from tests.support.virtual.engines import run_step, specs
 
 SPECS = specs()
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from analysis.results import constants_text, grid_table
+from analysis.results import grid_table
 from analysis.results.grid_table import COUNT, FIGURE, TEXT
+from analysis.results.text import constants_text
 from analysis.results.types.prediction_verdict import (
     FigureWithEnds,
     GridCell,

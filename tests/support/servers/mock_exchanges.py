@@ -7,8 +7,8 @@ from typing import Any
 
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
-from tests.support.mock_server import MockServer
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.mock_server import MockServer
 
 BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from analysis.results import capacity_text, constants_text, grid_table
+from analysis.results import grid_table
 from analysis.results.grid_table import COUNT, FIGURE, TEXT, TRUTH
 from analysis.results.json_border import to_tree
+from analysis.results.text import capacity_text, constants_text
 from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict, RateDraws, RateForecast
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from conf.specs.bounds import LIMITS, column, short

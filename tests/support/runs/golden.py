@@ -1,6 +1,6 @@
 """The golden run: a real run folder whose files hold what a reader may rely on from then on.
 
-    python -m tests.support.golden RUN        # makes tests/data/golden_run of the run folder RUN
+    python -m tests.support.runs.golden RUN        # makes tests/data/golden_run of the run folder RUN
 
 A run of `make sweep` on this project's simulated engine. What names the machine it ran on is written anew in
 neutral words, its request rows as today's `loadgen` writes them, and the checksums of its manifest by the
@@ -22,7 +22,7 @@ from conf import load
 from conf.composed import dump
 from loadgen.run.run_folder import checksums
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden_run"
+GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 
 
 def make(source: Path, target: Path) -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 GOLDEN_BASIS: dict[str, Any] = json.loads((GOLDEN / "sweep.json").read_text())["basis"]
 

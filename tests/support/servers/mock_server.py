@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 Script = Callable[[dict[str, Any]], list[bytes | float | None]]
 """From the request body to what is written: bytes, a pause in seconds, or None to drop the connection."""

@@ -10,7 +10,7 @@ from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.virtual_service import SessionPrompt
-from tests.support.engines import check_integrity
+from tests.support.virtual.engines import check_integrity
 
 
 class Chats(NamedTuple):

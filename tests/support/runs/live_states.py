@@ -6,7 +6,7 @@ from dataclasses import replace
 from analysis.live.state import LiveState
 from analysis.live.view import Snapshot
 from analysis.live.window_so_far import LatencySoFar, WindowSoFar
-from tests.support.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN
 
 LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)
 """The log of a run that has ended."""

@@ -15,11 +15,11 @@ from conf import Experiment, load
 from conf.specs.bounds import GAPS, metric_of
 from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from tests.support.engines import FastReplica, GapService
-from tests.support.fluid import Fluid
-from tests.support.shared_processor import SharedProcessor
-from tests.support.toy_services import Failing, OneAtATime
-from tests.support.virtual_target import Service, VirtualTarget
+from tests.support.virtual.engines import FastReplica, GapService
+from tests.support.virtual.fluid import Fluid
+from tests.support.virtual.shared_processor import SharedProcessor
+from tests.support.virtual.toy_services import Failing, OneAtATime
+from tests.support.virtual.virtual_target import Service, VirtualTarget
 
 
 def answers(tokens: int, tpot_ms: float) -> list[str]:

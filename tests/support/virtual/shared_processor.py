@@ -1,7 +1,7 @@
 """A server of known capacity that is none of ours: each answer gets one token per step, and a step takes
 longer the more there are. On a virtual clock for `search_accuracy`, and over HTTP:
 
-python -m tests.support.shared_processor --port 18080      (scenario PS; `--seconds` ends it)
+python -m tests.support.virtual.shared_processor --port 18080      (scenario PS; `--seconds` ends it)
 """
 
 import argparse
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from tests.support.mock_server import END, head, token, usage
+from tests.support.servers.mock_server import END, head, token, usage
 
 STEP_S, PER_ANSWER_S = 0.020, 0.0004
 """Seconds of a step, and more of them for each answer in it (our choice: 50 answers double an idle step)."""
@@ -25,7 +25,7 @@ def step_s(answers: int) -> float:
 
 @dataclass(slots=True)
 class Answer:
-    """A request and how far its answer is (`tests.support.virtual_target`).
+    """A request and how far its answer is (`tests.support.virtual.virtual_target`).
 
     It gets its first token in the step after step `joined`.
     """
@@ -62,7 +62,7 @@ class Arrivals:
 
 @dataclass(slots=True)
 class SharedProcessor(Arrivals):
-    """The server on a virtual clock (`tests.support.virtual_target`); a prompt costs nothing.
+    """The server on a virtual clock (`tests.support.virtual.virtual_target`); a prompt costs nothing.
 
     Every answer gets one token a step, so that one of w tokens that joins after step k ends with step k + w,
     whatever happens meanwhile: only joining and ending cost arithmetic, and an hour takes a second.

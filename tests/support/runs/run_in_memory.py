@@ -14,7 +14,7 @@ from analysis.capacity import dwell_table
 from analysis.rows import records, time_series
 from conf import Experiment
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden_run"
+GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 NS = 1_000_000_000
 
 

@@ -1,6 +1,6 @@
 """The tables of columns in docs/run_folder.md, made of the schemas themselves.
 
-python -m tests.support.column_tables     # writes them anew
+python -m tests.support.runs.column_tables     # writes them anew
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import pyarrow as pa
 from analysis.capacity import dwell_table
 from analysis.rows import latency_columns, time_series
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "run_folder.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "run_folder.md"
 SCHEMAS = {
     "requests": latency_columns.FILE,
     "dwells": dwell_table.DWELLS,

@@ -14,7 +14,7 @@ from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual_target import Patient, VirtualTarget
+from tests.support.virtual.virtual_target import Patient, VirtualTarget
 
 
 def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:

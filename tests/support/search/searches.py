@@ -18,8 +18,7 @@ from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
-from tests.support import fluid
-from tests.support.scenarios import (
+from tests.support.search.scenarios import (
     DRIFTING,
     GUESS_SPREAD,
     drawn,
@@ -28,6 +27,7 @@ from tests.support.scenarios import (
     target,
     truths,
 )
+from tests.support.virtual import fluid
 
 PREDICTION_SD = 0.10
 

@@ -2,7 +2,7 @@
 
 from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
 from analysis.quality.paired_scores import PairedScores
-from analysis.results import ratio_text
+from analysis.results.text import ratio_text
 from analysis.results.types.study_verdict import StudyVerdict
 
 WORST_TOLD = 3

@@ -1,0 +1,1 @@
+"""Results as lines of the screen; computes nothing."""
