@@ -8,20 +8,21 @@ sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters.
 import copy
 import dataclasses
 import pickle
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import MISSING, Container, DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import bound_words, constant_keys, constants, kernels, named_files
 from conf.io.bounded_yaml import refuse_large
 from conf.io.nearest import hint, nearest
 from conf.io.one_line import one_line
-from conf.misfit import Fields, fields_of, is_text, misfit, unknown
+from conf.misfit import Fields, fields_of, is_text, misfit, type_of, unknown
 from conf.misfit import keys as walked
 from conf.specs import experiment as schema
 from conf.specs import planning, recommendation
@@ -44,6 +45,30 @@ FIXED = dataclasses.asdict(schema.Lengths(1))
 Groups = TypeVar("Groups", planning.Planning, recommendation.Recommendation)
 MOST_NAME_BYTES = 200
 """Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checked:
+    """A tree whose types were checked: the text of each group, and the typed tree as a pickle."""
+
+    texts: dict[str, str]
+    node: bytes
+
+    def differs(self, texts: dict[str, str]) -> set[str]:
+        """Groups that have another text here, or stand on one side only."""
+        return {group for group, _ in texts.items() ^ self.texts.items()}
+
+    def without(self, groups: set[str], empty: Any) -> Any:
+        """A copy of the typed tree in which these groups are as in the `empty` one."""
+        node = pickle.loads(self.node)
+        with read_write(node):
+            for group in groups:
+                node[group] = MISSING if OmegaConf.is_missing(empty, group) else empty[group]
+        return node
+
+
+_checked: deque[_Checked] = deque(maxlen=32)
+"""The newest trees whose types were checked."""
 
 
 def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:
@@ -159,8 +184,9 @@ def _kept(tree: bytes, base: Path | None) -> tuple[bytes, set[str]]:
     Who reads a run or a study loads the same file many times; of a pickle each has a tree of its own, in a
     small part of the time that it takes to check the types, and in less than half of that of a copy.
     """
-    node = _typed(pickle.loads(tree), base)
-    return pickle.dumps(node, pickle.HIGHEST_PROTOCOL), OmegaConf.missing_keys(node)
+    typed = _typed(pickle.loads(tree), base)
+    lacks = OmegaConf.missing_keys(pickle.loads(typed)) if MISSING.encode() in typed else set()
+    return typed, lacks
 
 
 def _chosen(tree: dict[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
@@ -231,14 +257,26 @@ def _empty(engine: type[schema.Engine]) -> Any:
     return OmegaConf.merge(OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(engine)})
 
 
-def _typed(tree: dict[str, Any], base: Path | None) -> Any:
-    """The tree with its types checked. Raises ConfigError."""
+def _typed(tree: dict[str, Any], base: Path | None) -> bytes:
+    """The tree with its types checked, as a pickle. Raises ConfigError.
+
+    Groups that stand alike in a tree that was checked before are taken from it: to check all anew takes
+    several times as long as to check the one or two in which experiments differ.
+    """
     root = _types(tree, base)
-    node = copy.deepcopy(_empty(root["engine"]))
+    texts = {group: repr(values) for group, values in tree.items()}
+    near = min(_checked, key=lambda other: len(other.differs(texts)), default=None)
+    differs = near.differs(texts) if near else set(texts)
+    if near and not differs:
+        return near.node
+    empty = _empty(root["engine"])
+    node = near.without(differs, empty) if near else copy.deepcopy(empty)
     try:
-        return _merge(node, root, "a group", tree)
+        node = _merge(node, root, "a group", {group: tree[group] for group in tree if group in differs})
     except ConfigError as error:
         raise ConfigError(f"{base}: {error}" if base else str(error)) from error
+    _checked.append(_Checked(texts, pickle.dumps(node, pickle.HIGHEST_PROTOCOL)))
+    return _checked[-1].node
 
 
 def _parsed(root: Fields, keys: Sequence[str], values: Sequence[str]) -> list[tuple[str, Any]]:
@@ -309,7 +347,7 @@ def _fix_lengths(root: Fields, key: str, said: Any) -> None:
     """A number for a distribution of lengths is a fixed length, whatever the distribution was before."""
     value = OmegaConf.select(said, key)
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and dict(walked(root)).get(key) is schema.Lengths:
+    if whole and type_of(root, key) is schema.Lengths:
         OmegaConf.update(said, key, {**FIXED, "mean": value})
 
 

@@ -42,12 +42,17 @@ def keys(fields: Fields, within: str = "") -> Iterator[tuple[str, Any]]:
         yield from keys(fields_of(kind) or {}, f"{within}{name}.")
 
 
-def is_text(root: Fields, key: str) -> bool:
-    """True for a dotted key under `root` whose value is a text."""
+def type_of(root: Fields, key: str) -> Any:
+    """The type of a dotted key under `root`; None for an unknown one."""
     kind: Any = root
     for part in key.split("."):
         kind = (fields_of(kind) or {}).get(part)
-    return _plain(kind)[0] is str
+    return kind
+
+
+def is_text(root: Fields, key: str) -> bool:
+    """True for a dotted key under `root` whose value is a text."""
+    return _plain(type_of(root, key))[0] is str
 
 
 def misfit(kind: Any, value: Any, key: str) -> str:

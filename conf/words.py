@@ -4,7 +4,8 @@ Knows the names of groups and of their files, and no key within them.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from conf.io.nearest import hint, nearest
@@ -16,7 +17,8 @@ class ConfigError(ValueError):
     """The words or files do not make an experiment; the message is one line with the remedy."""
 
 
-def groups() -> dict[str, list[str]]:
+@cache
+def groups() -> Mapping[str, list[str]]:
     """Names of the choices of each group, sorted: the YAML files in its folder."""
     choices: dict[str, list[str]] = {}
     with os.scandir(ROOT) as entries:

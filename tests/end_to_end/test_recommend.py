@@ -252,7 +252,7 @@ def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> N
     (ranking,) = found.measured
     assert ranking.first.layout == "dp1_tp8_ep8" and ranking.first.probability_best > 0.99
     assert ranking.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
-    from analysis.results import recommendation_text
+    from analysis.results.text import recommendation_text
 
     text = recommendation_text.text(found)
     assert text.startswith("MEASURED  dp1_tp8_ep8 ") and "the choice changes from dp2_tp4_ep4 8192" in text
@@ -277,7 +277,7 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
     (tmp_path / "study.json").write_text(json.dumps(to_tree(study)))
     found = recommended.read(tmp_path)
     assert found.exit_code == summary.EXIT_INTERRUPTED and not found.passed
-    from analysis.results import recommendation_text
+    from analysis.results.text import recommendation_text
 
     text = recommendation_text.text(found)
     assert "no result: dp1_tp8_ep8 8192: not measured yet" in text

