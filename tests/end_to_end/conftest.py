@@ -1,13 +1,19 @@
-"""What tests of commands share: whether any process outlives them."""
+"""What tests of commands share: one Ray session for those in this process; whether any process is left."""
 
 import ctypes
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cluster.ray_session.processes import with_descendants
+from conf.specs.experiment import Cluster, Routing
+
+if TYPE_CHECKING:
+    from cluster.ray_session.session import Session
 
 PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphans among the descendants become children of the caller."""
@@ -23,3 +29,20 @@ def nothing_left() -> Iterator[None]:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
     left = {pid for pid, _ in with_descendants({ours}) - with_descendants(before)} - {ours}
     assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []
+
+
+@pytest.fixture(scope="session")
+def standing() -> Iterator["Session"]:
+    """Ray with Serve behind HAProxy and one pretended node of eight GPUs, as commands open it."""
+    from cluster.ray_session.session import open_session
+
+    with open_session(
+        Cluster("one node", session="local", nodes=1, gpus_per_node=8), Routing("consistent_hash")
+    ) as up:
+        yield up
+
+
+@pytest.fixture
+def on_standing(standing: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process deploy in the session that stands: to start one costs as much as they do."""
+    monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))

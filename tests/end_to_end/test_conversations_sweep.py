@@ -33,6 +33,7 @@ pytestmark = pytest.mark.ray
 
 pytest.importorskip("ray")
 
+from cluster.ray_session.session import Session  # noqa: E402
 from loadgen.cli import verbs  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
 from loadgen.run import measure  # noqa: E402
@@ -131,7 +132,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator[Ran]:
     experiment = command_line.asked("sweep", WORDS, None)
     folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "run")
     with pytest.MonkeyPatch.context() as patch:
@@ -139,6 +140,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         patch.setattr(cache_warmup, "LONGEST_S", 10.0)
         patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
+        patch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
         with service(experiment, quiet) as up:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
             cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))

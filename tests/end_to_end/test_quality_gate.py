@@ -8,7 +8,7 @@ import pytest
 from analysis.quality import answer_file
 from analysis.results import summary
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_standing")]
 
 pytest.importorskip("ray")
 

@@ -290,7 +290,7 @@ def test_layouts_are_checked_before_anything_is_predicted() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("on_standing")
 def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One short search of one shape; a busy machine may void its windows, never the answer's form."""
     from tests.support.words.words import over
