@@ -15,9 +15,9 @@ from loadgen.search.segments import FirstWindow, Outcome, dwells_of, overloaded,
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
 AIMED, AIMED_GAPS, MOST_AIMED = 4.0, 8.0, 0.1
 """Share over the bound that binds where windows are placed: so many times what is allowed, up to a tenth. A
-share p tells of the rate in proportion to p (1 - p): under a p99 next to nothing is seen at the capacity. Gaps
-are long in bursts that are rarer still, and their logit line stays straight for longer: at 8 times the RMSE
-of p99 ITL falls from 4.0 to 3.2 %, and that of p99 TTFT rises from 3.1 to 3.7 % (40 searches of 30 minutes)."""
+share p tells of the rate in proportion to p (1 - p): under a p99 next to nothing is seen at the capacity.
+Gaps are long in bursts that are rarer still, and their logit line stays straight for longer: at 8 times the
+RMSE of p99 ITL falls from 4.0 to 3.2 %, and that of p99 TTFT rises from 3.1 to 3.7 % (40 searches each)."""
 MOST_ABOVE = 0.16
 """Largest ln distance of these windows from the capacity; with 0.22 the RMSE of p99 ITL is 3.8 %."""
 CLEAN_SHARE = 0.01

@@ -9,8 +9,10 @@ import pytest
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf import load
+from conf.specs.bounds import allowed_over
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
+from loadgen.search.next_rate import MOST_ABOVE
 from loadgen.search.overload import bad_step, should_abort
 from loadgen.search.segments import Outcome, Start, Stop
 from tests.support.search.scenarios import truths
@@ -218,23 +220,27 @@ def test_dwells_spread_around_the_posterior_median_and_follow_without_a_gap():
 LOW = replace(SPEC, start="prediction")
 
 
-def under_p99(*rates_and_over):
-    """After windows at such rates with so many over p99 TTFT: the last rate, the posterior, what follows."""
+def under_p99(*rates_and_over, limit="ttft_p99"):
+    """After windows at such rates with so many over a p99: the last rate, the posterior, what follows."""
     outcomes = []
     for rate_qps, over in rates_and_over:
         step = replace(policy.next_segment(LOW, FORESEEN, outcomes, 0.0), rate_qps=rate_qps)
         one = done(step, over)
-        rare = {"ttft_p99": one.dwell.over("tpot")}
+        rare = {limit: one.dwell.over("tpot")}
         outcomes.append(replace(one, dwell=replace(one.dwell, limits=rare)))
     known = posterior([one.dwell for one in outcomes], policy.prior(LOW, FORESEEN, outcomes))
     return rates_and_over[-1][0], known, policy.next_segment(LOW, FORESEEN, outcomes, 0.0)
 
 
-def test_under_a_p99_windows_lie_where_a_few_percent_are_over():
-    _, known, following = under_p99(*[(7.8, 2), (8.0, 4), (8.2, 7), (8.4, 12)] * 3)
+@pytest.mark.parametrize(("limit", "aimed"), [("ttft_p99", 0.04), ("itl_p99", 0.08), ("itl_pooled_p95", 0.1)])
+def test_under_a_rare_bound_windows_lie_where_a_few_percent_are_over(limit, aimed):
+    _, known, following = under_p99(*[(7.8, 2), (8.0, 4), (8.2, 7), (8.4, 12)] * 3, limit=limit)
     above = math.log(following.rate_qps / known.qps_per_node) - (0.0, -0.03, 0.02, -0.015)[11 % 4]
-    share = 1 / (1 + 99 * math.exp(-known.limits["ttft_p99"].slope * above))
-    assert share == pytest.approx(0.04, abs=0.001)
+    odds = (1 / allowed_over(limit) - 1) * math.exp(-known.limits[limit].slope * above)
+    if above == pytest.approx(MOST_ABOVE):
+        assert 1 / (1 + odds) < aimed
+    else:
+        assert above < MOST_ABOVE and 1 / (1 + odds) == pytest.approx(aimed, abs=0.001)
 
 
 def test_clean_windows_under_a_p99_are_no_reason_to_climb_over_what_is_known():
