@@ -27,9 +27,9 @@ VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same
 	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
 	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Two lanes that compute, and five of tests with Ray, which mostly wait; the longest begin first. A
+# Two lanes that compute, and six of tests with Ray, which mostly wait; the longest begin first. A
 # session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
-LANES := test-commands test-loadgen test-others test-faults test-cluster test-served test-routers
+LANES := test-loadgen test-standing test-commands test-others test-faults test-cluster test-served test-routers
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
@@ -50,7 +50,7 @@ help:  ## the targets, and what they do
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in seven lanes, AT_ONCE of them side by side; what ARGS="..." names in one
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in eight lanes, AT_ONCE of them side by side; what ARGS="..." names in one
 ifeq ($(ARGS),)
 	@echo "$(words $(LANES)) runs, $(AT_ONCE) side by side; each prints when it ends"
 	@$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --output-sync=target $(LANES)
@@ -61,8 +61,12 @@ endif
 test-faults: $(STAMP)
 	$(LANE) ray tests/end_to_end/test_faults.py
 
+STANDING := $(addprefix tests/end_to_end/test_,conversations_sweep.py quality_gate.py recommend.py)
+test-standing: $(STAMP)
+	$(LANE) ray $(STANDING)
+
 test-commands: $(STAMP)
-	$(LANE) ray tests/end_to_end --ignore=tests/end_to_end/test_faults.py
+	$(LANE) ray tests/end_to_end --ignore=tests/end_to_end/test_faults.py $(STANDING:%=--ignore=%)
 
 test-cluster: $(STAMP)
 	$(LANE) ray tests --ignore=tests/end_to_end --ignore=tests/analysis --ignore=tests/vllm --ignore=tests/loadgen \

@@ -20,7 +20,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import measure
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from tests.support.words.vllm_words import RATE_QPS, SECONDS, TRIES, WORDS
+from tests.support.words.vllm_words import QUEUE, RATE_QPS, SECONDS, TRIES, WORDS
 from tests.vllm import prefix_hits
 from tests.vllm.running import Up
 
@@ -38,9 +38,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     def emit(kind: str, /, **facts: Any) -> None:
         said.append(str(facts.get("text")))
 
-    with service(load(WORDS), emit) as served:
+    words = [*WORDS, *QUEUE]
+    with service(load(words), emit) as served:
         assert any("replicas warm" in line for line in said), said
-        yield Up(served, WORDS, tmp_path_factory.mktemp("runs"))
+        yield Up(served, words, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
@@ -80,6 +81,9 @@ def test_tokens_and_finishes_agree_with_vllms_own_counters(up: Up) -> None:
     assert sum(ok["prompt_tokens"].to_pylist()) == counted["prompt_tokens_total"]
     assert sum(ok["output_tokens"].to_pylist()) == counted["generation_tokens_total"]
     assert set(ok["finish_reason"].to_pylist()) == {"length"}
+    # The time in the queue is a part of the time to the first token.
+    waited_us, first_ns = ok["queue_us"].to_pylist(), ok["first_token_offset_ns"].to_pylist()
+    assert all(0 <= 1000 * waited < first for waited, first in zip(waited_us, first_ns, strict=True))
 
 
 @pytest.mark.parametrize("share", prefix_hits.SHARES)

@@ -20,3 +20,5 @@ WORDS = [
     "fleet.warmup_requests=8",
     "fleet.drain_s=10",
 ]
+QUEUE = ["engine.args.enable_per_request_metrics=true", "slo.queue_p90_ms=500"]
+"""Words with which vLLM tells of each request how long it waited for its first place in a step."""
