@@ -18,19 +18,20 @@ from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import GAPS, LIMITS, Limit, allowed_over, metric_of
+from conf.specs.bounds import LIMITS, Limit, allowed_over, metric_of
 
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
-GAP_SLOPE_CENTRE = math.log(12)
-"""The same of bounds on gaps, which a step with a prompt makes long at any load: 10 to 12 there."""
+GAP_SLOPES = {"itl": (math.log(13), 0.4), "itl_pooled": (math.log(6), 0.4)}
+"""The same of bounds on gaps, which a step with a prompt makes long at any load: 11 to 17 of p99 of own gaps
+and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes)."""
 STEP, REACH = 0.005, 140
 """Steps of the grid of limit loads (ln) and their number on either side of the prior's centre. Offered loads
 are rounded to the same steps: then a likelihood is a correlation of counts with one curve per slope, and
 costs the same after five windows and after fifty."""
 LOAD_GRID = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
 UNUSUAL = 1.9
-"""A slope is unusual beyond so many standard deviations of that prior: below 9.7 or above 65 (our choice)."""
+"""A slope is unusual beyond so many standard deviations of its prior: below 9.7 or above 65 (our choice)."""
 LOG_SLOPES = SLOPE_CENTRE + np.linspace(-2.0, 1.2, 17)
 """Slopes from 3.4 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
 OVERLOADED_SHARE = 0.6
@@ -108,9 +109,9 @@ class _Blocks:
     allowed: float
 
     @property
-    def rare(self) -> bool:
-        """Whether fewer may be over the limit than p90 allows."""
-        return self.allowed < allowed_over(LIMITS[0])
+    def rarity(self) -> float:
+        """How many times fewer may be over the limit than p90 allows, at least 1."""
+        return max(allowed_over(LIMITS[0]) / self.allowed, 1.0)
 
     def evidence(self, centre: float, slopes: Floats) -> Floats:
         """Log-likelihood of each (limit load, slope), as if requests were independent."""
@@ -135,7 +136,7 @@ class _Blocks:
     def dispersion(self, limit_load: float, slope: float, longer: float) -> Dispersion | None:
         """Variance inflation that a fit leaves unexplained."""
         expected = _logistic(logit(self.allowed) + slope * (self.log_load - limit_load))
-        return overdispersion(self.over, self.determined, expected, longer, self.rare)
+        return overdispersion(self.over, self.determined, expected, longer, self.rarity)
 
 
 def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
@@ -152,18 +153,18 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
     usual = float(
-        _shifts(known, np.exp([_slope_centre(limit)]), math.exp(prior.centre), kernels[:1], allowed)[0]
+        _shifts(known, np.exp([_slope_prior(limit)[0]]), math.exp(prior.centre), kernels[:1], allowed)[0]
     )
     loads = prior.centre - usual + LOAD_GRID
     belief = _log_normal(loads, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(
-        len(kernels), _slope_centre(limit)
+        len(kernels), limit
     )
     blocks = _blocks(steady, limit, kernels)
     evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
     for window in overloaded:
         evidence += np.tile(_overload_evidence(window, limit, loads, slopes), len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
-    unexplained = Dispersion.unknown(blocks[0].determined, longer, blocks[0].rare)
+    unexplained = Dispersion.unknown(blocks[0].determined, longer, blocks[0].rarity)
     i, j = np.unravel_index(np.argmax(belief + evidence / unexplained.inflation), belief.shape)
     beyond = int(i == len(loads) - 1) - int(i == 0)
     best = blocks[j // len(slopes)]
@@ -183,7 +184,7 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
         shift=_shifts(known, slopes, limit_qps, kernels, allowed),
         beyond=beyond,
         slope=float(slopes[j % len(slopes)]),
-        slope_unusual=_unusual(mass, _slope_centre(limit)),
+        slope_unusual=_unusual(mass, limit),
         dispersion=unexplained.inflation,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=bool(overloaded)
@@ -238,19 +239,21 @@ def _shifts(
     return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected, allowed)
 
 
-def _belief_in_columns(kernels: int, centre: float) -> Floats:
+def _belief_in_columns(kernels: int, limit: Limit) -> Floats:
     """ln of the prior mass of each slope with each of so many kernels."""
     longer = np.arange(kernels) > 0
-    return np.concatenate([_log_normal(LOG_SLOPES, centre, SLOPE_SD) - LONGER * it for it in longer])
+    return np.concatenate([_log_normal(LOG_SLOPES, *_slope_prior(limit)) - LONGER * it for it in longer])
 
 
-def _slope_centre(limit: Limit) -> float:
-    return GAP_SLOPE_CENTRE if metric_of(limit) in GAPS else SLOPE_CENTRE
+def _slope_prior(limit: Limit) -> tuple[float, float]:
+    """Centre and standard deviation of ln slope beforehand."""
+    return GAP_SLOPES.get(metric_of(limit), (SLOPE_CENTRE, SLOPE_SD))
 
 
-def _unusual(mass: Floats, centre: float) -> bool:
+def _unusual(mass: Floats, limit: Limit) -> bool:
+    centre, sd = _slope_prior(limit)
     of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
-    return float(of_slopes[np.abs(LOG_SLOPES - centre) > UNUSUAL * SLOPE_SD].sum()) > 0.5
+    return float(of_slopes[np.abs(LOG_SLOPES - centre) > UNUSUAL * sd].sum()) > 0.5
 
 
 def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:

@@ -21,11 +21,11 @@ START, START_FREEDOM = 10.0, 3.0
 """Dispersion that is believed beforehand where requests are few, and the degrees of freedom of that belief.
 With the drift of 17 requests a block it is 18. On the engine model it is 8 to 40 at four pairs of bounds, and
 of starts from 10 to 20 that one covers best there after 4 and after 15 minutes."""
-RARE_START = 20.0
-"""The same of a limit that fewer may exceed than p90 allows: one burst puts many requests over it, and few
-bursts are seen. With the drift it is 34 and 28 for p99 TTFT and p99 ITL on the engine model, where 120 and 40
-hours at the capacity show 37 and 26. The 95 % interval of p99 TTFT covers in .89 after 30 minutes with 10, in
-.95 with 20 (92 simulated searches)."""
+RARER = 0.3
+"""Power of the rarity with which that grows under a limit that fewer may exceed than p90 allows: one burst
+puts many requests over it. Under p99 it is 20 and with the drift 34 and 28 for TTFT and ITL on the engine
+model, where 120 and 40 hours at the capacity show 37 and 26. The 95 % interval of p99 TTFT covers in .89 after
+30 minutes with 10, in .95 with 20 (92 simulated searches)."""
 START_DRIFT = 0.5
 """Dispersion that a drift of the capacity adds to that per request of a block. It is common to all requests,
 so that their logit has the variance (slope x sd)^2: 0.12 at a slope of 25 and a drift of 1.4 %, times 0.09
@@ -47,18 +47,18 @@ class Dispersion:
     freedom: float
 
     @classmethod
-    def unknown(cls, determined: Floats, longer: float = 1.0, rare: bool = False) -> "Dispersion":
+    def unknown(cls, determined: Floats, longer: float = 1.0, rarity: float = 1.0) -> "Dispersion":
         """The belief before anything is seen, for blocks with so many requests each.
 
-        Neighbours stay alike for `longer` times as many blocks as usual.
+        Neighbours stay alike for `longer` times as many blocks as usual, under a limit that is `rarity` times
+        as rare as p90.
         """
         requests = float(determined @ determined) / max(float(determined.sum()), 1.0)
-        start = RARE_START if rare else START
-        return cls(longer * start + START_DRIFT * requests, START_FREEDOM)
+        return cls(longer * START * rarity**RARER + START_DRIFT * requests, START_FREEDOM)
 
 
 def overdispersion(
-    over: Floats, determined: Floats, expected: Floats, longer: float = 1.0, rare: bool = False
+    over: Floats, determined: Floats, expected: Floats, longer: float = 1.0, rarity: float = 1.0
 ) -> Dispersion | None:
     """Autocorrelation-consistent variance inflation of counts in blocks, drawn towards the start value.
 
@@ -66,7 +66,7 @@ def overdispersion(
     arrays have one length, the windows one after the other. Where neighbours stay alike `longer`, by that
     factor, so many are taken as one block. Parzen's lag window, whose sum over both sides is 0.75 and whose
     squares' 0.539 times the lags (Priestley, Spectral Analysis and Time Series, table 6.1), gives the
-    correction for what the fit took and the degrees of freedom. A `rare` limit has no more of them than
+    correction for what the fit took and the degrees of freedom. A limit rarer than p90 has no more of them than
     bursts were seen, requests over it taken `inflation` at a time: the start value's where less is seen, for
     few bursts look alike by chance. None without a single request.
     """
@@ -82,8 +82,8 @@ def overdispersion(
     taken = max(0.3, 1 - FITTED * 0.75 * (lags + 1) / blocks)
     raw = max(total / noise / taken, 1.0)
     grown = raw * max(1.0, raw / max(1.0, alone / noise)) ** GROWTH
-    freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined, longer, rare)
-    if rare:
+    freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined, longer, rarity)
+    if rarity > 1:
         freedom = min(freedom, float(over.sum()) / max(grown, start.inflation))
     inflation = (freedom * grown + start.freedom * start.inflation) / (freedom + start.freedom)
     return Dispersion(inflation, freedom + start.freedom)

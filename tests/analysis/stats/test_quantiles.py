@@ -94,7 +94,7 @@ def test_a_rare_limit_has_no_more_freedom_than_bursts_were_seen(burst: float, sm
     """Bursts are counted at their size, and small ones at the size believed beforehand."""
     seen, mu, over = np.full(400, 30.0), np.full(400, 0.01), np.zeros(400)
     over[:: round(2 * burst / 0.3)] = over[1 :: round(2 * burst / 0.3)] = burst
-    found, start = overdispersion(over, seen, mu, rare=True), Dispersion.unknown(seen, rare=True)
+    found, start = overdispersion(over, seen, mu, rarity=10), Dispersion.unknown(seen, rarity=10)
     freedom = found.freedom - START_FREEDOM
     grown = (found.inflation * found.freedom - START_FREEDOM * start.inflation) / freedom
     assert (grown < start.inflation) == small
