@@ -24,8 +24,8 @@ of starts from 10 to 20 that one covers best there after 4 and after 15 minutes.
 RARER = 0.3
 """Power of the rarity with which that grows under a limit that fewer may exceed than p90 allows: one burst
 puts many requests over it. Under p99 it is 20 and with the drift 34 and 28 for TTFT and ITL on the engine
-model, where 120 and 40 hours at the capacity show 37 and 26. The 95 % interval of p99 TTFT covers in .89 after
-30 minutes with 10, in .95 with 20 (92 simulated searches)."""
+model, where 120 and 40 hours at the capacity show 37 and 26. After 30 minutes the 95 % interval of p99 TTFT
+covers in .89 with 10, in .95 with 20 (92 simulated searches)."""
 START_DRIFT = 0.5
 """Dispersion that a drift of the capacity adds to that per request of a block. It is common to all requests,
 so that their logit has the variance (slope x sd)^2: 0.12 at a slope of 25 and a drift of 1.4 %, times 0.09
@@ -66,9 +66,9 @@ def overdispersion(
     arrays have one length, the windows one after the other. Where neighbours stay alike `longer`, by that
     factor, so many are taken as one block. Parzen's lag window, whose sum over both sides is 0.75 and whose
     squares' 0.539 times the lags (Priestley, Spectral Analysis and Time Series, table 6.1), gives the
-    correction for what the fit took and the degrees of freedom. A limit rarer than p90 has no more of them than
-    bursts were seen, requests over it taken `inflation` at a time: the start value's where less is seen, for
-    few bursts look alike by chance. None without a single request.
+    correction for what the fit took and the degrees of freedom. A limit rarer than p90 has no more of them
+    than bursts were seen, requests over it taken `inflation` at a time: the start value's where less is seen,
+    for few bursts look alike by chance. None without a single request.
     """
     noise = float(np.sum(determined * expected * (1 - expected)))
     if noise <= 0:
