@@ -138,7 +138,7 @@ def _room(figure: Figure) -> Any:
 
 def _placed(figure: Figure) -> list[Axes]:
     """All axes, where a drawing will put them: a whole drawing to learn that costs as much as the last."""
-    found = list(figure.axes)
+    found: list[Any] = list(figure.axes)
     for ax in found:  # those inside follow
         locate = ax.get_axes_locator()
         ax.apply_aspect(locate(ax, None) if locate else None)
