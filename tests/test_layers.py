@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -107,22 +108,48 @@ MOST_LINES, MOST_PARAMETERS = 60, 7
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a source says to these rules; its tree itself is large, and slow to go through again."""
+
+    imported: set[str]
+    classes: list[str]
+    functions: list[tuple[str, int, int]]
+    """Name, lines but the first, and parameters."""
+
+
 @cache
-def nodes(path: Path, text: str = "") -> tuple[ast.AST, ...]:
-    """All nodes of a file, whose text is given if it may change."""
-    return tuple(ast.walk(ast.parse(text or path.read_text())))
+def told(path: Path, text: str = "") -> Told:
+    """What a file says anywhere in it; its text is given if it may change."""
+    found = Told(set(), [], [])
+    for node in statements(ast.parse(text or path.read_text())):
+        if isinstance(node, ast.Import):
+            found.imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.imported.update({f"{node.module}.{alias.name}" for alias in node.names}, {str(node.module)})
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            given = node.args
+            names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+            lines = (node.end_lineno or 0) - node.lineno
+            found.functions.append((node.name, lines, len(names - {"self", "cls"})))
+    return found
+
+
+def statements(tree: ast.Module) -> list[ast.AST]:
+    """All statements of a file at any depth, with the handlers and cases that hold some; no expression."""
+    found: list[ast.AST] = [tree]
+    for node in found:
+        for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, inside, ())
+    return found
 
 
 def imported(path: Path, text: str = "") -> set[str]:
     """Dotted names a file imports, anywhere in it; of a `from` import also each name below its module."""
-    names: set[str] = set()
-    for node in nodes(path, text):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    return names
+    return told(path, text).imported
 
 
 def floor(room: str, inside: str) -> tuple[int, str]:
@@ -194,20 +221,21 @@ def test_no_test_imports_another() -> None:
 
 
 def test_a_public_class_name_stands_once() -> None:
-    names = Counter(
-        node.name
-        for path in SOURCES
-        for node in nodes(path)
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    names = Counter(name for path in SOURCES for name in told(path).classes if not name.startswith("_"))
     assert not [name for name, count in names.items() if count > 1]
 
 
 def test_functions_are_short_and_take_few_parameters() -> None:
     for path in SOURCES:
-        for node in nodes(path):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                given, where = node.args, f"{path}: {node.name}"
-                names = {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-                assert (node.end_lineno or 0) - node.lineno < MOST_LINES, f"{where} is too long"
-                assert len(names - {"self", "cls"}) <= MOST_PARAMETERS, f"{where} takes too much"
+        for name, lines, parameters in told(path).functions:
+            assert lines < MOST_LINES, f"{path}: {name} is too long"
+            assert parameters <= MOST_PARAMETERS, f"{path}: {name} takes too much"
+
+
+def test_a_statement_is_found_wherever_it_stands() -> None:
+    clauses = "try:\n import a\nexcept OSError:\n import b\nelse:\n import c\nfinally:\n import d\n"
+    match = "match 1:\n case 1:\n  async def f(x, *, y):\n   class C:\n    from e import g\n"
+    loops = "while x:\n import h\nelse:\n for i in x:\n  with x:\n   if x: import i\n   else: import j\n"
+    found = told(ROOT / "planted.py", clauses + match + loops)
+    assert found.imported == {"a", "b", "c", "d", "e", "e.g", "h", "i", "j"}
+    assert found.classes == ["C"] and found.functions == [("f", 2, 2)]

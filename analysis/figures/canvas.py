@@ -123,19 +123,27 @@ def svg(
 
 def _room(figure: Figure) -> Any:
     """The figure's box, higher where a legend needs it; one that ends too far right begins further left."""
-    from matplotlib.legend import Legend
     from matplotlib.transforms import Bbox, IdentityTransform
 
-    figure.draw_without_rendering()
     width_in, height_in = figure.get_size_inches()
     top_in = height_in
-    for one in figure.findobj(Legend):
+    for one in filter(None, (ax.get_legend() for ax in _placed(figure))):
         extent = one.get_window_extent()
         left = min(extent.x1 - width_in * PT_PER_IN, extent.x0)
         if left > 0:
             one.set_bbox_to_anchor(one.get_bbox_to_anchor().translated(-left, 0), IdentityTransform())
         top_in = max(top_in, extent.y1 / PT_PER_IN)
     return Bbox(((0, 0), (width_in, top_in)))
+
+
+def _placed(figure: Figure) -> list[Axes]:
+    """All axes, where a drawing will put them: a whole drawing to learn that costs as much as the last."""
+    found: list[Any] = list(figure.axes)
+    for ax in found:  # those inside follow
+        locate = ax.get_axes_locator()
+        ax.apply_aspect(locate(ax, None) if locate else None)
+        found += ax.child_axes
+    return found
 
 
 def panels(ax: Axes, heights: Sequence[float], top: float = 0.0, gaps: Sequence[float] = ()) -> list[Axes]:
@@ -261,7 +269,7 @@ def legend(ax: Axes, columns: int = 3, inside: bool = False, **how: Any) -> None
 def _width_px(ax: Axes, inside: bool) -> float:
     """Width of the panel, or of its whole figure."""
     if inside:  # where a panel inside others lies is known once they are drawn
-        ax.figure.get_figure(root=True).draw_without_rendering()
+        _placed(ax.figure.get_figure(root=True))
     return float((ax if inside else ax.figure).bbox.width)
 
 

@@ -36,8 +36,8 @@ WORDS = (
 """Its KV is bf16: no flag asks for another."""
 CONCURRENCIES = (64, 128)
 METRICS = ("output_throughput", "tpot", "ttft")
-LEAST, MOST, HALVINGS = 0.05, 200.0, 26
-"""Between these a ratio is sought, to a millionth of it."""
+LEAST, MOST, HALVINGS = 0.05, 200.0, 20
+"""Between these a ratio is sought, to a hundred-thousandth of it."""
 
 Published = Mapping[tuple[str, int, str], tuple[float, float]]
 """Value and reading error of a bar by backend, concurrency and metric."""

@@ -104,7 +104,8 @@ def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
     for i in range(len(ours)):
         for j in range(len(theirs)):
             given_up = min(apart(i, partner[0].get(i)), apart(partner[1].get(j), j))
-            assert apart(i, j) > farthest or apart(i, j) >= given_up
+            # Of two that are as near but for a last digit either may be taken.
+            assert apart(i, j) > farthest or apart(i, j) >= given_up - 1e-12
 
 
 def test_windows_without_a_near_rate_are_counted(tmp_path: Path) -> None:

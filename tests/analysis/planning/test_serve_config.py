@@ -17,6 +17,7 @@ from analysis.planning.request_life import mean_life
 from analysis.results.runs import RunError
 from conf import ConfigError, load
 from conf.specs.planning import Care, Demand
+from loadgen.predict import elastic_day
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = [str(GOLDEN), "plan.model_interval=false", "plan.scale_up_minutes=5"]
@@ -48,9 +49,13 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_a_day_of_fleets_is_told_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_day_of_fleets_is_told_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_day, "DAYS", 2)  # the fewest that have an interval
     hours = tmp_path / "day.csv"
-    hours.write_text(",".join(["1"] * 8 + ["4"] * 12 + ["1"] * 4))
+    # The crowd comes in the middle hour by rate, and must be too much for the two nodes that are there.
+    hours.write_text(",".join(["0.1"] * 8 + ["2.5"] * 9 + ["4"] * 3 + ["0.1"] * 4))
     tree, _ = planned(tmp_path, f"demand.hourly={hours}")
     fleets = {one["name"]: one["figures"] for one in tree["into_service"]["day"]["fleets"]}
     fixed, scheduled, scaled = (fleets[name][elastic.NODE_HOURS]["value"] for name in elastic.FLEETS)

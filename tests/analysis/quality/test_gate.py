@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -15,10 +16,16 @@ from tests.support.quality.answers import prompt, prompts
 RULE = GateRule()
 
 
+@cache
+def judged(seed: int, excess: float = 0.0) -> GateVerdict:
+    """The verdict of as many prompts as the budget has."""
+    return judge(prompts(768, seed, excess), RULE)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("excess, verdict", [(0.0, "SAME"), (0.03, "DEGRADED"), (0.011, "UNDECIDED")])
 def test_the_verdict_follows_the_excess(excess: float, verdict: str, seed: int) -> None:
-    found = judge(prompts(768, seed, excess), RULE)
+    found = judged(seed, excess)
     assert found.verdict == verdict
     assert found.nats.low < excess < found.nats.high
     assert found.excess_nats == pytest.approx(excess, abs=0.004)
@@ -26,7 +33,7 @@ def test_the_verdict_follows_the_excess(excess: float, verdict: str, seed: int) 
 
 @pytest.mark.parametrize("excess", [0.0, 0.005, 0.011, 0.03])
 def test_verdict_and_intervals_never_disagree(excess: float) -> None:
-    found = judge(prompts(768, 1, excess), RULE)
+    found = judged(1, excess)
     is_same = all(one.is_below for one in (found.nats, found.broken, found.unanswered))
     assert (found.verdict == "SAME") == is_same
     assert (found.verdict == "DEGRADED") == (found.nats.is_above or found.broken.is_above)
