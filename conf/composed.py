@@ -1,41 +1,32 @@
-"""Turns YAML groups and `key=value` words into an `Experiment`; the only user of omegaconf.
+"""Turns YAML groups and `key=value` words into an `Experiment`.
 
 Precedence: dataclass defaults < the chosen file of each group < the files that `model.config_json` and
 `engine.constants` name < `key=value`. A bare group name chooses a file (`workload=smoke`), a dotted key
 sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters.
 """
 
-import copy
 import dataclasses
 import pickle
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
-from omegaconf import MISSING, Container, DictConfig, OmegaConf, read_write
+from omegaconf import Container, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import bound_words, constant_keys, constants, kernels, named_files
 from conf.io.bounded_yaml import refuse_large
-from conf.io.nearest import hint, nearest
 from conf.io.one_line import one_line
-from conf.misfit import Fields, fields_of, is_text, misfit, type_of, unknown
+from conf.misfit import Fields, fields_of, is_text, type_of, unknown
 from conf.misfit import keys as walked
 from conf.specs import experiment as schema
 from conf.specs import planning, recommendation
 from conf.specs.conversation import overruled
+from conf.typed_trees import ENGINES, merged, one_line_of, typed_tree
 from conf.words import ROOT, ConfigError, group_file, groups, key_and_value, refuse_twice, split_words
 
-ENGINES: dict[str, type[schema.Engine]] = {
-    "simulated": schema.SimulatedEngine,
-    "vllm": schema.VllmEngine,
-    "vllm_cpu": schema.VllmEngine,
-    "vllm_emulated": schema.EmulatedEngine,
-    "external": schema.ExternalEngine,
-}
 DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """The one of libyaml where it is there: many times as fast."""
 KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
@@ -45,30 +36,6 @@ FIXED = dataclasses.asdict(schema.Lengths(1))
 Groups = TypeVar("Groups", planning.Planning, recommendation.Recommendation)
 MOST_NAME_BYTES = 200
 """Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Checked:
-    """A tree whose types were checked: the text of each group, and the typed tree as a pickle."""
-
-    texts: dict[str, str]
-    node: bytes
-
-    def differs(self, texts: dict[str, str]) -> set[str]:
-        """Groups that have another text here, or stand on one side only."""
-        return {group for group, _ in texts.items() ^ self.texts.items()}
-
-    def without(self, groups: set[str], empty: Any) -> Any:
-        """A copy of the typed tree in which these groups are as in the `empty` one."""
-        node = pickle.loads(self.node)
-        with read_write(node):
-            for group in groups:
-                node[group] = MISSING if OmegaConf.is_missing(empty, group) else empty[group]
-        return node
-
-
-_checked: deque[_Checked] = deque(maxlen=32)
-"""The newest trees whose types were checked."""
 
 
 def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experiment:
@@ -96,7 +63,7 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> schema.Experime
     except ConfigError:
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line_of(error)) from error
     if any(word.startswith("run=") for word in values):
         refuse_name("" if "run=" in values else experiment.run)
     dropped = calibration and getattr(experiment.engine, "constants", None) == ""
@@ -146,12 +113,12 @@ def _of_groups(kind: type[Groups], words: Sequence[str]) -> Groups:
         parsed = _parse(root, key, word)
         if why := unknown(root, key, OmegaConf.select(parsed, key)):
             raise ConfigError(why)
-        node = _merge(node, kind, key, parsed)
+        node = merged(node, kind, key, parsed)
     refuse_twice(words)
     try:
         return cast(Groups, OmegaConf.to_object(node))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line_of(error)) from error
 
 
 def dump(experiment: schema.Experiment) -> str:
@@ -161,34 +128,22 @@ def dump(experiment: schema.Experiment) -> str:
 
 @lru_cache(maxsize=64)
 def _defaults(*choices: tuple[str, str]) -> tuple[bytes, frozenset[str]]:
-    """The typed tree of the defaults with these files of their groups, all of them ours; see `_kept`."""
+    """The typed tree of the defaults with these files of their groups, all of them ours; see `typed_tree`."""
     tree = dict(_own(ROOT / "config.yaml"))
-    return _kept(pickle.dumps(_chosen(tree, {**tree.pop("defaults"), **dict(choices)})), None)
+    return typed_tree(pickle.dumps(_chosen(tree, {**tree.pop("defaults"), **dict(choices)})), None)
 
 
 def _saved(
     base: Path, tree: dict[str, Any], choices: Mapping[str, str], values: Sequence[str]
 ) -> tuple[bytes, frozenset[str]]:
-    """The typed tree of an experiment saved in `base`, with other files of the chosen groups; see `_kept`."""
+    """The typed tree of an experiment saved in `base`, with other files of the chosen groups."""
     renewed = set(choices) | {
         word.partition(".")[0] for word in values if _key(word) in named_files.NAMED_FILES
     }
     tree = _chosen(tree, choices)
     if renewed & {"engine", "hardware", "model"} and isinstance(tree.get("engine"), dict):
         tree["engine"].pop("constants_covariance", None)
-    return _kept(pickle.dumps(tree), base)
-
-
-@lru_cache(maxsize=64)
-def _kept(tree: bytes, base: Path | None) -> tuple[bytes, frozenset[str]]:
-    """A tree with its types checked, as a pickle, and the keys that it lacks.
-
-    Who reads a run or a study loads the same file many times; of a pickle each has a tree of its own, in a
-    small part of the time that it takes to check the types, and in less than half of that of a copy.
-    """
-    typed = _typed(pickle.loads(tree), base)
-    lacks = OmegaConf.missing_keys(pickle.loads(typed)) if MISSING.encode() in typed else ()
-    return typed, frozenset(lacks)
+    return typed_tree(pickle.dumps(tree), base)
 
 
 def _names_a_file(tree: Mapping[str, Any], values: Sequence[str]) -> bool:
@@ -246,9 +201,9 @@ def _build(
     node = _with_kernels(node, root, words, chosen)
     for key in keys:
         if exact := constant_keys.exact(node, key):
-            node = _merge(node, root, key, exact)
+            node = merged(node, root, key, exact)
     for key, said in words:
-        node = _merge(node, root, key, said)
+        node = merged(node, root, key, said)
     _refuse_overruled(node, [said for _, said in words])
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
@@ -259,48 +214,6 @@ def _build(
         raise
     constants.check_correlations(experiment)
     return experiment
-
-
-def _types(tree: dict[str, Any], base: Path | None) -> Fields:
-    """The types of the groups, with that of the tree's engine. Raises ConfigError for an unknown one."""
-    specs = fields_of(schema.Experiment) or {}
-    if strange := next((why for name in tree if (why := unknown(specs, str(name)))), ""):
-        raise ConfigError(f"{base}: {strange}" if base else strange)
-    kind = (tree.get("engine") or {}).get("kind")
-    if kind is None:
-        raise ConfigError(f"{base or ROOT}: engine is missing; start from a whole config.yaml")
-    if kind not in list(ENGINES):
-        near = hint(nearest(str(kind), list(ENGINES)))
-        raise ConfigError(f"unknown engine kind '{kind}'{near}; available: {', '.join(ENGINES)}")
-    return {**specs, "engine": ENGINES[kind]}
-
-
-@lru_cache
-def _empty(engine: type[schema.Engine]) -> Any:
-    """The typed tree of an experiment with this kind of engine, without values."""
-    return OmegaConf.merge(OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(engine)})
-
-
-def _typed(tree: dict[str, Any], base: Path | None) -> bytes:
-    """The tree with its types checked, as a pickle. Raises ConfigError.
-
-    Groups that stand alike in a tree that was checked before are taken from it: to check all anew takes
-    several times as long as to check the one or two in which experiments differ.
-    """
-    root = _types(tree, base)
-    texts = {group: repr(values) for group, values in tree.items()}
-    near = min(_checked, key=lambda other: len(other.differs(texts)), default=None)
-    differs = near.differs(texts) if near else set(texts)
-    if near and not differs:
-        return near.node
-    empty = _empty(root["engine"])
-    node = near.without(differs, empty) if near else copy.deepcopy(empty)
-    try:
-        node = _merge(node, root, "a group", {group: tree[group] for group in tree if group in differs})
-    except ConfigError as error:
-        raise ConfigError(f"{base}: {error}" if base else str(error)) from error
-    _checked.append(_Checked(texts, pickle.dumps(node, pickle.HIGHEST_PROTOCOL)))
-    return _checked[-1].node
 
 
 def _parsed(root: Fields, keys: Sequence[str], values: Sequence[str]) -> list[tuple[str, Any]]:
@@ -315,9 +228,9 @@ def _parsed(root: Fields, keys: Sequence[str], values: Sequence[str]) -> list[tu
 def _with_named_files(node: Any, root: Fields, words: Sequence[tuple[str, Any]], chosen: set[str]) -> Any:
     for key, (groups_of, *_) in named_files.NAMED_FILES.items():
         for said in [said for of, said in words if of == key]:
-            node = _merge(node, root, key, said)
+            node = merged(node, root, key, said)
         if chosen & groups_of and OmegaConf.select(node, key):
-            node = _merge(node, root, key, named_files.changes(node, key))
+            node = merged(node, root, key, named_files.changes(node, key))
     return node
 
 
@@ -326,8 +239,8 @@ def _with_kernels(node: Any, root: Fields, words: Sequence[tuple[str, Any]], cho
     keys = [key for key, _ in words]
     if node.engine.kind == "simulated" and (chosen & {"engine", "model"} or set(keys) & KERNEL_KEYS):
         for said in [said for of, said in words if of in KERNEL_KEYS]:
-            node = _merge(node, root, "engine", said)
-        node = _merge(node, root, "engine", {"engine": kernels.changes(node.engine, node.model)})
+            node = merged(node, root, "engine", said)
+        node = merged(node, root, "engine", {"engine": kernels.changes(node.engine, node.model)})
     constant_keys.check_kernels(node, keys)
     return node
 
@@ -347,7 +260,7 @@ def _refuse_constant(node: Any) -> None:
         try:
             OmegaConf.to_object(OmegaConf.select(node, path))
         except ValueError as error:
-            raise ConfigError(f"{path}: {_one_line(error)}") from error
+            raise ConfigError(f"{path}: {one_line_of(error)}") from error
 
 
 def _parse(root: Fields, key: str, word: str) -> Any:
@@ -375,15 +288,6 @@ def _fix_lengths(root: Fields, key: str, said: Any) -> None:
         OmegaConf.update(said, key, {**FIXED, "mean": value})
 
 
-def _merge(node: Any, kind: Any, key: str, values: Any) -> Any:
-    """`node`, of the type `kind`, with `values`. Raises ConfigError that names `key` or one inside it."""
-    try:
-        return OmegaConf.unsafe_merge(node, values)  # a copy of `node` would cost most of a start-up
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
-        tree = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
-        raise ConfigError(misfit(kind, tree, "") or f"{key}: {_one_line(error)}") from error
-
-
 def _check_key(root: Fields, key: str, value: Any) -> None:
     """Raise ConfigError when `key` (dotted) does not exist, naming the nearest that does."""
     if not (why := unknown(root, key, value)):
@@ -393,10 +297,3 @@ def _check_key(root: Fields, key: str, value: Any) -> None:
     if key.startswith("engine.") and homes:
         raise ConfigError(f"engine.{name} belongs to engine={' or '.join(homes)}; leave it out")
     raise ConfigError(why)
-
-
-def _one_line(error: Exception) -> str:
-    """An error of omegaconf, which puts the key on a line of its own, as one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
-    return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

@@ -6,10 +6,10 @@ Knows names and types; checks no word.
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from conf.composed import ENGINES
 from conf.misfit import Fields, fields_of, keys
 from conf.specs import planning, recommendation
 from conf.specs.experiment import Experiment
+from conf.typed_trees import ENGINES
 from conf.words import groups
 
 
