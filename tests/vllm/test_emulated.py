@@ -210,9 +210,9 @@ def up(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]
         yield Up(served, words, tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.parametrize("share", prefix_hits.SHARES)
-def test_the_intended_hit_rate_is_met(share: float, up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefix_hits.hold_to(share, up, monkeypatch)
+def test_the_intended_hit_rate_is_met(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One share of those that the deployed vLLM is held to: the cache is vLLM's here too."""
+    prefix_hits.hold_to(0.5, up, monkeypatch)
 
 
 REFUSED = {
