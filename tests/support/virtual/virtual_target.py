@@ -99,7 +99,7 @@ class Patient(VirtualTarget):
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         if until_ns > self._now_ns:
-            time.sleep(0.02 if schedule else 0.005)
+            time.sleep(0.1 if schedule else 0.005)
         return super().run(schedule, until_ns)
 
 
