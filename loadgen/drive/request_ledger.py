@@ -14,7 +14,7 @@ from loadgen.fleet.target import LostActor, Observation
 from loadgen.traffic.schedule import ArrivalSchedule
 
 NONE = records.PROGRESS.empty_table()
-MOST_PIECES = 32
+MOST_PIECES = 8
 """Observations of a segment that are kept apart; joining each at once would copy all, again and again."""
 
 
