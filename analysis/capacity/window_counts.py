@@ -123,7 +123,7 @@ def in_window(requests: pa.Table, window: Window) -> pa.Table:
     """Rows of the window: those of its segment that were due in it and not retracted."""
     due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
     inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (segment == window.index)
-    return requests.filter(pa.array(inside & ~metrics.word_in(requests, "phase", "retracted")))
+    return metrics.chosen(requests, inside & ~metrics.word_in(requests, "phase", "retracted"))
 
 
 def waiting(requests: pa.Table, at_ns: int) -> int:
@@ -142,7 +142,7 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     table it counts late finishers into the window they were due in.
     """
     rows = in_window(requests, window)
-    rows = rows.filter(pa.array(metrics.numbers(rows, "due_ns") <= now_ns))
+    rows = metrics.chosen(rows, metrics.numbers(rows, "due_ns") <= now_ns)
     due_ns = metrics.numbers(rows, "due_ns")
     end_ns = max(min(window.window_end_ns, now_ns), window.window_start_ns)
     blocks = max(1, math.ceil((end_ns - window.window_start_ns) / (BLOCK_S * NS)))

@@ -47,7 +47,7 @@ class LossRecovery:
     def answerable(self, index: int) -> pa.Table:
         """Rows of a segment and its neighbours without those that an earlier loss may have left hanging."""
         rows = self.windows.requests(index)
-        return rows.filter(pa.array(metrics.numbers(rows, "due_ns") >= self.whole_ns))
+        return metrics.chosen(rows, metrics.numbers(rows, "due_ns") >= self.whole_ns)
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""

@@ -13,7 +13,8 @@ from loadgen.fleet.rows import plan_table
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.traffic.schedule import ArrivalSchedule
 
-MOST_PIECES = 32
+NONE = records.PROGRESS.empty_table()
+MOST_PIECES = 8
 """Observations of a segment that are kept apart; joining each at once would copy all, again and again."""
 
 
@@ -26,6 +27,7 @@ class Ledger:
         self._pending: dict[int, pa.Table] = {}
         self._plans: dict[int, ArrivalSchedule] = {}
         self._lost = 0
+        self._asked: dict[tuple[int, ...], pa.Table] = {}  # since the rows changed last
 
     def plan(self, schedule: ArrivalSchedule) -> None:
         """Remember what was planned for a segment, also in several pieces."""
@@ -40,11 +42,13 @@ class Ledger:
         """Forget all rows for those of the whole run, as they were saved in the end."""
         self._ended.clear()
         self._pending = {}
+        self._asked = {}
         self.restore(rows)
 
     def take(self, seen: Observation) -> None:
         """Add what ended, replace what is in flight, and give up what a lost actor owned."""
         new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
+        self._asked = {}
         self._keep(self._unreported(seen.ended) if new else seen.ended)
         self.touched |= set(self._pending)
         self._pending = _by_segment(seen.pending)
@@ -54,9 +58,11 @@ class Ledger:
 
     def rows(self, *segments: int) -> pa.Table:
         """All rows of the segments, each request once."""
-        tables = [table for i in segments for table in self._ended.get(i, [])]
-        tables += [self._pending[i] for i in segments if i in self._pending]
-        return pa.concat_tables([records.PROGRESS.empty_table(), *tables]).combine_chunks()
+        if segments not in self._asked:
+            tables = [table for i in segments for table in self._ended.get(i, [])]
+            tables += [self._pending[i] for i in segments if i in self._pending]
+            self._asked[segments] = pa.concat_tables([NONE, *tables]).combine_chunks()
+        return self._asked[segments]
 
     def planned(self, segment: int, start_ns: int, end_ns: int) -> int | None:
         """Requests of a segment that were due in [start, end); None where the plan is not known."""
@@ -70,6 +76,7 @@ class Ledger:
         self.touched = set()
 
     def _keep(self, ended: pa.Table) -> None:
+        self._asked = {}
         for segment, rows in _by_segment(ended).items():
             known = self._ended[segment]
             known.append(rows)

@@ -30,7 +30,7 @@ def so_far(
 ) -> WindowSoFar:
     """The window at `now_ns`, in a run that has used `elapsed_s`; `rows` are those of its segment."""
     inside = in_window(rows, window)
-    inside = inside.filter(pa.array(metrics.numbers(inside, "due_ns") <= now_ns))
+    inside = metrics.chosen(inside, metrics.numbers(inside, "due_ns") <= now_ns)
     ok, pending = (metrics.status_in(inside, status) for status in (records.OK, records.PENDING))
     seconds = max(0.0, (min(now_ns, window.window_end_ns) - window.window_start_ns) / NS)
     newest = {one["client_id"]: one.get("in_flight") for one in health}

@@ -161,10 +161,11 @@ class Stepped:
         The two others are of `RequestProgress` too.
         """
         state = self._states[number]
-        if state.finished:
+        emitted, finished = state.emitted, state.finished
+        if finished:
             del self._states[number]
-        queue_s = state.queue_s if state.finished else None
-        return state.first_token_s, state.last_token_s, state.emitted, state.finished, -1, queue_s
+        queue_s = state.queue_s if finished else None
+        return state.first_token_s, state.last_token_s, emitted, finished, -1, queue_s
 
     @property
     def open_requests(self) -> int:

@@ -124,3 +124,18 @@ def test_every_metric_is_defined_in_words_and_computed_by_its_name():
     for metric in metrics.METRICS:
         assert metric.meaning and metric.formula
         assert len(getattr(metrics, metric.name)(table([OK]))) >= 1
+
+
+def test_numbers_are_floats_and_one_that_no_float_knows_is_refused():
+    rows = pa.table({"whole": pa.chunked_array([[1, None], [2**53]], pa.int64()), "parts": [0.5, None, 2.0]})
+    for name, known in (("whole", [1.0, np.nan, 2.0**53]), ("parts", [0.5, np.nan, 2.0])):
+        assert metrics.numbers(rows, name).dtype == np.float64
+        np.testing.assert_array_equal(metrics.numbers(rows, name), known)
+    with pytest.raises(pa.ArrowInvalid):
+        metrics.numbers(pa.table({"whole": [2**53 + 1]}), "whole")
+
+
+def test_a_table_of_which_all_rows_are_chosen_is_not_copied():
+    rows = pa.table({"whole": [1, 2]})
+    assert metrics.chosen(rows, np.array([True, True])) is rows
+    assert metrics.chosen(rows, np.array([False, True])).to_pylist() == [{"whole": 2}]

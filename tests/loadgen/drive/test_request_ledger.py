@@ -102,3 +102,16 @@ def test_the_plan_knows_how_many_were_due() -> None:
     assert ledger.planned(3, NS, 5 * NS) == int((schedule.due_ns >= NS).sum())
     assert ledger.planned(4, 0, 9 * NS) is None, "a closed loop's due times are not known beforehand"
     assert ledger.planned(5, 0, NS) is None
+
+
+def test_rows_are_joined_once_until_something_changes() -> None:
+    ledger = Ledger()
+    ledger.take(seen(rows("ok", (0, 0)), rows("pending", (0, 1))))
+    before = ledger.rows(0)
+    assert ledger.rows(0) is before
+    ledger.restore(rows("ok", (0, 2)))
+    assert told(ledger, 0) == {0: "ok", 2: "ok", 1: "pending"}
+    ledger.take(seen(rows("ok"), rows("pending")))
+    assert told(ledger, 0) == {0: "ok", 2: "ok"}
+    ledger.replace(rows("ok"))
+    assert told(ledger, 0) == {}

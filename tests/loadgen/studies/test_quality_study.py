@@ -1,8 +1,10 @@
 """The quality gate as a study: both sides asked over real HTTP, its verdict, and answers that fail."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,40 +93,59 @@ def asked(out: Path, sides: Sides, *words: str) -> StudyVerdict:
     return verbs.quality(*experiments(out, *words), sides.site, silent)
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A gate that found a broken side: its folder, its verdict, and the two servers."""
+
+    path: Path
+    found: StudyVerdict
+    sides: Sides
+
+
+@pytest.fixture(scope="module")
+def asked_once(tmp_path_factory: pytest.TempPathFactory) -> Broken:
+    """The gate that several tests read, each in a copy."""
+    out = tmp_path_factory.mktemp("broken")
+    sides = Sides(
+        AnsweringServer(VOCAB, fields=HOSTILE), AnsweringServer(VOCAB, defect=0.3, fields={"text": "b"})
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lifecycle, "LoadFleet", PatientFleet)
+        return Broken(out / "gate", asked(out, sides), sides)
+
+
+@pytest.fixture
+def broken(asked_once: Broken, tmp_path: Path) -> Broken:
+    """A copy of the gate in `tmp_path`."""
+    return replace(asked_once, path=Path(shutil.copytree(asked_once.path, tmp_path / "gate")))
+
+
 def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_says_again(
-    tmp_path: Path,
+    tmp_path: Path, broken: Broken
 ) -> None:
     good = asked(tmp_path / "good", Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB)))
     assert (good.exit_code, good.valid, good.passed) == (summary.EXIT_OK, True, True)
-    sides = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3))
-    bad = asked(tmp_path / "bad", sides)
+    bad, sides = broken.found, broken.sides
     assert (bad.exit_code, bad.valid, bad.passed) == (summary.EXIT_DEGRADED, True, False)
     assert bad.quality and bad.quality.prompts < 60
     # A was asked everything twice, after a trial, and B the same.
     prompts = [[tuple(one["prompt"]) for one in server.asked] for server in sides.servers.values()]
     assert len(prompts[0]) == 121 and len(set(prompts[0])) == 60
     assert set(prompts[1]) <= set(prompts[0])
-    for out, found in ((tmp_path / "good", good), (tmp_path / "bad", bad)):
-        path = out / "gate"
-        rule = gate.GateRule.of(experiments(out)[0].quality)
+    rule = gate.GateRule.of(experiments(tmp_path)[0].quality)
+    for path, found in ((tmp_path / "good" / "gate", good), (broken.path, bad)):
         evidence = evidence_table.read(path / gate_evidence.EVIDENCE.format("b"))
         assert gate.judge(evidence, rule) == found.quality == studies.load_verdict(path).quality
-    told = concluded(tmp_path / "bad" / "gate")
+    told = concluded(broken.path)
     assert told.splitlines()[0].startswith("DEGRADED  ")
     assert "from A to B: engine.max_num_seqs 1023 -> 1024" in told and "margin 0.2" in told
     assert concluded(tmp_path / "good" / "gate").startswith("SAME  ")
 
 
 def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    broken: Broken, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked(
-        tmp_path,
-        Sides(
-            AnsweringServer(VOCAB, fields=HOSTILE), AnsweringServer(VOCAB, defect=0.3, fields={"text": "b"})
-        ),
-    )
-    page = report.write(tmp_path / "gate").read_text()
+    page = report.write(broken.path).read_text()
     for shown in (
         "DEGRADED",
         "Answers of b beside a",
@@ -136,22 +157,21 @@ def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
     ):
         assert shown in page
     assert "<script>" not in page
-    words = ["plan", str(tmp_path / "gate" / "b"), "demand.peak_qps=10"]
+    words = ["plan", str(broken.path / "b"), "demand.peak_qps=10"]
     assert analysis_main(words) == summary.EXIT_DEGRADED
     assert "plan.degraded=true" in capsys.readouterr().out
     assert analysis_main([*words, "plan.degraded=true"]) != summary.EXIT_DEGRADED
-    assert analysis_main(["plan", str(tmp_path / "gate" / "a"), *words[2:]]) != summary.EXIT_DEGRADED
+    assert analysis_main(["plan", str(broken.path / "a"), *words[2:]]) != summary.EXIT_DEGRADED
 
 
 def test_recorded_answers_are_judged_as_they_were_and_those_to_other_prompts_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, broken: Broken, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = asked(tmp_path, Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3)))
     asked(tmp_path, Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB)), "seed=7", "run=other")
-    sides = [str(tmp_path / "gate" / name) for name in "ab"]
+    sides = [str(broken.path / name) for name in "ab"]
     assert root.main(["quality", *sides, "--json"]) == summary.EXIT_DEGRADED
     printed = json.loads(capsys.readouterr().out)
-    assert printed["quality"] == to_tree(found)["quality"]
+    assert printed["quality"] == to_tree(broken.found)["quality"]
     assert root.main(["quality", sides[0], sides[0]]) == summary.EXIT_OK
     assert capsys.readouterr().out.startswith("SAME  ")
     for words, why in (

@@ -190,7 +190,7 @@ def test_the_first_minute_is_like_the_tenth() -> None:
         figures = (rows["input_tokens"], rows["turn"], rows["output_tokens"], rows["said_tokens"])
         return [len(rows), len(np.unique(rows["session"])), *(float(figure.mean()) for figure in figures)]
 
-    seen = [SessionPopulation(spec, seed).turns(16.0, 0.0, 600.0) for seed in range(40)]
+    seen = [SessionPopulation(spec, seed).turns(16.0, 0.0, 600.0) for seed in range(24)]
     first, tenth = (np.array([minute(turns, number) for turns in seen]) for number in (0, 9))
     error = np.sqrt((first.var(axis=0) + tenth.var(axis=0)) / len(seen))
     assert np.all(np.abs(first.mean(axis=0) - tenth.mean(axis=0)) < 3.5 * error)

@@ -57,8 +57,11 @@ def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int
     chosen = (due_ns >= from_ns) & (due_ns < until_ns)
     if not chosen.any():
         return rows
-    changed = [old | (row if its else {}) for old, its in zip(rows.to_pylist(), chosen, strict=True)]
-    return pa.Table.from_pylist(changed, schema=records.PROGRESS)
+    for name, value in row.items():
+        place, field = rows.schema.get_field_index(name), rows.schema.field(name)
+        changed = pc.if_else(pa.array(chosen), pa.scalar(value, field.type), rows[name])
+        rows = rows.set_column(place, field, changed)
+    return rows
 
 
 class Altering(VirtualTarget):
@@ -108,7 +111,8 @@ class Hanging(Breaking):
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = VirtualTarget.run(self, schedule, until_ns)
         ended = self._broken(seen.ended, UNENDED)
-        self._stuck.append(ended.filter(pc.equal(ended["status"], records.PENDING)))
+        stuck = ended.filter(pc.equal(ended["status"], records.PENDING))
+        self._stuck += [stuck] if stuck.num_rows else []
         pending = pa.concat_tables([self._broken(seen.pending, UNENDED), *self._stuck])
         return Observation(ended.filter(pc.equal(ended["status"], records.OK)), pending)
 
