@@ -199,7 +199,7 @@ def _ready(
     pages = {one.replica_id: found[one.replica_id] for one in now.engines if one.replica_id in found}
     bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
     urls = _node_urls(bases, now) if expected.per_node else (expected.front,)
-    warmer = ReplicaWarmer(expected.warmup, deadline_s, patience_s)
+    warmer = ReplicaWarmer(expected.warmup, deadline_s, patience_s, lambda: _lost(expected, now))
     try:
         warmths, named = _warm(expected, now, bases, warmer)
         prefill = _warm_prefill(expected, now, bases, warmer, deadline_s, progress)
@@ -254,6 +254,17 @@ def _warm(
         return warmths, UNNAMED not in warmths
     warmths = warmer.replicas(bases)
     return warmths, warmer.named if expected.per_node else warmer.reach(expected.front, now.replica_ids)
+
+
+def _lost(expected: ExpectedService, began: ServeState) -> str | None:
+    """The replicas gone since the warm-up began, in one line; None if none is, or Serve does not say."""
+    try:
+        now = state(expected.app_name, expected.engines)
+    except DeployError:
+        return None
+    before = {replica.replica_id for replica in (*began.engines, *began.others)}
+    gone = before - {replica.replica_id for replica in (*now.engines, *now.others)}
+    return f"{len(gone)} of {len(before)} replicas died while they were warmed" if gone else None
 
 
 def _prefill_replicas(expected: ExpectedService, now: ServeState) -> list[ServeReplica]:

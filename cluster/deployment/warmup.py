@@ -4,6 +4,7 @@ Serve calls a replica running before its first request has compiled anything.
 """
 
 import json
+import math
 import statistics
 import threading
 import time
@@ -23,7 +24,8 @@ STEADY, BAND, JITTER_S = 5, 0.2, 0.02
 busy machine (all our choice)."""
 MOST_AT_ONCE = 32
 """Most replicas that are warmed at the same time; each costs a thread."""
-RETRY_S = 0.1
+RETRY_S, LOOK_S = 0.1, 1.0
+"""Seconds until a failed request is sent again, and between looks for lost replicas (our choice)."""
 ATTEMPT_S = 120.0
 """Time-out of one request in seconds, which may compile for minutes; then it is sent again (our choice)."""
 FINAL = (400, 401, 403, 413, 422)
@@ -82,11 +84,19 @@ def stable(ttfts_s: Sequence[float]) -> bool:
 class ReplicaWarmer:
     """Warms replicas and fronts until `deadline_s` (monotonic); none may stay silent for `patience_s`.
 
-    `named` is False once an answer did not name its replica.
+    `lost` tells in one line which replicas are gone, if any: nobody waits for an answer of theirs. `named` is
+    False once an answer did not name its replica.
     """
 
-    def __init__(self, warm: WarmupRequests, deadline_s: float, patience_s: float) -> None:
+    def __init__(
+        self,
+        warm: WarmupRequests,
+        deadline_s: float,
+        patience_s: float,
+        lost: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self.named = True
+        self._lost, self._looked_s = lost, -math.inf
         self._warm = warm
         self._deadline_s = deadline_s
         self._patience_s = patience_s
@@ -183,6 +193,7 @@ class ReplicaWarmer:
             except AskError as error:
                 why = f"{url} does not answer: {error}"
                 self._refuse_late(why)
+                self._refuse_lost()
                 if time.monotonic() > began_s + self._patience_s:
                     raise WarmupError(why) from error
             time.sleep(RETRY_S)
@@ -201,6 +212,15 @@ class ReplicaWarmer:
 
     def _refuse_late(self, why: str) -> None:
         if time.monotonic() > self._deadline_s:
+            raise WarmupError(why)
+
+    def _refuse_lost(self) -> None:
+        """Look whether a replica is gone, one thread at a time and not at every failure."""
+        with self._lock:
+            if time.monotonic() < self._looked_s + LOOK_S:
+                return
+            self._looked_s = time.monotonic()
+        if why := self._lost():
             raise WarmupError(why)
 
 

@@ -262,6 +262,22 @@ def test_a_deployment_that_dies_tells_its_last_words(
     assert serve_state.state("dies").trouble == "the application is ABSENT"
 
 
+@ray.serve.deployment(ray_actor_options={"num_cpus": 0})
+class DiesAsked:
+    """A replica that runs, and dies of its first request."""
+
+    async def __call__(self) -> None:
+        sys.stderr.write("its last words\n")
+        signal.raise_signal(signal.SIGILL)
+
+
+def test_a_replica_that_dies_of_its_first_request_is_not_waited_for(ray_session: Session) -> None:
+    with pytest.raises(DeployError, match="1 of 1 replicas died while they were warmed") as caught:
+        deploy(DiesAsked.bind(), expected("dies-asked", ray_session.url), timeout_s=PATIENCE_S)
+    assert "\n" not in str(caught.value)
+    assert serve_state.state("dies-asked").trouble == "the application is ABSENT"
+
+
 def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> None:
     body = {
         "prompt": [7] * 500,

@@ -58,10 +58,14 @@ def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) 
 
 
 def warmer(
-    least: int = 5, most: int = 12, patience_s: float = PATIENCE_S, limit_s: float = PATIENCE_S
+    least: int = 5,
+    most: int = 12,
+    patience_s: float = PATIENCE_S,
+    limit_s: float = PATIENCE_S,
+    lost: Callable[[], str | None] = lambda: None,
 ) -> ReplicaWarmer:
     shape = WarmupRequests("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
-    return ReplicaWarmer(shape, time.monotonic() + limit_s, patience_s)
+    return ReplicaWarmer(shape, time.monotonic() + limit_s, patience_s, lost)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,14 @@ def test_a_replica_that_never_gets_stable_is_said_and_no_error() -> None:
         warmth = warmer(most=8).replicas({"r0": url})["r0"]
     assert (warmth.requests, warmth.stable) == (8, False)
     assert line({"r0": warmth}).endswith("after 8 requests, 1 not stable yet")
+
+
+def test_a_replica_that_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "LOOK_S", 0.2)
+    looks = iter([None, "1 of 1 replicas died"])
+    with pytest.raises(WarmupError, match="1 of 1 replicas died"):
+        warmer(lost=lambda: next(looks)).replicas({"r0": "http://127.0.0.1:9"})
+    assert next(looks, "all taken") == "all taken"
 
 
 def test_replicas_are_warmed_at_the_same_time() -> None:
