@@ -59,25 +59,27 @@ else
 	$(LANE) "not vllm" $(ARGS)
 endif
 
-test-faults: $(STAMP)
-	$(LANE) ray tests/end_to_end/test_faults.py
-
+# Files with tests of Ray in a folder: to import all others, of which no test is asked, takes seconds in each lane.
+RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
+FAULTS := tests/end_to_end/test_faults.py
 STANDING := $(addprefix tests/end_to_end/test_,conversations_sweep.py quality_gate.py recommend.py)
+test-faults: $(STAMP)
+	$(LANE) ray $(FAULTS)
+
 test-standing: $(STAMP)
 	$(LANE) ray $(STANDING)
 
 test-commands: $(STAMP)
-	$(LANE) ray tests/end_to_end --ignore=tests/end_to_end/test_faults.py $(STANDING:%=--ignore=%)
+	$(LANE) ray $(filter-out $(FAULTS) $(STANDING),$(call RAY_IN,tests/end_to_end))
 
 test-cluster: $(STAMP)
-	$(LANE) ray tests --ignore=tests/end_to_end --ignore=tests/analysis --ignore=tests/vllm --ignore=tests/loadgen \
-	--ignore=tests/serve_apps
+	$(LANE) ray $(call RAY_IN,tests $(addprefix --exclude-dir=,end_to_end loadgen serve_apps vllm))
 
 test-served: $(STAMP)
-	$(LANE) ray tests/loadgen
+	$(LANE) ray $(call RAY_IN,tests/loadgen)
 
 test-routers: $(STAMP)
-	$(LANE) ray tests/serve_apps
+	$(LANE) ray $(call RAY_IN,tests/serve_apps)
 
 test-loadgen: $(STAMP)
 	$(LANE) "not ray" tests/loadgen tests/end_to_end
