@@ -34,7 +34,7 @@ LANES := test-loadgen test-standing test-commands test-others test-faults test-c
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
-.PHONY: help sweep quick quick-loadgen quick-others test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
+.PHONY: help sweep quick $(QUARTERS) test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -87,16 +87,23 @@ test-loadgen: $(STAMP)
 test-others: $(STAMP)
 	$(LANE) "not ray" tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/vllm
 
-quick: $(STAMP)  ## the inner loop: no Ray, no browser, no end-to-end test, nothing slow; two halves side by side
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-loadgen quick-others
+QUARTERS := quick-drive quick-loadgen quick-analysis quick-others
+quick: $(STAMP)  ## the inner loop: no Ray, no browser, no end-to-end test, nothing slow; four parts side by side, as some wait
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target $(QUARTERS)
 
-QUICK = $(BIN)/python -m pytest -q -m "not ray and not slow and not vllm" $(ARGS)
+QUICK = @$(BIN)/python -m pytest -q -m "not ray and not slow and not vllm" $(ARGS)
+DRIVE := $(addprefix tests/loadgen/,drive fleet studies)
+quick-drive: $(STAMP)
+	$(QUICK) $(DRIVE)
+
 quick-loadgen: $(STAMP)
-	@$(QUICK) tests/loadgen
+	$(QUICK) tests/loadgen $(DRIVE:%=--ignore=%)
+
+quick-analysis: $(STAMP)
+	$(QUICK) tests/analysis --ignore=tests/analysis/notebooks --ignore=tests/analysis/report
 
 quick-others: $(STAMP)
-	@$(QUICK) tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/analysis/notebooks \
-	--ignore=tests/analysis/report --ignore=tests/vllm
+	$(QUICK) tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/analysis --ignore=tests/vllm
 
 # numpy without the vector instructions that it found here, as on an older CPU: sums differ in their last digit.
 test-digits: $(STAMP)  ## recorded figures are found again on another CPU
