@@ -130,7 +130,7 @@ def dump(experiment: schema.Experiment) -> str:
 def _defaults(*choices: tuple[str, str]) -> tuple[bytes, frozenset[str]]:
     """The typed tree of the defaults with these files of their groups, all of them ours; see `typed_tree`."""
     tree = dict(_own(ROOT / "config.yaml"))
-    return typed_tree(pickle.dumps(_chosen(tree, {**tree.pop("defaults"), **dict(choices)})), None)
+    return typed_tree(_chosen(tree, {**tree.pop("defaults"), **dict(choices)}), None)
 
 
 def _saved(
@@ -143,7 +143,7 @@ def _saved(
     tree = _chosen(tree, choices)
     if renewed & {"engine", "hardware", "model"} and isinstance(tree.get("engine"), dict):
         tree["engine"].pop("constants_covariance", None)
-    return typed_tree(pickle.dumps(tree), base)
+    return typed_tree(tree, base)
 
 
 def _names_a_file(tree: Mapping[str, Any], values: Sequence[str]) -> bool:

@@ -30,10 +30,11 @@ ENGINES: dict[str, type[schema.Engine]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Checked:
-    """A tree whose types were checked: the text of each group, and the typed tree as a pickle."""
+    """A tree whose types were checked: texts of its groups, the typed tree as a pickle, the keys it lacks."""
 
     texts: dict[str, str]
     node: bytes
+    lacks: frozenset[str]
 
     def differs(self, texts: dict[str, str]) -> set[str]:
         """Groups that have another text here, or stand on one side only."""
@@ -50,18 +51,6 @@ class _Checked:
 
 _checked: deque[_Checked] = deque(maxlen=32)
 """The newest trees whose types were checked."""
-
-
-@lru_cache(maxsize=64)
-def typed_tree(tree: bytes, base: Path | None) -> tuple[bytes, frozenset[str]]:
-    """A tree with its types checked, as a pickle, and the keys that it lacks.
-
-    Who reads a run or a study loads the same file many times; of a pickle each has a tree of its own, in a
-    small part of the time that it takes to check the types, and in less than half of that of a copy.
-    """
-    node = _checked_tree(pickle.loads(tree), base)
-    lacks = OmegaConf.missing_keys(pickle.loads(node)) if MISSING.encode() in node else ()
-    return node, frozenset(lacks)
 
 
 def _types(tree: dict[str, Any], base: Path | None) -> Fields:
@@ -84,26 +73,30 @@ def _empty(engine: type[schema.Engine]) -> Any:
     return OmegaConf.merge(OmegaConf.structured(schema.Experiment), {"engine": OmegaConf.structured(engine)})
 
 
-def _checked_tree(tree: dict[str, Any], base: Path | None) -> bytes:
-    """The tree with its types checked, as a pickle. Raises ConfigError.
+def typed_tree(tree: dict[str, Any], base: Path | None) -> tuple[bytes, frozenset[str]]:
+    """The tree with its types checked, as a pickle, and the keys that it lacks. Raises ConfigError.
 
     Groups that stand alike in a tree that was checked before are taken from it: to check all anew takes
-    several times as long as to check the one or two in which experiments differ.
+    several times as long as to check the one or two in which experiments differ. A pickle gives each caller a
+    tree of its own in less than half of the time of a copy.
     """
     root = _types(tree, base)
     texts = {group: repr(values) for group, values in tree.items()}
     near = min(_checked, key=lambda other: len(other.differs(texts)), default=None)
     differs = near.differs(texts) if near else set(texts)
     if near and not differs:
-        return near.node
+        return near.node, near.lacks
     empty = _empty(root["engine"])
     node = near.without(differs, empty) if near else copy.deepcopy(empty)
     try:
         node = merged(node, root, "a group", {group: tree[group] for group in tree if group in differs})
     except ConfigError as error:
         raise ConfigError(f"{base}: {error}" if base else str(error)) from error
-    _checked.append(_Checked(texts, pickle.dumps(node, pickle.HIGHEST_PROTOCOL)))
-    return _checked[-1].node
+    done = pickle.dumps(node, pickle.HIGHEST_PROTOCOL)
+    # To walk through all keys takes longer than all else here.
+    lacks = frozenset(OmegaConf.missing_keys(node) if MISSING.encode() in done else ())
+    _checked.append(_Checked(texts, done, lacks))
+    return done, lacks
 
 
 def merged(node: Any, kind: Any, key: str, values: Any) -> Any:

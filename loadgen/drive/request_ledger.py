@@ -27,7 +27,7 @@ class Ledger:
         self._pending: dict[int, pa.Table] = {}
         self._plans: dict[int, ArrivalSchedule] = {}
         self._lost = 0
-        self._asked: dict[tuple[int, ...], pa.Table] = {}  # since the rows changed last
+        self._asked: dict[tuple[int, ...], pa.Table] = {}  # since `_keep`, by which every change goes
 
     def plan(self, schedule: ArrivalSchedule) -> None:
         """Remember what was planned for a segment, also in several pieces."""
@@ -42,13 +42,11 @@ class Ledger:
         """Forget all rows for those of the whole run, as they were saved in the end."""
         self._ended.clear()
         self._pending = {}
-        self._asked = {}
         self.restore(rows)
 
     def take(self, seen: Observation) -> None:
         """Add what ended, replace what is in flight, and give up what a lost actor owned."""
         new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
-        self._asked = {}
         self._keep(self._unreported(seen.ended) if new else seen.ended)
         self.touched |= set(self._pending)
         self._pending = _by_segment(seen.pending)
