@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cluster.deployment.serve_state import DeployError, ServeReplica, state
+from cluster.ray_session.held_ports import LOOPBACK
 from cluster.ray_session.processes import Process, running, with_descendants
-from cluster.ray_session.serve_settings import LOOPBACK
 from cluster.ray_session.session import last_line, serve_actor_lives
 
 POLL_S = 0.1

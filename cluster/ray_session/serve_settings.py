@@ -1,11 +1,9 @@
 """Settings of Ray Serve and of our own sessions: variables, ports, limits of this process; starts nothing."""
 
 import resource
-import secrets
-import socket
-from contextlib import closing, suppress
 from pathlib import Path
 
+from cluster.ray_session.held_ports import HeldPorts
 from conf.specs.experiment import Routing
 
 LEAST_FILES = 1024
@@ -16,14 +14,11 @@ MOST_STREAMS = 26_000
 """Most concurrent streams of HAProxy, whose files fit into the 65,536 of a real node (our choice)."""
 FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
 """HAProxy needs two sockets and half a pipe per stream to start; the rest is for listeners and logs."""
-LOOPBACK = "127.0.0.1"
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
 NO_LOG = "/nonexistent/haproxy-log"
 """HAProxy's log target: no file. For Ray's default, syslog on 127.0.0.1:514, each thread opens a UDP socket
 on all interfaces."""
-PORTS, PORT_KINDS = range(20_000, 30_000), 16
-"""Ports of a session of our own: above Ray's workers, below Serve's replicas and the kernel's own choice."""
 PORT_NAMES = (
     "AUTOSCALER_METRIC_PORT",
     "DASHBOARD_METRIC_PORT",
@@ -31,7 +26,6 @@ PORT_NAMES = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
     "RAY_SERVE_HAPROXY_METRICS_PORT",
 )
-FRONT_PORT, FIRST_AGENT_PORT = len(PORT_NAMES), len(PORT_NAMES) + 1
 
 
 def serve_environment(routing: Routing | None) -> dict[str, str]:
@@ -74,11 +68,10 @@ def joining_environment(routing: Routing | None) -> dict[str, str]:
     return environment
 
 
-def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
-    """The environment of a session of our own: its files in `folder`, every port its own."""
-    ports = {name: str(free_port(kind)) for kind, name in enumerate(PORT_NAMES)}
+def own_environment(folder: Path, routing: Routing | None, ports: HeldPorts) -> dict[str, str]:
+    """The environment of a session of our own: its files in `folder`, each port one of `ports`."""
     return joining_environment(routing) | {
-        **ports,
+        **{name: str(ports.another()) for name in PORT_NAMES},
         "RAY_TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
@@ -90,18 +83,6 @@ def own_environment(folder: Path, routing: Routing | None) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
-
-
-def free_port(kind: int = -1) -> int:
-    """A free port of the loopback address, which the kernel gives to no connection.
-
-    The port is not bound yet; ports of different kinds are never the same.
-    """
-    while True:
-        port = secrets.choice(PORTS[kind % PORT_KINDS :: PORT_KINDS])
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
 
 
 def shortage() -> str | None:

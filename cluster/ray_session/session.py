@@ -33,13 +33,10 @@ from ray.exceptions import RayError
 from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
+from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, SessionError, require_nodes
 from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
-    FIRST_AGENT_PORT,
-    FRONT_PORT,
-    LOOPBACK,
-    free_port,
     front_streams,
     joining_environment,
     own_environment,
@@ -173,9 +170,10 @@ def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack
     """Start Serve with one HTTP front, on the head node, and return its URL."""
     require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
     head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
+    ports = stack.enter_context(HeldPorts())
     stack.callback(_stop, serve.shutdown, ray.shutdown)
     for left in reversed(range(STARTS)):
-        port = CLUSTER_HTTP_PORT if cluster.session == "address" else free_port(FRONT_PORT)
+        port = CLUSTER_HTTP_PORT if cluster.session == "address" else ports.another()
         with as_session_error("start Ray Serve", f"check that port {port} of {head} is free, and try again"):
             if _front_started(head, port, last=not left):
                 return f"http://{head}:{port}"
@@ -251,14 +249,15 @@ def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: E
         raise SessionError(reason)
     with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
         folder = stack.enter_context(_private_folder())
-    stack.enter_context(in_environment(own_environment(folder, routing)))
+    ports = stack.enter_context(HeldPorts())
+    stack.enter_context(in_environment(own_environment(folder, routing, ports)))
     stack.enter_context(loopback_only())
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with as_session_error("start Ray on this machine", remedy), _handlers_kept():
-        stack.enter_context(_started_nodes(cluster, load_cpus, folder))
+        stack.enter_context(_started_nodes(cluster, load_cpus, folder, ports))
 
 
-def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path) -> ExitStack:
+def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path, ports: HeldPorts) -> ExitStack:
     """Start the nodes and connect to them; the stack ends both. What `folder` holds of a late try is killed.
 
     Raises what Ray raises.
@@ -269,7 +268,7 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path) -> ExitStac
             own = RayCluster(initialize_head=False)
             begun.callback(own.shutdown)
             try:
-                add_nodes(own, cluster, load_cpus, **WITHOUT_HELPERS)
+                add_nodes(own, cluster, load_cpus, ports, **WITHOUT_HELPERS)
             except Exception as error:  # Ray raises no other kind
                 if LATE not in str(error) or not left:
                     raise
@@ -288,26 +287,26 @@ def forget_settings() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def add_nodes(own: RayCluster, cluster: Cluster, load_cpus: float, **head: Any) -> None:
+def add_nodes(own: RayCluster, cluster: Cluster, load_cpus: float, ports: HeldPorts, **head: Any) -> None:
     """Start the Ray nodes of `cluster` on this machine; `head` are further settings of the first one."""
     gpus, replica_cpus = cluster.gpus_per_node, math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
     if cluster.session == "local":
-        _add_node(own, math.ceil(load_cpus) + replica_cpus, gpus, "gpu", **head)
+        _add_node(own, ports, math.ceil(load_cpus) + replica_cpus, gpus, "gpu", **head)
     else:
-        _add_node(own, math.ceil(load_cpus), 0, LOAD_ROLE, **head)
+        _add_node(own, ports, math.ceil(load_cpus), 0, LOAD_ROLE, **head)
         for _ in range(cluster.nodes):
-            _add_node(own, replica_cpus, gpus, "gpu")
+            _add_node(own, ports, replica_cpus, gpus, "gpu")
         own.wait_for_nodes()
 
 
-def _add_node(own: RayCluster, cpus: int, gpus: int, role: str, **more: Any) -> None:
+def _add_node(own: RayCluster, ports: HeldPorts, cpus: int, gpus: int, role: str, **more: Any) -> None:
     settings = {
         "node_ip_address": LOOPBACK,
         "num_cpus": cpus,
         "num_gpus": gpus,
         "labels": {"role": role},
         "include_dashboard": False,
-        "dashboard_agent_listen_port": free_port(FIRST_AGENT_PORT + len(own.list_all_nodes())),
+        "dashboard_agent_listen_port": ports.another(),
         "object_store_memory": OBJECT_STORE_BYTES,
     }
     own.add_node(wait=False, **settings | more)

@@ -27,6 +27,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.serve.schema import ApplicationStatusOverview
 
 from cluster.ray_session import serve_settings, session
+from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.placement import SessionError
 from cluster.ray_session.processes import Process, left_after, process_of, running, send, with_descendants
 from conf.io import durable
@@ -164,7 +165,8 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         session.furnish(folder)
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with (
-        session.in_environment(serve_settings.own_environment(folder, routing)),
+        HeldPorts() as ports,
+        session.in_environment(serve_settings.own_environment(folder, routing, ports)),
         session.loopback_only(),
         session.as_session_error("start Ray on this machine", remedy),
     ):
@@ -173,10 +175,10 @@ def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack
         undo.callback(own.shutdown)
         dashboard = {
             "include_dashboard": True,
-            "dashboard_host": serve_settings.LOOPBACK,
-            "dashboard_port": serve_settings.free_port(),
+            "dashboard_host": LOOPBACK,
+            "dashboard_port": ports.another(),
         }
-        session.add_nodes(own, cluster, load_cpus + DRIVER_CPUS, **dashboard)
+        session.add_nodes(own, cluster, load_cpus + DRIVER_CPUS, ports, **dashboard)
         own.wait_for_nodes()
         started = [each for node in own.list_all_nodes() for each in node.live_processes()]
     made = StandingCluster(

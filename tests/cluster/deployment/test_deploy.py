@@ -38,7 +38,6 @@ from ray.serve.schema import Target, TargetGroup  # noqa: E402
 from cluster.deployment import serve_state  # noqa: E402
 from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy  # noqa: E402
 from cluster.deployment.warmup import one_token  # noqa: E402
-from cluster.ray_session import serve_settings  # noqa: E402
 from cluster.ray_session import session as cluster_session  # noqa: E402
 from cluster.ray_session.processes import with_descendants  # noqa: E402
 from cluster.ray_session.session import Session, SessionError, open_session  # noqa: E402
@@ -180,14 +179,6 @@ def test_a_session_that_does_not_start_is_one_line(
         open_session(cluster, Routing("leastconn")).__enter__()
     assert "\n" not in str(caught.value)
     assert os.environ == before
-
-
-def test_the_ports_of_a_session_differ_and_are_none_that_connections_get() -> None:
-    environment = serve_settings.own_environment(Path("folder"), Routing("leastconn"))
-    kinds = [int(environment[name]) for name in serve_settings.PORT_NAMES]
-    kinds += [serve_settings.free_port(serve_settings.FRONT_PORT), serve_settings.free_port()]
-    assert len(set(kinds)) == len(kinds)
-    assert all(20_000 <= port < 30_000 for port in kinds)
 
 
 def test_an_error_of_the_run_is_not_the_sessions(joined: pytest.MonkeyPatch) -> None:

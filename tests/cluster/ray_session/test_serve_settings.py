@@ -9,10 +9,12 @@ import pytest
 
 from cluster.preflight import node_facts
 from cluster.ray_session import serve_settings
+from cluster.ray_session.held_ports import HeldPorts
 from cluster.ray_session.serve_settings import (
     FILES_OF_A_STREAM,
     LEAST_FILES,
     MOST_STREAMS,
+    PORT_NAMES,
     SPARE_FILES,
     front_streams,
     own_environment,
@@ -78,7 +80,9 @@ def test_the_front_takes_as_many_streams_as_it_has_files_for(
     limited(monkeypatch, files)
     assert front_streams() == streams
     assert files < 0 or streams == 1 or FILES_OF_A_STREAM * streams + SPARE_FILES <= files
-    made = own_environment(Path("folder"), Routing("leastconn"))
+    with HeldPorts() as ports:
+        made = own_environment(Path("folder"), Routing("leastconn"), ports)
+    assert len({made[name] for name in PORT_NAMES}) == len(PORT_NAMES)
     assert made["RAY_SERVE_HAPROXY_MAXCONN"] == str(streams)
     assert serve_environment(Routing("leastconn"))["RAY_SERVE_HAPROXY_MAXCONN"] == str(MOST_STREAMS)
 

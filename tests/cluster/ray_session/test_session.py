@@ -21,9 +21,9 @@ def test_a_node_that_is_late_once_is_started_again(monkeypatch: pytest.MonkeyPat
     tries: list[int] = []
     add_nodes = session.add_nodes
 
-    def late_once(own: Any, cluster: Any, load_cpus: float, **head: Any) -> None:
+    def late_once(own: Any, cluster: Any, load_cpus: float, *ports: Any, **head: Any) -> None:
         tries.append(1)
-        add_nodes(own, cluster, load_cpus, **head)
+        add_nodes(own, cluster, load_cpus, *ports, **head)
         if len(tries) == 1:
             raise Exception(f"The current node {session.LATE}. This could happen because ...")
 

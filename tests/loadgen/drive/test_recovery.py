@@ -33,6 +33,7 @@ ray = pytest.importorskip("ray")
 
 from cluster.deployment.serve_state import state  # noqa: E402
 from cluster.ray_session import session  # noqa: E402
+from cluster.ray_session.held_ports import HeldPorts  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
 from loadgen.run.lifecycle import Service  # noqa: E402
 from serve_apps.simulated.app import application_name  # noqa: E402
@@ -107,7 +108,7 @@ class Saboteur:
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
         if kind == "fault" and list(self.at)[-1] == node_is_replaced.__name__:
-            session._add_node(self.nodes[0], 1, 8, "gpu")
+            session._add_node(self.nodes[0], HeldPorts(), 1, 8, "gpu")
         elif kind == "recovered":
             self._armed, self.sound = True, 0
         elif kind == "segment_done":
