@@ -17,7 +17,7 @@ VERBS = {
     "calibrate": "Fit the engine model's constants to probes of one machine.",
     "live": "Serve one page that follows a run or a study, also one that has ended, until Ctrl-C.",
 }
-"""What each verb does."""
+"""One sentence on each verb."""
 FORMATS = ("inferencex", "csv", "jsonl", "vllm-bench")
 EXIT_CODES = (
     "exit codes: 0 done; 1 internal error, recomputed otherwise, or a run was altered after it ended;\n"

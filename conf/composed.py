@@ -175,7 +175,7 @@ def _built(
     choices: tuple[tuple[str, str], ...],
     base: Path | None,
 ) -> bytes:
-    """What `_build` makes of a pickled tree, as a pickle: each who asks the same gets one of his own.
+    """The pickled result of `_build` for a pickled tree: every caller gets an object of its own.
 
     Making an experiment of a tree takes ten times as long as reading it from a pickle.
     """

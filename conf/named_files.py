@@ -19,7 +19,7 @@ from conf.words import ConfigError, groups
 
 _Read = Callable[[Path], dict[str, Any]]
 _Changes = Callable[[Any, dict[str, Any]], dict[str, Any]]
-"""From the tree so far and that of a named file to the changes of the file."""
+"""A function from the tree so far and that of a named file to the changes of the file."""
 
 
 def read(path: Path) -> dict[str, Any]:

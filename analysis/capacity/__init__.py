@@ -1,1 +1,1 @@
-"""From counted windows to the posterior of the capacity."""
+"""The posterior of the capacity, computed from counted windows."""

@@ -110,7 +110,7 @@ class _Blocks:
 
     @property
     def rarity(self) -> float:
-        """How many times fewer may be over the limit than p90 allows, at least 1."""
+        """The share that p90 allows over its limit, divided by the share of this bound; at least 1."""
         return max(allowed_over(LIMITS[0]) / self.allowed, 1.0)
 
     def evidence(self, centre: float, slopes: Floats) -> Floats:

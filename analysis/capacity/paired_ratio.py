@@ -93,7 +93,7 @@ class Ratio:
 
     @property
     def limits(self) -> dict[Limit, LimitRatio]:
-        """What is known by each limit alone."""
+        """The estimates by each limit alone."""
         own = {"ttft": self.ttft, "tpot": self.tpot}
         return {limit: one for limit, one in own.items() if one} | dict(self.others)
 
@@ -220,7 +220,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
 
 
 class _Belief(NamedTuple):
-    """What is believed of a limit's pairs beforehand: centre and sd of ln slope, and the noise."""
+    """The prior of a limit's pairs: centre and sd of ln slope, and the noise."""
 
     centre: float
     sd: float

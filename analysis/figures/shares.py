@@ -65,7 +65,7 @@ def share_over_table(run: Run) -> pa.Table:
 
 
 def share_over_alt(run: Run) -> str:
-    """In how many windows each bound was kept."""
+    """The number of windows in which each bound was kept, in words."""
     windows = _valid(run)
     said = []
     for limit in bounds_of(run).limits:

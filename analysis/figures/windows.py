@@ -59,7 +59,7 @@ class WindowRows:
 
     @property
     def load(self) -> float:
-        """What arrived, as QPS per node of mean requests; the offered rate where no row tells it."""
+        """The load that arrived, as QPS per node of mean requests; the offered rate where no row tells it."""
         realised = self.line["work_qps_per_node"]
         return self.rate if realised is None or not realised > 0 else float(realised)
 

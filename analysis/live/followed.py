@@ -32,7 +32,7 @@ READ_BYTES = 2**22
 MOST_LINE = 2**18
 """Bytes of a line; an event of ours has at most some ten thousand (our choice)."""
 MOST_LETTERS, MOST_MEMBERS, MOST_DEPTH = 500, 100, 8
-"""Of a text, a list or table, and a tree in an event (our choice)."""
+"""Longest text, longest list or table, and deepest tree of an event (our choice)."""
 MOST_INT = 2**53
 MOST_PARTS = 100
 """Newest runs of a study that are named (our choice)."""
@@ -201,7 +201,7 @@ Followed = FollowedRun | FollowedStudy
 
 
 def followed(path: Path, conclude: Conclude) -> Followed:
-    """What follows the folder at `path`. Raises RunError unless it is one of a run or of a study."""
+    """The follower of the folder at `path`. Raises RunError unless it is one of a run or of a study."""
     if studies.is_study(path):
         studies.load_study(path)
         return FollowedStudy(path, conclude)

@@ -90,7 +90,7 @@ class _Snapshot(Collector):
         yield counts
 
     def _latencies(self, now: WindowSoFar) -> Iterator[Metric]:
-        """Of each latency p50 and p90 so far; of each bound its value, the share over it, and of how many."""
+        """p50 and p90 of each latency so far; each bound, the share over it, and of how many requests."""
         bounds = [(key, bound, BOUND.fullmatch(key)) for key, bound in now.latencies.items()]
         known = [(key, bound, match[1]) for key, bound, match in bounds if match][:MOST_BOUNDS]
         by_name = {name: bound for _, bound, name in known}

@@ -21,7 +21,7 @@ AXIS_MARGIN = 0.1
 
 
 def screen(state: LiveState, width: int, height: int, seen: WindowSoFar | None = None) -> list[str]:
-    """At most `height` lines of at most `width` columns; `seen` is the newest running window of any time.
+    """The screen as at most `height` lines of at most `width` columns; `seen` is the newest running window.
 
     The windows that are over have what room the rest leaves, the newest of them first to stay.
     """

@@ -24,7 +24,7 @@ from conf.io.one_line import reason
 MOST_CLIENTS = 16
 """Requests that are answered at once, streams among them; another one gets 503 (our choice)."""
 HEAD_BYTES = 8 * 2**10
-"""Of a request: its line and its headers (our choice)."""
+"""Most bytes of a request, its line and its headers (our choice)."""
 HEAD_S, SEND_S = 5.0, 5.0
 """A client has so long for its request, and to take what it is sent; then it is dropped (our choice)."""
 PERIOD_S = 0.5
@@ -32,7 +32,7 @@ PERIOD_S = 0.5
 KEEP_ALIVE_S = 10.0
 """A stream says something this often, so that a reader who is gone is noticed (our choice)."""
 GRACE_S = 2.0
-"""At the end so long is waited until readers have the last state (our choice)."""
+"""Longest wait at the end until readers have the last state (our choice)."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
 HEADERS = {
     "Cache-Control": "no-store",

@@ -1,4 +1,4 @@
-"""What the events of a run add up to: its phase, its windows, the belief about the capacity, its end.
+"""The state of a run that its events add up to: phase, windows, belief about the capacity, end.
 
 Knows events as `events.jsonl` holds them; knows no terminal, no browser and no clock. An event that is not
 understood changes nothing: a folder may be of another version.

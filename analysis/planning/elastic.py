@@ -132,7 +132,7 @@ def _cell(key: str, figure: IntervalEstimate) -> str:
 
 
 def simulated(found: ElasticDay) -> str:
-    """How much was simulated, in a line."""
+    """One line on how much was simulated."""
     fleet = f"{found.nodes} of the {found.planned_nodes} nodes"
     if found.nodes == found.planned_nodes:
         fleet = f"all {found.nodes} nodes"

@@ -101,7 +101,7 @@ class Evidence:
 
     @property
     def word(self) -> str:
-        """How the capacity was found: predicted, simulated or measured."""
+        """The way the capacity was found: predicted, simulated or measured."""
         if self.predicted:
             return "predicted"
         return "simulated" if self.asked.engine in SIMULATED else "measured"

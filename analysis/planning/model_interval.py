@@ -1,4 +1,4 @@
-"""What is unknown of the engine model's constants, carried into the capacity of a simulated run.
+"""The uncertainty of the engine model's constants, carried into the capacity of a simulated run.
 
 Knows evidence and a prediction that is handed in; knows no demand and no engine.
 """

@@ -194,7 +194,7 @@ def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) 
 
 
 def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Care) -> FewSpares | None:
-    """What independent failures take at once; None where the spares are enough."""
+    """A warning that independent failures take more nodes than there are spares; None if they do not."""
     up, target = care.node_availability, care.target_availability
     availability, share = up or USUAL_AVAILABILITY, target or USUAL_TARGET
     down = down_at_once(nodes, availability, share)

@@ -34,7 +34,7 @@ from conf.io.one_line import reason
 from conf.specs.planning import Care, Demand
 
 FILE = "recommendation.json"
-"""What was predicted, in the folder of the study that measured it."""
+"""The file of the prediction in the folder of the study that measured it."""
 LAYOUT, BUDGET, HIT = "layout", "max_num_batched_tokens", "prefix_hit"
 """Axes of such a study; that of hits is left out where the workload's own is meant."""
 MOST_CANDIDATES = 6

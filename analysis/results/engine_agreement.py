@@ -7,11 +7,13 @@ from analysis.results.types.run_verdict import EngineCheck, EngineComparison
 from analysis.stats.quantiles import Floats, quantile
 
 TPOT_SHARE, TPOT_SHARE_CACHED = 0.02, 0.03
-"""Of the p90 TPOT; the second where nearly all of the prompt is cached and a step is mostly overhead."""
+"""Most relative difference of p90 TPOT; the second where a prompt is nearly all cached, so that a step is
+mostly overhead."""
 CACHED = 0.95
 """Share of the prompts' tokens in the prefix cache from which on the second holds."""
 TTFT_SHARE, TTFT_MS = 0.10, 30.0
-"""Of the p90 TTFT, or so many ms if that is more: a real front end takes up to 20 ms over its serial time."""
+"""Most relative difference of p90 TTFT, or so many ms if that is more: a real front end takes up to 20 ms
+over its serial time."""
 
 
 def ttft(emulated_ms: Floats, simulated_ms: Floats) -> EngineComparison:

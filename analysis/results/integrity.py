@@ -19,7 +19,7 @@ SMALL_BYTES = 2**20
 MOST_NAMED = 4
 """Files that are named; the rest is counted (our choice)."""
 LATER = {MANIFEST, SUMS, "events.jsonl", REPORT}
-"""What grows or is written anew once the sums stand."""
+"""Files that grow or are written anew once the sums stand."""
 WRONG_KIND = (
     LookupError,
     TypeError,

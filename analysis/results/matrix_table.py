@@ -14,7 +14,7 @@ from conf.specs.bounds import short
 
 KIND = MATRIX
 REFERENCE, PAIRED, UNPAIRED = "reference", "paired", "unpaired"
-"""How a ratio came about: 1 by definition, on common arrivals, or from two independent capacities."""
+"""The origin of a ratio: 1 by definition, common arrivals, or two independent capacities."""
 COLUMNS = (("QPS/node", 10), ("95 % interval", 17), ("certified", 11), ("limit", 7), ("ratio", 23), ("", 10))
 ANSWERS = ("answers", 9)
 """A column of a matrix with a quality gate."""

@@ -32,12 +32,12 @@ SUCCESS, SLOWER, GAIN = 0.95, 2.0, 1.05
 """Table 7: FAILING below this share of answers, DEGRADED above so many times the baseline's p99, SATURATED
 below so many times the throughput before."""
 PER_USER = 10
-"""With fewer requests than this for each in flight a level shows its filling and emptying (our choice)."""
+"""Fewest requests for each in flight; a level of fewer shows its filling and emptying (our choice)."""
 DISTINCT, NEARLY = 3, 0.95
 """Lengths that are named one by one, where there are no more; and the share from which one speaks for all."""
 
 ASKED = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
-"""What a level is asked for, as attributes of it."""
+"""The attributes of a level that are compared."""
 MEANS = ("success", "total_tok_s", "output_tok_s", "image_tok_s", "p99_s", "in_flight", "seconds")
 
 

@@ -27,7 +27,7 @@ from conf.io.one_line import one_line, plain, reason
 RECORDED = (0, 3)
 """Exit codes of a probe that measured what it says; one that missed its bounds did."""
 CONCLUDED = ("exit_code", "valid", "asked")
-"""What no conclusion is without, whichever version wrote it."""
+"""Branches that every conclusion has, whichever version wrote it."""
 SHAPE: Mapping[str, type] = {
     **dict.fromkeys(("asked", "capacity", "hold", "probe", "prediction", "requests"), dict),
     **dict.fromkeys(("checks", "dwells"), list),
@@ -35,7 +35,7 @@ SHAPE: Mapping[str, type] = {
     **dict.fromkeys(("reason", "evidence", "folder", "run_id", "verb"), str),
     "exit_code": int,
 }
-"""Of what kind the branches of a conclusion are."""
+"""The kinds of the branches of a conclusion."""
 
 
 def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:

@@ -25,7 +25,7 @@ FILE = STUDY
 OTHER = "config-b.yaml"
 """The configuration of B of a comparison, beside A's config.yaml in the study's folder."""
 FEW_REPEATS = 4
-"""With fewer the interval by the t-distribution is more than twice that of many (3.2 at 4)."""
+"""Fewest repeats; of fewer the interval by the t-distribution is over twice that of many (3.2 at 4)."""
 
 PartVerdict = RunVerdict | StudyVerdict
 """The verdict of a part: a run, or a study of its own."""

@@ -21,7 +21,7 @@ Bools = NDArray[np.bool_]
 
 NS_PER_MS = 1e6
 INEXACT = 2.0**53
-"""From here on float64 does not know every integer: such a column is left to a cast, which refuses it."""
+"""The least integer beyond which float64 skips some: such a column is left to a cast, which refuses it."""
 UNSENT = ("missed", "lost")
 """Failures of the load generator: the request never left it, or whether it did is unknown."""
 BURST_TOKENS, BURST_READS = 10, 2

@@ -23,7 +23,7 @@ Run = Callable[[list[str]], str | None]
 
 TOOL_TIMEOUT_S = 15.0
 MOST_BYTES = 4 * 2**20
-"""Of a tool's output; `amd-smi static` of eight GPUs fills some 100 kB (our choice)."""
+"""Most bytes of a tool's output; `amd-smi static` of eight GPUs fills some 100 kB (our choice)."""
 IMPORT_TIMEOUT_S = 90.0
 DEVICE_PROBE = "import torch as t; t.ones(1, device='cuda').item(); print(t.cuda.device_count())"
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"

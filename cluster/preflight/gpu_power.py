@@ -14,7 +14,7 @@ from cluster.preflight.gpu_facts import Run, by_gpu, file_text, kfd_cards, numbe
 KERNEL = "hwmon"
 """Source of a reading that costs next to nothing."""
 GPU_FILES = ("power1_average", "power1_input")
-"""In microwatts. amdgpu has the first for MI200, the second for MI300, both for few (its amdgpu_pm.c)."""
+"""Files in microwatts. amdgpu has the first for MI200, the second for MI300, few have both (amdgpu_pm.c)."""
 MOST_GPU_WATTS = 4000.0
 """A GPU that says more is not believed: below the 4295 W that the amdgpu of Linux 6.6 wrote for an error, its
 code in 32 bits without a sign (our choice)."""

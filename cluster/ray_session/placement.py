@@ -56,7 +56,7 @@ def place(cluster: Cluster, layout: Layout, roles: Collection[str] = ()) -> Plac
 
 
 def _bundles(layout: Layout) -> tuple[dict[str, float], ...]:
-    """What one replica of a layout takes."""
+    """The resources that one replica of a layout takes."""
     return ({"GPU": float(layout.gpus_per_replica), "CPU": REPLICA_CPUS},)
 
 

@@ -47,7 +47,7 @@ from conf.specs.experiment import Cluster, Routing
 FOLDER_PREFIX = "maxqps-"
 OBJECT_STORE_BYTES = 100 * 2**20
 KEEP_ALIVE_S = 600
-"""With Serve's 5 s a replica may close an idle connection just as HAProxy sends a request on it."""
+"""Longer than Serve's 5 s, after which a replica may close a connection just as HAProxy sends on it."""
 CLUSTER_HTTP_PORT = 8000
 KNOCK_TIMEOUT_S = 10.0
 SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")

@@ -16,7 +16,7 @@ MISSING, UNKNOWN = "the following arguments are required: ", "unrecognized argum
 
 
 def nearest(word: str, known: Sequence[str]) -> list[str]:
-    """At most three known names that resemble the word, the nearest first."""
+    """The known names that resemble the word, at most three, the nearest first."""
     alike = {name: _alike(word, name) for name in known}
     least = max(ALIKE, max(alike.values(), default=0.0) - AS_ALIKE)
     near = [name for name in alike if alike[name] >= least]

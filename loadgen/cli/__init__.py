@@ -1,1 +1,1 @@
-"""From command-line words to acts: one file per verb group, and the composition roots."""
+"""The command line: one file per verb group, and the composition roots."""

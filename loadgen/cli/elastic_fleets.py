@@ -50,7 +50,7 @@ def simulated_day(experiment: Experiment, question: DayQuestion, config: Mapping
 def _followed(
     name: str, fleet: SimulatedFleet, per_node: int, rule: ScalingRule
 ) -> tuple[Lifecycle, Callable[[], Wanted]]:
-    """How engines of a fleet live, and what asks for their number; a fixed fleet's lost node stays lost."""
+    """The lives of a fleet's engines, and what asks for their number; a fixed fleet's lost node is gone."""
     every, begin = fleet.nodes * per_node, fleet.scheduled_nodes(0.0) * per_node
 
     def life(slots: int, first: int, step_s: float, replaced: bool = True) -> Lifecycle:

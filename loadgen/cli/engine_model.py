@@ -137,7 +137,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
 def _shared(
     workload: Workload, arrivals: ArrivalSchedule, copies: float, seed: int
 ) -> tuple[SharedBeginnings | None, Ints | None]:
-    """What the prompts share, and the part of the fleet that each goes to if one in `copies` is simulated."""
+    """The shared beginnings of prompts, and the part of the fleet of each if one in `copies` is simulated."""
     if arrivals.begins is not None:
         part = np.random.default_rng([seed, 11]).integers(int(np.ceil(copies)), size=len(arrivals))
         first = int(arrivals.seq[0]) if len(arrivals) else 0

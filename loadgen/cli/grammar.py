@@ -26,7 +26,7 @@ VERBS = {
     "verify": "Replay a sweep's certified rate through vLLM itself, emulated; exit 3 if the two engines "
     "disagree.",
 }
-"""What each verb does."""
+"""One sentence on each verb."""
 WORDS_HELP = "choices and values, in any order"
 OWN_WORDS = {
     "resume": "the run folder to continue",

@@ -114,7 +114,7 @@ def _planned(shapes: Sequence[Shape], peak_qps: float) -> list[str]:
 
 
 def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
-    """What --measure would add. Raises ConfigError where the first feasible shape cannot be measured."""
+    """The study that --measure adds. Raises ConfigError where the first feasible shape cannot be measured."""
     first = next(shape for shape in shapes if shape.asked)
     minutes = pacing.swept_s(_measured(question, first)) / 60
     return [
@@ -229,7 +229,7 @@ def _ranking(
 
 
 def _capacity(shape: Shape, answer: Answer | None) -> ShapeCapacity | UnrankedShape:
-    """What the engine model says of a shape, or why it has no rank."""
+    """The prediction of the engine model for a shape, or the reason why it has no rank."""
     if shape.asked is None or answer is None:
         return UnrankedShape(name=shape.name, kind="infeasible", reason=shape.refused)
     if isinstance(answer, str):

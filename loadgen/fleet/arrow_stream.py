@@ -16,7 +16,7 @@ import pyarrow as pa
 from analysis.rows import records
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system without locks answers (some network ones, as they are mounted)."""
+"""Errors of a file system without locks (some network ones, as they are mounted)."""
 
 
 class ArrowStream:

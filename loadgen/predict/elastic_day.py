@@ -232,7 +232,7 @@ def _counted(
 
 
 def over_bounds(arrivals: DayArrivals, seen: FleetTimes, experiment: Experiment) -> Mapping[Limit, Bools]:
-    """Whether each request is over each bound; one that failed is over all, and over a joint one is any."""
+    """True where a request is over a bound; one that failed is over all, and over a joint one is any."""
     latency = {
         "ttft": ttft_ms(arrivals.due_s, seen.first_s),
         "tpot": tpot_ms(seen.first_s, seen.last_s, arrivals.asked[1].astype(np.float64)),

@@ -70,7 +70,7 @@ def _try(folder: str, as_ids: bool, vocab: int) -> None:
 
 
 def _pool(tokenizer: Tokenizer, lines: Iterator[str], as_ids: bool) -> TokenPool:
-    """At most `POOL_TOKENS` tokens in whole lines, so that every slice can begin at a line."""
+    """Whole lines of at most `POOL_TOKENS` tokens, so that every slice can begin at a line."""
     tokens: list[bytes] = []
     openings: list[int] = []
     while len(tokens) < POOL_TOKENS:

@@ -26,7 +26,8 @@ POSITION_BYTES, TOKEN_BYTES, ANSWER_BYTES = 4096, 16, 2**16
 """Longest position with 21 alternatives, longest token id, and longest rest of an answer (our choice: some
 four times what vLLM writes)."""
 MOST_SALT_CHARS, NOT_IN_SALTS = 128, "@/\\\0"
-"""What vLLM 0.32.0 takes as a `cache_salt`: part of the keys of caches behind the engine's own."""
+"""Longest `cache_salt` of vLLM 0.32.0, a part of the keys of caches behind the engine's own, and the
+characters that it may not hold."""
 TEXT_CHARS = 1000
 """Most letters that are kept of an answer's text (our choice)."""
 WORD_CHARS = 200

@@ -11,7 +11,7 @@ from conf.io.secret import Secret
 
 READY_TIMEOUT_S = 10.0
 MOST_LEVELS = 16
-"""Of lists and objects within each other in a model's card; vLLM's has three (our choice)."""
+"""Most levels of lists and objects in a model's card; vLLM's has three (our choice)."""
 
 
 class TargetError(RuntimeError):

@@ -96,7 +96,7 @@ def _segment(
 
 FolderKind = TypeVar("FolderKind", bound=Folder)
 Act = Callable[[Experiment, Driver], Conclude]
-"""What is done with a driver; what it returns concludes once every row is final."""
+"""A job for a driver; it returns a function that concludes once every row is final."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,9 @@ ABSENT_S = 30.0
 """A server that has no /metrics is asked again after this time."""
 WORD_CHARS = 200
 MOST_BYTES = 8 * 2**20
-"""Of a page; an engine of vLLM's fills some 40 kB (our choice)."""
+"""Most bytes of a page; an engine of vLLM's fills some 40 kB (our choice)."""
 MOST_LINES = 4096
-"""Of the metrics that are wanted: a node of eight engines has some hundred (our choice)."""
+"""Most series of the wanted metrics; a node of eight engines has some hundred (our choice)."""
 COUNT_LIMIT = 2**53
 """Up to here a float holds every whole number; a server that says more is not believed."""
 REPLICA_ID = "x-replica-id"
@@ -55,7 +55,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 """Column and metric, newest name first: vLLM 0.9 to 0.11 give both. Counters may end in `_total`."""
 AVERAGED = ("kv_usage",)
-"""Of several engines behind one address these are averaged, all others summed."""
+"""Metrics that are averaged over several engines behind one address; all others are summed."""
 
 _NAMES = "|".join(name for names in SPELLINGS.values() for name in names)
 _WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)

@@ -24,8 +24,8 @@ above the least. The likeliest token then has 0.73 in the median, and less than 
 SPREAD = 0.5
 """Scale of the Gumbel draw that is added to each log probability, so that near ties occur (our choice)."""
 NOISE_SD = 0.008
-"""Of a logit, from answer to answer: the mean KL divergence of two is then 2.5e-5 nats, as llama.cpp#7150 has
-it of BF16 against FP16, and one position in some 600 has another likeliest token."""
+"""Deviation of a logit from answer to answer: the mean KL divergence of two is then 2.5e-5 nats, as
+llama.cpp#7150 has it of BF16 against FP16, and one position in some 600 has another likeliest token."""
 DECIMALS = 6
 """A log probability is answered to a millionth: what libraries may differ in stands far behind that."""
 DIGEST_BYTES = 32

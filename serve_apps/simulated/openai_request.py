@@ -26,7 +26,7 @@ NOT_IN_CHATS = ("logprobs", "return_token_ids")
 MAX_LOGPROBS = 20
 """vLLM's default of --max-logprobs (0.32.0)."""
 MOST_SALT_CHARS, NOT_IN_SALTS = 128, "@/\\\0"
-"""Of a `cache_salt` (0.32.0)."""
+"""Longest `cache_salt` (0.32.0)."""
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:

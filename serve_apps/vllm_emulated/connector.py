@@ -115,11 +115,11 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 class MoRIIOConnector(_Connector):
-    """In the place of MoRI-IO's; notices go to its notify port."""
+    """The connector in the place of MoRI-IO's; notices go to its notify port."""
 
 
 class NixlConnector(_Connector):
-    """In the place of NIXL's; notices go to its side channel."""
+    """The connector in the place of NIXL's; notices go to its side channel."""
 
 
 def writes(transfer: Any) -> bool:

@@ -43,7 +43,7 @@ class EmulatedGpu:
     constants: str
     """Fingerprint of the constants that the costs were computed from."""
     transfer: TransferSeconds | None = None
-    """Of the KV between the engines of a split layout; None in any other."""
+    """The transfer of KV between the engines of a split layout; None in any other."""
 
     @classmethod
     def of(

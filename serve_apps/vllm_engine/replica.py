@@ -24,7 +24,7 @@ PREFILL_FACTS_S = 5.0
 
 
 class _Reporting:
-    """What is ours in a server of Ray's; stands before it among the bases."""
+    """Our part of a server of Ray's; it stands before Ray's class among the bases."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         stay_on_loopback()

@@ -21,7 +21,7 @@ from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 NO_QUEUE_LIMIT = 1_000_000
 """Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
 DEPRECATED: Version = (0, 14, 0)
-"""From here on some kinds of checkpoints are served only where that is allowed (vLLM PR #31688)."""
+"""The first version that serves some kinds of checkpoints only where that is allowed (vLLM PR #31688)."""
 VLLM_BLOCK, VLLM_MEMORY = 16, 0.9
 """Tokens of a KV block and share of the memory where no argument says: vLLM's defaults on ROCm."""
 AITER_HEAD_DIMS = (64, 128, 256)

@@ -11,8 +11,8 @@ from analysis.stats.pooling import Interval
 from conf.specs.bounds import label
 
 FEW_REQUESTS = 250
-"""With fewer requests in all windows an interval of 95 % holds the truth in three of four searches only: of a
-server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
+"""Fewest requests in all windows; of fewer an interval of 95 % holds the truth in three of four searches, as
+of a server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
 
 
 def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigures:

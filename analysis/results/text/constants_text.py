@@ -15,9 +15,9 @@ from conf.constants import constants
 from conf.specs.experiment import Constant, Experiment, SimulatedEngine
 
 ASSUMED = "assumed"
-"""How the source of a constant begins that nobody measured."""
+"""The beginning of the source of a constant that nobody measured."""
 NAMED, LEAST_SHARE = 3, 0.03
-"""As many assumed constants are named, of those that make at least this part of the variance (our choice)."""
+"""Most assumed constants that are named, and the least part of the variance that each makes (our choice)."""
 SHOWN = 12
 READING = "QPS at the ends of each alone; of the variance, with constants of one fit moved together"
 MEANINGS = {
@@ -90,7 +90,7 @@ def sensitivity_lines(rows: Sequence[SensitivityRow]) -> list[str]:
 
 
 def _transfer(experiment: Experiment) -> str:
-    """What an answer takes for the transfers of a split layout; empty for any other."""
+    """Lines on what an answer assumes of the transfers of a split layout; none for any other."""
     layout = experiment.layout
     if layout.prefill is None:
         return ""

@@ -8,7 +8,7 @@ REAL = ("vllm", "external")
 
 
 def lines(asked: AskedExperiment, power: PowerFigures | None) -> list[str]:
-    """What a node draws near the capacity, and a request's share of it; nothing of a run that did not ask."""
+    """The power of a node near the capacity, and a request's share of it; no line if the run did not ask."""
     if power is None or (power.unknown and asked.engine not in REAL):
         return []
     quoted = power.quoted

@@ -112,7 +112,7 @@ def _step_time(found: RateForecast) -> list[str]:
 
 
 def _sides(found: RateForecast) -> list[str]:
-    """How busy both sides of a split node are; the one that is busier is what its ratio wants more of."""
+    """The load of both sides of a split node; its ratio wants more of the one that is busier."""
     if found.prefill_busy is None:
         return []
     return [

@@ -66,7 +66,7 @@ def _measured(verdict: RecommendationVerdict) -> list[str]:
 
 
 def _against(verdict: RecommendationVerdict, one: ShapeRanking) -> list[str]:
-    """What was measured beside what was predicted, and whether the choice changed."""
+    """Lines that put what was measured beside what was predicted, and say whether the choice changed."""
     predicted = next((each for each in verdict.rankings if each.hit == one.hit), None)
     if predicted is None:
         return []
@@ -91,7 +91,7 @@ def _headline(verdict: RecommendationVerdict, one: ShapeRanking, word: str) -> s
 
 
 def _apart(one: ShapeRanking) -> list[str]:
-    """How sure the choice is, and which shapes it is not told from."""
+    """A line on how sure the choice is, and on the shapes that it is not told from."""
     first = one.first
     layout = sum(shape.probability_best for shape in one.shapes if shape.layout == first.layout)
     lines = [

@@ -145,7 +145,7 @@ class ConstantsBasis:
     assumed: tuple[str, ...]
     rests_on: str
     transfer: str = ""
-    """Of a split node: what is taken for the way of KV between its engines, with the intervals."""
+    """Constants of the transfer of KV between the engines of a split node, with their intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

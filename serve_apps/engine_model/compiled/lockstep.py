@@ -138,7 +138,7 @@ def _choose_work(rank: Any, engines: Any, r: Any) -> bool:
 
 @inlined
 def _ready_s(first: Any, lock: Any, engines: Any) -> Any:
-    """When a rank has work: -inf where one has some already, inf where all are empty."""
+    """The time at which a rank has work: -inf where one has some already, inf where all are empty."""
     ready_s = math.inf
     for r in range(first, first + lock.width):
         state = engines.states[r]

@@ -43,7 +43,7 @@ RECEIVER = np.dtype(
         *((name, np.float64) for name in ("idle_until_s", "link_free_s")),
     ]
 )
-"""What an engine knows of its transfers."""
+"""An engine's transfers."""
 NEVER_S = -math.inf
 
 

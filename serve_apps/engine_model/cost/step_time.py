@@ -381,7 +381,7 @@ def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes
 
 
 def _ranks_exchange_s(model: Model, hardware: Hardware, layout: Layout) -> float:
-    """What the GPUs of a rank send for one token of its own.
+    """The time in which the GPUs of a rank send one token of its own.
 
     Attention, and the FFN of a dense layer, end in an all-reduce within the rank. A layer of experts gathers
     the tokens of all ranks and scatters the sums (vLLM's default all2all_backend, allgather_reducescatter):

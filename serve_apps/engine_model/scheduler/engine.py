@@ -293,7 +293,7 @@ class BlockEngine:
 
     @property
     def _awaiting(self) -> bool:
-        """Whether blocks are held for a transfer."""
+        """True if blocks are held for a transfer."""
         return bool(self.scheduler.loading or self.scheduler.kept)
 
     def _next_look_s(self) -> float:

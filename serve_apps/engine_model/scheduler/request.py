@@ -70,9 +70,9 @@ class RequestState:
         self.first_step = 0
         """Number of the step in which its computation began, after a preemption anew; 0 before."""
         self.queued_s: float | None = None
-        """When the scheduler had it, which it looks for as it chooses a step; None before."""
+        """The time at which the scheduler found it, as it chose a step; None before."""
         self.scheduled_s: float | None = None
-        """When it was first given a place in a step; None before."""
+        """The time of its first place in a step; None before."""
         self._own_tokens = prompt_tokens
         """Tokens beyond these are decoded; the last one of a prompt whose KV was loaded is one of them."""
         self._progress = progress

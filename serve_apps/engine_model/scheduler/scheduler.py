@@ -262,7 +262,7 @@ class Scheduler:
         return True
 
     def _in_a_step(self, request: RequestState) -> bool:
-        """Whether a running request has tokens in a step that is not complete."""
+        """True if a running request has tokens in a step that is not complete."""
         last = self.progress.scheduled if request._decoding else request._last_step
         return last > self.progress.completed
 

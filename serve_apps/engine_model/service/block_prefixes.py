@@ -11,7 +11,7 @@ from serve_apps.engine_model.scheduler.kv_cache import Chain
 from serve_apps.engine_model.service.prefix_reuse import Ints, Pieces
 
 Runs = Sequence[tuple[int, int]]
-"""Of a prompt: the owner, as a place in the order of arrival, and the token at which its text ends."""
+"""The owners of the parts of a prompt, as places in the order of arrival, and the tokens where they end."""
 
 
 class BlockPrefixes:

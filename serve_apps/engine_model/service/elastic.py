@@ -164,7 +164,7 @@ def _arrays(spec: FastSpec, slots: int, longest: int, counted: bool, rows: int) 
 
 
 class _Fleet:
-    """Which engines start, serve and drain, looked at every `step_s`."""
+    """The engines that start, serve and drain, looked at every `step_s`."""
 
     def __init__(self, service: _Service, mode: int, life: Lifecycle, wanted: Wanted) -> None:
         self._service, self._mode, self._life, self._wanted = service, mode, life, wanted

@@ -35,7 +35,7 @@ class Pieces(NamedTuple):
 
 
 class SharedBeginnings(Protocol):
-    """What prompts share, in order of arrival; `session` is None where a router knows none."""
+    """The beginnings that prompts share, in order of arrival; `session` is None where a router knows none."""
 
     @property
     def session(self) -> Ints | None: ...

@@ -40,7 +40,7 @@ from serve_apps.engine_model.service.routed import Replicas, Requests, engines_a
 from serve_apps.engine_model.service.split_service import PREFILL_STREAM
 
 PREFILL_BALANCE = Balance("pow2")
-"""Of two prefill engines drawn at random the one with fewer requests in flight, as Serve's handles choose."""
+"""The one of two prefill engines, drawn at random, with fewer requests in flight, as Serve's handles do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _computed(spec: SplitSpec, requests: Requests, replicas: Replicas) -> Comput
 
 @native
 def _begins(engines: Any, begins: Any, r: Any) -> None:
-    """When each step of a prefill engine began, from the ends of all and the steps of its prompts."""
+    """The begin of each step of a prefill engine, from the ends of all and the steps of its prompts."""
     ends_s, requests, state = engines.ends_s[r], engines.requests[r], engines.states[r]
     asynchronous = engines.limits.asynchronous
     i = 0
@@ -192,7 +192,7 @@ def _begins(engines: Any, begins: Any, r: Any) -> None:
 
 
 def _may_overflow(fast: FastSpec, computed: Computed, prompt: Ints, released_s: Floats) -> bool:
-    """Whether blocks that are held for transfers might delay a prompt on a prefill engine; rather too often.
+    """True if blocks that are held for transfers might delay a prompt on a prefill engine; rather too often.
 
     A prompt is taken to hold its blocks from the end before last of the prompts before its own, and two steps
     of the largest size longer than the transfer.

@@ -26,7 +26,7 @@ LOOK_S = 60.0
 GUESS_BATCH = 64
 """Decoding sequences in the guess (the concurrency of the Character.ai post)."""
 PREFILL = "prefill_"
-"""What the fields of `Work` begin with for engines that only compute prompts."""
+"""The prefix of the fields of `Work` of engines that only compute prompts."""
 
 
 def serve(
