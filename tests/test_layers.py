@@ -30,7 +30,6 @@ CONFINED = {
         "cluster/ray_session/up.py",
         "serve_apps/simulated/app.py",
         "serve_apps/simulated/configured.py",
-        "serve_apps/simulated/server.py",
         "serve_apps/routing/serve_routers.py",
         "serve_apps/routing/loopback.py",
         "serve_apps/vllm_engine/app.py",

@@ -23,7 +23,8 @@ from serve_apps.engine_model.scheduler.lockstep import engine_of
 from serve_apps.routing.loopback import listener, stay_on_loopback
 from serve_apps.routing.serve_routers import behind_router, request_router
 from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import Answers, PrefillCall, PrefillSide, Prompt, RemotePrompts
 
 NO_QUEUE_LIMIT = 1_000_000

@@ -15,7 +15,8 @@ from serve_apps.engine_model.cost.transfer import KvLink
 from serve_apps.engine_model.scheduler.engine import QueueFull
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
 from serve_apps.simulated.openai_images import SeenImages
-from serve_apps.simulated.server import EngineDead, RealtimeEngine, Stream
+from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.stream import EngineDead, Stream
 
 HELD_S = 480.0
 """Longest time that a prompt's blocks are held for an engine that never fetches them (vLLM's default of

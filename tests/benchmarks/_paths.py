@@ -34,7 +34,8 @@ from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import BlockEngine, VirtualService
 from serve_apps.routing.asgi import Message, Scope
 from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.server import SimulatedApp
 from tests.benchmarks._clients import Meter, until
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])

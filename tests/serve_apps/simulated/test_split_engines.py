@@ -13,7 +13,8 @@ from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
 from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.simulated import split_engines
 from serve_apps.simulated.openai_answers import ApiRequest
-from serve_apps.simulated.server import EngineDead, RealtimeEngine, SimulatedApp
+from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import (
     Answers,
     PrefillCall,
@@ -23,6 +24,7 @@ from serve_apps.simulated.split_engines import (
     Refused,
     RemotePrompts,
 )
+from serve_apps.simulated.stream import EngineDead
 from tests.support.virtual.engines import check_integrity
 from tests.support.virtual.simulated_service import SERVED, SPECS, Call, run
 

@@ -10,7 +10,8 @@ from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import BlockEngine
 from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.server import SimulatedApp
 
 
 @asynccontextmanager

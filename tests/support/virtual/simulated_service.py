@@ -10,7 +10,8 @@ from typing import Any
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated.openai_answers import ServedModel
-from serve_apps.simulated.server import RealtimeEngine, SimulatedApp
+from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.server import SimulatedApp
 from tests.support.virtual.engines import run_step, specs
 
 SPECS = specs()

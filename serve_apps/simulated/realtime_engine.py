@@ -1,0 +1,224 @@
+"""The simulated engine on the real clock; knows nothing of HTTP, of Ray and of config files.
+
+Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
+last one ended (or when work arrives), however late this process woke up. A slow machine therefore
+delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
+fast as the real one, or slower.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
+from serve_apps.engine_model.scheduler.lockstep import AnyEngine
+from serve_apps.engine_model.scheduler.request import Kv
+from serve_apps.simulated.openai_answers import EngineMetrics
+from serve_apps.simulated.stream import EngineDead, Stream
+
+TIMER_S = 1e-3
+"""The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
+SPIN_S = 1e-4
+"""uvloop does not sleep so briefly: a millisecond too many would be a third of a fast clock's step."""
+MOST_STARTS = 4096
+"""Steps of which the begin is remembered: more than any prompt takes (our choice)."""
+
+log = logging.getLogger(__name__)
+
+
+class RealtimeEngine:
+    """Runs an engine from `start()` to `stop()`, `time_scale` times as fast as `clock` (seconds).
+
+    Its own time is 0 where the clock says `epoch_s`, or else now.
+    """
+
+    def __init__(
+        self,
+        engine: AnyEngine,
+        clock: Callable[[], float] = time.monotonic,
+        time_scale: float = 1.0,
+        epoch_s: float | None = None,
+    ) -> None:
+        self.time_scale = time_scale
+        self._engine = engine
+        self._real_clock = clock
+        self._epoch_s = clock() if epoch_s is None else epoch_s
+        self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
+        self._streams: dict[int, Stream] = {}
+        self._without_blocks: set[int] = set()  # streams whose KV comes from elsewhere
+        self._holds = False
+        self._starts: dict[int, float] = {}  # of the last steps by their number, where KV is held for others
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._next_id = 0
+        self._steps = self._late_steps = self._finished = self._aborted = 0
+        self.failure: str | None = "the engine has not been started"
+
+    def start(self) -> None:
+        """Begin to run, in the running event loop."""
+        self.failure = None
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """End the loop; open streams fail."""
+        if self._task:
+            self._task.cancel()
+
+    def now_s(self) -> float:
+        """The engine's own time, in seconds."""
+        return (self._real_clock() - self._epoch_s) * self.time_scale
+
+    def open(
+        self,
+        input_tokens: int,
+        output_tokens: int,
+        hashes: tuple[int, ...] = (),
+        new_image_tokens: int = 0,
+        kv: Kv = "own",
+        at_s: float | None = None,
+    ) -> Stream:
+        """Hand a request to the engine, as of now or of `at_s`, a moment ago.
+
+        Raises EngineDead, QueueFull, ValueError for what never fits.
+        """
+        if self.failure:
+            raise EngineDead(self.failure)
+        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes, new_image_tokens, kv)
+        came_s = self.now_s() if at_s is None else at_s
+        state = self._engine.add(request, came_s)
+        self._next_id += 1
+        stream = self._streams[request.request_id] = Stream(state, came_s, kv)
+        self._holds |= kv == "held"
+        if kv == "remote":
+            self._without_blocks.add(request.request_id)
+        self._arrived.set()
+        return stream
+
+    def check(self, input_tokens: int, output_tokens: int) -> None:
+        """Raise ValueError for a request that this engine can never serve."""
+        self._engine.check(GenerateRequest(self._next_id, input_tokens, output_tokens))
+
+    def kv_arrived(self, stream: Stream, at_s: float) -> None:
+        """All KV of a stream's prompt is here at `at_s`, which may lie ahead."""
+        stream.awaits_kv = False
+        self._mover.kv_arrived(stream.request_id, at_s)
+        self._arrived.set()
+
+    def close(self, stream: Stream) -> None:
+        """Forget a stream; one that is unfinished is aborted, one that holds its KV releases it."""
+        if not self._streams.pop(stream.request_id, None):
+            return
+        self._without_blocks.discard(stream.request_id)
+        if not stream.finished:
+            self._engine.abort(stream.request_id)
+            self._aborted += 1
+            if stream.awaits_kv:  # none will come; until it did the blocks would be kept
+                self._mover.kv_arrived(stream.request_id, self.now_s())
+        elif stream.kv == "held":
+            self._mover.release(stream.request_id)
+        self._arrived.set()  # another request may have waited for the blocks
+
+    @property
+    def _mover(self) -> BlockEngine:
+        """The engine as one that holds or awaits KV, which data-parallel ranks do not."""
+        assert isinstance(self._engine, BlockEngine)
+        return self._engine
+
+    async def until(self, due_s: float) -> None:
+        """Sleep until `due_s` of the engine's own time; at once if it is past."""
+        # A timer may fire a millisecond early, which does not matter to what waits here.
+        await asyncio.sleep(max(due_s - self.now_s(), 0) / self.time_scale)
+
+    def metrics(self) -> EngineMetrics:
+        engine, scheduler = self._engine, self._engine.scheduler
+        return EngineMetrics(
+            running=engine.running,
+            waiting=engine.waiting,
+            kv_usage=engine.kv_usage,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=scheduler.prompt_tokens_total,
+            generation_tokens=scheduler.generation_tokens_total,
+            finished=self._finished,
+            aborted=self._aborted,
+            steps=self._steps,
+            late_steps=self._late_steps,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+        )
+
+    async def _run(self) -> None:
+        end_s = self.now_s()
+        while True:
+            start_s = max(end_s, self._engine.ready_s())
+            if start_s > end_s and await self._comes_before(start_s):
+                continue
+            await self._until(start_s)
+            planned_s = self._engine.begin_step(start_s)
+            if self._without_blocks:
+                self._tell_blocks(start_s)
+            if planned_s is not None:  # None: what was about to arrive has been aborted
+                if self._holds:
+                    self._note_start(start_s)
+                await self._until(planned_s)
+                self._deliver(planned_s, planned_s - start_s)
+                end_s = planned_s
+
+    def _note_start(self, at_s: float) -> None:
+        """Remember when the step began, for a prompt that may begin with it."""
+        self._starts[self._mover.scheduler.progress.completed + 1] = at_s
+        if len(self._starts) > MOST_STARTS:
+            del self._starts[next(iter(self._starts))]
+
+    async def _comes_before(self, due_s: float) -> bool:
+        """Wait until `due_s`, or until something comes that may be ready earlier; True if it came."""
+        self._arrived.clear()
+        left_s = (due_s - self.now_s()) / self.time_scale
+        if left_s < TIMER_S:
+            return False
+        try:
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell_blocks(self, at_s: float) -> None:
+        """Tell the streams for whose KV the engine has just taken blocks."""
+        for state in self._mover.loading():
+            self._without_blocks.discard(state.request_id)
+            if stream := self._streams.get(state.request_id):
+                stream.take(at_s)
+
+    async def _until(self, due_s: float) -> None:
+        """Sleep until `due_s`; lets others run at least once, also when behind."""
+        while True:
+            remaining_s = (due_s - self.now_s()) / self.time_scale
+            if 0 < remaining_s < TIMER_S:
+                remaining_s = self._least_sleep_s
+            await asyncio.sleep(max(remaining_s, 0))
+            if self.now_s() >= due_s:  # a timer may fire a millisecond early
+                return
+
+    def _deliver(self, end_s: float, duration_s: float) -> None:
+        late = self.now_s() - end_s > duration_s / 2
+        self._steps += 1
+        self._late_steps += late
+        emitting = self._engine.emitting()
+        self._finished += len(self._engine.end_step())
+        for state in emitting:
+            if stream := self._streams.get(state.request_id):
+                if stream.kv == "held":
+                    stream.begun_s = self._starts.get(state.first_step, end_s - duration_s)
+                stream.put(end_s, state.finished, late)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Fail all open streams, whatever ended the loop."""
+        error = None if task.cancelled() else task.exception()
+        self.failure = f"the engine died: {error!r}" if error else "the engine was stopped"
+        if error:
+            log.error(self.failure, exc_info=error)
+        for stream in self._streams.values():
+            stream.fail(self.failure)
