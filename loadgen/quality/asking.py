@@ -8,6 +8,9 @@ from typing import Generic, TypeVar
 
 from loadgen.quality.pace import Pace
 
+THREADS = "question"
+"""The beginning of the names of its threads."""
+
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
@@ -30,7 +33,7 @@ class Asking(Generic[Question, Answer]):
         self._enough = threading.Event()
         self._room = threading.Semaphore(pace.in_flight)
         self._one_at_a_time = threading.Lock()
-        self._threads = ThreadPoolExecutor(pace.in_flight + 1, thread_name_prefix="question")
+        self._threads = ThreadPoolExecutor(pace.in_flight + 1, thread_name_prefix=THREADS)
 
     def __enter__(self) -> "Asking[Question, Answer]":
         self._feeding: Future[None] = self._threads.submit(self._feed)

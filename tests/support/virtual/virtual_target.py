@@ -1,5 +1,6 @@
 """A target of the load generator whose engines run on a virtual clock: an hour of traffic takes seconds."""
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 from analysis.rows import records
 from loadgen.fleet.rows import Planned, plan_columns, planned
 from loadgen.fleet.target import Observation
+from loadgen.quality.asking import THREADS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 
@@ -98,7 +100,8 @@ class Patient(VirtualTarget):
     """One beside real questions: to wait busily for their answers would take the processor from them."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
-        if until_ns > self._now_ns:
+        asking = any(thread.name.startswith(THREADS) for thread in threading.enumerate())
+        if asking and until_ns > self._now_ns:
             time.sleep(0.1 if schedule else 0.005)
         return super().run(schedule, until_ns)
 
