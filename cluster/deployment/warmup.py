@@ -26,8 +26,9 @@ MOST_AT_ONCE = 32
 """Most replicas that are warmed at the same time; each costs a thread."""
 RETRY_S, LOOK_S = 0.1, 1.0
 """Seconds until a failed request is sent again, and between looks for lost replicas (our choice)."""
-ATTEMPT_S = 120.0
-"""Time-out of one request in seconds, which may compile for minutes; then it is sent again (our choice)."""
+ATTEMPT_S, LAST_S = 120.0, 2.0
+"""Time-out of a request in seconds, which may compile for minutes; then it is sent again. The last one before
+the deadline has this much, so that a silent replica is not taken for a silent front (all our choice)."""
 FINAL = (400, 401, 403, 413, 422)
 """HTTP statuses of a final refusal; others, such as 404 and 503, may pass."""
 
@@ -202,7 +203,7 @@ class ReplicaWarmer:
         with self._lock:
             number = next(self._numbers)
         headers = {"Content-Type": "application/json", SESSION_ID: f"warm-{number}"}
-        left_s = min(ATTEMPT_S, max(RETRY_S, self._deadline_s - time.monotonic()))
+        left_s = min(ATTEMPT_S, max(LAST_S, self._deadline_s - time.monotonic()))
         body = self._warm.body(number)
         answer = ask(url + self._warm.path, left_s, body=body, headers=headers, key=self._warm.key)
         _refuse(url, answer)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from cluster.manifests import names
 from cluster.ray_session.placement import LOAD_ROLE
+from cluster.ray_session.serve_settings import PRIORITY
 from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
 
 RAY_VERSION = "2.60.0"
@@ -79,6 +80,7 @@ def environment(serve: dict[str, str]) -> dict[str, str]:
     made = {
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": PRIORITY,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         **dict(sorted(serve.items())),

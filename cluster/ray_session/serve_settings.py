@@ -14,6 +14,11 @@ MOST_STREAMS = 26_000
 """Most concurrent streams of HAProxy, whose files fit into the 65,536 of a real node (our choice)."""
 FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
 """HAProxy needs two sockets and half a pipe per stream to start; the rest is for listeners and logs."""
+FRONT_S = 120
+"""Longest start of Serve's front (our choice): some seconds alone, over a minute on a busy machine."""
+PRIORITY = "0"
+"""Nice value of Ray's workers, which are engines, front and load actors. With Ray's 15 they get a few per cent
+of a core where anything else computes: beside three busy loops on two cores Serve took minutes to start."""
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
 NO_LOG = "/nonexistent/haproxy-log"
@@ -44,8 +49,8 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
         # A dead front is replaced after three checks that fail; at Serve's 10 s that is half a minute.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-        # A front that starts is killed after this time, 5 s by default: on a busy machine it takes longer.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        # A front that starts is killed after this time, 5 s by default.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(FRONT_S),
     }
     if haproxy:
         # Where a router of Serve's or the client chooses, HAProxy balances only what is not a request.
@@ -76,6 +81,7 @@ def own_environment(folder: Path, routing: Routing | None, ports: HeldPorts) -> 
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": PRIORITY,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / "haproxy"),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),

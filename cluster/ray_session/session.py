@@ -30,6 +30,7 @@ from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
+from ray.serve._private import api as serve_api
 from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
@@ -37,6 +38,7 @@ from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, SessionError, require_nodes
 from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
+    FRONT_S,
     front_streams,
     joining_environment,
     own_environment,
@@ -65,7 +67,7 @@ exec {binary} "$@"
 
 STARTS = 3
 """Tries to start Ray and Serve (our choice): on a busy machine a node may miss Ray's own 30 s, or the front
-Serve's 60 s."""
+`FRONT_S`."""
 LATE = "timed out during startup"
 """Ray's words for that."""
 WITHOUT_HELPERS = {"include_log_monitor": False, "no_monitor": True}
@@ -128,7 +130,7 @@ def _front_streams(routing: Routing | None) -> int | None:
 
 
 @contextmanager
-def _setting(module: ModuleType, name: str, value: bool) -> Iterator[None]:
+def _setting(module: ModuleType, name: str, value: bool | int) -> Iterator[None]:
     """Give a module of Ray's another value of a setting, which it has read from the environment."""
     before = getattr(module, name)
     setattr(module, name, value)
@@ -186,11 +188,12 @@ def _front_started(head: str, port: int, last: bool) -> bool:
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
     options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
     try:
-        serve.start(ProxyLocation.HeadOnly, options)
+        with _setting(serve_api, "HTTP_PROXY_TIMEOUT", FRONT_S):
+            serve.start(ProxyLocation.HeadOnly, options)
     except TimeoutError:
         if last:
             raise
-        log.warning("the front of Ray Serve was not up within its 60 s; Serve is started again")
+        log.warning("the front of Ray Serve was not up within %d s; Serve is started again", FRONT_S)
         _stop(serve.shutdown)
         return False
     return True

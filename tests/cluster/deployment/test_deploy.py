@@ -217,6 +217,10 @@ def test_a_session_knows_the_roles_of_its_nodes(joined: pytest.MonkeyPatch, labe
         assert session.roles == set(labels.values())
 
 
+def test_what_a_session_runs_has_the_priority_of_this_process(ray_session: Session) -> None:
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
+
+
 def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: Session) -> None:
     """Comes first: there is one application at a time."""
     assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
