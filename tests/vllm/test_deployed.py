@@ -93,7 +93,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("soon")
 def test_latencies_agree_with_a_plain_client(up: Up) -> None:
-    """The same arrivals by our fleet and by aiohttp: the intervals of each p90 overlap, once in three tries.
+    """The same arrivals by our fleet and by aiohttp: the p90s' intervals overlap in one of `TRIES` tries.
 
     The engine shares two cores with whatever else runs here, so that one try may meet another machine than
     the next. Where every try is void, as beside processes that burn all cores, nothing can be compared.

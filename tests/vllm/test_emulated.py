@@ -35,7 +35,7 @@ BLOCKS = 700
 """A pool of 11,200 tokens: two prompts of 5,600 and no more."""
 PROMPT, OUTPUT = 5600, 140
 START_LIMIT_S = 120
-TRIES = 3
+TRIES = 6
 
 
 class Answer(NamedTuple):
