@@ -141,7 +141,7 @@ $(VLLM_VENV)/vllm-%: $(VLLM_STAMP)
 
 vllm: $(VLLM_STAMP)  ## an environment with vLLM's CPU build: .venv-vllm/bin/python -m loadgen sweep engine=vllm_cpu ...
 
-test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own, two lanes at a time
+test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own, two lanes at a time; what ARGS="..." names in one, with the newest
 ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(VLLM_LANES)
 else

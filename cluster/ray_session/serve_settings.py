@@ -17,8 +17,8 @@ FILES_OF_A_STREAM, SPARE_FILES = 2.5, 512
 FRONT_S = 120
 """Longest start of Serve's front (our choice): some seconds alone, over a minute on a busy machine."""
 PRIORITY = "0"
-"""Nice value of Ray's workers: engines, front and load actors. With Ray's 15 they get few per cent
-of a core where anything else computes: beside three busy loops on two cores Serve took minutes to start."""
+"""Nice value of Ray's workers: engines, front and load actors. With Ray's 15 they get a few per cent of a
+core where anything else computes: beside three busy loops on two cores Serve took minutes to start."""
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
 NO_LOG = "/nonexistent/haproxy-log"
