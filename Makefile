@@ -32,7 +32,7 @@ VLLM_LANES := vllm-answers vllm-emulated $(VLLM_OLDER:%=vllm-older-%) vllm-deplo
 ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
 DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Two lanes that compute, and six of tests with Ray, which mostly wait; the longest begin first. A
+# Two lanes of tests without Ray, and six of tests with it; the longest begin first. A
 # session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
 LANES := test-loadgen test-standing test-commands test-others test-faults test-cluster test-served test-routers
 AT_ONCE ?= 4

@@ -37,7 +37,7 @@ DISTINCT, NEARLY = 3, 0.95
 """Lengths that are named one by one, where there are no more; and the share from which one speaks for all."""
 
 ASKED = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
-"""The attributes of a level that are compared."""
+"""The attributes of a level that say what is asked of it."""
 MEANS = ("success", "total_tok_s", "output_tok_s", "image_tok_s", "p99_s", "in_flight", "seconds")
 
 
