@@ -1,26 +1,21 @@
-"""What tests share: the golden run's report, and a Ray session per file, because starting one is slow."""
+"""What tests share: the golden run's report, and sessions of Ray, because starting one is slow."""
 
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conf.specs.experiment import Cluster, Routing
-
-if TYPE_CHECKING:
-    from cluster.ray_session.session import Session
+from conf.specs.experiment import Cluster
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 ENDED = pytest.StashKey[int]()
-FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -69,15 +64,13 @@ def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "MISSED_AFTER_NS", PATIENCE_NS)
 
 
-def fake_nodes() -> Iterator["Session"]:
-    """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
+@pytest.fixture(scope="session")
+def ray_alone() -> Iterator[None]:
+    """Ray without Serve: a head for load actors, and two nodes that may be killed."""
     from cluster.ray_session.session import open_session
 
-    with open_session(FAKE, Routing("leastconn"), load_cpus=1) as session:
-        yield session
-
-
-ray_session = pytest.fixture(scope="module")(fake_nodes)
+    with open_session(Cluster("doomed", session="fake", nodes=2, gpus_per_node=1), None, load_cpus=1):
+        yield
 
 
 @pytest.fixture(scope="session")

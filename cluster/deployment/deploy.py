@@ -38,7 +38,9 @@ from cluster.ray_session.session import last_line
 
 __all__ = ["DeployError", "Deployment", "ExpectedService", "deploy"]
 
-POLL_S = 0.1
+POLL_S = 0.25
+"""Between looks at Serve's state (our choice): its controller works ten milliseconds for each, while replicas
+start."""
 REMOVE_TIMEOUT_S = 60.0
 PATIENCE_S, AGAIN_S = 5.0, 1.0
 """Seconds that a returning service may stay silent, and the pause before it is checked again."""

@@ -78,14 +78,34 @@ def test_an_unreachable_target_is_exit_5_with_everything_saved(tmp_path: Path) -
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-def test_a_probe_of_a_split_node_tells_of_both_sides(tmp_path: Path) -> None:
-    words = "workload=smoke", "rate_qps=3", "duration_s=10", "fleet.warmup_requests=8"
-    done = run("probe", "layout=1p1d_tp4_ep4", *words, f"out={tmp_path}", "run=split")
-    assert done.returncode in (0, 3, 4, 6), done.stderr
-    folder = tmp_path / "split"
+def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothing_running(
+    tmp_path: Path,
+) -> None:
+    """By SIGTERM, for which Ray has a handler of its own; of Ctrl-C see the tests of faults."""
+    words = ["layout=1p1d_tp4_ep4", "--json", f"out={tmp_path}", "run=cut", *SHORT]
+    process = subprocess.Popen(command("sweep", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line)["event"] == "segment_done":
+            break
+    time.sleep(2)
+    process.terminate()
+    rest = process.stdout.read().splitlines()
+    assert process.wait(PATIENCE_S) == 130
+    assert json.loads(rest[-1])["exit_code"] == 130
+    folder = tmp_path / "cut"
     result = check_folder(folder)
-    # A busy machine may cost some of them.
-    assert result["requests"]["by_status"]["ok"] > 10 and (folder / "report.html").exists()
+    assert result["requests"]["by_status"].get("ok", 0) > 0
+    assert not result["valid"] and not result["passed"]
+    tells_of_both_sides(folder)
+    shown = subprocess.run(
+        [sys.executable, "-m", "analysis", "show", str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert shown.stdout.startswith("INTERRUPTED"), shown.stderr
+
+
+def tells_of_both_sides(folder: Path) -> None:
+    """The seconds of a split node's run: the prefill engine's beside the decode engine's."""
     server = load_run(folder).manifest["server"]
     assert server["shape"] == "1 x TP4/EP4 prefill + 1 x TP4/EP4 decode"
     (prefill,) = server["prefill"]
@@ -93,28 +113,3 @@ def test_a_probe_of_a_split_node_tells_of_both_sides(tmp_path: Path) -> None:
     assert {row["replica"] for row in seconds} == {f"prefill-{prefill}", *server["replica_nodes"]}
     computed = [row["prompt_tokens"] or 0 for row in seconds if row["replica"] == f"prefill-{prefill}"]
     assert max(computed) > 0
-    shown = subprocess.run(
-        [sys.executable, "-m", "analysis", "show", str(folder)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert "p90 TTFT" in shown.stdout, shown.stderr
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
-def test_an_interrupted_sweep_keeps_everything_and_leaves_nothing_running(tmp_path: Path) -> None:
-    """By SIGTERM, for which Ray has a handler of its own; of Ctrl-C see the tests of faults."""
-    words = ["--json", f"out={tmp_path}", "run=cut", *SHORT]
-    process = subprocess.Popen(command("sweep", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line)["event"] == "segment":
-            break
-    time.sleep(2)
-    process.terminate()
-    rest = process.stdout.read().splitlines()
-    assert process.wait(PATIENCE_S) == 130
-    assert json.loads(rest[-1])["exit_code"] == 130
-    result = check_folder(tmp_path / "cut")
-    assert result["requests"]["by_status"].get("ok", 0) > 0
-    assert not result["valid"] and not result["passed"]

@@ -39,8 +39,6 @@ pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray")
 
 from cluster.ray_session.processes import process_of  # noqa: E402
-from cluster.ray_session.session import open_session  # noqa: E402
-from conf.specs.experiment import Cluster  # noqa: E402
 from loadgen.run.lifecycle import Conclude, RunLifecycle, Service  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -67,13 +65,6 @@ WORDS = [
     "slo.ttft_p90_ms=2000",
     "slo.tpot_p90_ms=500",
 ]
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    """Ray without Serve: a head and two nodes that may be killed."""
-    with open_session(Cluster("doomed", session="fake", nodes=2, gpus_per_node=1), None, load_cpus=1):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +149,7 @@ def actor_pid(folder: Path) -> int:
     return int(json.loads((folder / "manifest.json").read_text())["load_actors"][1]["pid"])
 
 
-def test_a_killed_load_actor_is_replaced_and_its_window_void(session: None, tmp_path: Path) -> None:
+def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_alone: None, tmp_path: Path) -> None:
     def kill() -> None:
         os.kill(actor_pid(tmp_path / "run"), signal.SIGKILL)
 
@@ -183,7 +174,7 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(session: None, tmp_
 
 
 def test_a_load_actor_that_hangs_is_lost(
-    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
         monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 2.0)
@@ -195,7 +186,7 @@ def test_a_load_actor_that_hangs_is_lost(
     assert tree["reason"].startswith("actor_lost")
 
 
-def test_a_killed_node_takes_its_load_actors_with_it(session: None, tmp_path: Path) -> None:
+def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: None, tmp_path: Path) -> None:
     def kill() -> None:
         actor = actor_pid(tmp_path / "run")
         raylet = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
@@ -229,7 +220,7 @@ def refusing(status: str, every: int = 1) -> Script:
 
 @pytest.mark.parametrize("status", ["429 Too Many Requests", "500 Oops", "503 Service Unavailable"])
 def test_a_server_that_refuses_everything_is_lost_not_slow(
-    session: None, tmp_path: Path, status: str
+    ray_alone: None, tmp_path: Path, status: str
 ) -> None:
     with serving(refusing(status)) as server:
         tree, folder = measure(tmp_path, server.url, searched)
@@ -238,7 +229,7 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(
     assert set(check_rows(folder)) <= {"http_error", "missed"}
 
 
-def test_errors_among_answers_count_against_the_bound(session: None, tmp_path: Path) -> None:
+def test_errors_among_answers_count_against_the_bound(ray_alone: None, tmp_path: Path) -> None:
     with serving(refusing("503 Service Unavailable", every=4)) as server:
         tree, folder = measure(tmp_path, server.url, held)
     assert missed_or_client_limited(tree)
@@ -246,20 +237,20 @@ def test_errors_among_answers_count_against_the_bound(session: None, tmp_path: P
     assert check_rows(folder)["http_error"] > 5
 
 
-def test_a_refused_connection_is_a_lost_target(session: None, tmp_path: Path) -> None:
+def test_a_refused_connection_is_a_lost_target(ray_alone: None, tmp_path: Path) -> None:
     tree, folder = measure(tmp_path, "http://127.0.0.1:9", searched)
     assert tree["exit_code"] == summary.EXIT_TARGET and "Refused" in tree["reason"]
     assert set(check_rows(folder)) <= {"conn_error", "missed"}
 
 
-def test_a_server_that_hangs_is_a_lost_target(session: None, tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_a_lost_target(ray_alone: None, tmp_path: Path) -> None:
     with serving(lambda _: [head(), 600.0]) as server:
         tree, folder = measure(tmp_path, server.url, searched, ["fleet.request_timeout_s=3"])
     assert tree["exit_code"] == summary.EXIT_TARGET
     assert set(check_rows(folder)) <= {"timeout", "missed"}
 
 
-def test_a_replica_that_breaks_off_is_failures_behind_a_200(session: None, tmp_path: Path) -> None:
+def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_alone: None, tmp_path: Path) -> None:
     def breaking(body: dict[str, Any]) -> list[bytes | float | None]:
         return [head(), token(), None]
 
@@ -271,7 +262,7 @@ def test_a_replica_that_breaks_off_is_failures_behind_a_200(session: None, tmp_p
     assert check_rows(folder)["truncated"] > 5
 
 
-def test_a_replaced_replica_ends_the_run_with_everything_saved(session: None, tmp_path: Path) -> None:
+def test_a_replaced_replica_ends_the_run_with_everything_saved(ray_alone: None, tmp_path: Path) -> None:
     with serving(good) as server:
         tree, folder = measure(tmp_path, server.url, held, fault=lambda: "1 of 1 replicas gone, 1 new")
     assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_TARGET, "1 of 1 replicas gone, 1 new")
@@ -306,7 +297,7 @@ Mount = Callable[[Path, int], None]
 
 @pytest.mark.parametrize("full", ["the load actors' disk", "every disk"])
 def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
-    session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
+    ray_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
 ) -> None:
     run = tmp_path / "run"
     disk = run / "shards" if "actors" in full else run

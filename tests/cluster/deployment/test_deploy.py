@@ -24,7 +24,7 @@ from conf import load
 from conf.specs.experiment import Cluster, Routing
 from loadgen.quality import questions
 from loadgen.run import metrics_scraper
-from tests.conftest import FAKE
+from tests.cluster.deployment.conftest import FAKE
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.sockets import LOOPBACK, listening
 

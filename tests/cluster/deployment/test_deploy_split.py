@@ -13,7 +13,7 @@ import pytest
 from cluster.ray_session.placement import place
 from conf import load
 from conf.io.http_get import ask
-from tests.conftest import FAKE
+from tests.cluster.deployment.conftest import FAKE
 from tests.support.machine.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.ray

@@ -15,40 +15,33 @@ CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
 
 
 @pytest.mark.ray
-def test_a_node_that_is_late_once_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_and_a_front_that_are_late_once_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    tries: list[int] = []
-    add_nodes = session.add_nodes
+    nodes: list[int] = []
+    ports: list[int] = []
+    add_nodes, start = session.add_nodes, session.serve.start
 
-    def late_once(own: Any, cluster: Any, load_cpus: float, *ports: Any, **head: Any) -> None:
-        tries.append(1)
-        add_nodes(own, cluster, load_cpus, *ports, **head)
-        if len(tries) == 1:
+    def node_late_once(own: Any, cluster: Any, load_cpus: float, *held: Any, **head: Any) -> None:
+        nodes.append(1)
+        add_nodes(own, cluster, load_cpus, *held, **head)
+        if len(nodes) == 1:
             raise Exception(f"The current node {session.LATE}. This could happen because ...")
 
-    monkeypatch.setattr(session, "add_nodes", late_once)
-    with session.open_session(CLUSTER, None) as opened:
-        assert opened.url == "" and len([node for node in ray.nodes() if node["Alive"]]) == 1
-    assert len(tries) == 2 and not ray.is_initialized()
-
-
-@pytest.mark.ray
-def test_a_front_that_is_late_once_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    start = session.serve.start
-
-    def late_once(where: Any, options: Any) -> None:
-        started.append(options.port)
+    def front_late_once(where: Any, options: Any) -> None:
+        ports.append(options.port)
         start(where, options)
-        if len(started) == 1:
+        if len(ports) == 1:
             raise TimeoutError("HTTP proxies not available after 60s.")
 
-    monkeypatch.setattr(session.serve, "start", late_once)
+    monkeypatch.setattr(session, "add_nodes", node_late_once)
+    monkeypatch.setattr(session.serve, "start", front_late_once)
     with session.open_session(CLUSTER, ROUTING) as opened:
-        assert len(started) == 2 and opened.url.endswith(f":{started[-1]}")
+        assert len(nodes) == 2 and len([node for node in ray.nodes() if node["Alive"]]) == 1
+        assert len(ports) == 2 and opened.url.endswith(f":{ports[-1]}")
         with pytest.raises(urllib.error.HTTPError, match="404"):  # no application is deployed
             urllib.request.urlopen(opened.url, timeout=30)
+    assert not ray.is_initialized()
 
 
 @pytest.mark.parametrize(("words", "tries"), [(session.LATE, session.STARTS), ("no space left", 1)])

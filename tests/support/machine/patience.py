@@ -17,11 +17,15 @@ BUSY = ("client_limited", "engine_late", "burst_delivery", "path_slow")
 
 
 def until(seen: Callable[[], object], never: str = "it never came", patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition; fail with `never` if it does not come."""
-    deadline_s = time.monotonic() + patience_s
+    """Wait for a condition; fail with `never` if it does not come.
+
+    It is looked at ever more rarely: each look at a service of Ray's costs this machine milliseconds.
+    """
+    deadline_s, pause_s = time.monotonic() + patience_s, 0.02
     while not seen():
         assert time.monotonic() < deadline_s, never
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, 0.5)
 
 
 def void_by_neighbours(tree: dict[str, Any]) -> bool:
