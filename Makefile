@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# Tests start some hundred processes of Python, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.installed
@@ -32,9 +34,9 @@ VLLM_LANES := vllm-answers vllm-emulated $(VLLM_OLDER:%=vllm-older-%) vllm-deplo
 ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
 DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Two lanes of tests without Ray, and six of tests with it; the longest begin first. A
+# Two lanes of tests without Ray, and five with it; the longest begin first. A
 # session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
-LANES := test-loadgen test-standing test-commands test-others test-faults test-cluster test-served test-routers
+LANES := test-loadgen test-standing test-commands test-others test-cluster test-faults test-recovery
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
@@ -55,7 +57,7 @@ help:  ## the targets, and what they do
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in eight lanes, AT_ONCE of them side by side; what ARGS="..." names in one
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in seven lanes, AT_ONCE of them side by side; what ARGS="..." names in one
 ifeq ($(ARGS),)
 	@echo "$(words $(LANES)) runs, $(AT_ONCE) side by side; each prints when it ends"
 	@$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --output-sync=target $(LANES)
@@ -64,26 +66,29 @@ else
 endif
 
 # Files with tests of Ray in a folder: to import all others, of which no test is asked, takes seconds in each lane.
+# Files of a lane that share a session of Ray stand side by side.
 RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
-FAULTS := tests/end_to_end/test_faults.py
-STANDING := $(addprefix tests/end_to_end/test_,conversations_sweep.py quality_gate.py recommend.py)
-test-faults: $(STAMP)
-	$(LANE) ray $(FAULTS)
-
+END_TO_END := tests/end_to_end/test_
+STANDING := $(addprefix $(END_TO_END),conversations_sweep.py quality_gate.py recommend.py)
+FAULTS := $(END_TO_END)faults.py
+FLEET := tests/loadgen/fleet/test_fleet.py
+COMMANDS := $(filter-out $(FAULTS) $(STANDING),$(call RAY_IN,tests/end_to_end)) tests/cluster/test_cluster_cli.py
 test-standing: $(STAMP)
-	$(LANE) ray $(STANDING)
+	$(LANE) ray $(call RAY_IN,tests/serve_apps) $(STANDING)
 
 test-commands: $(STAMP)
-	$(LANE) ray $(filter-out $(FAULTS) $(STANDING),$(call RAY_IN,tests/end_to_end))
+	$(LANE) ray $(COMMANDS)
 
+test-faults: $(STAMP)
+	$(LANE) ray $(FLEET) $(FAULTS)
+
+test-recovery: $(STAMP)
+	$(LANE) ray $(filter-out $(FLEET),$(call RAY_IN,tests/loadgen))
+
+# Every other file with Ray, a new one too.
+ELSEWHERE := tests/end_to_end tests/loadgen tests/serve_apps tests/vllm
 test-cluster: $(STAMP)
-	$(LANE) ray $(call RAY_IN,tests $(addprefix --exclude-dir=,end_to_end loadgen serve_apps vllm))
-
-test-served: $(STAMP)
-	$(LANE) ray $(call RAY_IN,tests/loadgen)
-
-test-routers: $(STAMP)
-	$(LANE) ray $(call RAY_IN,tests/serve_apps)
+	$(LANE) ray $(filter-out $(COMMANDS),$(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))))
 
 test-loadgen: $(STAMP)
 	$(LANE) "not ray" tests/loadgen tests/end_to_end

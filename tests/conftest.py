@@ -1,15 +1,20 @@
-"""What tests share: the golden run's report, and sessions of Ray, because starting one is slow."""
+"""What tests share: the golden run's report, and the Ray session of this process."""
 
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conf.specs.experiment import Cluster
+from conf.specs.experiment import Cluster, Routing
+from tests.support.machine.shared_session import SharedSession
+
+if TYPE_CHECKING:
+    from cluster.ray_session.session import Session
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,12 +70,30 @@ def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_alone() -> Iterator[None]:
-    """Ray without Serve: a head for load actors, and two nodes that may be killed."""
-    from cluster.ray_session.session import open_session
+def shared_session() -> Iterator[SharedSession]:
+    """The Ray session of this process."""
+    shared = SharedSession()
+    yield shared
+    shared.close()
 
-    with open_session(Cluster("doomed", session="fake", nodes=2, gpus_per_node=1), None, load_cpus=1):
-        yield
+
+@pytest.fixture(scope="module")
+def standing(shared_session: SharedSession) -> "Session":
+    """Ray with Serve behind HAProxy and one pretended node of eight GPUs, as commands open it."""
+    one = Cluster("one node", session="local", nodes=1, gpus_per_node=8)
+    return shared_session.of(one, Routing("consistent_hash"))
+
+
+@pytest.fixture(scope="module")
+def ray_alone(shared_session: SharedSession) -> "Session":
+    """Ray without Serve: a head for load actors, and two nodes that may be killed."""
+    return shared_session.of(Cluster("doomed", session="fake", nodes=2, gpus_per_node=1), None)
+
+
+@pytest.fixture(scope="module")
+def no_session(shared_session: SharedSession) -> None:
+    """No Ray session, for tests that open their own."""
+    shared_session.close()
 
 
 @pytest.fixture(scope="session")

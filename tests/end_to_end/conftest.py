@@ -1,4 +1,4 @@
-"""What tests of commands share: one Ray session for those in this process; whether any process is left."""
+"""What tests of commands share: a Ray session that commands in this process find; whether any is left."""
 
 import ctypes
 import os
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.ray_session.processes import with_descendants
-from conf.specs.experiment import Cluster, Routing
 
 if TYPE_CHECKING:
     from cluster.ray_session.session import Session
@@ -31,18 +30,7 @@ def nothing_left() -> Iterator[None]:
     assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []
 
 
-@pytest.fixture(scope="session")
-def standing() -> Iterator["Session"]:
-    """Ray with Serve behind HAProxy and one pretended node of eight GPUs, as commands open it."""
-    from cluster.ray_session.session import open_session
-
-    with open_session(
-        Cluster("one node", session="local", nodes=1, gpus_per_node=8), Routing("consistent_hash")
-    ) as up:
-        yield up
-
-
 @pytest.fixture
 def on_standing(standing: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process deploy in the session that stands: to start one costs as much as they do."""
+    """Commands in this process deploy in the session that stands."""
     monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))

@@ -149,7 +149,7 @@ def actor_pid(folder: Path) -> int:
     return int(json.loads((folder / "manifest.json").read_text())["load_actors"][1]["pid"])
 
 
-def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_alone: None, tmp_path: Path) -> None:
+def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_alone: object, tmp_path: Path) -> None:
     def kill() -> None:
         os.kill(actor_pid(tmp_path / "run"), signal.SIGKILL)
 
@@ -174,7 +174,7 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_alone: None, tm
 
 
 def test_a_load_actor_that_hangs_is_lost(
-    ray_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_alone: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
         monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 2.0)
@@ -186,7 +186,7 @@ def test_a_load_actor_that_hangs_is_lost(
     assert tree["reason"].startswith("actor_lost")
 
 
-def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: None, tmp_path: Path) -> None:
+def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: object, tmp_path: Path) -> None:
     def kill() -> None:
         actor = actor_pid(tmp_path / "run")
         raylet = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
@@ -220,7 +220,7 @@ def refusing(status: str, every: int = 1) -> Script:
 
 @pytest.mark.parametrize("status", ["429 Too Many Requests", "500 Oops", "503 Service Unavailable"])
 def test_a_server_that_refuses_everything_is_lost_not_slow(
-    ray_alone: None, tmp_path: Path, status: str
+    ray_alone: object, tmp_path: Path, status: str
 ) -> None:
     with serving(refusing(status)) as server:
         tree, folder = measure(tmp_path, server.url, searched)
@@ -229,7 +229,7 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(
     assert set(check_rows(folder)) <= {"http_error", "missed"}
 
 
-def test_errors_among_answers_count_against_the_bound(ray_alone: None, tmp_path: Path) -> None:
+def test_errors_among_answers_count_against_the_bound(ray_alone: object, tmp_path: Path) -> None:
     with serving(refusing("503 Service Unavailable", every=4)) as server:
         tree, folder = measure(tmp_path, server.url, held)
     assert missed_or_client_limited(tree)
@@ -237,20 +237,20 @@ def test_errors_among_answers_count_against_the_bound(ray_alone: None, tmp_path:
     assert check_rows(folder)["http_error"] > 5
 
 
-def test_a_refused_connection_is_a_lost_target(ray_alone: None, tmp_path: Path) -> None:
+def test_a_refused_connection_is_a_lost_target(ray_alone: object, tmp_path: Path) -> None:
     tree, folder = measure(tmp_path, "http://127.0.0.1:9", searched)
     assert tree["exit_code"] == summary.EXIT_TARGET and "Refused" in tree["reason"]
     assert set(check_rows(folder)) <= {"conn_error", "missed"}
 
 
-def test_a_server_that_hangs_is_a_lost_target(ray_alone: None, tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_a_lost_target(ray_alone: object, tmp_path: Path) -> None:
     with serving(lambda _: [head(), 600.0]) as server:
         tree, folder = measure(tmp_path, server.url, searched, ["fleet.request_timeout_s=3"])
     assert tree["exit_code"] == summary.EXIT_TARGET
     assert set(check_rows(folder)) <= {"timeout", "missed"}
 
 
-def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_alone: None, tmp_path: Path) -> None:
+def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_alone: object, tmp_path: Path) -> None:
     def breaking(body: dict[str, Any]) -> list[bytes | float | None]:
         return [head(), token(), None]
 
@@ -262,7 +262,7 @@ def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_alone: None, tmp
     assert check_rows(folder)["truncated"] > 5
 
 
-def test_a_replaced_replica_ends_the_run_with_everything_saved(ray_alone: None, tmp_path: Path) -> None:
+def test_a_replaced_replica_ends_the_run_with_everything_saved(ray_alone: object, tmp_path: Path) -> None:
     with serving(good) as server:
         tree, folder = measure(tmp_path, server.url, held, fault=lambda: "1 of 1 replicas gone, 1 new")
     assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_TARGET, "1 of 1 replicas gone, 1 new")
@@ -297,7 +297,7 @@ Mount = Callable[[Path, int], None]
 
 @pytest.mark.parametrize("full", ["the load actors' disk", "every disk"])
 def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
-    ray_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
+    ray_alone: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
 ) -> None:
     run = tmp_path / "run"
     disk = run / "shards" if "actors" in full else run

@@ -1,11 +1,11 @@
-"""Tests of deployments share one Ray session, because starting one takes some twenty CPU seconds."""
+"""What tests of deployments share: a Ray session of two fake nodes."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from conf.specs.experiment import Cluster, Routing
+from tests.support.machine.shared_session import SharedSession
 
 if TYPE_CHECKING:
     from cluster.ray_session.session import Session
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
 
 
-@pytest.fixture(scope="package")
-def ray_session() -> Iterator["Session"]:
+@pytest.fixture(scope="module")
+def ray_session(shared_session: SharedSession) -> "Session":
     """Ray with Serve behind HAProxy: a head for load actors and two fake nodes of eight GPUs."""
-    from cluster.ray_session.session import open_session
-
-    with open_session(FAKE, Routing("leastconn"), load_cpus=1) as session:
-        yield session
+    return shared_session.of(FAKE, Routing("leastconn"))

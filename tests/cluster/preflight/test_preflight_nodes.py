@@ -22,20 +22,19 @@ from cluster.preflight import power_meter  # noqa: E402
 from cluster.preflight.gpu_power import PowerReading  # noqa: E402
 from cluster.preflight.power_meter import PowerMeter  # noqa: E402
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices  # noqa: E402
-from cluster.ray_session.session import open_session  # noqa: E402
 from tests.support.machine.healthy_node import HEALTHY  # noqa: E402
 from tests.support.machine.patience import until  # noqa: E402
 from tests.support.machine.power_tree import power_tree  # noqa: E402
+from tests.support.machine.shared_session import SharedSession  # noqa: E402
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
 EXPECTED = expected_of(EXPERIMENT, {})
 
 
 @pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
+def session(shared_session: SharedSession) -> None:
     """A head for load actors and a fake node of eight GPUs, without Serve."""
-    with open_session(EXPERIMENT.cluster, None):
-        yield
+    shared_session.of(EXPERIMENT.cluster, None)
 
 
 def test_the_report_groups_equal_verdicts_and_counts_them() -> None:

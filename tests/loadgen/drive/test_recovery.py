@@ -141,7 +141,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(tmp_path_factory: pytest.TempPathFactory, no_session: None) -> Iterator[Ran]:
     nodes: Nodes = []
 
     class Known(session.RayCluster):  # type: ignore[misc]

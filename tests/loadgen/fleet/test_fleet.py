@@ -57,7 +57,7 @@ def check_sent(rows: Any) -> None:
 
 
 def test_actors_share_one_schedule_and_every_request_has_one_row(
-    ray_alone: None, url: str, tmp_path: Path
+    ray_alone: object, url: str, tmp_path: Path
 ) -> None:
     folder = RunFolder.create(tmp_path, "whole")
     target = fleet(url, folder)
@@ -78,7 +78,7 @@ def test_actors_share_one_schedule_and_every_request_has_one_row(
 
 
 def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
-    ray_alone: None, url: str, tmp_path: Path
+    ray_alone: object, url: str, tmp_path: Path
 ) -> None:
     folder = RunFolder.create(tmp_path, "killed")
     target = fleet(url, folder)
@@ -102,7 +102,7 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
 
 
 def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
-    ray_alone: None, url: str, tmp_path: Path
+    ray_alone: object, url: str, tmp_path: Path
 ) -> None:
     """The step is faked as what it changes: where the run's zero lies on the wall clock of today."""
     folder = RunFolder.create(tmp_path, "stepped")
@@ -119,7 +119,7 @@ def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
     assert target.members[-1].offset == ClockOffset(0, 0)
 
 
-def test_an_unfinished_run_reads_like_a_finished_one(ray_alone: None, url: str, tmp_path: Path) -> None:
+def test_an_unfinished_run_reads_like_a_finished_one(ray_alone: object, url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "unfinished")
     target = fleet(url, folder, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2
@@ -133,14 +133,14 @@ def test_an_unfinished_run_reads_like_a_finished_one(ray_alone: None, url: str, 
 
 
 def test_no_room_for_the_actors_is_one_line(
-    ray_alone: None, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_alone: object, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", 2.0)
     with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
         fleet(url, RunFolder.create(tmp_path, "none"), count=1, cpus=64)
 
 
-def test_a_shard_from_another_disk_is_fetched(ray_alone: None, url: str, tmp_path: Path) -> None:
+def test_a_shard_from_another_disk_is_fetched(ray_alone: object, url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "remote")
     target = fleet(url, folder, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2

@@ -260,15 +260,7 @@ def wait_for_answers(url: str, replicas: int) -> None:
     raise AssertionError(f"only {seen} answered")
 
 
-def test_behind_haproxy_a_router_of_serve_keeps_sessions_or_spreads_them() -> None:
-    sticky, spread = (Routing("test", "haproxy", policy) for policy in ("consistent_hash", "round_robin"))
-    with open_session(NODE, sticky, load_cpus=1) as session:
-        said = running(session, sticky, "one")
-        assert said is not None and "1.00 replicas per session" in said
-        # HAProxy's routers end with their application: under the same name there is no old one.
-        assert "replicas per session" in (running(session, spread, "one") or "")
-
-
+@pytest.mark.usefixtures("no_session")
 def test_behind_the_python_proxy_no_old_router_is_taken_for_the_new() -> None:
     sticky, spread = (Routing("test", "python_proxy", policy) for policy in ("bounded_hash", "pow2"))
     with open_session(NODE, sticky, load_cpus=1) as session:
@@ -280,3 +272,11 @@ def test_behind_the_python_proxy_no_old_router_is_taken_for_the_new() -> None:
         else:  # the proxy has learned of the new one in time
             assert said is not None and "1.00 replicas per session" not in said
         assert "replicas per session" in (running(session, spread, "two") or "")
+
+
+def test_behind_haproxy_a_router_of_serve_keeps_sessions_or_spreads_them(standing: Session) -> None:
+    sticky, spread = (Routing("test", "haproxy", policy) for policy in ("consistent_hash", "round_robin"))
+    said = running(standing, sticky, "one")
+    assert said is not None and "1.00 replicas per session" in said
+    # HAProxy's routers end with their application: under the same name there is no old one.
+    assert "replicas per session" in (running(standing, spread, "one") or "")

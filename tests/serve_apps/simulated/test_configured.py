@@ -17,7 +17,7 @@ from analysis.planning.autoscaling import ServeScaling  # noqa: E402
 from analysis.planning.evidence import IntervalEstimate  # noqa: E402
 from analysis.planning.request_life import RequestLife  # noqa: E402
 from analysis.planning.serve_file import serve_file  # noqa: E402
-from cluster.ray_session.session import open_session  # noqa: E402
+from cluster.ray_session.session import Session  # noqa: E402
 from conf import ConfigError, load  # noqa: E402
 from conf.composed import dump  # noqa: E402
 from conf.specs.experiment import Experiment  # noqa: E402
@@ -25,7 +25,7 @@ from serve_apps.simulated import configured  # noqa: E402
 from serve_apps.simulated.app import ENGINES  # noqa: E402
 from tests.support.machine.patience import until  # noqa: E402
 
-WORDS = ["cluster=laptop_4n", "cluster.nodes=1", "layout=dp2_tp4_ep4", "engine.time_scale=.1"]
+WORDS = ["layout=dp2_tp4_ep4", "engine.time_scale=.1"]
 """Slow engines: what is in flight moves their number, and a token costs this machine work."""
 APP = "maxqps"
 ONE = IntervalEstimate(2.0, None, None)
@@ -61,7 +61,7 @@ def running() -> int:
 
 
 @pytest.mark.ray
-def test_a_deployment_follows_its_load_by_the_file() -> None:
+def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
     asked = load(WORDS)
     text = serve_file(SCALING, tree_of(asked, [{"GPU": 4.0, "CPU": 0.05}]), "a test")
     file = ServeDeploySchema.model_validate(yaml.safe_load(text))
@@ -72,19 +72,19 @@ def test_a_deployment_follows_its_load_by_the_file() -> None:
         while not over.is_set():
             urllib.request.urlopen(f"{url}/v1/completions", body, timeout=300).read()
 
-    with open_session(asked.cluster, asked.routing) as session:
-        _get_global_client().deploy_apps(file)
-        until(lambda: running() == 1)
-        askers = [threading.Thread(target=keep_asking, args=(session.url,)) for _ in range(4)]
-        for one in askers:
-            one.start()
-        try:
-            until(lambda: running() == 2)  # four requests, two on each engine
-        finally:
-            over.set()
-        for one in askers:
-            one.join()
-        until(lambda: running() == 1)
+    _get_global_client().deploy_apps(file)
+    until(lambda: running() == 1)
+    askers = [threading.Thread(target=keep_asking, args=(standing.url,)) for _ in range(4)]
+    for one in askers:
+        one.start()
+    try:
+        until(lambda: running() == 2)  # four requests, two on each engine
+    finally:
+        over.set()
+    for one in askers:
+        one.join()
+    until(lambda: running() == 1)
+    serve.delete(APP)
 
 
 def test_a_file_of_another_engine_is_refused() -> None:
