@@ -21,7 +21,7 @@ from analysis.calibration import command as calibration
 from analysis.calibration.observed import RecordedLoad, Served
 from analysis.exchange import side_by_side
 from analysis.into_service import IntoService
-from analysis.planning import recommended
+from analysis.recommendation import recommended
 from analysis.results import integrity, locations, recount, summary
 from analysis.results.runs import RunError, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.planning import elastic
-from analysis.planning.autoscaling import ServeScaling, serve_scaling, working_qps_per_node
-from analysis.planning.elastic import DayQuestion, ElasticDay
+from analysis.autoscaling import elastic
+from analysis.autoscaling.elastic import DayQuestion, ElasticDay
+from analysis.autoscaling.request_life import mean_life
+from analysis.autoscaling.serve_file import serve_file
+from analysis.autoscaling.serve_scaling import ServeScaling, serve_scaling, working_qps_per_node
 from analysis.planning.plan import Plan
-from analysis.planning.request_life import mean_life
-from analysis.planning.serve_file import serve_file
 from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment
 from conf.composed import dump

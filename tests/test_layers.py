@@ -81,6 +81,7 @@ FLOORS = {
         ("capacity", "quality"),
         ("results",),
         ("calibration", "planning", "exchange", "live"),
+        ("autoscaling", "recommendation"),
         ("figures",),
         ("report",),
         ("notebooks",),

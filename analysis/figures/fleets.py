@@ -5,10 +5,10 @@ Knows the outcomes of fleets; simulates nothing.
 
 import pyarrow as pa
 
+from analysis.autoscaling.elastic import EITHER, NODE_HOURS, SPAN_S, ElasticDay, clock
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes
 from analysis.figures.exhibit import Exhibit
-from analysis.planning.elastic import EITHER, NODE_HOURS, SPAN_S, ElasticDay, clock
 
 HEIGHT_IN = 5.4
 HOURS = 24

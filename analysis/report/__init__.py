@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from analysis.planning.elastic import ElasticDay
+from analysis.autoscaling.elastic import ElasticDay
 from analysis.report import pages, plan, study
 from analysis.report.blocks import Page
 from analysis.report.study import StudyFolder

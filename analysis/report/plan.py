@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.autoscaling import elastic
+from analysis.autoscaling.elastic import ElasticDay
 from analysis.figures import fleets, purchase
-from analysis.planning import elastic, plan_text
-from analysis.planning.elastic import ElasticDay
+from analysis.planning import plan_text
 from analysis.report.blocks import Banner, Block, Code, Facts, Missing, Page, Paragraph, Section, Table
 from analysis.report.exhibits import Room, block
 from analysis.report.wording import value

@@ -6,7 +6,7 @@ Knows how a fleet's name becomes a number of engines at any time; the day itself
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analysis.planning.elastic import DayQuestion, ElasticDay
+from analysis.autoscaling.elastic import DayQuestion, ElasticDay
 from conf import ConfigError, Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.planning import recommended
-from analysis.planning.deciding import MOST_PROPOSED, Worth
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import DemandRates
-from analysis.planning.recommended import ShapeCapacity
 from analysis.planning.sources import of_predicted
+from analysis.recommendation import recommended
+from analysis.recommendation.deciding import MOST_PROPOSED, Worth
+from analysis.recommendation.recommended import ShapeCapacity
 from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree

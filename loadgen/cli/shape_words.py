@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 
-from analysis.planning.recommended import BUDGET, HIT, LAYOUT, name_of
+from analysis.recommendation.recommended import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
 from conf.composed import load_recommendation
 from conf.specs.experiment import SimulatedEngine

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.elastic import (
+from analysis.autoscaling.elastic import (
     CROWD,
     EITHER,
     FAILED,

@@ -24,10 +24,10 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from analysis.planning.autoscaling import ServeScaling
+from analysis.autoscaling.request_life import RequestLife
+from analysis.autoscaling.serve_file import serve_file
+from analysis.autoscaling.serve_scaling import ServeScaling
 from analysis.planning.evidence import IntervalEstimate
-from analysis.planning.request_life import RequestLife
-from analysis.planning.serve_file import serve_file
 from analysis.rows import metrics, records
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from cluster.ray_session.session import open_session

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.planning import recommended
+from analysis.recommendation import recommended
 from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.types.recommendation import RecommendationVerdict

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from analysis.planning import elastic
-from analysis.planning.elastic import DayQuestion
+from analysis.autoscaling import elastic
+from analysis.autoscaling.elastic import DayQuestion
 from conf import ConfigError, load
 from loadgen.predict import elastic_day as days
 from loadgen.predict.elastic_day import DAY_S, DayArrivals, DayRates, SimulatedFleet

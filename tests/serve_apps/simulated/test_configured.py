@@ -13,10 +13,10 @@ from ray import serve  # noqa: E402
 from ray.serve.context import _get_global_client  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
-from analysis.planning.autoscaling import ServeScaling  # noqa: E402
+from analysis.autoscaling.request_life import RequestLife  # noqa: E402
+from analysis.autoscaling.serve_file import serve_file  # noqa: E402
+from analysis.autoscaling.serve_scaling import ServeScaling  # noqa: E402
 from analysis.planning.evidence import IntervalEstimate  # noqa: E402
-from analysis.planning.request_life import RequestLife  # noqa: E402
-from analysis.planning.serve_file import serve_file  # noqa: E402
 from cluster.ray_session.session import Session  # noqa: E402
 from conf import ConfigError, load  # noqa: E402
 from conf.composed import dump  # noqa: E402

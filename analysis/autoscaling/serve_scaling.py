@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from analysis.autoscaling.request_life import RequestLife
 from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.plan import Plan, fleet
-from analysis.planning.request_life import RequestLife
 from analysis.results.runs import RunError
 
 RAY_UPSCALE_DELAY_S, RAY_DOWNSCALE_DELAY_S = 30.0, 600.0

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planning import ranking
-from analysis.planning.deciding import SWEEP_S, Worth, candidates, proposed
 from analysis.planning.evidence import Evidence, NotPlannable, Qps
 from analysis.planning.plan import Plan, plan
-from analysis.planning.ranking import Floats
+from analysis.recommendation import ranking
+from analysis.recommendation.deciding import SWEEP_S, Worth, candidates, proposed
+from analysis.recommendation.ranking import Floats
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree
 from analysis.results.locations import read_json

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.planning.ranking import Floats, Ints
+from analysis.recommendation.ranking import Floats, Ints
 
 SWEEP_SD, SWEEP_S = 0.03, 345.0
 """Sd of ln capacity of a search of so many seconds (docs/search_accuracy.md: 3 to 5 % for search=quick, where

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from analysis.planning import ranking
-from analysis.planning.deciding import Measurement, candidates, proposed, worth
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.plan import fleet
 from analysis.planning.sizing import MOST_NODES, FleetCapacity
+from analysis.recommendation import ranking
+from analysis.recommendation.deciding import Measurement, candidates, proposed, worth
 from conf.specs.planning import Care
 
 SERVICE = FleetCapacity(1.0, 1, ScalingEfficiency((ScalingPoint(1, 1.0, 0.0),)))

@@ -9,11 +9,11 @@ import yaml
 
 from analysis import load_run, planning, report
 from analysis.acts import plan as act
+from analysis.autoscaling import elastic
+from analysis.autoscaling.elastic import ElasticDay, FleetRun
+from analysis.autoscaling.request_life import mean_life
 from analysis.grammar import grammar
 from analysis.into_service import _application
-from analysis.planning import elastic
-from analysis.planning.elastic import ElasticDay, FleetRun
-from analysis.planning.request_life import mean_life
 from analysis.results.runs import RunError
 from conf import ConfigError, load
 from conf.specs.planning import Care, Demand

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from analysis.planning import autoscaling as rules
-from analysis.planning.autoscaling import ServeScaling
+from analysis.autoscaling import serve_scaling as rules
+from analysis.autoscaling.serve_scaling import ServeScaling
 from conf.io.one_line import printable
 
 Tree = Mapping[str, Any]
