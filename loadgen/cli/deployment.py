@@ -24,8 +24,8 @@ from conf import Experiment
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
-from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
+from loadgen.run.service import Service
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app

@@ -3,13 +3,12 @@
 Knows in which order things start, end and are written; the service under test is handed in.
 """
 
-import math
 import os
 import secrets
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,22 +27,20 @@ from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from analysis.rows import gathering, time_series
 from conf import Experiment
 from conf.composed import dump
-from conf.io.secret import Secret
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.plan import Past
 from loadgen.drive.prepared_load import QueueUntold
 from loadgen.fleet.fleet import FleetError, LoadFleet
-from loadgen.fleet.gap_record import GapRecord
-from loadgen.fleet.load_actor import FleetPlan
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.quality import tasks
-from loadgen.run import verdicts
+from loadgen.run import load_orders, verdicts
 from loadgen.run.endpoint import TargetError, api_key
 from loadgen.run.folder import finite
 from loadgen.run.metrics_scraper import Scraper
-from loadgen.run.power_sampler import IDLE_S, PowerSampler, PowerSource
+from loadgen.run.power_sampler import IDLE_S, PowerSampler
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
+from loadgen.run.service import Service
 from loadgen.search.segments import Start
 
 Conclude = Callable[[], RunVerdict]
@@ -53,32 +50,6 @@ LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
 QUESTIONS = "questions_sha256"
 """The manifest's name of the checksum of the questions with exact answers."""
-STREAMS_SPARE = 2.0
-"""Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """The service under load: its addresses, the replicas expected in answers, and what it reports of itself.
-
-    `replicas` is None if answers do not name theirs. `metrics_urls` maps a replica (or an endpoint) to the
-    address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
-    returns it as it is then, or raises TargetError; None if nothing is known of its return. A proxy in
-    front of it serves `front_streams` requests at once; None if there is none, or nothing is known of it.
-    `power` reads the power of its nodes; without it `power_unknown` says why nothing does.
-    """
-
-    urls: list[str]
-    replicas: frozenset[str] | None = None
-    fault: Callable[[], str | None] = lambda: None
-    reported: dict[str, Any] = field(default_factory=dict)
-    metrics_urls: dict[str, str] = field(default_factory=dict)
-    actor_options: dict[str, Any] = field(default_factory=dict)
-    key: Secret | None = None
-    recover: "Callable[[float], Service] | None" = None
-    front_streams: int | None = None
-    power: PowerSource | None = None
-    power_unknown: str = ""
 
 
 def read_of(experiment: Experiment, verb: str) -> dict[str, Path]:
@@ -205,13 +176,12 @@ class RunLifecycle:
         drain_s, self._service = asked.drain_s, service
         with self._scraping(service, fleet), self._metering(service, fleet) as meter:
             try:
-                self._refuse_cramped(fleet, service, start)
+                load_orders.refuse_cramped(self.experiment, fleet, service, start)
                 self._rest(service, meter)
                 saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
-                self._driver = Driver(
-                    fleet, self._plan(service, start), self.emit, saved, self._fault, told, repair
-                )
+                plan = load_orders.load_plan(self.experiment, service, start)
+                self._driver = Driver(fleet, plan, self.emit, saved, self._fault, told, repair)
                 self._driver.watcher = self._watched
                 if self._past is not None:
                     self._driver.restore(self._past)
@@ -297,18 +267,7 @@ class RunLifecycle:
 
     def _start_fleet(self, service: Service) -> LoadFleet:
         asked = self.experiment
-        plan = FleetPlan(
-            urls=service.urls,
-            workload=asked.workload,
-            model=asked.model.served_name,
-            vocab=asked.model.vocab,
-            salt=self._salt,
-            timeout_s=asked.request_timeout_s,
-            gaps=GapRecord.of(asked.slo, asked.fleet.record_itl),
-            time_scale=asked.time_scale,
-            sticky=asked.routing.policy == "client_side",
-            key=service.key,
-        )
+        plan = load_orders.fleet_plan(asked, service, self._salt)
         self._fleet = fleet = LoadFleet(
             asked.fleet.actors,
             asked.fleet.cpus_per_actor,
@@ -323,37 +282,6 @@ class RunLifecycle:
         self.folder.write_json("manifest.json", self._manifest)
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
-
-    def _refuse_cramped(self, fleet: LoadFleet, service: Service, start: Start) -> None:
-        """Refuse a rate whose requests in flight do not fit into the fleet's files and ports or the proxy."""
-        asked = self.experiment
-        guess = asked.rate_qps or max([qps for _, qps in asked.profile_qps], default=0.0)
-        qps = (guess or start.prediction_qps or start.roofline_qps or 0.0) * asked.cluster.nodes
-        wanted = asked.concurrency or math.ceil(STREAMS_SPARE * qps * asked.answer_s)
-        if reason := fleet.shortage(wanted):
-            raise FleetError(reason)
-        if service.front_streams is not None and wanted > service.front_streams:
-            raise FleetError(
-                f"HAProxy takes {service.front_streams} of {wanted} streams at once, the others would wait, "
-                "which counts as TTFT: raise the hard limit of open files (`ulimit -Hn`, 2.5 for a stream) "
-                "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
-            )
-
-    def _plan(self, service: Service, start: Start) -> LoadPlan:
-        asked = self.experiment
-        return LoadPlan(
-            search=asked.search,
-            slo=asked.slo,
-            workload=asked.workload,
-            nodes=asked.cluster.nodes,
-            seed=asked.seed,
-            start=start,
-            warmup_requests=asked.fleet.warmup_requests,
-            replicas=service.replicas,
-            streams=asked.streams,
-            time_scale=asked.time_scale,
-            block_tokens=asked.block_tokens,
-        )
 
     def _failed(self, exit_code: int, reason: str) -> Conclude:
         return lambda: verdicts.of_failure(self.experiment, self._driver, exit_code, reason)

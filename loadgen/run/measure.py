@@ -27,9 +27,10 @@ from loadgen.drive.sweep import sweep
 from loadgen.drive.window_health import WindowHealth, health_of
 from loadgen.run import folder, verdicts
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude, RunLifecycle, Service, read_of
+from loadgen.run.lifecycle import Conclude, RunLifecycle, read_of
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, sha256_of
+from loadgen.run.service import Service
 from loadgen.search.segments import Segment, Start
 from loadgen.traffic import trace
 

@@ -20,8 +20,8 @@ from loadgen.quality.pace import Pace
 from loadgen.quality.questions import UnusableAnswer
 from loadgen.quality.service import AskedPrompt, AskedService
 from loadgen.run.endpoint import TargetError
-from loadgen.run.lifecycle import Service
 from loadgen.run.progress import Emit
+from loadgen.run.service import Service
 from loadgen.studies.shared_service import Deploy
 from loadgen.traffic.schedule import NS
 

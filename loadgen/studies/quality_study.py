@@ -22,8 +22,9 @@ from loadgen.quality import pace
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude, Service
+from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
+from loadgen.run.service import Service
 from loadgen.studies import gate_questions, task_questions
 from loadgen.studies.gate_evidence import (
     KIND,

@@ -15,7 +15,8 @@ from conf.specs.quality import Quality
 from loadgen.drive.driver import Driver
 from loadgen.quality import pace, tasks
 from loadgen.quality.tasks import Task, TaskService
-from loadgen.run.lifecycle import QUESTIONS, Service
+from loadgen.run.lifecycle import QUESTIONS
+from loadgen.run.service import Service
 from loadgen.studies import gate_questions
 
 FIRST_PIECE = 1_000_000

@@ -39,7 +39,8 @@ pytestmark = pytest.mark.ray
 ray = pytest.importorskip("ray")
 
 from cluster.ray_session.processes import process_of  # noqa: E402
-from loadgen.run.lifecycle import Conclude, RunLifecycle, Service  # noqa: E402
+from loadgen.run.lifecycle import Conclude, RunLifecycle  # noqa: E402
+from loadgen.run.service import Service  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = ["slo.ttft_p90_ms=600", "slo.tpot_p90_ms=100"]

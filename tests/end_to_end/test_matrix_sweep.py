@@ -24,8 +24,8 @@ from loadgen import __main__ as root
 from loadgen.cli import command_line, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
-from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
+from loadgen.run.service import Service
 from loadgen.search.segments import Start
 from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays

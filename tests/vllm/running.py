@@ -15,9 +15,9 @@ from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, load_run
 from conf import Experiment, load
 from loadgen.run import measure
-from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Act, Site
 from loadgen.run.run_folder import RunFolder
+from loadgen.run.service import Service
 from loadgen.search.segments import Start
 from tests.support.words.words import over
 

@@ -35,7 +35,7 @@ from loadgen.quality import pace, prompts, questions
 from loadgen.quality.asking import Asking
 from loadgen.quality.service import AskedPrompt, AskedService
 from loadgen.run.endpoint import TargetError
-from loadgen.run.lifecycle import Service
+from loadgen.run.service import Service
 from loadgen.studies import gate_evidence, gate_questions
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.simulated import openai_request

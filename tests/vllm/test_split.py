@@ -16,7 +16,7 @@ import pytest
 from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
-from loadgen.run.lifecycle import Service
+from loadgen.run.service import Service
 from tests.support.words.vllm_words import RATE_QPS, WORDS
 from tests.support.words.words import over
 from tests.vllm.running import Up

@@ -35,7 +35,7 @@ from cluster.deployment.serve_state import state  # noqa: E402
 from cluster.ray_session import session  # noqa: E402
 from cluster.ray_session.held_ports import HeldPorts  # noqa: E402
 from loadgen.cli.deployment import service  # noqa: E402
-from loadgen.run.lifecycle import Service  # noqa: E402
+from loadgen.run.service import Service  # noqa: E402
 from serve_apps.simulated.app import application_name  # noqa: E402
 
 LIMIT_S, LAST_LIMIT_S = 240, 10

@@ -22,8 +22,8 @@ from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import quality_words, verbs
 from loadgen.run import lifecycle
-from loadgen.run.lifecycle import Service
 from loadgen.run.measure import Site
+from loadgen.run.service import Service
 from loadgen.search.segments import Start
 from loadgen.studies import gate_evidence
 from tests.support.servers.answering_server import AnsweringServer, answering

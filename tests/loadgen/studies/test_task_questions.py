@@ -20,8 +20,9 @@ from conf import ConfigError, Experiment
 from conf.composed import dump
 from loadgen.cli import quality_words
 from loadgen.drive.driver import Driver
-from loadgen.run.lifecycle import Service, read_of
+from loadgen.run.lifecycle import read_of
 from loadgen.run.run_folder import sha256_of
+from loadgen.run.service import Service
 from loadgen.studies import quality_study, task_questions
 from loadgen.studies.gate_evidence import judged, task_scores
 from loadgen.studies.gate_questions import ServiceInUse

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from conf import load
-from loadgen.run.lifecycle import Service
 from loadgen.run.power_sampler import PowerSource
+from loadgen.run.service import Service
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
