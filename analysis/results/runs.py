@@ -156,6 +156,11 @@ class Run:
 
     def dwells(self) -> pa.Table:
         """One row per ramp step and dwell (schema `dwell_table.DWELLS`); empty for a run that did not end."""
+        return self._dwells
+
+    @cached_property
+    def _dwells(self) -> pa.Table:
+        """The rows of `dwells`, read once: a report asks for them in each of its figures."""
         path = self.path / "dwells.parquet"
         with _readable(self.path):
             return dwell_table.read(path) if path.exists() else dwell_table.DWELLS.empty_table()
