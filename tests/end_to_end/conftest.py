@@ -1,4 +1,4 @@
-"""What tests of commands share: a Ray session that commands in this process find; whether any is left."""
+"""What tests of commands share: a Ray session that stands, and a look for processes that are left."""
 
 import ctypes
 import os
