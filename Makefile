@@ -34,10 +34,10 @@ VLLM_LANES := vllm-answers vllm-emulated $(VLLM_OLDER:%=vllm-older-%) vllm-deplo
 ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
 DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Five lanes of tests with Ray and three without. The first compiles the engine's loops, half a minute of CPU
-# in a fresh clone; lanes that predict wait for it. A session of Ray holds some 2 GB and its start both
-# cores: AT_ONCE is how many lanes run side by side.
-LANES := test-engine test-cluster test-faults test-recovery test-loadgen test-standing test-commands test-others
+# Five lanes of tests with Ray and four without. The first compiles the engine's loops, half a minute of CPU in
+# a fresh clone, while two lanes beside it wait more than they compute; all others find the loops compiled. A
+# session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
+LANES := test-engine test-faults test-recovery test-loadgen test-standing test-commands test-others test-end-to-end test-cluster
 AT_ONCE ?= 4
 LANE = @$(BIN)/python -m pytest -m
 
@@ -58,7 +58,7 @@ help:  ## the targets, and what they do
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in eight lanes, AT_ONCE of them side by side; what ARGS="..." names in one
+test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in nine lanes, AT_ONCE of them side by side; what ARGS="..." names in one
 ifeq ($(ARGS),)
 	@echo "$(words $(LANES)) runs, $(AT_ONCE) side by side; each prints when it ends"
 	@$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --output-sync=target COMPILED=test-engine $(LANES)
@@ -96,12 +96,15 @@ test-engine: $(STAMP)
 	$(LANE) "not ray" $(ENGINE)
 
 test-loadgen: $(STAMP)
-	$(LANE) "not ray" tests/loadgen tests/end_to_end
+	$(LANE) "not ray" tests/loadgen
+
+test-end-to-end: $(STAMP)
+	$(LANE) "not ray" tests/end_to_end
 
 test-others: $(STAMP)
 	$(LANE) "not ray" tests $(addprefix --ignore=,tests/loadgen tests/end_to_end tests/vllm $(ENGINE))
 
-test-loadgen test-standing test-commands test-others: $(COMPILED)
+$(filter-out test-engine test-faults test-recovery,$(LANES)): $(COMPILED)
 
 QUARTERS := quick-drive quick-loadgen quick-analysis quick-others
 quick: $(STAMP)  ## the inner loop: no Ray, no browser, no end-to-end test, nothing slow; four parts side by side, as some wait
