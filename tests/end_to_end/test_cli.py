@@ -98,6 +98,7 @@ def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothin
     assert result["requests"]["by_status"].get("ok", 0) > 0
     assert not result["valid"] and not result["passed"]
     tells_of_both_sides(folder)
+    assert (folder / "report.html").exists()
     shown = subprocess.run(
         [sys.executable, "-m", "analysis", "show", str(folder)], cwd=ROOT, capture_output=True, text=True
     )
