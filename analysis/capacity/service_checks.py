@@ -26,6 +26,8 @@ LATE_STEPS = 0.01
 """Largest share of late steps (late by more than half of themselves): above it their p99 lateness is too
 high."""
 BURST_SHARE = 0.01
+HIDDEN_SHARE = 0.01
+"""Largest share of the answers that count tokens which they never stream (our choice)."""
 PROMPT_ERROR = 0.01
 """Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
 HIT_ERROR = 0.01
@@ -83,11 +85,18 @@ def replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
 
 
 def burst(rows: pa.Table) -> Check:
-    """Share of the answers of 10 tokens or more that came in one or two reads."""
+    """Share of the answers of 10 tokens or more that were held back on their way (`metrics.burst`)."""
     reads, tokens = metrics.numbers(rows, "reads"), metrics.numbers(rows, "output_tokens")
     known = metrics.status_in(rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
     share = float(np.mean(metrics.burst(rows)[known])) if known.any() else None
     return at_most("burst_delivery", share, BURST_SHARE, "", "burst_delivery")
+
+
+def hidden(rows: pa.Table) -> Check:
+    """Share of the answers whose text does not account for the tokens that the server counts."""
+    whole = metrics.status_in(rows, records.OK)
+    share = float(np.mean(metrics.hidden(rows)[whole])) if whole.any() else None
+    return at_most("hidden_tokens", share, HIDDEN_SHARE, "", "hidden_tokens")
 
 
 def prompts(rows: pa.Table) -> Check:

@@ -27,7 +27,7 @@ PLACE = ("due_ns", "dwell", "phase", "status")
 """Columns of a request's window and status."""
 LATENCY = (
     *("first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns", "engine_last_token_ns"),
-    *("time_scale", "turn_blocked_ns", "output_tokens", "requested_output_tokens", "reads"),
+    *("time_scale", "turn_blocked_ns", *metrics.TOKEN_COUNTS),
 )
 """Columns from which `metrics.ttft` and `metrics.tpot` are made."""
 LAG = ("send_offset_ns", "time_scale", "turn_blocked_ns")

@@ -32,6 +32,7 @@ CAUSES = {
     "replica_lost": "A replica was replaced, or one answered that was not deployed for this run.",
     "actor_lost": "A load actor died.",
     "burst_delivery": "Tokens came merged, so that their pace is not known.",
+    "hidden_tokens": "The server counted tokens that it did not stream, so that the pace is not known.",
     "wrong_prompts": "The server counted other prompts than were planned.",
     "wrong_prefix_hits": "The prefix cache was not hit as intended.",
     "queue_untold": "A bound is on the time in the server's queue, which its answers do not tell.",

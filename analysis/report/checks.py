@@ -22,6 +22,7 @@ MEANINGS = {
     "path_over": "share of the answers that this way alone made later than the bound on TTFT",
     "unexpected_replicas": "replicas that answered and were not deployed for this run",
     "burst_delivery": "share of the answers whose tokens came merged, so that their pace cannot be known",
+    "hidden_tokens": "share of the answers whose text does not account for the tokens that the server counts",
     "prompt_tokens_error": "how far the server's count of prompt tokens is from the plan",
     "prefix_hit_error": "how far the prefix cache's share of the prompts is from the intended one",
     "achieved": "share of the offered requests that were answered whole",

@@ -26,6 +26,12 @@ UNSENT = ("missed", "lost")
 """Failures of the load generator: the request never left it, or whether it did is unknown."""
 BURST_TOKENS, BURST_READS = 10, 2
 """An answer of at least so many tokens in at most so many reads was held back on its way (our choice)."""
+BURST_SHARE = 0.25
+"""It was held back too if more than this share of its tokens came with the first read (our choice)."""
+BURST_PACE_MS = 0.1
+"""And if its tokens came faster than this, in real time: no engine makes 10,000 a second for one request."""
+HIDDEN_SHARE = 0.25
+"""An answer hides tokens if its text accounts for less than the rest of the counted ones (our choice)."""
 
 
 def numbers(requests: pa.Table, name: str) -> Floats:
@@ -114,14 +120,42 @@ def send_lag(requests: pa.Table) -> Floats:
     return np.where(status_in(requests, *UNSENT), np.inf, lag)
 
 
-def burst(requests: pa.Table) -> Bools:
-    """Mask of answers, whole or in flight, of 10 tokens or more that came in one or two reads.
+def first_read_tokens(requests: pa.Table) -> Floats:
+    """Output tokens that had come with the first read of output, per row; 1 where that was not recorded."""
+    return np.nan_to_num(numbers(requests, "first_read_tokens"), nan=1.0)
 
-    How fast the engine made the tokens cannot be known then. False where reads were not counted.
+
+def streamed_tokens(requests: pa.Table) -> Floats:
+    """Output tokens that the streamed text accounts for, per row; all where that was not recorded."""
+    streamed = numbers(requests, "streamed_tokens")
+    return np.where(np.isnan(streamed), numbers(requests, "output_tokens"), streamed)
+
+
+def hidden(requests: pa.Table) -> Bools:
+    """Mask of whole answers that counted many tokens which were never streamed, as of hidden reasoning."""
+    tokens = numbers(requests, "output_tokens")
+    return status_in(requests, records.OK) & (streamed_tokens(requests) < (1 - HIDDEN_SHARE) * tokens)
+
+
+def burst(requests: pa.Table) -> Bools:
+    """Mask of answers, whole or in flight, of 10 tokens or more that were held back on their way.
+
+    They came in one or two reads, with much of them in the first, or faster than any engine makes tokens.
+    How fast the engine made them cannot be known then. False where reads were not counted.
     """
-    tokens, reads = numbers(requests, "output_tokens"), numbers(requests, "reads")
-    answered = status_in(requests, records.OK, records.PENDING)
-    return answered & (tokens >= BURST_TOKENS) & (reads <= BURST_READS)
+    tokens, first = numbers(requests, "output_tokens"), first_read_tokens(requests)
+    answered = status_in(requests, records.OK, records.PENDING) & (tokens >= BURST_TOKENS)
+    merged = (numbers(requests, "reads") <= BURST_READS) | (first > BURST_SHARE * tokens)
+    return answered & (merged | (_read_pace(requests) < BURST_PACE_MS))
+
+
+def _read_pace(requests: pa.Table) -> Floats:
+    """Real time in ms per token after the first read, as it was read; nan where an engine reports its own."""
+    first, last = (numbers(requests, f"{which}_token_offset_ns") for which in ("first", "last"))
+    after = np.maximum(streamed_tokens(requests) - first_read_tokens(requests), 1)
+    pace = (last - first) / time_scale(requests) / after / NS_PER_MS
+    reads_known = ~np.isnan(numbers(requests, "reads"))
+    return np.where(reads_known & np.isnan(numbers(requests, "engine_first_token_ns")), pace, np.nan)
 
 
 def ttft(requests: pa.Table) -> Floats:
@@ -136,16 +170,19 @@ def ttft_from_send(requests: pa.Table) -> Floats:
 
 
 def tpot(requests: pa.Table) -> Floats:
-    """Time per output token, per row; nan for fewer than 2 tokens (asked for, if the request failed).
+    """Time per output token, per row: of the streamed tokens that came after the first read of output.
 
-    Also nan for a burst: its tokens may have taken any time, and its two reads would flatter.
+    That read is one token of most servers; with more in it, it says nothing of the time before it. nan for
+    fewer than 2 tokens (planned ones, if the request failed), and of an answer that was held back or hides
+    tokens: theirs may have taken any time, and what is left would flatter.
     """
-    tokens = numbers(requests, "output_tokens")
-    tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
-    applies = (tokens >= 2) & ~burst(requests)
-    gaps = np.where(applies, tokens - 1, np.nan)
+    failed = status_in(requests, *records.FAILURES)
+    tokens = np.where(failed, numbers(requests, "requested_output_tokens"), streamed_tokens(requests))
+    after = tokens - np.where(failed, 1, first_read_tokens(requests))
+    applies = (after >= 1) & ~burst(requests) & ~hidden(requests)
     first, last = token_offset_ns(requests, "first"), token_offset_ns(requests, "last")
-    return np.where(applies, _judged(requests, (last - first) / gaps / NS_PER_MS), np.nan)
+    paces = (last - first) / np.where(applies, after, np.nan) / NS_PER_MS
+    return np.where(applies, _judged(requests, paces), np.nan)
 
 
 def e2e(requests: pa.Table) -> Floats:
@@ -194,7 +231,8 @@ def _of_tokens(requests: pa.Table, latency_ms: Floats) -> Floats:
     """A latency of answers of 2 tokens or more (asked for, if the request failed); nan of others."""
     tokens = numbers(requests, "output_tokens")
     tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
-    return np.where((tokens >= 2) & ~burst(requests), _judged(requests, latency_ms), np.nan)
+    applies = (tokens >= 2) & ~burst(requests) & ~hidden(requests)
+    return np.where(applies, _judged(requests, latency_ms), np.nan)
 
 
 def _judged(requests: pa.Table, latency_ms: Floats) -> Floats:
@@ -253,6 +291,10 @@ class Metric:
     of: Callable[[pa.Table], Floats]
 
 
+TOKEN_COUNTS = (
+    *("output_tokens", "requested_output_tokens", "reads", "first_read_tokens", "streamed_tokens"),
+)
+"""Columns that say how many tokens the time between first and last token stands for."""
 _FIRST = ("status", "time_scale", "turn_blocked_ns", "first_token_offset_ns", "engine_first_token_ns")
 _LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns")
 METRICS = (
@@ -279,9 +321,10 @@ METRICS = (
     ),
     Metric(
         "tpot",
-        "mean time per output token after the first, of one request with at least 2; unknown of a burst",
-        "(last_token_offset_ns - first_token_offset_ns) / (output_tokens - 1) / 1e6",
-        (*_FIRST, *_LAST[3:], "output_tokens", "requested_output_tokens", "reads"),
+        "mean time per token after the first read (mostly 1 token), of one request; unknown if held back or "
+        "hidden",
+        "(last_token_offset_ns - first_token_offset_ns) / (streamed_tokens - first_read_tokens) / 1e6",
+        (*_FIRST, *_LAST[3:], *TOKEN_COUNTS),
         tpot,
     ),
     Metric(
@@ -303,7 +346,8 @@ METRICS = (
     ),
     Metric(
         "itl",
-        "gaps between reads with output, pooled over all requests; in seconds of the run's clock",
+        "gaps between reads with output, pooled over all requests; where a server sends several tokens an "
+        "event, gaps between events; in seconds of the run's clock",
         "itl_us / 1e3",
         ("status", "itl_us", "requested_output_tokens"),
         itl,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
 from analysis.rows.parquet import Column
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version grows with every added column; none is renamed or taken away. A column that a file lacks is
 null."""
 
@@ -92,6 +92,18 @@ _COLUMNS: tuple[Column, ...] = (
     ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
     ("events", pa.int32(), "", "streamed events that carried output"),
     ("reads", pa.int32(), "", "socket reads that carried output; fewer than events = merged delivery"),
+    (
+        "first_read_tokens",
+        pa.int32(),
+        "tokens",
+        "output tokens that had come with the first of these reads; null is 1",
+    ),
+    (
+        "streamed_tokens",
+        pa.int32(),
+        "tokens",
+        "of output_tokens, those that the streamed text accounts for; null is all",
+    ),
     ("engine_steps", pa.int32(), "", "simulated engine: steps that gave this request a token; else null"),
     ("engine_late_steps", pa.int32(), "", "of these, delivered later than half a step; else null"),
     (

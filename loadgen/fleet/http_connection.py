@@ -69,14 +69,17 @@ class Connection(asyncio.Protocol):
             return
         if exchange.first_byte_ns is None:
             exchange.first_byte_ns = now_ns
-        events = exchange.events
+        text = exchange.text
+        events, silent = text.events, text.silent
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self._kept is None:
                 exchange.fail("conn_error", "bad_http", str(error))
             self._kept = False
-        if exchange.events != events:
+        if text.silent != silent:
+            exchange.silent_at(now_ns)
+        if text.events != events:
             exchange.output_at(now_ns)
             self._barren_bytes = 0
         else:

@@ -5,7 +5,7 @@ time would cost a tenth of the request itself.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -161,6 +161,8 @@ def batch(
         "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
         "events": [exchange.events for exchange in ends],
         "reads": [exchange.reads for exchange in ends],
+        "first_read_tokens": [_text_tokens(exchange, "first_read_tokens") for exchange in ends],
+        "streamed_tokens": [_text_tokens(exchange, "streamed_tokens") for exchange in ends],
         "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
         "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
         "time_scale": np.full(len(plans), clock.scale),
@@ -190,6 +192,12 @@ def _status(exchange: Exchange) -> str | None:
     """An outcome counts once the exchange has ended; a request that was missed never began."""
     ended = exchange.end_ns is not None or exchange.status == "missed"
     return exchange.status if ended else records.PENDING
+
+
+def _text_tokens(exchange: Exchange, which: str) -> int | None:
+    """A count of tokens by the answer's text; None without any output."""
+    count: Callable[[int], int] = getattr(exchange.text, which)
+    return count(exchange.tokens) if exchange.events else None
 
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:

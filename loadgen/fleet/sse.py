@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from conf.io.one_line import one_line, printable
+from loadgen.fleet.streamed_text import END, StreamedText
 
 WORD_CHARS = 200
 """Longest text of a server that is kept (our choice)."""
@@ -43,7 +44,7 @@ class Exchange:
     `gaps_us` are the microseconds between consecutive socket reads that carried output. A simulated
     engine whose clock runs `time_scale` times as fast tells its own time: `accepted_virtual_ns` of the
     request, and first and last of its tokens. `queue_ms` is the time in the server's queue, by the server's
-    word and clock.
+    word and clock. `text` counts the output, `last_silent_ns` is the last read of events without text.
     """
 
     seq: int
@@ -66,14 +67,22 @@ class Exchange:
     first_virtual_ns: int | None = None
     last_virtual_ns: int | None = None
     queue_ms: float | None = None
-    events: int = 0
+    text: StreamedText = field(default_factory=StreamedText)
+    first_silent_ns: int | None = None
+    last_silent_ns: int | None = None
     done: bool = False
     gaps_us: "array[int]" = field(default_factory=partial(array, "i"))
 
     @property
+    def events(self) -> int:
+        """Events that carried output: text, or, where the server's count includes them, tokens without."""
+        text = self.text
+        return text.events + text.silent if text.silent_are_tokens(self.tokens) else text.events
+
+    @property
     def tokens(self) -> int:
-        """Output tokens: the server's count when it came, else the events seen so far."""
-        return (self.usage or {}).get("completion_tokens", self.events)
+        """Output tokens: the server's count when it came, else the events with text so far."""
+        return (self.usage or {}).get("completion_tokens", self.text.events)
 
     @property
     def reads(self) -> int:
@@ -84,10 +93,17 @@ class Exchange:
         """Take note of a socket read that carried output."""
         if self.last_token_ns is None:
             self.first_token_ns = now_ns
+            self.text.end_first_read((self.usage or {}).get("completion_tokens", 0))
         else:
             gap_us = (now_ns - self.last_token_ns) // 1000
             self.gaps_us.append(gap_us if gap_us < COUNT_LIMIT else COUNT_LIMIT - 1)
         self.last_token_ns = now_ns
+
+    def silent_at(self, now_ns: int) -> None:
+        """Take note of a socket read with events that had no text: tokens that print nothing, or none."""
+        if self.first_silent_ns is None:
+            self.first_silent_ns = now_ns
+        self.last_silent_ns = now_ns
 
     def stamped(self, virtual_ns: int) -> None:
         """Take note of a token's time on the engine's clock."""
@@ -103,6 +119,10 @@ class Exchange:
 
     def judge(self) -> None:
         """Name the outcome of a complete answer: ok only with all that a whole one has."""
+        if self.text.silent_are_tokens(self.tokens):
+            # The first text is still the first that a user sees, but the last token may print nothing.
+            self.first_token_ns = self.first_token_ns or self.first_silent_ns
+            self.last_token_ns = max(self.last_token_ns or 0, self.last_silent_ns or 0)
         if self.http_status != 200:
             self.fail("http_error", str(self.http_status))
         elif not self.events:
@@ -157,7 +177,6 @@ class EventReader:
     def feed(self, body: bytes) -> None:
         """Take body bytes, which are one whole event in most cases."""
         if not self._rest and self._is_token(body):
-            self._exchange.events += 1
             return
         data = (self._rest + body).replace(b"\r\n", b"\n")
         start = 0
@@ -170,12 +189,17 @@ class EventReader:
             self._rest = b""
 
     def _is_token(self, event: bytes) -> bool:
-        """True if only the text differs from the last token parsed: some, and up to the same quote."""
-        return (
+        """Take an event in which only the text differs from the last token parsed: some, up to the quote."""
+        if (
             event.startswith(self._before)
             and event.endswith(self._after)
-            and (start := len(self._before)) < event.find(b'"', start) == len(event) - len(self._after)
-        )
+            and (start := len(self._before))
+            < (end := event.find(b'"', start))
+            == len(event) - len(self._after)
+        ):
+            self._exchange.text.add(event[start : end + 1])
+            return True
+        return False
 
     def end(self) -> None:
         """An event that was cut off says nothing."""
@@ -183,7 +207,6 @@ class EventReader:
     def _event(self, event: bytes) -> None:
         exchange = self._exchange
         if self._is_token(event):
-            exchange.events += 1
             return
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         data = b"\n".join(lines)
@@ -192,13 +215,13 @@ class EventReader:
         if data == b"[DONE]":
             exchange.done = True
             return
-        before = exchange.events
+        before = exchange.text.events
         try:
             self._message(_typed(json.loads(data.decode()), dict))
         except (ValueError, RecursionError):
             exchange.fail("http_error", "bad_event", self._redact(data.decode(errors="replace")))
-        if exchange.events > before and (text := _TEXT.search(event)):
-            self._before, self._after = event[: text.start(1)], _shared(event[text.end(1) :])
+        if exchange.text.events > before and (place := _TEXT.search(event)):
+            self._before, self._after = event[: place.start(1)], _shared(event[place.end(1) :])
 
     def _message(self, message: dict[str, Any]) -> None:
         """Take all facts of one event, or none; ValueError if one has a wrong type."""
@@ -214,14 +237,17 @@ class EventReader:
         choice = _typed(next(iter(_typed(message.get("choices"), list)), None), dict)
         reason = _typed(choice.get("finish_reason"), str)
         reason.encode()  # half a surrogate pair is no text and could not be recorded
-        output = _carries_output(choice)
+        output = _output(choice)
         exchange.usage = exchange.usage if usage is None else usage
         exchange.engine = exchange.engine if engine is None else engine
         queue_ms = _queue_ms(message.get("metrics"))
         exchange.queue_ms = exchange.queue_ms if queue_ms is None else queue_ms
         if reason:
             exchange.finish_reason = printable(self._redact(reason)[:WORD_CHARS])
-        exchange.events += output
+        if output:
+            exchange.text.add(output.encode(errors="replace").replace(END, b"'") + END)
+        elif output is not None:
+            exchange.text.silent += 1
 
 
 class StampedReader(EventReader):
@@ -244,12 +270,15 @@ def _shared(ending: bytes) -> bytes:
     return ending
 
 
-def _carries_output(choice: dict[str, Any]) -> bool:
-    """True for a completion's text (even empty: some tokens print nothing) and a delta with content."""
-    if choice.get("delta") is not None:
-        delta = _typed(choice["delta"], dict)
-        return any(delta.get(key) for key in CONTENT_KEYS)
-    return "text" in choice
+def _output(choice: dict[str, Any]) -> str | None:
+    """The text of a choice; empty for a token that prints nothing, None where there is no output."""
+    if choice.get("delta") is None:
+        return _typed(choice["text"], str) if "text" in choice else None
+    delta = _typed(choice["delta"], dict)
+    parts = [delta[key] for key in CONTENT_KEYS if delta.get(key) or delta.get(key) == ""]
+    if not parts or ("role" in delta and not any(parts)):  # a chat begins with a delta that names the role
+        return None
+    return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
 
 
 def _queue_ms(metrics: Any) -> float | None:

@@ -106,7 +106,7 @@ def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reaso
         (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=[6000 * MS] * 4), {}),
         (rows(engine_first_token_ns=50 * MS, first_token_offset_ns=150 * MS), {}),
         (rows(engine_first_token_ns=5950 * MS, first_token_offset_ns=6000 * MS), {}),
-        (rows(first_token_offset_ns=6000 * MS), {}),
+        (rows(first_token_offset_ns=6000 * MS, last_token_offset_ns=6800 * MS), {}),
         (rows(reads=[2] * 4), {}),
         (rows(output_tokens=9, reads=1), {}),
         (rows(), {"health": {"a": {"cpu_share": 0.6, "run_share": 0.3, "stall_ms": 500.0}}}),

@@ -1,0 +1,364 @@
+"""Habits of servers and gateways in streaming one answer: each comes out right, void or refused, none wrong.
+
+Reads arrive at instants of a clock that the test sets. The engine of every habit makes its first token after
+50 ms and then one each 10 ms; `felt` are the TTFT and TPOT of the tokens that a user gets to see.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis.capacity.validity import judge_window
+from analysis.capacity.window_counts import Window
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
+from conf.specs.experiment import Slo
+from loadgen.fleet import http_client, http_connection
+from loadgen.fleet.gap_record import EVERY_GAP
+from loadgen.fleet.http_client import Client
+from loadgen.fleet.http_connection import Connection
+from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
+from loadgen.fleet.sse import Exchange
+from loadgen.traffic.schedule import NS
+
+MS = 1_000_000
+FIRST_MS, STEP_MS, TOKENS, PROMPT = 50.0, 10.0, 140, 500
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
+Read = tuple[float, bytes]
+"""Bytes that arrive at an instant in ms after the request's due time."""
+WORDS = "the quick brown fox jumps over that lazy dog and finds 12 new friends in Oslo".split()  # noqa: SIM905
+
+
+def event(tree: Any) -> bytes:
+    data = tree if isinstance(tree, bytes) else json.dumps(tree, ensure_ascii=False).encode()
+    return b"data: " + data + b"\n\n"
+
+
+def completion(text: str | None, finish: str | None = None, **more: Any) -> bytes:
+    """An event as long as vLLM's, some 230 bytes."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    about = {"id": "cmpl-8f2b6d3c9d5e4c0fa1b2c3d4e5f60718", "object": "text_completion", "created": 1764}
+    return event(about | {"model": "m", "choices": [choice | {"token_ids": None}], "usage": None} | more)
+
+
+def chat(finish: str | None = None, **delta: Any) -> bytes:
+    return event({"id": "chat-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+def at_ms(token: int) -> float:
+    """The instant at which the engine has made a token, from 0."""
+    return FIRST_MS + STEP_MS * token
+
+
+def usage(tokens: int) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": PROMPT, "completion_tokens": tokens}}
+
+
+def closing(tokens: int = TOKENS, at: float | None = None) -> list[Read]:
+    """The count and the end of a stream, when the last token is made or later."""
+    counted = event({"choices": []} | usage(tokens)) + event(b"[DONE]")
+    return [(at_ms(tokens - 1) if at is None else at, counted)]
+
+
+def words(count: int) -> list[str]:
+    return [f" {WORDS[i % len(WORDS)]}" for i in range(count)]
+
+
+def streamed(
+    texts: Sequence[str], tokens: Sequence[int] | None = None, every: Any = completion
+) -> list[Read]:
+    """An event for each text, at the instant of the token that is the last in it: each its own by default."""
+    tokens = range(len(texts)) if tokens is None else tokens
+    ends = [None] * (len(texts) - 1) + ["length"]
+    return [(at_ms(token), every(*pair)) for token, *pair in zip(tokens, texts, ends, strict=True)]
+
+
+def grouped(sizes: Iterable[int], texts: Sequence[str]) -> list[Read]:
+    """Events of so many tokens each."""
+    ends = list(accumulate(sizes))
+    starts = [0, *ends]
+    joined = ["".join(texts[start:end]) for start, end in zip(starts, ends, strict=False)]
+    return streamed(joined, [end - 1 for end in ends])
+
+
+def held(reads: Sequence[Read], size: int) -> list[Read]:
+    """A gateway that hands on `size` bytes at a time, when they are full, and the rest at the end."""
+    out, kept = [], b""
+    for at, data in reads:
+        kept += data
+        while len(kept) >= size:
+            out.append((at, kept[:size]))
+            kept = kept[size:]
+    return [*out, (reads[-1][0], kept)]
+
+
+def flushed(reads: Sequence[Read], period_ms: float) -> list[Read]:
+    """A gateway that hands on what it has at each multiple of a period."""
+    due: dict[float, bytes] = {}
+    for at, data in reads:
+        when = -(-at // period_ms) * period_ms
+        due[when] = due.get(when, b"") + data
+    return sorted(due.items())
+
+
+def split_bytes(reads: Sequence[Read], size: int) -> list[Read]:
+    return [(at, data[i : i + size]) for at, data in reads for i in range(0, len(data), size)]
+
+
+def late(reads: Sequence[Read], by_ms: float) -> list[Read]:
+    return [(at + by_ms, data) for at, data in reads]
+
+
+PLAIN = words(TOKENS)
+ONES = ["a"] * TOKENS
+HAN = list("今日は天気がいいので散歩に出かけました" * 8)[:TOKENS]
+TRUE = FIRST_MS, STEP_MS
+
+
+def plain(texts: Sequence[str] = PLAIN) -> list[Read]:
+    return [*streamed(texts), *closing()]
+
+
+def reasoning() -> list[Read]:
+    half = [(at_ms(i), chat(reasoning_content=text)) for i, text in enumerate(PLAIN[:70])]
+    rest = [(at_ms(i), chat("stop" if i == 139 else None, content=PLAIN[i])) for i in range(70, TOKENS)]
+    return [(5, chat(role="assistant", content="")), *half, *rest, *closing()]
+
+
+def speculative(seed: int = 7) -> list[Read]:
+    draw, sizes = random.Random(seed), [1]
+    while sum(sizes) < TOKENS:
+        sizes.append(min(draw.choice([1, 1, 2, 3, 4]), TOKENS - sum(sizes)))
+    return [*grouped(sizes, PLAIN), *closing()]
+
+
+def chat_events(texts: Sequence[str]) -> list[Read]:
+    role = (5.0, chat(role="assistant", content=""))
+    deltas = streamed(texts, every=lambda text, end: chat(end, content=text))
+    return [role, *deltas, *closing()]
+
+
+def tool_call(text: str, end: str | None) -> bytes:
+    return chat(end, tool_calls=[{"index": 0, "function": {"arguments": text}}])
+
+
+def counted_in_each(sizes: Sequence[int], texts: Sequence[str]) -> list[Read]:
+    """Events with the count so far, whose text says nothing of the number of tokens."""
+    ends = list(accumulate(sizes))
+    return [
+        *[(at_ms(end - 1), completion(texts[i], **usage(end))) for i, end in enumerate(ends[:-1])],
+        (at_ms(TOKENS - 1), completion(texts[-1], "length", **usage(TOKENS))),
+        *closing(),
+    ]
+
+
+HALF = [70, *[1] * 70]
+INTERVAL = [1, *[10] * 13, 9]
+CUMULATIVE = ["".join(ONES[: i + 1]) for i in range(TOKENS)]
+RIGHT: dict[str, tuple[list[Read], tuple[float, float]]] = {
+    "an event a token": (plain(), TRUE),
+    "one letter a token": (plain(ONES), TRUE),
+    "an unspaced script": (plain(HAN), TRUE),
+    "chat, the role first": (chat_events(PLAIN), TRUE),
+    "chat, an empty delta before each token": (
+        [
+            (at, chat(content="") + data) if b'"delta"' in data else (at, data)
+            for at, data in chat_events(PLAIN)
+        ],
+        TRUE,
+    ),
+    "reasoning is streamed": (reasoning(), TRUE),
+    "arguments of a tool": ([*streamed(PLAIN, every=tool_call), *closing()], TRUE),
+    "an empty text long before the first token": ([(3, completion("")), *late(plain(), 1000)], (1050, 10)),
+    "the first token prints nothing": (plain(["", *PLAIN[1:]]), (60, 10)),
+    "the last token prints nothing": (plain([*PLAIN[:-1], ""]), TRUE),
+    "every third token prints nothing": (plain(["" if i % 3 == 2 else w for i, w in enumerate(PLAIN)]), TRUE),
+    "the finish reason 300 ms later, without text": (
+        [*streamed(PLAIN), (at_ms(TOKENS + 29), completion("", "length")), *closing(at=at_ms(TOKENS + 29))],
+        TRUE,
+    ),
+    "the count 300 ms later": ([*streamed(PLAIN), *closing(at=at_ms(TOKENS + 29))], TRUE),
+    "the count with the last token": (
+        [*streamed(PLAIN)[:-1], (at_ms(139), completion(PLAIN[-1], "length", **usage(TOKENS))), *closing()],
+        TRUE,
+    ),
+    "the count so far in each event": (counted_in_each([1] * TOKENS, PLAIN), TRUE),
+    "comments and other fields": (
+        [(at, b": ping\n\nevent: token\nid: 7\n" + data) for at, data in plain()],
+        TRUE,
+    ),
+    "comments long before the first token": ([(5, b": wait\n\n"), (25, b": wait\n\n"), *plain()], TRUE),
+    "lines end with CRLF": ([(at, data.replace(b"\n", b"\r\n")) for at, data in plain()], TRUE),
+    "events cut into pieces of 7 bytes": (split_bytes(plain(), 7), TRUE),
+    "events cut across reads": (held(plain(), 300), (60, 10)),
+    "two events a token": (
+        [
+            *streamed([half for w in PLAIN for half in (w[:2], w[2:] or ".")], [i // 2 for i in range(280)]),
+            *closing(),
+        ],
+        TRUE,
+    ),
+    "every event holds the whole text so far": (plain(CUMULATIVE), TRUE),
+    "speculative decoding": (speculative(), TRUE),
+    "stream interval 10, the first token alone": ([*grouped(INTERVAL, PLAIN), *closing()], TRUE),
+    "stream interval 10": ([*grouped([10] * 14, PLAIN), *closing()], (140, 10)),
+    "stream interval 4, one letter a token": ([*grouped([4] * 35, ONES), *closing()], (80, 10)),
+    "half of the answer in the last event": ([*grouped([*[1] * 70, 70], PLAIN), *closing()], TRUE),
+    "a gateway of 4 KB": (held(plain(), 4096), (210, 10)),
+    "a gateway of 8 KB": (held(plain(), 8192), (370, 10)),
+    "a gateway that flushes each 100 ms": (flushed(plain(), 100.0), (100, 1400 / 134)),
+    "a stall of a second": ([*plain()[:70], *late(plain()[70:], 1000)], (50, 10 + 1000 / 139)),
+    "a tenth of the reasoning is hidden": ([*streamed(PLAIN[14:], range(14, TOKENS)), *closing()], (190, 10)),
+}
+"""Habits whose TTFT and TPOT are those that a user feels."""
+
+VOID: dict[str, tuple[list[Read], str]] = {
+    "half of the tokens come in the first event": ([*grouped(HALF, PLAIN), *closing()], "burst_delivery"),
+    "half is counted with the first event, of one word": (counted_in_each(HALF, PLAIN[:71]), "hidden_tokens"),
+    "a gateway of 16 KB": (held(plain(), 16384), "burst_delivery"),
+    "clumps of a third": (
+        held(plain(ONES), sum(len(data) for _, data in plain(ONES)) // 3),
+        "burst_delivery",
+    ),
+    "the whole answer at once": ([(at_ms(139), b"".join(data for _, data in plain()))], "burst_delivery"),
+    "one token, and the rest at the end": (
+        [plain()[0], (at_ms(139), b"".join(data for _, data in plain()[1:]))],
+        "burst_delivery",
+    ),
+    "held to the end, then event by event": (
+        [(at_ms(139) + 0.02 * i, data) for i, (_, data) in enumerate(plain())],
+        "burst_delivery",
+    ),
+    "held to the end, then 16 KB at a time": (
+        [(at_ms(139) + 5 * i, data) for i, (_, data) in enumerate(held(plain(), 16384))],
+        "burst_delivery",
+    ),
+    "half of the reasoning is hidden": (
+        [*streamed(PLAIN[70:], range(70, TOKENS)), *closing()],
+        "hidden_tokens",
+    ),
+    "three quarters are hidden, one letter a token": (
+        [*streamed(ONES[105:], range(105, TOKENS)), *closing()],
+        "hidden_tokens",
+    ),
+    "half is hidden, an unspaced script": (
+        [*streamed(HAN[70:], range(70, TOKENS)), *closing()],
+        "hidden_tokens",
+    ),
+    "half is hidden in the middle": (
+        [*streamed(PLAIN[:70], [*range(35), *range(105, TOKENS)]), *closing()],
+        "hidden_tokens",
+    ),
+}
+"""Habits after which the TPOT is not known, with the reason."""
+
+FAILED: dict[str, tuple[list[Read], str]] = {
+    "no count": ([*streamed(PLAIN), (at_ms(139), event(b"[DONE]"))], "no_usage"),
+    "another count": ([*streamed(PLAIN[:70]), *closing(70)], "token_count"),
+    "no end": ([*streamed(PLAIN), (at_ms(139), event({"choices": []} | usage(TOKENS)))], "no_done"),
+    "no finish reason": (
+        [*[(at_ms(i), completion(text)) for i, text in enumerate(PLAIN)], *closing()],
+        "no_finish_reason",
+    ),
+    "nothing but a count": (closing(), "no_token"),
+    "empty texts only, fewer than the count": ([*streamed([""] * 5), *closing()], "no_token"),
+    "an error in the stream": (
+        [*plain()[:9], (at_ms(9), event({"error": {"message": "boom"}})), *closing()],
+        "in_band",
+    ),
+    "an event that is no JSON": ([*plain()[:9], (at_ms(9), event(b'{"choices":')), *closing()], "bad_event"),
+}
+"""Habits whose answers fail, with the kind."""
+
+
+@dataclass
+class Line:
+    """One request on a connection, whose reads come at the instants of `reads`."""
+
+    reads: Sequence[Read]
+    ended: list[Exchange] = field(default_factory=list)
+
+    def exchange(self, monkeypatch: pytest.MonkeyPatch) -> Exchange:
+        """The exchange after the last read, on a clock that starts at the due time."""
+        exchange, client = Exchange(0, TOKENS), Client(["http://127.0.0.1"], self.ended.append)
+        connection = Connection(client, "http://127.0.0.1")
+        connection.connection_made(SimpleNamespace(write=len, abort=lambda: None, is_closing=lambda: False))  # type: ignore[arg-type]
+        now = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
+        self.now_ns, exchange.sent_ns = 0, 0
+        for module in (http_client, http_connection):
+            monkeypatch.setattr(module, "time", now)
+        connection.send(exchange, b"POST")
+        head = HEAD % sum(len(data) for _, data in self.reads)
+        for at, data in [(4.0, head), *self.reads]:
+            self.now_ns = int(at * MS)
+            connection.data_received(data)
+        assert self.ended == [exchange]
+        return exchange
+
+
+def answers(reads: Sequence[Read], monkeypatch: pytest.MonkeyPatch, count: int = 20) -> pa.Table:
+    """Rows of so many answers of one habit, due in one window."""
+
+    async def exchange() -> Exchange:
+        return Line(reads).exchange(monkeypatch)
+
+    one = asyncio.run(exchange())
+    plan = Planned(0, 0, "window", 0, PROMPT, TOKENS)
+    made = pa.Table.from_batches([batch([(plan, one)] * count, Clock(0, 0), 0, EVERY_GAP, ServerWords())])
+    return made.select(records.PROGRESS.names)
+
+
+def reason(rows: pa.Table) -> str:
+    """Why a window of these rows is void; empty for a valid one."""
+    window = Window(0, "dwell", 1.0, 1, 0, 0, 20 * NS, 20 * NS)
+    return judge_window(rows, window, Slo(ttft_p90_ms=9000.0)).reason
+
+
+@pytest.mark.battery("stream habits, right")
+@pytest.mark.parametrize("habit", RIGHT)
+def test_a_habit_is_measured_as_a_user_feels_it(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, (ttft, tpot) = RIGHT[habit]
+    rows = answers(reads, monkeypatch)
+    assert reason(rows) == ""
+    assert quantile(metrics.ttft(rows), 0.9) == pytest.approx(ttft)
+    assert quantile(metrics.tpot(rows), 0.9) == pytest.approx(tpot, rel=0.02)
+
+
+@pytest.mark.battery("stream habits, void")
+@pytest.mark.parametrize("habit", VOID)
+def test_a_habit_that_hides_the_pace_makes_its_window_void(
+    habit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, why = VOID[habit]
+    rows = answers(reads, monkeypatch)
+    assert reason(rows) == why
+    assert quantile(metrics.tpot(rows), 0.9) is None
+
+
+@pytest.mark.battery("stream habits, refused")
+@pytest.mark.parametrize("habit", FAILED)
+def test_an_answer_of_another_form_fails(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, kind = FAILED[habit]
+    rows = answers(reads, monkeypatch)
+    assert set(rows["error_kind"].to_pylist()) == {kind}
+
+
+ANY_SIZE = range(300, 20_000, 700)
+
+
+@pytest.mark.parametrize("read", [held, flushed], ids=["by size", "by time"])
+def test_no_gateway_makes_a_token_faster_than_it_was(
+    read: Callable[[Sequence[Read], float], list[Read]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in ANY_SIZE:
+        rows = answers(read(plain(), size if read is held else size / 10), monkeypatch, count=1)
+        tpot = quantile(metrics.tpot(rows), 0.9)
+        assert tpot is None or tpot == pytest.approx(STEP_MS, rel=0.1), size
