@@ -28,8 +28,8 @@ BURST_TOKENS, BURST_READS = 10, 2
 """An answer of at least so many tokens in at most so many reads was held back on its way (our choice)."""
 BURST_SHARE = 0.25
 """It was held back too if more than this share of its tokens came with the first read (our choice)."""
-BURST_PACE_MS = 0.1
-"""And if its tokens came faster than this, in real time: no engine makes 10,000 a second for one request."""
+BURST_PACE_MS = 0.3
+"""And if its tokens came faster than this, in real time: no engine makes 3,300 a second for one request."""
 HIDDEN_SHARE = 0.25
 """An answer hides tokens if its text accounts for less than the rest of the counted ones (our choice)."""
 
