@@ -22,6 +22,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
 from analysis.stats.quantiles import least_values, quantile
+from conf.labels import named
 from conf.specs.bounds import Limit, label, quantile_of
 
 OF_ONE = ("compare", "matrix")
@@ -44,13 +45,14 @@ def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
     bounds = ", ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
     rows += [("bounds", bounds), ("engine", asked.engine)]
     if asked.engine == "external":
-        rows.append(("nodes", f"{asked.nodes}, as was said of the endpoints"))
+        nodes = f"{asked.nodes}, as was said of the endpoints, of {named('hardware', asked.hardware)}"
+        rows += [("model", asked.model), ("nodes", nodes), ("layout", asked.layout)]
     else:
         nodes = f"{asked.nodes} x {asked.hardware}, {value(asked.replicas)} replica(s)"
         routing = f"{asked.layout}, {asked.routing} by {asked.data_path or UNKNOWN}"
         rows += [("model", asked.model), ("nodes", nodes), ("layout, routing", routing)]
     rows += [
-        ("workload", f"{asked.workload}, arrivals {asked.arrivals}"),
+        ("workload", f"{asked.load}, arrivals {asked.arrivals}"),
         ("search, seed", f"{asked.search}, {asked.seed}"),
         ("evidence", verdict.evidence or "none"),
         ("requests", _counted(verdict.requests)),

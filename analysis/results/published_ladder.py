@@ -199,7 +199,7 @@ def _flat(line: LadderLevel) -> dict[str, Any]:
 def text(verdict: Verdict, found: LadderFigures) -> str:
     """The table of one model, and what must be read beside it."""
     asked = verdict.asked
-    head = f"{asked.model} on {asked.replicas} x {asked.layout} of {asked.hardware}"
+    head = f"{asked.model} on {asked.replicas} replica(s), layout {asked.layout}, of {asked.hardware}"
     out = [f"{head}, {asked.engine} engine, {found.clock} clock", f"  {found.how}", _heads(found)]
     phase = ""
     for line in found.levels:
