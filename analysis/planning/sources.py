@@ -11,6 +11,7 @@ from analysis.planning import request_means
 from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable, Qps
 from analysis.planning.request_means import MeanLengths
 from analysis.results import locations, matrix_table, studies, summary
+from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.types.power_figures import PowerFigures
@@ -69,6 +70,7 @@ def read(path: Path | str) -> list[Evidence]:
         "client_cpu_ms",
         "ready_minutes",
         "engine_settings",
+        "gpus_per_node",
         "experiment",
         "node_watts",
     )
@@ -136,6 +138,7 @@ def of_run(run: Run) -> Evidence:
         client_cpu_ms=request_means.client_cpu_ms(run),
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
         engine_settings=None if experiment is None else asdict(experiment.engine),
+        gpus_per_node=None if experiment is None else describe(experiment).gpus_per_node,
         experiment=experiment,
     )
 

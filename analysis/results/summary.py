@@ -154,7 +154,7 @@ def headline(verdict: Verdict) -> str:
 
 def _lengths(verdict: Verdict) -> str:
     """The lengths of the requests, which belong beside every rate."""
-    return f"; {verdict.asked.tokens}" if verdict.asked.tokens else ""
+    return f"; requests of {verdict.asked.tokens}" if verdict.asked.tokens else ""
 
 
 def word(verdict: Verdict | None) -> str:

@@ -24,8 +24,8 @@ from analysis.results.types.prediction_verdict import (
 )
 from analysis.results.types.probe_figures import ProbeFigures, QuantileFigures
 from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
-from analysis.stats.quantiles import quantile
-from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of
+from analysis.stats.quantiles import least_values, quantile
+from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict.capacity import (
     MANY_NODES,
@@ -209,7 +209,8 @@ def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantil
     quantile_ms, bound_ms = point.quantile_ms(limit), point.bound_ms(limit)
     found = figures(known, limit, quantile_ms, point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
-        return found
+        least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
+        return replace(found, needs=None if found.interval_ms or seen >= least else least)
     share = float(np.mean(point.latency(limit) <= bound_ms))
     return QuantileFigures(
         quantile_ms=None, interval_ms=None, bound_ms=math.inf, passed=found.passed, share=share

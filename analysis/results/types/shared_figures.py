@@ -37,13 +37,13 @@ class AskedExperiment:
     hardware: str
     cluster: str = always("")
     layout: str
-    gpus_per_node: int | None = always(None)
+    gpus_per_node: int | None = None
     routing: str
     data_path: str = always("")
     sessions: int = always(0)
     conversations: str = always("")
     workload: str
-    tokens: str = always("")
+    tokens: str = ""
     arrivals: str = always("poisson")
     search: str = always("")
     nodes: int
