@@ -145,6 +145,8 @@ def headline(verdict: Verdict) -> str:
         return f"{said}  {found}"
     if not isinstance(verdict, StudyVerdict) and (found := _of_probe(verdict)):
         return f"{said}  {found}{_lengths(verdict)}"
+    if isinstance(verdict, PredictionVerdict) and verdict.no_rate:
+        return f"{said}  no rate keeps the bounds{_lengths(verdict)}"
     if not verdict.capacity:
         return f"{said}  {OPEN_WORDS.get(verdict.exit_code or 0, 'no capacity was found')}"
     if isinstance(verdict, PredictionVerdict) and verdict.forecast:

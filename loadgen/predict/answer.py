@@ -27,6 +27,7 @@ from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
 from analysis.stats.quantiles import least_values, quantile
 from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
+from loadgen.predict import no_rate
 from loadgen.predict.capacity import (
     MANY_NODES,
     QUICK_S,
@@ -104,9 +105,14 @@ def predict(
             at_point, of_rate=_under_draws(found.simulator, point.rate_qps, draws, parallel_map).summed
         )
     verdict = base(experiment, forecast=at_point)
+    if why := _no_rate(found, model):
+        verdict = replace(verdict, forecast=replace(at_point, noise=None), no_rate=True)
+        return _ended(verdict, summary.EXIT_SLO_MISSED, why)
     if side < 0:
         low = f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) {label(point.binding)} is over"
         return _ended(verdict, summary.EXIT_SLO_MISSED, f"{low} its bound")
+    if found.answer.jumps:
+        return _ended(verdict, summary.EXIT_OPEN, _jump(point))
     if side > 0:
         why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
         if not point.steady:
@@ -125,6 +131,20 @@ def predict(
     )
     why = _beyond(experiment.search, capacity, unsure)
     return _ended(verdict, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
+
+
+def _no_rate(found: PredictedCapacity, model: EngineModel) -> str:
+    """The reason why no rate keeps a bound; empty if there may be one."""
+    point, side = found.answer.point, found.answer.root.side
+    if side < 0:
+        return no_rate.missed_alone(found.simulator, point.binding)
+    return "" if side else no_rate.missed_beside_prompt(point, found.simulator.experiment, model.simulate)
+
+
+def _jump(point: OperatingPoint) -> str:
+    """The reason why no interval follows from the latencies around a rate."""
+    name, rate = label(point.binding), f"{point.rate_qps:.2g} QPS per node"
+    return f"{name} jumps over its bound near {rate}, so that no interval follows from how it grows"
 
 
 def _draws(unsure: Uncertainty) -> CapacityDraws:
