@@ -32,6 +32,7 @@ CAPACITIES = {
     "binding": "limited by",
     "layout": "layout",
     "workload": "workload",
+    "tokens": "lengths",
     "nodes": "nodes",
     "engine": "engine",
     "model": "model",

@@ -114,6 +114,7 @@ GOLDEN_LINE = {
     "layout": "dp1_tp8_ep8",
     "routing": "leastconn",
     "workload": "chat_5600_140",
+    "tokens": "",
     "nodes": 1,
     "bound_ttft_p90_ms": 2000.0,
     "bound_tpot_p90_ms": 100.0,
