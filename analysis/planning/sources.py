@@ -138,7 +138,7 @@ def of_run(run: Run) -> Evidence:
         client_cpu_ms=request_means.client_cpu_ms(run),
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
         engine_settings=None if experiment is None else asdict(experiment.engine),
-        gpus_per_node=None if experiment is None else describe(experiment).gpus_per_node,
+        gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
         experiment=experiment,
     )
 
