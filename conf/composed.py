@@ -34,6 +34,9 @@ KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with"
 FIXED = dataclasses.asdict(schema.Lengths(1))
 """Every field of a fixed length but its mean."""
 Groups = TypeVar("Groups", planning.Planning, recommendation.Recommendation)
+UNKNOWN = "unknown"
+NAMED_GROUPS = ("model", "hardware", "layout", "routing")
+"""Groups of which the defaults say nothing about external endpoints."""
 MOST_NAME_BYTES = 200
 """Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
 
@@ -126,6 +129,19 @@ def dump(experiment: schema.Experiment) -> str:
     return yaml.dump(dataclasses.asdict(experiment), Dumper=DUMPER, sort_keys=False, allow_unicode=True)
 
 
+@lru_cache
+def preset(group: str, name: str) -> Mapping[str, Any]:
+    """The values of a file of a group and the defaults of its other keys; empty if there is no such file."""
+    if name not in groups()[group]:
+        return {}
+    return cast(dict[str, Any], OmegaConf.to_container(_file(group, name)))
+
+
+def _file(group: str, name: str) -> Any:
+    """The typed tree of a file of a group."""
+    return pickle.loads(_defaults((group, name))[0])[group]
+
+
 @lru_cache(maxsize=64)
 def _defaults(*choices: tuple[str, str]) -> tuple[bytes, frozenset[str]]:
     """The typed tree of the defaults with these files of their groups, all of them ours; see `typed_tree`."""
@@ -141,9 +157,20 @@ def _saved(
         word.partition(".")[0] for word in values if _key(word) in named_files.NAMED_FILES
     }
     tree = _chosen(tree, choices)
+    if choices.get("engine", "external") != "external":
+        tree = _renamed(tree)
     if renewed & {"engine", "hardware", "model"} and isinstance(tree.get("engine"), dict):
         tree["engine"].pop("constants_covariance", None)
     return typed_tree(tree, base)
+
+
+def _renamed(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree of external endpoints for an engine of ours: unnamed groups are those of the defaults."""
+    unnamed = [group for group in NAMED_GROUPS if (tree.get(group) or {}).get("name") == UNKNOWN]
+    defaults = _own(ROOT / "config.yaml")["defaults"]
+    return tree | {
+        group: {**tree[group], "name": _own(group_file(group, defaults[group]))["name"]} for group in unnamed
+    }
 
 
 def _names_a_file(tree: Mapping[str, Any], values: Sequence[str]) -> bool:
@@ -197,6 +224,8 @@ def _build(
         first = next(name for name, _ in walked(root) if name in missing)
         raise ConfigError(f"{base or ROOT}: {first} is missing; give it, or start from a whole config.yaml")
     words = _parsed(root, keys, values)
+    if kind == "external" and not base:
+        node = merged(node, root, "a group", _unsaid(choices, words))
     node = _with_named_files(node, root, words, chosen)
     node = _with_kernels(node, root, words, chosen)
     for key in keys:
@@ -208,12 +237,42 @@ def _build(
     if node.engine.kind != kind:
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     try:
+        if base or any(map(_of_layout, keys)):
+            node = _with_own_layout_name(node, root, keys)
         experiment = cast(schema.Experiment, OmegaConf.to_object(node))
     except ValueError:
         _refuse_constant(node)
         raise
     constants.check_correlations(experiment)
     return experiment
+
+
+def _unsaid(choices: Mapping[str, str], words: Sequence[tuple[str, Any]]) -> dict[str, dict[str, str]]:
+    """Names of the groups of external endpoints that no word chose: the defaults were not measured."""
+    names = {group: {"name": UNKNOWN} for group in NAMED_GROUPS if group not in choices}
+    served = next((OmegaConf.select(said, key) for key, said in words if key == "model.served_name"), "")
+    if served and "model" in names:
+        names["model"] = {"name": served}
+    return names
+
+
+def _with_own_layout_name(node: Any, root: Fields, keys: Sequence[str]) -> Any:
+    """The tree with its layout named by the engines where these are no longer those of the named file."""
+    name, files = node.layout.name, groups()["layout"]
+    if name == UNKNOWN or "layout.name" in keys or (name not in files and not any(map(_of_layout, keys))):
+        return node
+    shape = _shape(node.layout)
+    is_of_file = name in files and shape == _shape(_file("layout", name))
+    return node if is_of_file else merged(node, root, "layout", {"layout": {"name": shape}})
+
+
+def _of_layout(key: str) -> bool:
+    return key.startswith("layout.")
+
+
+def _shape(layout: Any) -> str:
+    """The engines of a layout's tree in words."""
+    return cast(schema.Layout, OmegaConf.to_object(layout)).shape
 
 
 def _parsed(root: Fields, keys: Sequence[str], values: Sequence[str]) -> list[tuple[str, Any]]:

@@ -9,13 +9,14 @@ from conf.specs.experiment import Experiment
 
 def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
     """Dotted keys whose values differ -> the values of A and B; None if one lacks the key."""
-    flat_a, flat_b = _flat(asdict(a)), _flat(asdict(b))
+    flat_a, flat_b = flat(asdict(a)), flat(asdict(b))
     keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
     return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}
 
 
-def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of a nested tree by dotted key."""
+    out: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat
+        out |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return out

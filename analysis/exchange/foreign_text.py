@@ -143,7 +143,8 @@ def judged(name: str, values: Floats, bound_ms: float) -> str:
     if interval is None:
         known = int(np.sum(~np.isnan(values)))
         side = "below" if value <= bound_ms else "above"
-        return f"{measured}: {side} {bound_ms:g} ms, without an interval ({known} requests; {LEAST} make one)"
+        why = f"{known} requests; {LEAST} make one" if known < LEAST else "too few independent stretches"
+        return f"{measured}: {side} {bound_ms:g} ms, without an interval ({why})"
     low, high = interval
     verdict = "KEPT" if high <= bound_ms else "MISSED" if low > bound_ms else "UNDECIDED"
     return f"{measured} [{low:.1f}, {high:.1f}] (95 %, sectioning) against {bound_ms:g} ms: {verdict}"

@@ -23,6 +23,7 @@ from analysis.rows import metrics
 from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import quantile
 from conf import Experiment
+from conf.composed import UNKNOWN
 from conf.specs.bounds import LIMITS, quantile_of
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
@@ -74,14 +75,14 @@ def service(asked: Experiment) -> Tree:
 
     Of a split node they are those of the engines that answer.
 
-    Of an external endpoint only the model is known: the configured hardware and layout are not its own.
+    Of an external endpoint at most the model is known: the configured hardware and layout are not its own.
     """
     kind, hardware = asked.engine.kind, asked.hardware.name.lower()
     width = asked.layout.gpus_per_replica
     found = {
         "hw": f"modelled-{hardware}" if kind in MODELLED else None if kind == "vllm_cpu" else hardware,
         "image": None,
-        "model": asked.model.served_name,
+        "model": None if asked.model.name == UNKNOWN else asked.model.served_name,
         "infmax_model_prefix": None,
         "framework": "maxqps-simulated" if kind == "simulated" else "vllm",
         "precision": asked.model.weights,

@@ -11,6 +11,7 @@ from analysis.planning.at_scale import (
     STREAM_BYTES,
 )
 from analysis.results import summary
+from conf.labels import named
 from conf.specs.bounds import Slo
 
 Tree = Mapping[str, Any]
@@ -61,7 +62,7 @@ def headline(tree: Tree) -> str:
     if on["open_above"]:
         fleet = f"at most {nodes} (the capacity is known from below only)"
     word = "PLAN" if on["found_by"] == "measured" else on["found_by"].upper()
-    gpus = f", {answer['gpus']:,} GPUs," if answer["gpus"] else ""
+    gpus = f", {answer['gpus']:,} GPUs," if answer["gpus"] else ", GPUs unknown,"
     return f"{word}  {fleet}{gpus} for {_qps(tree['demand']['peak_qps'])} at the peak; {_e(tree)}"
 
 
@@ -95,7 +96,8 @@ def _capacity(tree: Tree) -> list[str]:
 
 
 def _service(asked: Tree) -> list[str]:
-    machine = f"{asked['model']} on {asked['hardware']}, {asked['layout']}, {asked['engine']} engine"
+    model, hardware, layout = (named(kind, asked[kind]) for kind in ("model", "hardware", "layout"))
+    machine = f"{model} on {hardware}, {layout}, {asked['engine']} engine"
     return [f"{machine}, routing {asked['routing']}", f"bounds: {Slo(**asked['slo']).text}"]
 
 

@@ -101,6 +101,7 @@ def _evidence(found: Plan) -> Tree:
         "found_by": one.word,
         "caution": one.caution,
         "asked": to_tree(one.asked),
+        "load": one.asked.load,
         "qps_per_node": asdict(one.qps),
         "constants_ratio": one.constants and asdict(one.constants),
         "own_qps_per_node": asdict(own_qps(one)),

@@ -11,6 +11,7 @@ from analysis.planning import request_means
 from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable, Qps
 from analysis.planning.request_means import MeanLengths
 from analysis.results import locations, matrix_table, studies, summary
+from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.types.power_figures import PowerFigures
@@ -22,12 +23,11 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
 )
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, QpsFigures
+from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
 from conf import ConfigError, Experiment
-from conf.composed import load
 
 Tree = Mapping[str, Any]
 
@@ -70,6 +70,7 @@ def read(path: Path | str) -> list[Evidence]:
         "client_cpu_ms",
         "ready_minutes",
         "engine_settings",
+        "gpus_per_node",
         "experiment",
         "node_watts",
     )
@@ -137,6 +138,7 @@ def of_run(run: Run) -> Evidence:
         client_cpu_ms=request_means.client_cpu_ms(run),
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
         engine_settings=None if experiment is None else asdict(experiment.engine),
+        gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
         experiment=experiment,
     )
 
@@ -159,7 +161,7 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         # Of an open end only the low figure was seen; the rest is the prior.
         qps=Qps(None, q.low, None, None) if capacity.open_above else _qps(q),
         open_above=capacity.open_above,
-        gpus_per_node=_gpus_per_node(verdict.asked),
+        gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
         node_watts=_watts(verdict.power) if isinstance(verdict, RunVerdict) and verdict.power else None,
     )
@@ -194,7 +196,7 @@ def of_predicted(source: Predicted) -> Evidence:
         # A prediction that ends at the highest rate knows nothing else.
         qps=Qps(None, q.estimate, None, None) if open_above else _qps(q),
         open_above=open_above,
-        gpus_per_node=_gpus_per_node(verdict.asked),
+        gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_predicted_lengths(forecast),
         e2e_s=None if in_flight is None else in_flight / forecast.rate_qps_per_node,  # Little's law
         own_ln_sd=own_ln_sd,
@@ -250,15 +252,6 @@ def _experiment(run: Run) -> Experiment | None:
         return run.config
     except (ConfigError, RunError):
         return None
-
-
-def _gpus_per_node(asked: AskedExperiment) -> int | None:
-    """GPUs of a node in use by its engines; None for a layout that is not one of ours."""
-    try:
-        layout = load([f"layout={asked.layout}"]).layout
-    except ConfigError:
-        return None
-    return layout.gpus_per_replica * asked.replicas // asked.nodes or None
 
 
 def expanded(sources: Sequence[Source]) -> list[Source]:

@@ -15,13 +15,15 @@ from analysis.figures.windows import WindowRows, measured, requests
 from analysis.report.blocks import Facts, Missing, Section, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
 from analysis.results.runs import Run
+from analysis.results.text.probe_text import unknown_interval
 from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, QuantileFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
-from analysis.stats.quantiles import least_values, quantile
+from analysis.stats.quantiles import quantile
+from conf.labels import named
 from conf.specs.bounds import Limit, label, quantile_of
 
 OF_ONE = ("compare", "matrix")
@@ -44,13 +46,14 @@ def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
     bounds = ", ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
     rows += [("bounds", bounds), ("engine", asked.engine)]
     if asked.engine == "external":
-        rows.append(("nodes", f"{asked.nodes}, as was said of the endpoints"))
+        nodes = f"{asked.nodes}, as was said of the endpoints, of {named('hardware', asked.hardware)}"
+        rows += [("model", asked.model), ("nodes", nodes), ("layout", asked.layout)]
     else:
         nodes = f"{asked.nodes} x {asked.hardware}, {value(asked.replicas)} replica(s)"
         routing = f"{asked.layout}, {asked.routing} by {asked.data_path or UNKNOWN}"
         rows += [("model", asked.model), ("nodes", nodes), ("layout, routing", routing)]
     rows += [
-        ("workload", f"{asked.workload}, arrivals {asked.arrivals}"),
+        ("workload", f"{asked.load}, arrivals {asked.arrivals}"),
         ("search, seed", f"{asked.search}, {asked.seed}"),
         ("evidence", verdict.evidence or "none"),
         ("requests", _counted(verdict.requests)),
@@ -99,8 +102,9 @@ def _quantile(limit: Limit, found: QuantileFigures) -> tuple[str, ...]:
     if found.share is not None:
         least = f"at least {100 * quantile_of(limit):g} %"
         return label(limit), f"{100 * found.share:.1f} %", UNKNOWN, least, verdict
-    needs = found.needs or least_values(quantile_of(limit))
-    spread = f"unknown: needs {needs} requests" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
+    spread = (
+        f"unknown: {unknown_interval(found)}" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
+    )
     measured = UNKNOWN if found.quantile_ms is None else f"{figure(found.quantile_ms)} ms"
     return label(limit), measured, spread, f"{figure(found.bound_ms)} ms", verdict
 

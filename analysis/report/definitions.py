@@ -16,7 +16,7 @@ METHOD = (
 )
 SECTIONING = (
     "The interval of a measured p90 is by sectioning: the quantiles of ten batches, in order of arrival, "
-    "spread around that of the whole."
+    "spread around that of the whole. It is unknown where it would reach below zero."
 )
 
 

@@ -32,6 +32,7 @@ CAPACITIES = {
     "binding": "limited by",
     "layout": "layout",
     "workload": "workload",
+    "tokens": "lengths",
     "nodes": "nodes",
     "engine": "engine",
     "model": "model",
@@ -150,7 +151,7 @@ def _heading(asked: AskedExperiment, verb: str) -> str:
 
 def _subtitle(run: Run, asked: AskedExperiment) -> str:
     nodes = f"{asked.nodes} x {asked.hardware}, {asked.layout}" if asked.engine != "external" else ""
-    parts = nodes, f"{asked.engine} engine", f"workload {asked.workload}", f"run {run.name}"
+    parts = nodes, f"{asked.engine} engine", f"workload {asked.load}", f"run {run.name}"
     return ", ".join(part for part in (*parts, moment(run.manifest.get("started_at"))) if part)
 
 

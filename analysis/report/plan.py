@@ -30,7 +30,7 @@ def of_plan(tree: Tree, day: ElasticDay | None) -> Page:
         claim = Banner(word, "bad", "Nothing is planned", sentences=(f"{answer}.",))
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
     room, on = Room(), tree["planned_on"]
-    subtitle = f"Planned on {on['name']}, {on['found_by']}: {on['asked']['workload']}"
+    subtitle = f"Planned on {on['name']}, {on['found_by']}: {on['load']}"
     nodes = block(purchase.EXHIBIT, tree, room)
     sections = [
         Section("nodes", "How many nodes", "What grows with the demand.", (nodes, _whole(tree))),

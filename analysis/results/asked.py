@@ -2,7 +2,9 @@
 
 from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
 from conf import kernels
+from conf.composed import UNKNOWN
 from conf.constants import fingerprint
+from conf.labels import workload_name, workload_tokens
 from conf.specs.experiment import EmulatedEngine, Experiment
 
 
@@ -18,11 +20,13 @@ def describe(experiment: Experiment) -> AskedExperiment:
         hardware=experiment.hardware.name,
         cluster=experiment.cluster.name,
         layout=experiment.layout.name,
+        gpus_per_node=None if experiment.layout.name == UNKNOWN else experiment.layout.gpus_per_node,
         routing=experiment.routing.name,
-        data_path=experiment.routing.data_path,
+        data_path="" if experiment.routing.name == UNKNOWN else experiment.routing.data_path,
         sessions=experiment.workload.sessions,
         conversations=conversations.truncation.replace("_", "-") if conversations else "",
-        workload=experiment.workload.name,
+        workload=workload_name(experiment.workload),
+        tokens=workload_tokens(experiment.workload),
         arrivals=_arrivals(experiment),
         search=experiment.search.name,
         nodes=experiment.cluster.nodes,

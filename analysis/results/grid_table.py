@@ -11,7 +11,7 @@ from conf.specs.bounds import Limit, short
 
 TextRow = tuple[Mapping[str, Any], Sequence[str] | None, str]
 """A cell: its value at each axis, its figures (None without any), and the reason why it has none."""
-ASKED = ("model", "hardware", "layout", "routing", "workload", "arrivals", "nodes", "seed")
+ASKED = ("model", "hardware", "layout", "routing", "workload", "tokens", "arrivals", "nodes", "seed")
 TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 RATIO = dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE)
 

@@ -26,6 +26,7 @@ from analysis.results.types.verdict import Verdict
 from analysis.rows import metrics, records
 from analysis.stats.pooling import repeated
 from analysis.stats.quantiles import Floats, quantile
+from conf.labels import named
 
 NS = 1e9
 SUCCESS, SLOWER, GAIN = 0.95, 2.0, 1.05
@@ -199,7 +200,10 @@ def _flat(line: LadderLevel) -> dict[str, Any]:
 def text(verdict: Verdict, found: LadderFigures) -> str:
     """The table of one model, and what must be read beside it."""
     asked = verdict.asked
-    head = f"{asked.model} on {asked.replicas} x {asked.layout} of {asked.hardware}"
+    engines = f"{asked.replicas} replica(s), layout {asked.layout}, of {asked.hardware}"
+    if asked.engine == "external":
+        engines = f"{asked.nodes} node(s) of {named('hardware', asked.hardware)}"
+    head = f"{named('model', asked.model)} on {engines}"
     out = [f"{head}, {asked.engine} engine, {found.clock} clock", f"  {found.how}", _heads(found)]
     phase = ""
     for line in found.levels:

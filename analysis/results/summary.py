@@ -28,6 +28,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.results.types.verdict import Verdict
+from conf.labels import named
 
 SCHEMA_VERSION = KNOWN
 
@@ -143,12 +144,19 @@ def headline(verdict: Verdict) -> str:
     if isinstance(verdict, StudyVerdict) and (found := _of_study(verdict)):
         return f"{said}  {found}"
     if not isinstance(verdict, StudyVerdict) and (found := _of_probe(verdict)):
-        return f"{said}  {found}"
+        return f"{said}  {found}{_lengths(verdict)}"
+    if isinstance(verdict, PredictionVerdict) and verdict.no_rate:
+        return f"{said}  no rate keeps the bounds{_lengths(verdict)}"
     if not verdict.capacity:
         return f"{said}  {OPEN_WORDS.get(verdict.exit_code or 0, 'no capacity was found')}"
     if isinstance(verdict, PredictionVerdict) and verdict.forecast:
-        return f"{said}  {prediction_text.headline(verdict, verdict.capacity)}"
-    return f"{said}  {_of_capacity(verdict.capacity)}"
+        return f"{said}  {prediction_text.headline(verdict, verdict.capacity)}{_lengths(verdict)}"
+    return f"{said}  {_of_capacity(verdict.capacity)}{_lengths(verdict)}"
+
+
+def _lengths(verdict: Verdict) -> str:
+    """The lengths of the requests, which belong beside every rate."""
+    return f"; requests of {verdict.asked.tokens}" if verdict.asked.tokens else ""
 
 
 def word(verdict: Verdict | None) -> str:
@@ -223,8 +231,10 @@ def _of_capacity(capacity: CapacityFigures) -> str:
 
 def _evidence_lines(verdict: Verdict) -> list[str]:
     asked = verdict.asked
-    model = "" if asked.engine == "external" else f"{asked.model} on "
-    load = f"workload {asked.workload}, arrivals {asked.arrivals}, seed {asked.seed}"
+    model = f"{named('model', asked.model)} on "
+    if asked.engine == "external":
+        model += f"{named('hardware', asked.hardware)}, "
+    load = f"workload {asked.load}, arrivals {asked.arrivals}, seed {asked.seed}"
     # The cells of a matrix differ in what stands here.
     is_matrix = isinstance(verdict, StudyVerdict) and verdict.is_matrix
     first = f"{verdict.names[0]}: " if isinstance(verdict, StudyVerdict) and is_matrix else ""

@@ -34,7 +34,7 @@ BY = (
 """Columns that rows are grouped by."""
 QUANTILES = (0.5, 0.9, 0.99)
 
-_WORDS = ("run", "engine", "model", "layout", "routing", "workload")
+_WORDS = ("run", "engine", "model", "layout", "routing", "workload", "tokens")
 CAPACITIES = pa.schema(
     [
         *((name, pa.string()) for name in _WORDS),

@@ -43,9 +43,10 @@ def sectioning(values: Floats, q: float, batches: int = BATCHES) -> tuple[float,
     """95 % interval of the `q` quantile from batches of `values` in order of arrival (the method, 2.2).
 
     Sectioning: quantiles of 10 or 40 batches spread around the quantile of the whole. None when a batch would
-    have fewer than 10 values, or too few for one beyond the quantile. With failures in a batch quantile the
-    spread is unknown; the answer is then (smallest batch quantile, inf), which ten independent batches all
-    exceed once in 1000 times.
+    have fewer than 10 values, or too few for one beyond the quantile, and when the batches spread so far that
+    the interval would hold negative values, which no latency has: they are too few independent stretches.
+    With failures in a batch quantile the spread is unknown; the answer is then (smallest batch quantile,
+    inf), which ten independent batches all exceed once in 1000 times.
     """
     known = values[~np.isnan(values)]
     if len(known) < least_values(q, batches):
@@ -55,4 +56,4 @@ def sectioning(values: Floats, q: float, batches: int = BATCHES) -> tuple[float,
     if whole is None or not math.isfinite(whole) or not np.isfinite(parts).all():
         return float(parts.min()), math.inf
     half = STUDENT_T[batches] * math.sqrt(float(np.sum((parts - whole) ** 2)) / (batches * (batches - 1)))
-    return whole - half, whole + half
+    return None if half > whole else (whole - half, whole + half)

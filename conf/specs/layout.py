@@ -115,7 +115,7 @@ class Layout:
             return None
         return replace(
             self.decode_side,
-            name=f"{self.name} prefill",
+            name=f"{self.name} (prefill)",
             tensor_parallel=side.tensor_parallel,
             replicas_per_node=side.per_node,
             expert_parallel=side.expert_parallel,

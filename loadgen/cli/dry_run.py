@@ -35,7 +35,7 @@ def text(
         dump(experiment).rstrip(),
         *(prompt_lines(chats) if chats else []),
         *(f"# {line}" for line in kernels),
-        f"# {experiment.replicas} replica(s) on {experiment.cluster.nodes} node(s): {_shape(experiment)}",
+        f"# {_service(experiment)}",
     ]
     if load_s == 0:
         return "\n".join([*lines, "# no load: a virtual clock"])
@@ -47,9 +47,12 @@ def text(
     return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
 
 
-def _shape(experiment: Experiment) -> str:
-    layout = experiment.layout
-    return layout.shape if experiment.cluster.nodes == 1 else f"{layout.shape} on each"
+def _service(experiment: Experiment) -> str:
+    nodes, layout = experiment.cluster.nodes, experiment.layout
+    if experiment.engine.kind == "external":
+        return f"{len(experiment.target.urls)} endpoint(s), {nodes} node(s) behind them"
+    shape = layout.shape if nodes == 1 else f"{layout.shape} on each"
+    return f"{experiment.replicas} replica(s) on {nodes} node(s): {shape}"
 
 
 def _load(

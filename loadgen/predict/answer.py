@@ -24,9 +24,10 @@ from analysis.results.types.prediction_verdict import (
 )
 from analysis.results.types.probe_figures import ProbeFigures, QuantileFigures
 from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
-from analysis.stats.quantiles import quantile
-from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of
+from analysis.stats.quantiles import least_values, quantile
+from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
+from loadgen.predict import no_rate
 from loadgen.predict.capacity import (
     MANY_NODES,
     QUICK_S,
@@ -104,9 +105,14 @@ def predict(
             at_point, of_rate=_under_draws(found.simulator, point.rate_qps, draws, parallel_map).summed
         )
     verdict = base(experiment, forecast=at_point)
+    if why := _no_rate(found, model):
+        verdict = replace(verdict, forecast=replace(at_point, noise=None), no_rate=True)
+        return _ended(verdict, summary.EXIT_SLO_MISSED, why)
     if side < 0:
         low = f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) {label(point.binding)} is over"
         return _ended(verdict, summary.EXIT_SLO_MISSED, f"{low} its bound")
+    if found.answer.jumps:
+        return _ended(verdict, summary.EXIT_OPEN, _jump(point))
     if side > 0:
         why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
         if not point.steady:
@@ -125,6 +131,20 @@ def predict(
     )
     why = _beyond(experiment.search, capacity, unsure)
     return _ended(verdict, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
+
+
+def _no_rate(found: PredictedCapacity, model: EngineModel) -> str:
+    """The reason why no rate keeps a bound; empty if there may be one."""
+    point, side = found.answer.point, found.answer.root.side
+    if side < 0:
+        return no_rate.missed_alone(found.simulator, point.binding)
+    return "" if side else no_rate.missed_beside_prompt(point, found.simulator.experiment, model.simulate)
+
+
+def _jump(point: OperatingPoint) -> str:
+    """The reason why no interval follows from the latencies around a rate."""
+    name, rate = label(point.binding), f"{point.rate_qps:.2g} QPS per node"
+    return f"{name} jumps over its bound near {rate}, so that no interval follows from how it grows"
 
 
 def _draws(unsure: Uncertainty) -> CapacityDraws:
@@ -209,7 +229,8 @@ def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantil
     quantile_ms, bound_ms = point.quantile_ms(limit), point.bound_ms(limit)
     found = figures(known, limit, quantile_ms, point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
-        return found
+        least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
+        return replace(found, needs=None if found.interval_ms or seen >= least else least)
     share = float(np.mean(point.latency(limit) <= bound_ms))
     return QuantileFigures(
         quantile_ms=None, interval_ms=None, bound_ms=math.inf, passed=found.passed, share=share

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from analysis.stats.quantiles import least_values
+from conf.specs.bounds import quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.root_finding import RateRoot, find_root
@@ -32,6 +34,8 @@ SLOPE = 2.0
 APART = 0.05
 """ln rate to each side of an answer at which its slope is read: about ten times its noise."""
 LEAST_SLOPE = 0.01
+MOST_NOISE = math.log(2.0)
+"""Largest noise of ln rate that says something of an answer: a factor of two to each side (our choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,19 @@ class Solution:
 
     @property
     def noise(self) -> float | None:
-        """95 % half width of ln rate by Monte Carlo noise; None if unknown, as at an open end."""
+        """95 % half width of ln rate by Monte Carlo noise; None if unknown, as at an open end or a jump."""
         limit = self.point.binding
         p90, ends = self.point.quantile_ms(limit), self.point.interval_ms(limit)
         if self.root.side or p90 is None or ends is None or not math.isfinite(ends[1]):
             return None
-        return (ends[1] - ends[0]) / 2 / p90 / self.root.slope
+        noise = (ends[1] - ends[0]) / 2 / p90 / self.root.slope
+        return noise if noise <= MOST_NOISE else None
+
+    @property
+    def jumps(self) -> bool:
+        """True if the binding quantile jumps with the rate: its noise is unknown for all its requests."""
+        q, values = quantile_of(self.point.binding), self.point.latency(self.point.binding)
+        return not self.root.side and self.noise is None and len(values) >= least_values(q)
 
 
 def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: float) -> Solution:

@@ -67,6 +67,8 @@ ENOUGH_QPS = 8.0
 LIVES = 4
 """Lives of a request, at its bounds, before the window: an engine that begins empty is too fast."""
 LONGEST_LIFE_S = 60.0
+ALONE_S = 600
+"""Seconds between requests that meet no other; no answer alone lasts as long."""
 OVERLOAD = 0.1
 """A service whose requests take this share longer than they came for, beyond some lives, is overloaded."""
 FARTHEST = 3.0
@@ -193,13 +195,21 @@ class RateSimulator:
         simulator._traffic = self._traffic
         return simulator
 
-    def at(self, rate_qps: float) -> OperatingPoint:
-        """The service at a rate; the window is longer at low rates and shorter at high ones."""
+    def alone(self) -> OperatingPoint:
+        """The service of requests that each come when the one before has long ended."""
+        effort = self.effort
+        return self.at(LEAST_REQUESTS / (effort.window_s * effort.nodes * effort.parts), apart=True)
+
+    def at(self, rate_qps: float, apart: bool = False) -> OperatingPoint:
+        """The service at a rate; the window is longer at low rates and shorter at high ones.
+
+        Requests that come `apart` are those of the rate and meet no other.
+        """
         effort = self.effort
         rare_s = LEAST_REQUESTS / (rate_qps * effort.nodes * effort.parts)
         enough_s = max(LEAST_WINDOW_S, effort.window_s * ENOUGH_QPS / rate_qps)
         window_s = min(max(effort.window_s, min(rare_s, effort.window_s * PARTS)), enough_s)
-        runs = [self._run(rate_qps, window_s, part) for part in range(effort.parts)]
+        runs = [self._run(rate_qps, window_s, part, apart) for part in range(effort.parts)]
         columns = zip(*(run.columns for run in runs), strict=True)
         due, first, last, itl, queue, inputs, images, outputs, cached = map(np.concatenate, columns)
         load_s = effort.nodes * sum(run.load_s for run in runs)
@@ -235,7 +245,7 @@ class RateSimulator:
         warm_s = begin_s + LIVES * self._life_s
         return 0.0, begin_s, warm_s, warm_s + window_s, warm_s + window_s + self._life_s
 
-    def _run(self, rate_qps: float, window_s: float, part: int) -> "_Run":
+    def _run(self, rate_qps: float, window_s: float, part: int, apart: bool) -> "_Run":
         """One run, whose load begins early enough to fill the service and ends when no request of the window
         is in flight.
         """
@@ -245,6 +255,8 @@ class RateSimulator:
         bounds = dict(zip(phases, zip(ns[:-1], ns[1:], strict=True), strict=True))
         nodes, seed = self.effort.nodes, self.experiment.seed
         arrivals = self._traffic.draw(rate_qps * nodes, bounds, dwell=part, first_seq=0, seed=seed)
+        if apart:
+            arrivals = replace(arrivals, due_ns=np.arange(len(arrivals), dtype=np.int64) * ALONE_S * NS)
         engines = nodes * self.experiment.layout.replicas_per_node
         seen = self._simulate(self.experiment, arrivals, nodes, seed + part * engines)
         inside = arrivals.phase == PHASES.index("window")

@@ -291,13 +291,13 @@ def _p90(rows: pa.Table, limit: Limit, bound_ms: float) -> P90Figures:
         interval_ms=sectioning(latency, QUANTILE),
         bound_ms=bound_ms,
         passed=None if p90 is None else p90 <= bound_ms,
+        needs=_needs(latency, QUANTILE),
     )
 
 
 def _quantile(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> QuantileFigures:
     """Any other limited quantile, as `_p90`; a share where requests have no one such latency."""
-    q, least = quantile_of(bound.limit), least_values(quantile_of(bound.limit))
-    needs = None if rows.num_rows >= least else least
+    q = quantile_of(bound.limit)
     if metric_of(bound.limit) not in PER_REQUEST:
         over, known = parts_over(rows, slo, bound, now_ns)
         share = 1 - over.sum() / known.sum() if known.sum() else None
@@ -307,7 +307,7 @@ def _quantile(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> QuantileFi
             bound_ms=bound.ms,
             passed=None if share is None else bool(share >= q),
             share=None if share is None else float(share),
-            needs=needs,
+            needs=_needs(np.zeros(rows.num_rows), q),
         )
     latency = _late(rows, latency_so_far(rows, bound, now_ns))
     found = quantile(latency, q)
@@ -316,8 +316,14 @@ def _quantile(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> QuantileFi
         interval_ms=sectioning(latency, q),
         bound_ms=bound.ms,
         passed=None if found is None else found <= bound.ms,
-        needs=needs,
+        needs=_needs(latency, q),
     )
+
+
+def _needs(latency_ms: Floats, q: float) -> int | None:
+    """Requests that the interval of a quantile takes; None where as many have the latency."""
+    least = least_values(q)
+    return None if np.count_nonzero(~np.isnan(latency_ms)) >= least else least
 
 
 def _late(rows: pa.Table, latency_ms: Floats) -> Floats:

@@ -51,6 +51,15 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_says_nothing_of_engines_that_are_not_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = "target.urls=[http://127.0.0.1:9,http://127.0.0.1:10]"
+    assert main(["sweep", "--dry-run", "engine=external", urls, "cluster.nodes=4", f"out={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "# 2 endpoint(s), 4 node(s) behind them\n" in said and "replica(s)" not in said
+
+
 def test_a_dry_run_says_how_a_split_node_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "layout=2p1d", "cluster=laptop_4n", f"out={tmp_path}"
     assert main(["probe", "rate_qps=4", "--dry-run", *asked]) == 0

@@ -43,8 +43,8 @@ def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     if replica := capacity.qps_per_replica:
         out.append(
             f"  per replica {replica.estimate:.2f} QPS {interval(replica)}:"
-            f" {asked.replicas} x {asked.layout} on {asked.nodes} node(s) of {asked.hardware},"
-            f" routing {asked.routing}"
+            f" {asked.replicas} replica(s), layout {asked.layout},"
+            f" on {asked.nodes} node(s) of {asked.hardware}, routing {asked.routing}"
         )
     if isinstance(verdict, RunVerdict) and verdict.nodes:
         return out + node_lines(verdict.nodes)

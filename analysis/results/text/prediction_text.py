@@ -27,7 +27,7 @@ COLUMNS = (
     ("over the first", 20),
 )
 TYPES = {
-    **dict.fromkeys(("model", "hardware", "layout", "routing", "workload"), TEXT),
+    **dict.fromkeys(("model", "hardware", "layout", "routing", "workload", "tokens"), TEXT),
     **dict.fromkeys(("nodes", "seed"), COUNT),
     **dict.fromkeys(("ttft_p90_bound_ms", "tpot_p90_bound_ms", "qps_per_node"), FIGURE),
     **{f"qps_per_node_{end}": FIGURE for end in ("low", "high", "certified")},

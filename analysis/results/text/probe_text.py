@@ -7,7 +7,6 @@ from analysis.results.types.probe_figures import (
     QuantileFigures,
     RateFigures,
 )
-from analysis.stats.quantiles import least_values
 from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 
 
@@ -58,6 +57,11 @@ def spread(found: QuantileFigures) -> str:
     return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, found.causes.noise_ms))}])"
 
 
+def unknown_interval(found: QuantileFigures) -> str:
+    """The reason why a quantile has no interval."""
+    return f"needs {found.needs} requests" if found.needs else "too few independent stretches, measure longer"
+
+
 def plain_ms(value: float | None) -> str:
     """A latency in ms."""
     return "unknown" if value is None else "inf" if value == float("inf") else f"{value:.1f}"
@@ -76,8 +80,7 @@ def _limit_line(limit: Limit, found: QuantileFigures) -> str:
         kept = "keeps" if found.passed else "misses"
         figure = f"{100 * found.share:.1f} % of the {_kept(limit)} within the bounds"
         return f"{figure}: {kept} the {least:g} % that are asked for"
-    needs = found.needs or least_values(quantile_of(limit))
-    around = spread(found) if found.interval_ms else f"interval unknown: needs {needs} requests"
+    around = spread(found) if found.interval_ms else f"interval unknown: {unknown_interval(found)}"
     return (
         f"{label(limit)} {plain_ms(found.quantile_ms)} ms, {around}: {side} the bound {found.bound_ms:g} ms"
     )

@@ -208,7 +208,7 @@ def _grounds(verdict: RecommendationVerdict) -> list[str]:
     asked, care = verdict.asked, verdict.care
     spares = care.get("spare_nodes", 0)
     lines = [
-        f"  {asked.model} on {asked.hardware}, routing {asked.routing}, workload {asked.workload}, "
+        f"  {asked.model} on {asked.hardware}, routing {asked.routing}, workload {asked.load}, "
         f"arrivals {asked.arrivals}, seed {asked.seed}",
         f"  bounds: {asked.slo.text}",
         f"  nodes [at the upper end, at the low end of the capacity]: planned with {_basis(care)},"

@@ -16,7 +16,7 @@ def lines(asked: AskedExperiment, dwells: Sequence[WindowRow]) -> list[str]:
         _mean(used, figure) for figure in ("prefix_hit", "replicas_per_session", "max_over_mean_share")
     )
     who = f"{asked.sessions} sessions" if asked.sessions else f"{asked.conversations} conversations"
-    sessions = f"{who}, routing {asked.routing} by {asked.data_path}"
+    sessions = f"{who}, routing {asked.routing} by {asked.data_path or 'unknown'}"
     words = (
         f"hit rate {_figure(hit)}, {_figure(met)} replicas per session, busiest replica "
         f"{_figure(share)} of the mean"

@@ -165,7 +165,8 @@ class SensitivityRow:
 class PredictionVerdict:
     """An answer on the virtual clock, in the form of a run's verdict.
 
-    It has a `forecast` with a `capacity` or a `probe`, a `replay` with a `probe`, or the ladder.
+    It has a `forecast` with a `capacity` or a `probe`, a `replay` with a `probe`, or the ladder. `no_rate`:
+    no rate keeps a bound, however low.
     """
 
     schema_version: int = always(1)
@@ -178,6 +179,7 @@ class PredictionVerdict:
     replay: ReplayForecast | None = None
     forecast: RateForecast | None = None
     capacity: CapacityFigures | None = None
+    no_rate: bool = False
     sensitivity: tuple[SensitivityRow, ...] | None = None
     probe: ProbeFigures | None = None
     valid: bool = always(True)

@@ -23,7 +23,8 @@ class P90Causes:
 class P90Figures:
     """A p90 in ms against its bound; `passed` is None where it does not apply or is unknown.
 
-    `causes` are known of predictions alone.
+    `causes` are known of predictions alone. `needs` is the number of requests that an interval takes, where
+    there were fewer; an interval that is None all the same had too few independent stretches.
     """
 
     p90_ms: float | None
@@ -31,6 +32,7 @@ class P90Figures:
     causes: P90Causes | None = inline()
     bound_ms: float
     passed: bool | None
+    needs: int | None = None
 
     @property
     def figure(self) -> "QuantileFigures":
@@ -41,15 +43,13 @@ class P90Figures:
             causes=self.causes,
             bound_ms=self.bound_ms,
             passed=self.passed,
+            needs=self.needs,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantileFigures:
-    """A quantile in ms against its bound, as `P90Figures`, or the `share` of requests or gaps within it.
-
-    `needs` is the number of requests that an interval takes, where there were fewer.
-    """
+    """A quantile in ms against its bound, as `P90Figures`, or the `share` of requests or gaps within it."""
 
     quantile_ms: float | None
     interval_ms: Interval | None
@@ -68,6 +68,7 @@ class QuantileFigures:
             causes=self.causes,
             bound_ms=self.bound_ms,
             passed=self.passed,
+            needs=self.needs,
         )
 
 

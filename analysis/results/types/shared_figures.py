@@ -25,7 +25,9 @@ class AskedBounds(Slo):
 class AskedExperiment:
     """The experiment behind an answer, in the words of its configuration groups.
 
-    `vllm_version` and `constants` (a fingerprint) are known of an emulated vLLM alone.
+    `vllm_version` and `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
+    layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
+    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.labels` says them.
     """
 
     engine: str
@@ -35,11 +37,13 @@ class AskedExperiment:
     hardware: str
     cluster: str = always("")
     layout: str
+    gpus_per_node: int | None = None
     routing: str
     data_path: str = always("")
     sessions: int = always(0)
     conversations: str = always("")
     workload: str
+    tokens: str = ""
     arrivals: str = always("poisson")
     search: str = always("")
     nodes: int
@@ -48,6 +52,11 @@ class AskedExperiment:
     seed: int | None = always(None)
     time_scale: float = always(1.0)
     kernels: tuple[str, ...] = always(())
+
+    @property
+    def load(self) -> str:
+        """The workload with its lengths, as it stands beside a rate."""
+        return f"{self.workload}: {self.tokens}" if self.tokens else self.workload
 
 
 @dataclass(frozen=True, slots=True)

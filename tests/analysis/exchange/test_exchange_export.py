@@ -263,6 +263,7 @@ def test_what_is_not_known_of_a_service_is_null(
 ) -> None:
     found = inferencex.service(load(words))
     assert (found["hw"], found["framework"], found["spec_decoding"]) == (hw, framework, None)
+    assert (found["model"] is None) == (framework is None)
 
 
 @pytest.mark.slow

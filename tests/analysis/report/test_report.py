@@ -295,7 +295,7 @@ def test_an_earlier_versions_run_has_a_report(copy: Path, tmp_path: Path, undraw
 
 def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path, undrawn: None) -> None:
     over = {"p90_ms": "inf", "interval_ms": [2100.0, "inf"], "bound_ms": 2000.0, "passed": False}
-    within = {"p90_ms": 45.5, "interval_ms": None, "bound_ms": 100.0, "passed": True}
+    within = {"p90_ms": 45.5, "interval_ms": None, "bound_ms": 100.0, "passed": True, "needs": 100}
 
     def probed(tree: dict[str, Any]) -> None:
         del tree["capacity"]
@@ -312,6 +312,15 @@ def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path,
     text = built(copy, tmp_path / "out.html").text
     assert "4 QPS per node: p90 TTFT over the bound" in text
     assert "infinite ms" in text and "45.5 ms" in text and "needs 100 requests" in text
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"), [(100, "needs 100 requests"), (None, "too few independent stretches, measure longer")]
+)
+def test_a_p90_without_an_interval_says_why(needs: int | None, said: str) -> None:
+    own = P90Figures(p90_ms=1322.8, interval_ms=None, bound_ms=2000.0, passed=True, needs=needs)
+    (line,) = probe_text.lines(ProbeFigures(rate_qps_per_node=1.0, ttft=own))
+    assert line == f"  p90 TTFT 1322.8 ms, interval unknown: {said}: within the bound 2000 ms"
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ GOLDEN_LINE = {
     "layout": "dp1_tp8_ep8",
     "routing": "leastconn",
     "workload": "chat_5600_140",
+    "tokens": "",
     "nodes": 1,
     "bound_ttft_p90_ms": 2000.0,
     "bound_tpot_p90_ms": 100.0,
@@ -166,4 +167,5 @@ def test_a_run_that_did_not_end_has_a_row_without_figures(tmp_path: Path) -> Non
     (path / "sweep.json").unlink()
     (line,) = tables.capacity_table([load_run(path)]).to_pylist()
     nothing = {f"{name}_qps_per_node": None for name in CLAIMS} | {"binding": None, "windows_used": None}
-    assert line == GOLDEN_LINE | nothing | {"verdict": "UNFINISHED"}
+    unread = {"verdict": "UNFINISHED", "tokens": "5600/140 tokens"}
+    assert line == GOLDEN_LINE | nothing | unread

@@ -73,6 +73,14 @@ def test_sectioning_says_what_it_cannot_know():
         assert sectioning(values, 0.9) == (pytest.approx(17.1), math.inf)
 
 
+def test_an_interval_of_a_latency_never_reaches_below_zero():
+    """A stall in one of ten stretches: how often such a thing comes is not known from one of them."""
+    stalled = np.concatenate([np.linspace(900, 1100, 90), np.linspace(5e4, 6e4, 10)])
+    assert sectioning(stalled, 0.9) is None
+    assert sectioning(np.full(100, 7.0), 0.9) == (7.0, 7.0)
+    assert sectioning(np.zeros(100), 0.9) == (0.0, 0.0)
+
+
 def test_parzen_window():
     assert [parzen(u) for u in (0.0, 0.5, 1.0)] == [1.0, 0.25, 0.0]
 

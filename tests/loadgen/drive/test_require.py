@@ -47,7 +47,7 @@ def test_far_from_the_knee_the_answer_is_clear_early(
     assert drive.windows.outcomes[-1].dwell.window_end_ns / NS < within_s
     assert [look["verdict"] for look in looks] == ["undecided"] * (len(looks) - 1) + [verdict]
     first, second = text_of(tree).splitlines()[:2]
-    assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}"
+    assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}; requests of 5600/140 tokens"
     assert second == f"  {tree['reason']}" and looks[-1]["text"].endswith(tree["reason"])
 
 

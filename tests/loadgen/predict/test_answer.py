@@ -152,7 +152,7 @@ def test_one_rate_is_judged_against_the_bounds() -> None:
     assert headline.startswith(
         "PREDICTED  5.5 QPS per node: p90 TPOT over the bound; the bounds are kept in "
     )
-    assert headline.endswith(" % of 8 draws of the constants")
+    assert headline.endswith(" % of 8 draws of the constants; requests of 5600/140 tokens")
 
 
 def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:

@@ -291,7 +291,7 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     asked = load(["search=quick", "slo.tpot_p90_ms=1"])
     start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, predicted) == (None, None)
-    assert "no prediction, the search begins with a ramp: even at 0.05 QPS per node" in said[0]
+    assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in said[0]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
         "model": "m",
         "hardware": "MI325X",
         "layout": "dp1_tp8_ep8",
+        "gpus_per_node": 8,
         "routing": "leastconn",
         "workload": "fixed",
         "arrivals": "poisson",

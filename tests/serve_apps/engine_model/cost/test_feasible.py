@@ -48,11 +48,11 @@ def test_given_blocks_are_believed() -> None:
         (("model.experts=126", "layout=dp1_tp8_ep8"), "126 experts"),
         (
             ("model.experts=126", "layout=1p1d_tp4_ep4", "layout.expert_parallel=false"),
-            "1p1d_tp4_ep4 prefill",
+            "1 x TP4 decode (prefill): 126 experts",
         ),
         (
             ("layout=1p1d_tp4_ep4", "layout.prefill.tensor_parallel=1"),
-            "layout 1p1d_tp4_ep4 prefill: MI325X has",
+            "1 x TP4/EP4 decode (prefill): MI325X has",
         ),
     ],
 )

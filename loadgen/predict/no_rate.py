@@ -1,0 +1,87 @@
+"""Bounds that no rate keeps: a request misses them that meets no other, or that meets a single prompt.
+
+Knows how requests are spaced and what their latencies are held against; the engine model is handed in.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from conf.specs.bounds import GAPS, JOINT, Limit, Slo, metric_of
+from conf.specs.experiment import Experiment
+from loadgen.predict.operating_point import OperatingPoint, RateSimulator, Simulate
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+
+LONGEST_GAP = "itl_p99"
+NEARLY_ALL = 1 - 1e-9
+"""The quantile of a request's own gaps that is its longest gap."""
+MET_BY_CHANCE = 1.0
+"""Requests in flight per engine below which most meet no other, so that a bound is kept by chance (our
+choice)."""
+
+
+def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
+    """The reason why no rate keeps a bound, as even requests alone miss it; empty if these keep it."""
+    experiment = simulator.experiment
+    if experiment.workload.has_sessions or metric_of(limit) == JOINT:
+        return ""
+    alone_ms, bound_ms = simulator.alone().quantile_ms(limit), experiment.slo.of(limit)
+    if alone_ms is None or alone_ms <= bound_ms:
+        return ""
+    return f"{_no_rate(experiment, limit)}: requests that meet no other have {_beyond(alone_ms, bound_ms)}"
+
+
+def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate: Simulate) -> str:
+    """The reason why no rate at which requests meet keeps a bound on gaps; empty if such rates keep it.
+
+    The bounds are just kept at the `point`. Where one prompt that is computed beside an answer makes a gap
+    over the bound, it is kept only while few requests meet, and a quantile of gaps jumps with the rate.
+    """
+    limits = [limit for limit in experiment.slo.limits if metric_of(limit) in GAPS]
+    engines = experiment.layout.replicas_per_node
+    if not limits or point.rate_qps * point.e2e_s / engines >= MET_BY_CHANCE:
+        return ""
+    gap_ms = gap_beside_prompt_ms(experiment, simulate)
+    limit = min(limits, key=experiment.slo.of)
+    bound_ms = experiment.slo.of(limit)
+    if gap_ms <= bound_ms:
+        return ""
+    return (
+        f"{_no_rate(experiment, limit)} where requests meet: one prompt beside an answer makes a gap of "
+        f"{_beyond(gap_ms, bound_ms)}; it is kept below {point.rate_qps:.2g} QPS per node, where few do"
+    )
+
+
+def gap_beside_prompt_ms(experiment: Experiment, simulate: Simulate) -> float:
+    """Longest gap of a mean answer, half of which has come when a mean prompt reaches the same engine."""
+    workload = experiment.workload
+    one = replace(
+        experiment,
+        cluster=replace(experiment.cluster, nodes=1),
+        layout=replace(experiment.layout, replicas_per_node=1),
+        slo=Slo(at_most_ms={LONGEST_GAP: 1.0}, itl_within=NEARLY_ALL),
+    )
+    tokens = round(workload.prompt_tokens), max(2, round(workload.output_tokens.mean))
+    shared = round(workload.prefix_hit * tokens[0])
+    alone = simulate(one, _due([0.0], tokens, shared), 1, experiment.seed)
+    half_s = float(alone.first_s[0] + alone.last_s[0]) / 2
+    pair = simulate(one, _due([0.0, half_s], tokens, shared), 1, experiment.seed)
+    assert pair.own_itl_s is not None
+    return 1e3 * float(pair.own_itl_s[0])
+
+
+def _due(at_s: list[float], tokens: tuple[int, int], shared: int) -> ArrivalSchedule:
+    """Requests of equal lengths at these seconds."""
+    inputs, outputs, shares, phase = (
+        np.full(len(at_s), value, dtype=np.int64) for value in (*tokens, shared, PHASES.index("window"))
+    )
+    due_ns = np.array([round(second * NS) for second in at_s], dtype=np.int64)
+    return ArrivalSchedule(0, np.arange(len(at_s)), due_ns, phase, inputs, outputs, shares)
+
+
+def _no_rate(experiment: Experiment, limit: Limit) -> str:
+    return f"no rate keeps {experiment.slo.words(limit)}"
+
+
+def _beyond(found_ms: float, bound_ms: float) -> str:
+    return f"{found_ms:.4g} ms, {100 * (found_ms / bound_ms - 1):.0f} % over it"

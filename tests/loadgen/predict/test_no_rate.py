@@ -1,0 +1,85 @@
+"""Bounds that no rate keeps are said in words, with the latency that misses them, and have no interval."""
+
+import numpy as np
+import pytest
+
+from analysis.results import summary
+from analysis.results.types.prediction_verdict import PredictionVerdict
+from conf import Experiment, load
+from loadgen.cli import engine_model
+from loadgen.predict import answer, no_rate
+from loadgen.predict.capacity import MOST_NOISE
+from loadgen.predict.operating_point import Simulated
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+
+
+def asked(*words: str) -> Experiment:
+    return load([*words, "cluster.session=fake", "search=virtual", "search.budget_s=3600"])
+
+
+def predicted(*words: str) -> PredictionVerdict:
+    return answer.predict(asked(*words), engine_model.MODEL, draws=0)
+
+
+def test_the_gap_beside_a_prompt_is_the_step_that_computes_it() -> None:
+    whole, halves = (
+        no_rate.gap_beside_prompt_ms(asked(*words), engine_model.simulate)
+        for words in ((), ("engine.max_num_batched_tokens=2800",))
+    )
+    assert whole == pytest.approx(219.1, rel=0.01) and halves < 0.7 * whole
+    short = no_rate.gap_beside_prompt_ms(asked("workload.input_tokens=16"), engine_model.simulate)
+    assert short < 0.2 * whole
+
+
+@pytest.mark.parametrize("words", [["slo.itl_p99_ms=150"], ["layout=dp2_tp4_ep4", "slo.itl_p99_ms=200"]])
+def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval(words: list[str]) -> None:
+    found = predicted(*words)
+    assert (found.exit_code, found.capacity, found.no_rate) == (summary.EXIT_SLO_MISSED, None, True)
+    gap_ms = no_rate.gap_beside_prompt_ms(asked(*words), engine_model.simulate)
+    bound_ms = float(words[-1].partition("=")[2])
+    over = f"{gap_ms:.1f} ms, {100 * (gap_ms / bound_ms - 1):.0f} % over it"
+    said = f"one prompt beside an answer makes a gap of {over}"
+    assert found.reason.startswith(f"no rate keeps p99 ITL <= {bound_ms:g} ms where requests meet: {said}")
+    screen = summary.text(found)
+    assert screen.startswith("PREDICTED  no rate keeps the bounds; requests of 5600/140 tokens\n")
+    assert "95 %" not in screen and "noise" not in screen
+
+
+def test_a_bound_that_requests_alone_miss_has_no_rate() -> None:
+    found = predicted("slo.ttft_p90_ms=200")
+    assert found.reason == (
+        "no rate keeps p90 TTFT <= 200 ms: requests that meet no other have 252.6 ms, 26 % over it"
+    )
+    assert (found.exit_code, found.no_rate) == (summary.EXIT_SLO_MISSED, True)
+
+
+def test_a_bound_that_requests_alone_keep_is_missed_at_the_lowest_rate() -> None:
+    found = predicted("slo.ttft_p90_ms=260", "search.lowest_qps=.2")
+    assert found.exit_code == summary.EXIT_SLO_MISSED and not found.no_rate
+    assert "even at 0.2 QPS per node (search.lowest_qps) p90 TTFT is over its bound" in found.reason
+
+
+def hardly_growing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
+    """One answer in ten or so is 100 times as slow, hardly more of them with the rate: the p90 jumps."""
+    due_s = arrivals.due_ns / NS
+    qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes
+    is_late = np.random.default_rng(7).random(len(due_s)) < 0.1 * (qps / 5.0) ** 0.02
+    last_s = due_s + 0.1 + np.where(is_late, 1.0, 0.01) * (arrivals.output_tokens - 1)
+    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), {"busy_s": 30.0, "kv_token_seconds": 1e6})
+
+
+def test_a_latency_that_jumps_over_its_bound_has_no_interval() -> None:
+    peaks = answer.NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {})
+    model = answer.EngineModel(hardly_growing, lambda _: peaks, lambda _: 5.0)
+    found = answer.predict(asked(), model, draws=0)
+    assert (found.exit_code, found.capacity) == (summary.EXIT_OPEN, None)
+    assert found.reason.startswith("p90 TPOT jumps over its bound near ")
+
+
+@pytest.mark.parametrize("word", ["slo.itl_p90_ms=150", "slo.itl_p99_ms=250", "slo.ttft_p90_ms=2000"])
+def test_any_other_bound_has_an_answer_with_a_finite_noise(word: str) -> None:
+    found = predicted(word)
+    assert found.exit_code == summary.EXIT_OK and found.capacity and found.forecast
+    q = found.capacity.qps_per_node
+    assert q.low and q.high and q.low < q.estimate < q.high < 2 * q.estimate
+    assert found.forecast.noise_pct and found.forecast.noise_pct < 100 * MOST_NOISE
