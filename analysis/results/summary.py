@@ -188,7 +188,9 @@ def engine_label(verdict: Verdict) -> str:
         return ""
     if isinstance(verdict, StudyVerdict):
         return SIMULATED + ("; the interval of the ratio is sampling noise alone" if verdict.ratio else "")
-    return SIMULATED + ("" if verdict.capacity else "; the intervals are this run's sampling noise alone")
+    return SIMULATED + (
+        "" if verdict.capacity or not verdict.valid else "; the intervals are this run's sampling noise alone"
+    )
 
 
 def _of_study(study: StudyVerdict) -> str:
