@@ -135,7 +135,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
     refuse_out(arguments.out, ".json", *PAGES)
     service = IntoService(arguments.serve_config) if arguments.serve_config else None
-    tree = planning.of_words(arguments.words, _predicted, _modelled, service)
+    tree = planning.of_words(arguments.words, _predicted, service)
     line = json.dumps(tree, default=str)
     if arguments.out and arguments.out.suffix in PAGES:
         pages.write_plan(tree, service.day if service else None, arguments.out)
@@ -171,14 +171,6 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
 
     cells = matrix(words)
     return prediction.answered(cells, grid.experiments(partial(prediction.checked, config=None), cells))
-
-
-def _modelled(experiment: Experiment) -> PredictionVerdict:
-    """The engine model's capacity of an experiment that ran simulated, with the interval of its constants."""
-    from loadgen.cli import prediction
-
-    terminal.note("the engine model draws its constants, for the interval of a simulated run ...")
-    return prediction.capacity(experiment)
 
 
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:

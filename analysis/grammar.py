@@ -32,7 +32,6 @@ PLAN_HELP = """words (docs/planning.md):
   plan.spare_nodes=1             nodes that may be lost at the peak
   plan.node_hour_usd=USD         price of a node; without it there is no cost
   plan.node_watts=W              power of a node, instead of what the run measured, if it did
-  plan.model_interval=false      leave the engine model's constants out of the plan of a simulated run
   plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
   plan.scale_up_minutes=M        how long a node takes until it serves
   plan.degraded=true             plan on a run whose answers the quality gate found degraded

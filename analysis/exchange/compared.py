@@ -55,7 +55,7 @@ class ComparedResult:
         found = self.verdict.capacity if self.verdict else None
         if self.unclaimed or not found:
             return None
-        q = found.qps_per_node
+        q = found.sampling
         assert q.low is not None and q.high is not None, "both ends are closed"
         return q.estimate, q.low, q.high
 

@@ -50,6 +50,7 @@ def compare_table(subject: StudyOrRuns) -> pa.Table:
                 "low_qps_per_node": part.low,
                 "high_qps_per_node": part.high,
                 "certified_qps_per_node": part.certified,
+                "simulated": part.simulated,
                 "ratio_to_first": value,
                 "ratio_low": low,
                 "ratio_high": high,
@@ -88,8 +89,8 @@ def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
     if not isinstance(subject, Mapping):
         first, *others = found
         for place, part in enumerate(others, 1):
-            if first.closed and part.closed:
-                apart = paired_ratio.unpaired(first.closed, part.closed)
+            if first.sampling and part.sampling:
+                apart = paired_ratio.unpaired(first.sampling, part.sampling)
                 found[place] = replace(part, ratio=apart, how=UNPAIRED)
     elif ratio := subject.get("ratio") if subject.get("valid") else None:
         ends = ratio["value"], ratio["low"], ratio["high"]

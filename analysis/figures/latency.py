@@ -69,8 +69,9 @@ def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
     rates = [window.load for window in windows]
     capacity = several.of_run(run)
     # Beyond the rates, and beyond the band unless that is far off.
+    left = max((capacity.low or math.inf) * 0.97, min(rates) / 1.5)
     right = min((capacity.high or 0.0) * 1.03, max(rates) * 1.5)
-    both[0].set_xlim(min(rates) * 0.94, max(max(rates) * 1.06, right))
+    both[0].set_xlim(min(min(rates) * 0.94, left), max(max(rates) * 1.06, right))
     for panel in both:
         _band(panel, capacity)
     both[-1].set_xlabel("load that arrived (QPS per node; nominal rates in the table)")
@@ -121,7 +122,7 @@ def latency_alt(run: Run) -> str:
     if not capacity.known:
         return " ".join([*said, "No capacity is claimed."])
     certified = "" if capacity.certified is None else f", certified {qps(capacity.certified)}"
-    said.append(f"The capacity is {capacity.words} QPS per node{certified}.")
+    said.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
     if (ends := capacity.closed) and ends[2] > valid[-1].load:
         said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
     return " ".join(said)
@@ -188,7 +189,7 @@ def _band(ax: Axes, capacity: CapacityRow) -> None:
     if not capacity.known:
         return
     left, right = ax.get_xlim()
-    low = left if capacity.low is None else capacity.low
+    low = left if capacity.low is None else max(capacity.low, left)
     high = right if capacity.high is None else min(capacity.high, right)
     shade: Look = {"facecolor": canvas.ORANGE, "alpha": 0.16, "linewidth": 0}
     ax.axvspan(low, high, **shade, label=f"capacity: {capacity.words}")

@@ -11,8 +11,9 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import NoData
 from analysis.figures.windows import qps
-from analysis.results import matrix_table
+from analysis.results import joint, matrix_table
 from analysis.results.runs import Run
+from analysis.results.types.shared_figures import MODELLED
 
 Tree = Mapping[str, Any]
 StudyOrRuns = Tree | Sequence[Run]
@@ -24,7 +25,8 @@ class CapacityRow:
     """One capacity in QPS per node with its 95 % interval; an open or unknown end is None.
 
     `ratio` is (value, low, high) over the first part and `how` how it came about; `why` says why there is
-    no capacity.
+    no capacity. `simulated` is the kind of a simulated interval, `sampling` (estimate, low, high) by sampling
+    noise alone.
     """
 
     name: str
@@ -35,6 +37,8 @@ class CapacityRow:
     why: str = ""
     ratio: tuple[float, float, float] | None = None
     how: str = ""
+    simulated: str = ""
+    sampling: tuple[float, float, float] | None = None
 
     @property
     def closed(self) -> tuple[float, float, float] | None:
@@ -51,11 +55,12 @@ class CapacityRow:
     @property
     def words(self) -> str:
         """The capacity as text, or why there is none."""
+        kind = f" (simulated, {self.simulated})" if self.simulated else ""
         if self.closed:
-            return "{} [{}, {}]".format(*map(qps, self.closed))
+            return "{} [{}, {}]".format(*map(qps, self.closed)) + kind
         if self.low is not None:
-            return f"at least {qps(self.low)}"
-        return f"at most {qps(self.high)}" if self.high is not None else self.why or "no result"
+            return f"at least {qps(self.low)}{kind}"
+        return f"at most {qps(self.high)}{kind}" if self.high is not None else self.why or "no result"
 
 
 def parts(subject: StudyOrRuns) -> list[CapacityRow]:
@@ -77,7 +82,8 @@ def together(subject: StudyOrRuns) -> list[CapacityRow]:
     if not capacity or capacity.get("open_above") or capacity.get("open_below"):
         return []
     rule = "mean of the repeats" if "variation_pct" in subject else "pooled (random effects)"
-    return [_part(rule, capacity["qps_per_node"], capacity, "")]
+    simulated = next((row["simulated"] for row in subject["parts"] if row.get("simulated")), "")
+    return [_part(rule, capacity["qps_per_node"], {**capacity, "simulated": simulated}, "")]
 
 
 def count(subject: StudyOrRuns) -> int:
@@ -133,7 +139,13 @@ def of_run(run: Run, name: str = "capacity") -> CapacityRow:
     """The capacity of a run, or why it claims none."""
     tree, capacity = run.sweep or {}, run.capacity or {}
     why = tree.get("reason") or ("no capacity is claimed" if tree else "the run did not end")
-    return _part(name, capacity.get("qps_per_node"), capacity, why)
+    kind = joint.JOINT if capacity.get("constants") else joint.ALONE
+    modelled = (tree.get("asked") or {}).get("engine") in MODELLED
+    row = _part(name, capacity.get("qps_per_node"), {**capacity, "simulated": kind if modelled else ""}, why)
+    if not row.closed:
+        return row
+    noise = capacity.get("sampling_noise") or capacity["qps_per_node"]
+    return replace(row, sampling=(row.closed[0], noise["low"], noise["high"]))
 
 
 def _of_row(row: Tree) -> CapacityRow:
@@ -150,8 +162,9 @@ def _of_row(row: Tree) -> CapacityRow:
 def _part(name: str, q: Mapping[str, float] | None, ends: Tree, why: str) -> CapacityRow:
     if q is None:
         return CapacityRow(name, None, None, None, None, why)
+    kind = ends.get("simulated", "")
     if ends.get("open_above"):
-        return CapacityRow(name, None, q["low"], None, None)
+        return CapacityRow(name, None, q["low"], None, None, simulated=kind)
     if ends.get("open_below"):
-        return CapacityRow(name, None, None, q["high"], None)
-    return CapacityRow(name, q["estimate"], q["low"], q["high"], q["certified"])
+        return CapacityRow(name, None, None, q["high"], None, simulated=kind)
+    return CapacityRow(name, q["estimate"], q["low"], q["high"], q["certified"], simulated=kind)

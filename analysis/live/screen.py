@@ -149,7 +149,7 @@ def _belief(state: LiveState, width: int) -> Iterator[str]:
     yield ""
     yield from _wrapped(
         f"capacity so far {belief.qps_per_node:.2f} QPS per node, 95 % interval [{belief.low:.2f}, "
-        f"{belief.high:.2f}], certified {belief.certified:.2f}{limit}",
+        f"{belief.high:.2f}], 5 % quantile {belief.certified:.2f}{limit}",
         width,
     )
     yield INDENT + interval_axis(belief, state.beliefs, width - len(INDENT))

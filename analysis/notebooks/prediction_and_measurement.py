@@ -45,14 +45,17 @@ answer = predicted("search=virtual", "cluster.session=fake")
 # ## Capacity
 
 # %%
-for name, capacity in (("measured", run.capacity), ("predicted", answer["capacity"])):
+simulated = "SIMULATED" if run.verdict and run.verdict.asked.is_modelled else "measured"
+for name, capacity in ((simulated, run.capacity), ("predicted", answer["capacity"])):
     if capacity is None:
         print(f"{name:>9}: no capacity is claimed")
         continue
     q = capacity["qps_per_node"]
     print(f"{name:>9}: {q['estimate']:.2f} QPS per node, 95 % [{q['low']:.2f}, {q['high']:.2f}]")
+    if noise := capacity.get("sampling_noise"):
+        print(f"           sampling noise of this run alone [{noise['low']:.2f}, {noise['high']:.2f}]")
 
 # %% [markdown]
-# The measured interval is the run's sampling noise. The predicted one is wide because nothing in it was
-# measured on the hardware; on a simulated engine both have the same constants, so that the measurement
-# should lie well inside. After `python -m analysis calibrate` it narrows.
+# A measured interval is the run's sampling noise. The predicted one is wide because nothing in it was
+# measured on the hardware. A simulated run has the same constants, and its interval joins their uncertainty
+# with its sampling noise, so that the two should agree. After `python -m analysis calibrate` it narrows.

@@ -50,16 +50,10 @@ def plan_basis(found: Evidence, others: Sequence[Evidence], demand: Demand, basi
     """
     efficiency, by_length = _of_others(found, others)
     lengths, moved = _moved(found, demand, by_length)
-    own = own_qps(found)
-    qps = own if moved is None else times(own, moved.ratio)
+    qps = found.qps if moved is None else times(found.qps, moved.ratio)
     basis = "low" if found.open_above else basis
     service = FleetCapacity(_planning_qps(found.name, qps, basis), found.nodes, efficiency)
     return PlanBasis(found, qps, lengths, basis, service, by_length, moved)
-
-
-def own_qps(found: Evidence) -> Qps:
-    """The capacity with all that is unknown of it: sampling, and the engine model's constants."""
-    return found.qps if found.constants is None else times(found.qps, found.constants)
 
 
 def _of_others(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.planning.evidence import NotPlannable
-from analysis.planning.model_interval import Modelled, with_constants
 from analysis.planning.plan import DemandRates, Plan, plan
 from analysis.planning.plan_tree import Tree, refused, tree
 from analysis.planning.sources import Source, evidence_of, expanded, read, refuse_degraded
@@ -21,7 +20,6 @@ IntoService = Callable[[Plan, Path | str], Tree]
 def of_words(
     words: Sequence[str],
     predict: Callable[[Sequence[str]], Source],
-    modelled: Modelled | None = None,
     into_service: IntoService | None = None,
 ) -> Tree:
     """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
@@ -39,7 +37,7 @@ def of_words(
         )
     if into_service and not runs:
         raise ConfigError("--serve-config rests on the requests of a run; name its folder")
-    return command(runs, asked, lambda: predict(machine), modelled, into_service)
+    return command(runs, asked, lambda: predict(machine), into_service)
 
 
 def _is_planning(word: str) -> bool:
@@ -50,13 +48,11 @@ def command(
     sources: Sequence[Source | Path | str],
     words: Sequence[str],
     predict: Callable[[], Source] | None = None,
-    modelled: Modelled | None = None,
     into_service: IntoService | None = None,
 ) -> Tree:
     """The plan on the first of `sources`; the others show the effect of node counts and lengths.
 
     Without sources `predict` gives one; it may take minutes, so it is called after the words are checked.
-    `modelled` gives the interval of the engine model's constants for a simulated run.
     A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`
     are demand.* and plan.*. The tree's `exit_code` is 0, or 6 where only a lower bound is known, and without
     a plan (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
@@ -74,8 +70,7 @@ def command(
             refuse_degraded(folders)
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         found = expanded([one for several in opened for one in several])
-        first = with_constants(evidence_of(found[0]), modelled if asked.plan.model_interval else None)
-        made = plan(first, asked.demand, asked.plan, found[1:])
+        made = plan(evidence_of(found[0]), asked.demand, asked.plan, found[1:])
         more = {"into_service": into_service(made, folders[0])} if into_service else {}
         return tree(made) | more
     except NotPlannable as error:

@@ -122,7 +122,7 @@ def lengths_differ(one: Evidence, other: Evidence) -> bool:
 def _measured(nodes: int, found: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
     for one in found:
-        q = one.qps
+        q = one.sampling_qps or one.qps  # the constants of the engine model are the same for both
         if q.estimate is None or q.low is None or q.high is None:
             raise RunError(
                 f"{one.name}: an end of its interval is unknown, so that E({nodes}) would have none"

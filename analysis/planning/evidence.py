@@ -1,7 +1,7 @@
 """Evidence for a plan from a run, a study or a prediction; knows no demand, no price and no rule.
 
 The interval is that of the answer: for a run the sampling noise of its posterior, for a prediction the
-uncertainty of the engine model's constants. `word` and `caution` say which.
+uncertainty of the engine model's constants, for a simulated run both. `word` and `caution` say which.
 """
 
 import math
@@ -13,10 +13,6 @@ from analysis.planning.request_means import MeanLengths
 from analysis.results.runs import RunError
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.pooling import NORMAL_975
-from conf import Experiment
-
-SIMULATED = ("simulated", "vllm_emulated")
-"""Engines whose step times are those of the engine model."""
 
 
 class NotPlannable(RunError):
@@ -72,9 +68,9 @@ class Evidence:
     `open_above`: only a lower bound of the capacity is known. `e2e_s` is the mean life of a request near
     capacity, `client_cpu_ms` the load generator's CPU per request, `ready_minutes` the time from deployment
     until the service was warm. For a cell of a grid of predictions `own_ln_sd` is the sd of ln capacity that
-    it does not share with the first cell. `engine_settings` and `experiment` are known from a run folder
-    only. `constants` is the ratio of a simulated run's capacity to itself under other constants of the engine
-    model. `gpus_per_node` counts those that engines use. `node_watts` are those that the nodes told.
+    it does not share with the first cell. `engine_settings` are known from a run folder only.
+    `sampling_qps` is the capacity of a simulated run with the interval of its sampling noise alone.
+    `gpus_per_node` counts those that engines use. `node_watts` are those that the nodes told.
     """
 
     name: str
@@ -89,9 +85,8 @@ class Evidence:
     ready_minutes: float | None = None
     own_ln_sd: float | None = None
     engine_settings: Mapping[str, Any] | None = None
-    experiment: Experiment | None = None
     gpus_per_node: int | None = None
-    constants: IntervalEstimate | None = None
+    sampling_qps: Qps | None = None
     node_watts: MeasuredWatts | None = None
 
     @property
@@ -104,7 +99,7 @@ class Evidence:
         """The way the capacity was found: predicted, simulated or measured."""
         if self.predicted:
             return "predicted"
-        return "simulated" if self.asked.engine in SIMULATED else "measured"
+        return "simulated" if self.asked.is_modelled else "measured"
 
     @property
     def service(self) -> dict[str, Any]:

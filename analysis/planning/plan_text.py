@@ -79,9 +79,9 @@ def _e(tree: Tree) -> str:
 def _capacity(tree: Tree) -> list[str]:
     on, answer = tree["planned_on"], tree["answer"]
     planned = f"planned with {BASES[answer['basis']]}, {_rate(answer['planned_qps_per_node'])}"
-    seen = f"{on['name']}: {on['found_by']} {_interval(on['own_qps_per_node'])}"
-    if on["constants_ratio"]:
-        seen += f"; this run's sampling noise alone {_ends(on['qps_per_node'])}"
+    seen = f"{on['name']}: {on['found_by']} {_interval(on['qps_per_node'])}"
+    if noise := on["sampling_qps_per_node"]:
+        seen += f"; sampling noise of this run alone {_ends(noise)}"
     lines = [seen if tree["moved"] else f"{seen}; {planned}", *_service(on["asked"])]
     if lengths := on["lengths"]:
         tokens = f"{lengths['input_tokens']:.0f} tokens in, {lengths['output_tokens']:.0f} out"

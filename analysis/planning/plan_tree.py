@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planning.basis import own_qps
 from analysis.planning.efficiency import ScalingEfficiency
 from analysis.planning.elasticity import LengthSensitivity
 from analysis.planning.evidence import NotPlannable
@@ -103,8 +102,7 @@ def _evidence(found: Plan) -> Tree:
         "asked": to_tree(one.asked),
         "load": one.asked.load,
         "qps_per_node": asdict(one.qps),
-        "constants_ratio": one.constants and asdict(one.constants),
-        "own_qps_per_node": asdict(own_qps(one)),
+        "sampling_qps_per_node": one.sampling_qps and asdict(one.sampling_qps),
         "planned_for_qps_per_node": asdict(found.basis.qps),
         "open_above": one.open_above,
         "lengths": asdict(found.basis.lengths) if found.basis.lengths else None,

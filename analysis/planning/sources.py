@@ -10,10 +10,11 @@ from analysis.capacity.dwell_table import CountingBasis
 from analysis.planning import request_means
 from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable, Qps
 from analysis.planning.request_means import MeanLengths
-from analysis.results import locations, matrix_table, studies, summary
+from analysis.results import joint, locations, matrix_table, studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
 from analysis.results.runs import Run, RunError, load_run
+from analysis.results.text import capacity_text
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.prediction_verdict import (
     GridCell,
@@ -71,7 +72,6 @@ def read(path: Path | str) -> list[Evidence]:
         "ready_minutes",
         "engine_settings",
         "gpus_per_node",
-        "experiment",
         "node_watts",
     )
     return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
@@ -139,7 +139,6 @@ def of_run(run: Run) -> Evidence:
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
         engine_settings=None if experiment is None else asdict(experiment.engine),
         gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
-        experiment=experiment,
     )
 
 
@@ -157,9 +156,9 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         name=name,
         asked=verdict.asked,
         predicted=False,
-        caution=summary.engine_label(verdict),
-        # Of an open end only the low figure was seen; the rest is the prior.
-        qps=Qps(None, q.low, None, None) if capacity.open_above else _qps(q),
+        caution=_simulated(verdict, capacity) or summary.engine_label(verdict),
+        qps=_seen(capacity, q),
+        sampling_qps=_seen(capacity, capacity.sampling) if capacity.constants else None,
         open_above=capacity.open_above,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
@@ -203,11 +202,22 @@ def of_predicted(source: Predicted) -> Evidence:
     )
 
 
+def _simulated(verdict: Measured, capacity: CapacityFigures) -> str:
+    """The caution on a simulated capacity; empty for a measured one."""
+    kind = joint.kind(verdict.asked, capacity)
+    return f"simulated, not measured; the interval is {kind}: {capacity_text.held(capacity)}" if kind else ""
+
+
 def _watts(power: PowerFigures) -> MeasuredWatts | None:
     quoted = power.quoted
     if quoted is None or quoted.watts_per_node is None:
         return None
     return MeasuredWatts(quoted.watts_per_node, power.of, quoted.rate_qps_per_node)
+
+
+def _seen(capacity: CapacityFigures, q: QpsFigures) -> Qps:
+    """Figures of a measured capacity; of an open end only the low one was seen, the rest is the prior."""
+    return Qps(None, q.low, None, None) if capacity.open_above else _qps(q)
 
 
 def _qps(q: QpsFigures) -> Qps:

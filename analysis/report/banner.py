@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.capacity.validity import REMEDIES
-from analysis.planning.evidence import SIMULATED
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure, qps
-from analysis.results import engine_agreement, integrity, matrix_table, studies, summary
+from analysis.results import engine_agreement, integrity, joint, matrix_table, studies, summary
 from analysis.results.runs import Run
 from analysis.results.text import capacity_text, probe_text, quality_text, ratio_text, sessions_text
 from analysis.results.types.probe_figures import ProbeFigures
@@ -41,10 +40,6 @@ CAUSES = {
 """Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
 PROMISE = "with 95 % probability a node keeps its bounds at this rate"
-OF_THE_MODEL = (
-    "Say with it that the node is simulated: that 95 % counts this run's sampling noise alone, not what is "
-    "unknown of the engine model's constants, which `python -m analysis plan` carries."
-)
 
 
 def of_run(run: Run) -> Banner:
@@ -77,7 +72,7 @@ def of_verdict(verdict: Verdict) -> Banner:
     good = valid and verdict.exit_code == summary.EXIT_OK
     cause, remedy = _why(verdict)
     return Banner(
-        word=summary.word(verdict),
+        word=f"{summary.lead(verdict)}{summary.word(verdict)}",
         tone="good" if good else "short" if valid else "bad",
         headline=headline,
         figures=figures,
@@ -186,25 +181,29 @@ def _capacity(verdict: Verdict) -> Claim:
     if not capacity:
         return _sentence(summary.OPEN_WORDS.get(verdict.exit_code or 0, "no capacity was found")), (), ()
     q, bounds = capacity.qps_per_node, _bounds(verdict)
+    kinds = map(_sentence, capacity_text.kind_lines(verdict, capacity))
     if capacity.open_above:
         why = f"Too little was seen over the bounds ({bounds}): a lower bound, not a capacity."
-        return f"At least {qps(q.low)} QPS per node", (), (why,)
+        return f"At least {qps(q.low)} QPS per node", (), (why, *kinds)
     if capacity.open_below:
         why = f"The bounds ({bounds}) were missed in every window: an upper bound, not a capacity."
-        return f"At most {qps(q.high)} QPS per node", (), (why,)
-    figures = (
-        ("95 % interval", f"{qps(q.low)} to {qps(q.high)}"),
-        ("Limited by", label(capacity.binding)),
-    )
-    simulated = verdict.asked.engine in SIMULATED
-    one, noise = ("One simulated node", " of the sampling noise alone") if simulated else ("One node", "")
-    answer = (
-        f"{one} serves {qps(q.estimate)} requests per second within {bounds} "
-        f"(95 % interval{noise} {qps(q.low)} to {qps(q.high)})."
-    )
-    caveat = f" {OF_THE_MODEL}" if simulated else ""
-    quote = f"Quote {qps(q.certified)}, the certified rate: {PROMISE}.{caveat}"
+        return f"At most {qps(q.high)} QPS per node", (), (why, *kinds)
     headline = f"{qps(q.estimate)} QPS per node, certified {qps(q.certified)}"
+    kind, interval = joint.kind(verdict.asked, capacity), f"{qps(q.low)} to {qps(q.high)}"
+    named, caveat = "95 % interval", ""
+    noise: Figures = ()
+    if kind:
+        named += f", {kind}"
+        held = capacity_text.held(capacity)
+        caveat = f" Say with it that the node is simulated. That 95 % is {kind}: {held}."
+    if capacity.constants:
+        alone = f"{qps(capacity.sampling.low)} to {qps(capacity.sampling.high)}"
+        noise = ((_sentence(capacity_text.noise_name(verdict)), alone),)
+    figures = (named, interval), *noise, ("Limited by", label(capacity.binding))
+    spans = "; ".join([f"{named}: {interval}", *(f"{name.lower()}: {alone}" for name, alone in noise)])
+    one = "One simulated node" if kind else "One node"
+    answer = f"{one} serves {qps(q.estimate)} requests per second within {bounds} ({spans})."
+    quote = f"Quote {qps(q.certified)}, the certified rate: {PROMISE}.{caveat}"
     return headline, figures, (answer, quote, *_limits(verdict, capacity))
 
 

@@ -14,6 +14,10 @@ METHOD = (
     "requests measured in the run. The estimate is its median, the interval its 2.5 to 97.5 % quantiles, the "
     "certified rate its 5 % quantile."
 )
+CONSTANTS = (
+    "The engine is simulated, so interval and certified rate are joint: distances from the estimate in ln, "
+    "of this posterior and of the engine model under drawn constants, add as squares."
+)
 SECTIONING = (
     "The interval of a measured p90 is by sectioning: the quantiles of ten batches, in order of arrival, "
     "spread around that of the whole. It is unknown where it would reach below zero."
@@ -27,7 +31,8 @@ def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section
         f"The capacity is the highest open-loop rate per node that keeps {bounds}, quantiles over all "
         "requests. A failed request counts as infinitely late."
     )
-    interval = f"{METHOD} {_own(capacity)}".strip()
+    joined = CONSTANTS if capacity and capacity.constants else ""
+    interval = " ".join(filter(None, (METHOD, joined, _own(capacity))))
     rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)

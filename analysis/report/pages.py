@@ -29,6 +29,7 @@ CAPACITIES = {
     "low_qps_per_node": "95 % interval from",
     "high_qps_per_node": "to",
     "certified_qps_per_node": "certified QPS per node",
+    "interval_of": "interval and certified are of",
     "binding": "limited by",
     "layout": "layout",
     "workload": "workload",

@@ -64,7 +64,8 @@ def _part(row: PartRow | None, recorded: bool) -> tuple[str, ...]:
     q = row.qps_per_node
     if row.exit_code or not q:
         return f"no result (exit {row.exit_code}): {row.reason}", *[""] * 4, _seed(row)
-    return "valid", qps(q.estimate), _ends(q), qps(q.certified), _limit(row.binding), _seed(row)
+    result = f"valid (SIMULATED, {row.simulated})" if row.simulated else "valid"
+    return result, qps(q.estimate), _ends(q), qps(q.certified), _limit(row.binding), _seed(row)
 
 
 def _limit(binding: str | None) -> str:
@@ -97,7 +98,8 @@ def _answer(cell: MatrixCell) -> tuple[str, ...]:
         return f"at least {qps(q.low)}", "open above", UNKNOWN, limit
     if cell.open_below:
         return f"at most {qps(q.high)}", "open below", UNKNOWN, limit
-    return qps(q.estimate), _ends(q), qps(q.certified), limit
+    kind = f" (SIMULATED, {cell.simulated})" if cell.simulated else ""
+    return qps(q.estimate), f"{_ends(q)}{kind}", qps(q.certified), limit
 
 
 def _ratio(ratio: CellRatio | None) -> tuple[str, str]:

@@ -6,7 +6,7 @@ Knows the verdicts of sweeps and the ratios that were found for them; computes n
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.results import grid_table
+from analysis.results import grid_table, joint
 from analysis.results.text import quality_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
@@ -42,7 +42,13 @@ def row(
         binding=capacity.binding if capacity else None,
         open_above=capacity.open_above if capacity else None,
         open_below=capacity.open_below if capacity else None,
+        simulated=joint.kind(verdict.asked, capacity) if capacity else "",
     )
+
+
+def lead(study: StudyVerdict) -> str:
+    """The words before the verdict on a grid with simulated cells."""
+    return joint.LEAD if any(cell.simulated for cell in study.cells or ()) else ""
 
 
 def headline(study: StudyVerdict) -> str:
@@ -77,7 +83,7 @@ def _notes(cells: Sequence[MatrixCell]) -> list[str]:
     for cell in cells:
         if cell.ratio:
             by_how.setdefault(cell.ratio.how, []).append((cell.name, cell.ratio))
-    notes = []
+    notes = _simulated(cells)
     if REFERENCE in by_how and len(by_how) > 1:
         first, _ = by_how[REFERENCE][0]
         notes.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
@@ -90,6 +96,16 @@ def _notes(cells: Sequence[MatrixCell]) -> list[str]:
     for name, ratio in by_how.get(UNPAIRED, ()):
         reasons.setdefault(ratio.why, []).append(name)
     return notes + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def _simulated(cells: Sequence[MatrixCell]) -> list[str]:
+    """The kind of every simulated interval and certified value; a ratio holds no constants."""
+    by_kind: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.simulated:
+            by_kind.setdefault(cell.simulated, []).append(cell.name)
+    kinds = [f"SIMULATED, {kind}: interval and certified of {', '.join(by_kind[kind])}" for kind in by_kind]
+    return [*kinds, "the interval of a ratio is sampling noise alone"] if kinds else []
 
 
 def _told(cell: MatrixCell, is_gated: bool) -> list[str] | None:

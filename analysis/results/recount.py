@@ -19,7 +19,7 @@ from analysis.capacity import dwell_table
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
-from analysis.results import studies
+from analysis.results import joint, studies
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.text import capacity_text
@@ -95,11 +95,16 @@ def text(run: Run) -> tuple[str, bool]:
     if again.capacity is None:
         lines.append("capacity: recorded, but the files hold no prior to compute it from")
         return "\n".join(lines), False
-    fresh = json.loads(json.dumps(to_tree(capacity_text.figures(again.capacity, None))))
+    figures = capacity_text.figures(again.capacity, None)
+    if run.verdict and run.verdict.capacity:
+        figures = joint.joined_like(figures, run.verdict.capacity)
+    fresh = json.loads(json.dumps(to_tree(figures)))
     other = list(_other_figures(recorded, fresh, same))
     for name, old in recorded["qps_per_node"].items():
         new = fresh["qps_per_node"][name]
         lines.append(f"  {name:<9} recorded {old!r}, recomputed {new!r} QPS per node")
+    if figures.constants:
+        lines.append("  joined with the engine model's constants as recorded: they are not drawn again")
     agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"
     lines.append(f"capacity, limits and dwells used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
     return "\n".join(lines), not counts and not other

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.results import matrix_table
+from analysis.results import joint, matrix_table
 from analysis.results.json_border import from_tree
 from analysis.results.locations import STUDY, part_names, read_json
 from analysis.results.runs import RECORDED, RunError
@@ -86,6 +86,7 @@ def part_row(name: str, verdict: PartVerdict) -> PartRow:
         reason=verdict.reason,
         qps_per_node=capacity.qps_per_node if capacity else None,
         binding=capacity.binding if capacity else None,
+        simulated=joint.kind(verdict.asked, capacity) if capacity else "",
     )
 
 
@@ -101,7 +102,7 @@ def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:
 
 def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: float | None) -> StudyVerdict:
     """The study with one capacity from deployments that each measured it, and the spread between them."""
-    figures = [capacity.qps_per_node for capacity in _capacities(parts)]
+    figures = [capacity.sampling for capacity in _capacities(parts)]
     estimates = [Estimate.of_interval(q.estimate, q.low or 0.0, q.high or 0.0) for q in figures]
     found = pooled(estimates)
     between, within = found.between.value, math.sqrt(sum(e.sd**2 for e in estimates) / len(estimates))
@@ -163,7 +164,8 @@ def _part(row: PartRow) -> str:
     q = row.qps_per_node
     if row.exit_code or not q:
         return f"no result (exit {row.exit_code})"
-    figures = f"{q.estimate:.2f} QPS per node, 95 % interval [{q.low:.2f}, {q.high:.2f}]"
+    kind = f" (SIMULATED, {row.simulated})" if row.simulated else ""
+    figures = f"{q.estimate:.2f} QPS per node, 95 % interval [{q.low:.2f}, {q.high:.2f}]{kind}"
     return f"{figures}, limited by {label(row.binding) if row.binding else 'unknown'}, seed {row.seed}"
 
 
@@ -174,16 +176,20 @@ def _capacities(parts: Parts) -> list[CapacityFigures]:
 def _capacity(
     parts: Parts, qps: Interval, certified: float, interval: str, replicas_per_node: float | None
 ) -> CapacityFigures:
-    """The figures of a single run's capacity, as far as they make sense for several."""
+    """The figures of a single run's capacity, as far as they make sense for several.
+
+    Simulated parts have the constants of the engine model in common.
+    """
     figures = QpsFigures(qps.value, qps.low, qps.high, certified)
     binding, probability = _likeliest(_capacities(parts))
-    return CapacityFigures(
+    together = CapacityFigures(
         qps_per_node=figures,
         qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
         interval=interval,
         binding=binding,
         binding_probability=probability,
     )
+    return joint.joined_like(together, _capacities(parts)[0])
 
 
 def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.results import engine_agreement, matrix_table, published_ladder, studies
+from analysis.results import engine_agreement, joint, matrix_table, published_ladder, studies
 from analysis.results.asked import describe as describe
 from analysis.results.checks import check_line
 from analysis.results.locations import KNOWN
@@ -50,10 +50,7 @@ OPEN_WORDS = {
     EXIT_OPEN: "the capacity was not bracketed",
 }
 FAILED_WORDS = {EXIT_INTERRUPTED: "INTERRUPTED", EXIT_TARGET: "NO RESULT", EXIT_INTERNAL: "FAILED"}
-SIMULATED = (
-    "a simulated engine: the interval is this run's sampling noise; how far its step times may be off, and "
-    "what they rest on, `predict` says"
-)
+SIMULATED = "a simulated engine: how far its step times may be off, and what they rest on, `predict` says"
 EMULATED = (
     "emulated: vLLM {} itself on GPUs that do not exist; step times are the simulated engine's "
     "(constants {}); how far they may be off, and what they rest on, `predict` says"
@@ -138,7 +135,7 @@ def headline(verdict: Verdict) -> str:
     """The first line: the verdict, and the figure or why there is none."""
     said = word(verdict)
     if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
-        return f"{said}  {matrix_table.headline(verdict)}"
+        return f"{lead(verdict)}{said}  {matrix_table.headline(verdict)}"
     if not verdict.valid:
         return f"{said}  no capacity is claimed"
     if isinstance(verdict, StudyVerdict) and (found := _of_study(verdict)):
@@ -151,12 +148,21 @@ def headline(verdict: Verdict) -> str:
         return f"{said}  {OPEN_WORDS.get(verdict.exit_code or 0, 'no capacity was found')}"
     if isinstance(verdict, PredictionVerdict) and verdict.forecast:
         return f"{said}  {prediction_text.headline(verdict, verdict.capacity)}{_lengths(verdict)}"
-    return f"{said}  {_of_capacity(verdict.capacity)}{_lengths(verdict)}"
+    return f"{lead(verdict)}{said}  {_of_capacity(verdict, verdict.capacity)}{_lengths(verdict)}"
 
 
 def _lengths(verdict: Verdict) -> str:
     """The lengths of the requests, which belong beside every rate."""
     return f"; requests of {verdict.asked.tokens}" if verdict.asked.tokens else ""
+
+
+def lead(verdict: Verdict) -> str:
+    """The word that stands before that of a valid verdict whose certified values are simulated."""
+    if not verdict.valid or isinstance(verdict, PredictionVerdict):
+        return ""
+    if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
+        return matrix_table.lead(verdict)
+    return joint.LEAD if verdict.capacity and joint.kind(verdict.asked, verdict.capacity) else ""
 
 
 def word(verdict: Verdict | None) -> str:
@@ -186,7 +192,13 @@ def engine_label(verdict: Verdict) -> str:
     if asked.engine == "vllm_cpu":
         return ON_CPU
     predicted = isinstance(verdict, PredictionVerdict) and (verdict.forecast or verdict.replay)
-    return SIMULATED if asked.engine == "simulated" and not predicted else ""
+    if asked.engine != "simulated" or predicted:
+        return ""
+    if isinstance(verdict, StudyVerdict):
+        return SIMULATED + ("; the interval of the ratio is sampling noise alone" if verdict.ratio else "")
+    return SIMULATED + (
+        "" if verdict.capacity or not verdict.valid else "; the intervals are this run's sampling noise alone"
+    )
 
 
 def _of_study(study: StudyVerdict) -> str:
@@ -218,15 +230,17 @@ def _of_probe(verdict: RunVerdict | PredictionVerdict) -> str:
     return f"{load}: {shown}{prediction_text.kept(verdict)}"
 
 
-def _of_capacity(capacity: CapacityFigures) -> str:
+def _of_capacity(verdict: Verdict, capacity: CapacityFigures) -> str:
     q = capacity.qps_per_node
     if capacity.open_above:
         why = "too little was seen over the bounds: a lower bound only"
         return f"at least {q.low:.2f} QPS per node ({why})"
     if capacity.open_below:
         return f"at most {q.high:.2f} QPS per node (an upper bound only)"
-    interval = f"95 % interval [{q.low:.2f}, {q.high:.2f}]"
-    return f"{q.estimate:.2f} QPS per node, {interval}, certified {q.certified:.2f}"
+    interval = f"95 % interval [{q.low:.2f}, {q.high:.2f}], certified {q.certified:.2f}"
+    kind = joint.kind(verdict.asked, capacity) if lead(verdict) else ""
+    before = {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")
+    return f"{q.estimate:.2f} QPS per node, {before}{interval}"
 
 
 def _evidence_lines(verdict: Verdict) -> list[str]:

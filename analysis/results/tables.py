@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.results import summary
+from analysis.results import joint, summary
 from analysis.results.asked import describe
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
@@ -42,6 +42,7 @@ CAPACITIES = pa.schema(
         *((f"bound_{column(limit)}", pa.float64()) for limit in LIMITS),
         ("verdict", pa.string()),
         *((f"{name}_qps_per_node", pa.float64()) for name in ("estimate", "low", "high", "certified")),
+        ("interval_of", pa.string()),
         ("binding", pa.string()),
         ("windows_used", pa.int64()),
         ("requests", pa.int64()),
@@ -151,14 +152,15 @@ def _capacity_line(run: Run) -> dict[str, Any]:
 
 def _claimed(run: Run) -> dict[str, Any]:
     """The figures of a run's capacity that it stands for; of an open end only the bound on the other side."""
-    capacity = run.verdict.capacity if run.verdict and run.claims else None
-    if capacity is None:
+    if run.verdict is None or run.verdict.capacity is None or not run.claims:
         return {}
+    capacity = run.verdict.capacity
     hidden = {"estimate", "high"} if capacity.open_above else set()
     hidden |= {"estimate", "low", "certified"} if capacity.open_below else set()
     names = (name for name in ("estimate", "low", "high", "certified") if name not in hidden)
     return {
         **{f"{name}_qps_per_node": getattr(capacity.qps_per_node, name) for name in names},
+        "interval_of": joint.kind(run.verdict.asked, capacity) or "sampling noise",
         "binding": capacity.binding,
         "windows_used": len(capacity.dwells_used or ()),
     }

@@ -88,8 +88,7 @@ class Care:
 
     `basis` is the figure of the capacity: `low`, the low end of its 95 % interval, because users notice a
     fleet that is too small; `certified`, its 5 % quantile; or `estimate`, which is as often too high as too
-    low. `model_interval` carries what is unknown of the engine model's constants into the plan of a simulated
-    run. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
+    low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
     in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
     peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
     default; watts are those that the run measured, if it did. A run whose answers the quality gate found
@@ -105,7 +104,6 @@ class Care:
     target_availability: float | None = None
     scale_up_minutes: float | None = None
     degraded: bool = False
-    model_interval: bool = True
 
     def __post_init__(self) -> None:
         require(

@@ -12,8 +12,11 @@ import numpy as np
 from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import PlacingPrediction
+from analysis.results.types.shared_figures import ConstantsRatio
 from conf import ConfigError, Experiment
+from conf.io.one_line import reason
 from conf.specs.bounds import GAPS, metric_of
+from conf.specs.engine import Engine
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from loadgen.fleet.addresses import chosen
 from loadgen.predict import answer, replay
@@ -245,6 +248,35 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
     how = f"a virtual hour of the same engine: {PLACES}"
     emit("prediction", text=f"the engine model predicts {figures.estimate:.2f} QPS per node ({how})")
     return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
+
+
+def constants_ratio(experiment: Experiment, emit: Emit) -> ConstantsRatio | str:
+    """The uncertainty of the engine model's constants by a virtual hour, or why it has no answer."""
+    if not isinstance(experiment.engine, SimulatedEngine):
+        return f"the engine model answers for engine=simulated, not {experiment.engine.kind}"
+    emit(
+        "constants", text="the engine model draws its constants, for the joint interval of this simulated run"
+    )
+    hour = replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
+    try:
+        refuse_queue_limits(experiment.engine)
+        found = predict(hour)
+    except ValueError as error:
+        return reason(error)
+    q = found.capacity.qps_per_node if found.capacity else None
+    if q is None or q.low is None or q.high is None or q.certified is None:
+        return f"the engine model finds no interval: {found.reason}"
+    return ConstantsRatio(q.low / q.estimate, q.high / q.estimate, q.certified / q.estimate)
+
+
+def refuse_queue_limits(engine: Engine) -> None:
+    """Raise ConfigError for an engine that refuses requests, which the engine model does not."""
+    assert isinstance(engine, SimulatedEngine)
+    if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:
+        raise ConfigError(
+            "predict does not model refused requests: leave engine.max_num_queued_reqs and "
+            "engine.max_num_queued_tokens out, or measure with sweep or probe"
+        )
 
 
 def certified_qps(experiment: Experiment) -> float | None:

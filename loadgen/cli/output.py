@@ -54,7 +54,9 @@ def answer(
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
-        verdict = report_file.written(act(Site(engine_model.start, service), show), show)
+        verdict = report_file.written(
+            act(Site(engine_model.start, service, engine_model.constants_ratio), show), show
+        )
         show.end(verdict)
     code = conclude(verdict)
     return result(verdict, arguments.json) if code is None else code

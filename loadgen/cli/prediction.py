@@ -21,8 +21,6 @@ from analysis.results.types.prediction_verdict import GridCell, GridVerdict, Pre
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.matrix import Matrix, matrix
-from conf.specs.engine import Engine
-from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import config_check, engine_model, output
 from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet
@@ -41,7 +39,7 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
         asked = "rate_qps" if rate_qps else "concurrency"
         raise ConfigError(f"--sensitivity explains a capacity; leave {asked}=... out")
     engine_model.refuse_unknown_bounds(experiment)
-    _refuse_queue_limits(experiment.engine)
+    engine_model.refuse_queue_limits(experiment.engine)
     replay.refuse(experiment)
     if experiment.concurrency:
         engine_model.replayed(experiment, replay.planned(experiment))  # some engines play no closed loop
@@ -50,24 +48,6 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
             f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
         )
     return experiment
-
-
-def _refuse_queue_limits(engine: Engine) -> None:
-    assert isinstance(engine, SimulatedEngine)
-    if engine.max_num_queued_reqs is not None or engine.max_num_queued_tokens is not None:
-        raise ConfigError(
-            "predict does not model refused requests: leave engine.max_num_queued_reqs and "
-            "engine.max_num_queued_tokens out, or measure with sweep or probe"
-        )
-
-
-def capacity(experiment: Experiment) -> PredictionVerdict:
-    """The predicted capacity of an experiment that ran. Raises ConfigError where the model has no answer."""
-    if not isinstance(experiment.engine, SimulatedEngine):
-        raise ConfigError(f"the engine model answers for engine=simulated, not {experiment.engine.kind}")
-    _refuse_queue_limits(experiment.engine)
-    with processes() as parallel_map:
-        return engine_model.predict(experiment, parallel_map)
 
 
 def answered(

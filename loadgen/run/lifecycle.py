@@ -19,11 +19,12 @@ import pyarrow as pa
 from analysis.capacity import dwell_table
 from analysis.live import window_so_far
 from analysis.live.window_so_far import WindowSoFar
-from analysis.results import energy
+from analysis.results import energy, joint
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
+from analysis.results.types.shared_figures import ConstantsRatio
 from analysis.rows import gathering, time_series
 from conf import Experiment
 from conf.composed import dump
@@ -45,11 +46,18 @@ from loadgen.search.segments import Start
 
 Conclude = Callable[[], RunVerdict]
 """Draws the verdict from what the driver knows by then."""
+Constants = Callable[[Experiment, Callable[..., None]], ConstantsRatio | str]
+"""The uncertainty of the engine model's constants for an experiment, or why it is unknown; emits progress."""
 
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
 QUESTIONS = "questions_sha256"
 """The manifest's name of the checksum of the questions with exact answers."""
+
+
+def no_constants(_: Experiment, __: Callable[..., None]) -> str:
+    """The uncertainty of the constants where no engine model is at hand."""
+    return "no engine model was at hand"
 
 
 def read_of(experiment: Experiment, verb: str) -> dict[str, Path]:
@@ -78,6 +86,7 @@ class RunLifecycle:
         self.experiment = experiment
         self.folder = folder
         self.prediction: PlacingPrediction | None = None
+        self.constants: Constants = no_constants
         self._show = show
         self._past = past
         self._driver: Driver | None = None
@@ -297,12 +306,22 @@ class RunLifecycle:
         except Exception as error:  # noqa: BLE001  the boundary of a run, as in `measure`
             return self._broken(error)()
 
+    def _joined(self, verdict: RunVerdict) -> RunVerdict:
+        """The verdict whose capacity, if it is simulated, holds what is unknown of the engine's constants."""
+        if not (verdict.valid and verdict.capacity and verdict.asked.is_modelled):
+            return verdict
+        try:
+            constants = self.constants(self.experiment, self.emit)
+        except KeyboardInterrupt:
+            constants = "interrupted"
+        return replace(verdict, capacity=joint.joined(verdict.capacity, constants))
+
     def _finish(self, conclude: Conclude) -> RunVerdict:
         (self.folder.path / window_so_far.FILE).unlink(missing_ok=True)
         zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
         rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
         verdict = replace(
-            self._concluded(conclude, rows),
+            self._joined(self._concluded(conclude, rows)),
             verb=self._manifest["verb"],
             run_id=self.folder.run_id,
             folder=str(self.folder.typed),

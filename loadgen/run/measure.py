@@ -27,7 +27,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.drive.window_health import WindowHealth, health_of
 from loadgen.run import folder, verdicts
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude, RunLifecycle, read_of
+from loadgen.run.lifecycle import Conclude, Constants, RunLifecycle, no_constants, read_of
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, sha256_of
 from loadgen.run.service import Service
@@ -105,11 +105,13 @@ class Site:
     """The place where runs are measured.
 
     `start(experiment, verb, emit)` is the start of the search, with the engine model's prediction if there is
-    one; `service(experiment, emit)` is up and warm within its block.
+    one; `service(experiment, emit)` is up and warm within its block. `constants(experiment, emit)` is the
+    uncertainty of the engine model's constants, or why it is unknown.
     """
 
     start: Callable[[Experiment, str, Emit], tuple[Start, PlacingPrediction | None]]
     service: Callable[[Experiment, Emit], AbstractContextManager[Service]]
+    constants: Constants = no_constants
 
 
 def create(kind: type[FolderKind], experiment: Experiment) -> FolderKind:
@@ -138,6 +140,7 @@ def measure(
     faults.
     """
     run = RunLifecycle(experiment, folder, verb, show, before)
+    run.constants = site.constants
     for line in trace.cautions(experiment.workload):
         run.emit("trace", text=line)
 

@@ -60,7 +60,7 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
         and (not confirmations or (confirmations[-1].void and len(confirmations) < CONFIRMATION_TRIES))
     ):
         rate_qps = within_bounds(spec, posterior(dwells_of(dwells), begin.prior).certified)
-        reason = f"hold at the certified {rate_qps:.3g} per node: it may veto the answer"
+        reason = f"hold at the 5 % quantile, {rate_qps:.3g} per node: it may veto the answer"
         return _segment(spec, start, outcomes, "hold", rate_qps, reason)
     return Stop("budget", f"{valid} dwells in {elapsed_s:.0f} s; one more would exceed {spec.budget_s:g} s")
 

@@ -267,5 +267,5 @@ def _centre(run: Run) -> float:
 
 def _figures(part: PartVerdict) -> tuple[float, float, float]:
     assert part.capacity is not None
-    q = part.capacity.qps_per_node
+    q = part.capacity.sampling
     return q.estimate, q.low or 0.0, q.high or 0.0

@@ -101,13 +101,16 @@ def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRe
 
 
 def certified_qps(path: Path) -> float | None:
-    """The certified rate per node of a valid sweep's run folder; None without one."""
+    """The certified rate per node of a valid sweep's run folder; None without one.
+
+    Of a simulated engine the 5 % quantile of the sampling noise: the load that this very engine keeps.
+    """
     try:
         verdict = load_run(path).verdict
     except RunError:
         return None
     capacity = verdict.capacity if verdict is not None and verdict.valid else None
-    return capacity.qps_per_node.certified if capacity else None
+    return capacity.sampling.certified if capacity else None
 
 
 def task_scores(base: Path, candidate: Path) -> PairedScores | None:

@@ -160,7 +160,7 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     seeds = {load(base=path / name / "config.yaml").seed for name in rows}
     assert len(seeds) == 4 and 2 in seeds
     text = concluded(path).splitlines()
-    assert text[0] == "VALID  4 of 4 cells have a capacity"
+    assert text[0] == "SIMULATED, VALID  4 of 4 cells have a capacity"
     assert text[1].split()[:3] == ["cell", "engine.max_num_seqs", "slo.tpot_p90_ms"]
     assert [line.split()[0] for line in text[2:6]] == ["cell-1", "cell-2", "cell-3", "cell-4"]
     assert text[4].endswith("paired") and text[3].endswith("unpaired")
@@ -184,7 +184,7 @@ def test_refused_and_failed_cells_are_rows_and_the_others_go_on(
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (5, True, False)
     assert any(line.startswith("cell-3, ") and "must be positive" in line for line in said)
     text = concluded(tmp_path / "grid")
-    assert text.startswith("VALID  2 of 6 cells have a capacity\n  4 of 6 cells have no capacity")
+    assert text.startswith("SIMULATED, VALID  2 of 6 cells have a capacity\n  4 of 6 cells have no capacity")
     assert "no result (exit 5): no replica came up within 1800 s" in text
     assert "refused (exit 2): engine.max_num_seqs=-1" in text
     assert "to go on: python -m loadgen resume" in text

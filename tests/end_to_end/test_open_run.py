@@ -195,7 +195,7 @@ def test_a_command_that_cannot_be_obeyed_is_refused_in_one_line(
 
 def test_the_command_line_takes_a_uri(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", GOLDEN.as_uri()]) == 0
-    assert capsys.readouterr().out.startswith("VALID")
+    assert capsys.readouterr().out.startswith("SIMULATED, VALID")
 
 
 READS = {

@@ -112,6 +112,9 @@ def check_proof(folder: Path, code: int) -> None:
     assert run.dwells().num_rows == len(result["dwells"])
     assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run.events()}
     assert run.manifest["server"]["models"]
+    if result["valid"] and (capacity := result.get("capacity")):
+        assert "constants" in {event["event"] for event in run.events()}
+        assert "sampling_noise" in capacity or capacity["constants_unknown"]
     assert result["power"] == {"unknown": "the simulated engine uses no GPU"}
     seconds = run.timeseries().to_pylist()
     replicas = set(run.manifest["server"]["replica_nodes"])

@@ -4,12 +4,20 @@ import math
 
 from analysis.capacity.node_effects import LEAST_EFFECT, NodeEffects
 from analysis.capacity.posterior import Capacity
+from analysis.results import joint
+from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import NodeSpread, RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, QpsFigures
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
 from analysis.stats.pooling import Interval
 from conf.specs.bounds import label
 
+HELD = (
+    "the uncertainty of the engine model's constants, and sampling noise; what the model lacks is not in it"
+)
+MISSING = "what is unknown of the engine model's constants is not in it ({})"
+"""What the interval of a simulated capacity holds, and what it lacks."""
 FEW_REQUESTS = 250
 """Fewest requests in all windows; of fewer an interval of 95 % holds the truth in three of four searches, as
 of a server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
@@ -35,7 +43,8 @@ def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     """The lines below a capacity: limit, doubts, replicas, nodes."""
     asked, limit = verdict.asked, capacity.binding
     held, sure = "nearest to its bound:" if capacity.at_end else "limited by", capacity.binding_probability
-    out = [
+    out = [] if isinstance(verdict, PredictionVerdict) else kind_lines(verdict, capacity)
+    out += [
         f"  {held} {asked.slo.words(limit)}"
         f" (probability {'unknown' if sure is None else f'{sure:.2f}'}); bounds: {asked.slo.text}"
     ]
@@ -49,6 +58,31 @@ def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     if isinstance(verdict, RunVerdict) and verdict.nodes:
         return out + node_lines(verdict.nodes)
     return out + _pooled(asked)
+
+
+def kind_lines(verdict: RunVerdict | StudyVerdict, capacity: CapacityFigures) -> list[str]:
+    """What the interval of a simulated capacity holds, and the interval of the sampling noise alone."""
+    if not joint.kind(verdict.asked, capacity):
+        return []
+    noise = f"  {noise_name(verdict)}"
+    if not capacity.constants:
+        return [f"{noise}: {held(capacity)}"]
+    q, sampled = capacity.sampling, f"95 % interval {interval(capacity.sampling)}"
+    if capacity.open_above:
+        sampled = f"at least {q.low:.2f} QPS per node"
+    if capacity.open_below:
+        sampled = f"at most {q.high:.2f} QPS per node"
+    return [f"  joint: {held(capacity)}", f"{noise}: {sampled}"]
+
+
+def held(capacity: CapacityFigures) -> str:
+    """What the interval of a simulated capacity holds, or lacks."""
+    return HELD if capacity.constants else MISSING.format(joint.why_unknown(capacity))
+
+
+def noise_name(verdict: RunVerdict | StudyVerdict) -> str:
+    """The label of the interval of sampling noise alone."""
+    return f"sampling noise of {'this run' if isinstance(verdict, RunVerdict) else 'these runs'} alone"
 
 
 def node_spread(effects: NodeEffects) -> NodeSpread:

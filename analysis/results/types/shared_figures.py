@@ -8,6 +8,8 @@ from analysis.capacity.posterior import LimitFit
 from analysis.results.types.fields import always
 from conf.specs.bounds import Limit, Slo, parsed
 
+MODELLED = ("simulated", "vllm_emulated")
+"""Engines whose step times are those of the engine model."""
 WindowRow = Mapping[str, Any]
 """One line of dwells.parquet (schema `dwell_table.DWELLS`)."""
 
@@ -58,6 +60,11 @@ class AskedExperiment:
         """The workload with its lengths, as it stands beside a rate."""
         return f"{self.workload}: {self.tokens}" if self.tokens else self.workload
 
+    @property
+    def is_modelled(self) -> bool:
+        """True of an engine whose step times are those of the engine model."""
+        return self.engine in MODELLED
+
 
 @dataclass(frozen=True, slots=True)
 class QpsFigures:
@@ -74,17 +81,45 @@ class QpsFigures:
         return QpsFigures(self.estimate / parts, *ends)
 
 
+@dataclass(frozen=True, slots=True)
+class ConstantsRatio:
+    """Quantiles of a capacity under other constants of the engine model, over that under their values.
+
+    `low` and `high` are the 2.5 and the 97.5 % quantile, `certified` is the 5 % quantile.
+    """
+
+    low: float
+    high: float
+    certified: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingNoise:
+    """Quantiles of a simulated capacity in QPS per node by the sampling noise of its run alone.
+
+    `low` and `high` are the ends of the 95 % interval, `lowest_5pct` is the 5 % quantile.
+    """
+
+    low: float | None
+    high: float | None
+    lowest_5pct: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityFigures:
     """A capacity as a verdict claims it: of a search, of several runs together, or predicted.
 
     `open_above`: the low end is a bound and the rest unknown; `open_below` likewise. `at_end` is known of
     predictions: the bounds are kept at the highest rate that was asked for. `dwells_used` and `limits` are
-    known of searches alone.
+    known of searches alone. `qps_per_node` of a simulated engine joins its `constants` with the
+    `sampling_noise`; where `constants` are missing, `constants_unknown` says why.
     """
 
     qps_per_node: QpsFigures
     qps_per_replica: QpsFigures | None = always(None)
+    sampling_noise: SamplingNoise | None = None
+    constants: ConstantsRatio | None = None
+    constants_unknown: str = ""
     interval: str = always("")
     binding: Limit
     binding_probability: float | None = always(None)
@@ -97,6 +132,12 @@ class CapacityFigures:
     def __post_init__(self) -> None:
         for limit in (self.binding, *(self.limits or ())):
             parsed(limit)
+
+    @property
+    def sampling(self) -> QpsFigures:
+        """The figures by sampling noise alone."""
+        q, noise = self.qps_per_node, self.sampling_noise
+        return QpsFigures(q.estimate, noise.low, noise.high, noise.lowest_5pct) if noise else q
 
 
 @dataclass(frozen=True, slots=True)

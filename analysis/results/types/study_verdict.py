@@ -41,7 +41,7 @@ class DeploymentSpread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRow:
-    """One part of a study as study.json names it."""
+    """One part of a study as study.json names it; `simulated` is the kind of a simulated interval."""
 
     name: str
     seed: int | None = always(None)
@@ -49,6 +49,7 @@ class PartRow:
     reason: str = always("")
     qps_per_node: QpsFigures | None = always(None)
     binding: str | None = always(None)
+    simulated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,10 @@ class CellRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCell:
-    """One cell of a measured grid; `exit_code` is None of one that is still to come."""
+    """One cell of a measured grid; `exit_code` is None of one that is still to come.
+
+    `simulated` is the kind of a simulated interval (`analysis.results.joint`).
+    """
 
     name: str
     at: Mapping[str, Any]
@@ -76,6 +80,7 @@ class MatrixCell:
     binding: str | None = always(None)
     open_above: bool | None = always(None)
     open_below: bool | None = always(None)
+    simulated: str = ""
     ratio: CellRatio | None = always(None)
     quality: GateVerdict | None = None
     scores: PairedScores | None = None

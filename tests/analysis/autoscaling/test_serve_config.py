@@ -20,7 +20,7 @@ from conf.specs.planning import Care, Demand
 from loadgen.predict import elastic_day
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
-WORDS = [str(GOLDEN), "plan.model_interval=false", "plan.scale_up_minutes=5"]
+WORDS = [str(GOLDEN), "plan.scale_up_minutes=5"]
 
 
 def planned(out: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_a_prediction_tells_no_life_of_requests(tmp_path: Path) -> None:
 
 
 def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
-    asked = [str(GOLDEN), "plan.model_interval=false", "demand.peak_qps=30", "demand.mean_qps=15"]
+    asked = [str(GOLDEN), "demand.peak_qps=30", "demand.mean_qps=15"]
     with pytest.raises(RunError, match="add plan.scale_up_minutes=MINUTES"):
         act(grammar("plan").parse_args([*asked, "--serve-config", str(tmp_path / "serve.yaml")]))
 

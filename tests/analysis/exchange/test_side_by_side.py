@@ -34,6 +34,7 @@ def made(path: Path, asked: Any = None, **sweep: Any) -> Path:
     tree = json.loads((path / "sweep.json").read_text())
     if "qps_per_node" in sweep:
         tree["capacity"]["qps_per_node"] = sweep.pop("qps_per_node")
+        del tree["capacity"]["sampling_noise"], tree["capacity"]["constants"]
     (path / "sweep.json").write_text(json.dumps(tree | sweep))
     return path
 
@@ -47,12 +48,13 @@ def tp4(asked: Experiment) -> Experiment:
 def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
     other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
     text = side_by_side.text([GOLDEN, other])
-    q = load_run(GOLDEN).capacity["qps_per_node"]  # type: ignore[index]
-    value, low, high = unpaired((q["estimate"], q["low"], q["high"]), (9.0, 8.5, 9.5))
+    q = load_run(GOLDEN).verdict.capacity.sampling  # type: ignore[union-attr]
+    value, low, high = unpaired((q.estimate, q.low or 0.0, q.high or 0.0), (9.0, 8.5, 9.5))
     assert f"capacity B / A = {value:.3f} [{low:.3f}, {high:.3f}] (95 %, measured apart): higher" in text
     assert "layout.tensor_parallel: 8 -> 4" in text
     assert "WARNING" not in text and "    out:" not in text and "    run:" not in text
-    assert "A  golden_run: VALID  3.31 QPS per node" in text and "B  tp4: VALID  9.00 QPS per node" in text
+    assert "A  golden_run: SIMULATED, VALID  3.31 QPS per node, joint 95 %" in text
+    assert "B  tp4: SIMULATED, VALID  9.00 QPS per node, sampling noise alone: 95 %" in text
     back = side_by_side.text([other, GOLDEN])
     assert (
         f"capacity B / A = {1 / value:.3f} [{1 / high:.3f}, {1 / low:.3f}] (95 %, measured apart): lower"
@@ -198,7 +200,7 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(
     study = studied(tmp_path / "ab", "compare", ratio=RATIO)
     paired = "capacity B / A = 1.250 [1.200, 1.300] (95 %, the same requests on both): higher"
     text = side_by_side.text([study])
-    assert paired in text and "A  ab/a: VALID" in text
+    assert paired in text and "A  ab/a: SIMULATED, VALID" in text
     turned = side_by_side.text([study / "b", study / "a"])
     assert "capacity B / A = 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
     tree = json.loads((study / "study.json").read_text())
@@ -217,7 +219,7 @@ def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path
     matrix = studied(tmp_path / "matrix", "matrix")
     text = side_by_side.text([GOLDEN, matrix])
     assert text.startswith("COMPARE  3 sides")
-    assert "B  matrix/a: VALID" in text and "capacity C / A" in text
+    assert "B  matrix/a: SIMULATED, VALID" in text and "capacity C / A" in text
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def of(run: Path) -> FollowedRun:
 def test_a_run_that_has_ended_is_there_at_once() -> None:
     seen = followed(GOLDEN, concluded).look()
     assert seen.ending and seen.ending.exit_code == 0
-    assert seen.ending.text.startswith("VALID  3.31 QPS per node") and seen.ending.report is None
+    assert seen.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node") and seen.ending.report is None
     assert (seen.state.run_id, seen.state.verb, seen.state.ended) == ("golden_run", "sweep", True)
     assert len(seen.state.windows) == 8 and seen.state.now is None
 

@@ -200,7 +200,7 @@ def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path
                 shutil.copy(GOLDEN / name, run)
             for line in LINES[10:]:
                 log.write(line)
-            until(lambda: tab.text("#result").startswith("VALID  3.31 QPS per node"))
+            until(lambda: tab.text("#result").startswith("SIMULATED, VALID  3.31 QPS per node"))
             assert "8 window(s)" in tab.text("#windows-note")
         finally:
             stop.set()

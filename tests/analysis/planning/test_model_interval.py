@@ -1,74 +1,57 @@
 """What a plan says of a simulated run, of too few spares, of GPUs and of power."""
 
+import json
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from analysis import planning
 from analysis.__main__ import main
 from analysis.planning.sizing import down_at_once, up_probability
-from analysis.results.json_border import from_tree
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from conf import ConfigError, Experiment
-from tests.support.runs.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN, unsealed, write_json
 from tests.support.runs.planned_sweeps import sweep
 
 WORDS = ["demand.peak_qps=200"]
 
 
-def modelled(low: float | None, high: float | None) -> Any:
-    """An engine model whose capacity is 4 QPS per node."""
-    tree = sweep(low or 0.0, 4.0, high or 0.0) | {"clock": "virtual"}
-    tree["capacity"]["qps_per_node"] |= {"low": low, "high": high}
-    del tree["run_id"], tree["basis"]
-    verdict = from_tree(PredictionVerdict, tree, "a test")
-
-    def answer(experiment: Experiment) -> PredictionVerdict:
-        assert experiment.layout.name == "dp1_tp8_ep8"
-        return verdict
-
-    return answer
-
-
-def refuses(experiment: Experiment) -> PredictionVerdict:
-    raise ConfigError("it knows\nno such engine")
+def without_constants(path: Path, why: str) -> Path:
+    """The golden run as it would be if the engine model had no answer."""
+    run = unsealed(Path(shutil.copytree(GOLDEN, path)))
+    tree = json.loads((run / "sweep.json").read_text())
+    found = tree["capacity"]
+    noise, estimate = found.pop("sampling_noise"), found["qps_per_node"]["estimate"]
+    del found["constants"]
+    q = {"estimate": estimate, "low": noise["low"], "high": noise["high"], "certified": noise["lowest_5pct"]}
+    found |= {"qps_per_node": q, "qps_per_replica": q, "constants_unknown": why}
+    write_json(run / "sweep.json", tree)
+    return run
 
 
-def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants() -> None:
-    alone = planning.command([GOLDEN], [*WORDS, "plan.model_interval=false"], modelled=refuses)
-    joined = planning.command([GOLDEN], WORDS, modelled=modelled(3.0, 5.0))
-    low = joined["planned_on"]["own_qps_per_node"]["low"]
-    own = alone["planned_on"]["own_qps_per_node"]
-    assert low < own["estimate"] * 0.75 < own["low"]
-    assert low == pytest.approx(own["estimate"] * 0.75, rel=0.02)  # the run's own noise adds little
+def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_path: Path) -> None:
+    alone = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
+    joined = planning.command([GOLDEN], WORDS)
+    own, both = (tree["planned_on"]["qps_per_node"] for tree in (alone, joined))
+    assert both["low"] < own["low"] < own["estimate"] == both["estimate"] < own["high"] < both["high"]
     assert joined["answer"]["nodes"] > alone["answer"]["nodes"]
     assert joined["nodes_at"]["high"] < alone["nodes_at"]["high"]
     assert joined["nodes_at"]["estimate"] == alone["nodes_at"]["estimate"]
     said = planning.text(joined)
     assert said.startswith("SIMULATED  ") and "measured on" not in said.splitlines()[0]
-    assert "this run's sampling noise alone [3.18, 3.55]" in said and "joins" in said
-    assert "sampling noise ALONE" in planning.text(alone)
+    assert "sampling noise of this run alone [3.18, 3.55]" in said and "joint: the uncertainty" in said
 
 
-@pytest.mark.parametrize(
-    ("model", "why"), [(refuses, "it knows no such engine"), (modelled(None, 5.0), "no interval")]
-)
-def test_constants_that_stay_unknown_are_said(model: Any, why: str) -> None:
-    tree = planning.command([GOLDEN], WORDS, modelled=model)
+def test_constants_that_stay_unknown_are_said(tmp_path: Path) -> None:
+    tree = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
     said = planning.text(tree)
-    assert tree["planned_on"]["constants_ratio"] is None and "ALONE" in said and why in said
+    assert tree["planned_on"]["sampling_qps_per_node"] is None
+    assert "sampling noise alone: what is unknown" in said and "(no such engine)" in said
 
 
-def test_a_measured_run_asks_no_engine_model() -> None:
-    tree = planning.command([sweep(17.6, 18.4, 19.1)], WORDS, modelled=refuses)
+def test_a_measured_run_has_its_own_interval_alone() -> None:
+    tree = planning.command([sweep(17.6, 18.4, 19.1)], WORDS)
     assert planning.text(tree).startswith("PLAN  14 nodes") and tree["planned_on"]["found_by"] == "measured"
-
-
-def test_the_command_asks_the_engine_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(GOLDEN), *WORDS]) == 0
-    said = capsys.readouterr()
-    assert "sampling noise alone [3.18, 3.55]" in said.out and "draws its constants" in said.err
+    assert tree["planned_on"]["sampling_qps_per_node"] is None
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,6 @@ def test_a_plan_takes_the_watts_of_the_run_unless_others_are_given(
         str(with_power(tmp_path, KNOWN)),
         "demand.peak_qps=200",
         "demand.mean_qps=100",
-        "plan.model_interval=false",
     ]
     assert main(["plan", *words]) == 0
     assert (

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from analysis import load_run
-from analysis.results import summary
+from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
-from conf import load
+from analysis.results.types.shared_figures import ConstantsRatio
+from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
@@ -18,6 +19,8 @@ from loadgen.run import lifecycle, verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
 from loadgen.run.lifecycle import RunLifecycle
+from loadgen.run.measure import Site, search
+from loadgen.run.measure import measure as measured
 from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS
@@ -100,6 +103,35 @@ def test_more_streams_than_the_proxy_takes_are_refused(
     tree, _ = measure(tmp_path, monkeypatch, held, front_streams=front_streams)
     assert tree["exit_code"] == exit_code
     assert exit_code == summary.EXIT_OK or "takes 100 of " in tree["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    asked: list[str] = []
+
+    def constants(experiment: Experiment, emit: Any) -> ConstantsRatio:
+        asked.append(experiment.engine.kind)
+        emit("constants", text="drawing")
+        if interrupted:
+            raise KeyboardInterrupt
+        return ConstantsRatio(0.7, 1.3, 0.75)
+
+    monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
+    folder = RunFolder.create(tmp_path, "one")
+    site = Site(lambda *_: (Start(8.0, 5.2), None), lambda *_: service(), constants)
+    measured(EXPERIMENT, "sweep", folder, search, site, lambda *_, **__: None)
+    found = json.loads((folder.path / "sweep.json").read_text())["capacity"]
+    assert asked == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
+    if interrupted:
+        assert found["constants_unknown"] == "interrupted" and "sampling_noise" not in found
+        return
+    assert found["constants"] == {"low": 0.7, "high": 1.3, "certified": 0.75}
+    assert found["qps_per_node"]["low"] < 0.71 * found["qps_per_node"]["estimate"]
+    assert found["sampling_noise"]["low"] > 0.8 * found["qps_per_node"]["estimate"]
+    assert recount.text(load_run(folder.path))[1]
 
 
 def test_an_internal_error_keeps_its_traceback_and_the_rows(

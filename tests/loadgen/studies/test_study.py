@@ -129,7 +129,7 @@ def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> 
     tree = ran(asked(tmp_path, "search.deployments=2"), Site())
     first, *lines = concluded(tmp_path / "one").splitlines()
     assert first == text_of(tree).splitlines()[0]
-    assert first.startswith("VALID  5.10 QPS per node, 95 % interval [")
+    assert first.startswith("SIMULATED, VALID  5.10 QPS per node, sampling noise alone: 95 % interval [")
     assert any("pooled over 2 deployments: sd between them" in line for line in lines)
     assert any(
         line.startswith("  deployment-2: 5.20 QPS per node, 95 % interval [5.04, 5.36]") for line in lines

@@ -1,0 +1,75 @@
+"""The joint interval of a simulated capacity: the engine model's constants and the run's sampling noise.
+
+The two are independent: distances from the estimate to a quantile, in ln, add as squares.
+"""
+
+import math
+from dataclasses import replace
+
+from analysis.results.types.shared_figures import (
+    AskedExperiment,
+    CapacityFigures,
+    ConstantsRatio,
+    QpsFigures,
+    SamplingNoise,
+)
+
+JOINT, ALONE = "joint", "sampling noise alone"
+"""Kinds of the interval of a simulated capacity."""
+LEAD = "SIMULATED, "
+"""Stands before the word of a verdict whose certified values are simulated."""
+AND_CONSTANTS = "; joined with what is unknown of the engine model's constants"
+NOT_RECORDED = "the result does not hold it"
+
+
+def joined(capacity: CapacityFigures, constants: ConstantsRatio | str) -> CapacityFigures:
+    """A capacity of sampling noise alone, joined with the constants, or with why they are unknown."""
+    if isinstance(constants, str):
+        return replace(capacity, constants_unknown=constants)
+    sampling, replica = capacity.qps_per_node, capacity.qps_per_replica
+    both = _joint(sampling, constants, capacity.open_above or capacity.open_below)
+    return replace(
+        capacity,
+        qps_per_node=both,
+        qps_per_replica=replica and both.over(sampling.estimate / replica.estimate),
+        sampling_noise=SamplingNoise(sampling.low, sampling.high, sampling.certified),
+        constants=constants,
+        interval=f"{capacity.interval}{AND_CONSTANTS}",
+    )
+
+
+def joined_like(capacity: CapacityFigures, other: CapacityFigures) -> CapacityFigures:
+    """A capacity of sampling noise alone, joined with the constants of another one of the same engine."""
+    constants = other.constants or other.constants_unknown
+    return joined(capacity, constants) if constants else capacity
+
+
+def kind(asked: AskedExperiment, capacity: CapacityFigures) -> str:
+    """`JOINT` or `ALONE` for the interval of a simulated capacity, empty for a measured one."""
+    if not asked.is_modelled:
+        return ""
+    return JOINT if capacity.constants else ALONE
+
+
+def why_unknown(capacity: CapacityFigures) -> str:
+    """The reason why an interval holds no uncertainty of the constants."""
+    return capacity.constants_unknown or NOT_RECORDED
+
+
+def _joint(sampling: QpsFigures, constants: ConstantsRatio, is_open: bool) -> QpsFigures:
+    """Estimate and quantiles of both; the bound of an open capacity is moved by the constants alone."""
+
+    def quantile(qps: float | None, ratio: float, side: int) -> float | None:
+        if qps is None:
+            return None
+        if is_open:
+            return qps * ratio
+        distance = math.hypot(math.log(qps / sampling.estimate), math.log(ratio))
+        return sampling.estimate * math.exp(side * distance)
+
+    return QpsFigures(
+        sampling.estimate,
+        low=quantile(sampling.low, constants.low, -1),
+        high=quantile(sampling.high, constants.high, +1),
+        certified=quantile(sampling.certified, constants.certified, -1),
+    )

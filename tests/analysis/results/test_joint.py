@@ -1,0 +1,165 @@
+"""A simulated run has one certified value, joint with the engine model's constants, wherever it is shown."""
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from analysis import load_run, planning, report
+from analysis.exchange import side_by_side
+from analysis.results import joint, matrix_table, recount, studies, summary, tables
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures, ConstantsRatio, QpsFigures
+from analysis.results.types.study_verdict import MATRIX, StudyVerdict
+from tests.support.runs.golden import GOLDEN, unsealed, write_json
+
+SAMPLING = QpsFigures(3.0, 2.9, 3.2, 2.92)
+CONSTANTS = ConstantsRatio(0.8, 1.25, 0.83)
+ALONE = CapacityFigures(qps_per_node=SAMPLING, qps_per_replica=SAMPLING.over(2), binding="tpot")
+
+
+def golden() -> RunVerdict:
+    verdict = load_run(GOLDEN).verdict
+    assert verdict is not None
+    return verdict
+
+
+def unjoined(verdict: RunVerdict) -> RunVerdict:
+    """The verdict as the search alone concludes it."""
+    capacity = verdict.capacity
+    assert capacity is not None
+    bare = replace(capacity, qps_per_node=capacity.sampling, constants=None, sampling_noise=None)
+    return replace(verdict, capacity=bare)
+
+
+def study_of(kind: str, verdict: RunVerdict) -> StudyVerdict:
+    names = "a", "b"
+    return StudyVerdict(
+        study=kind,
+        asked=verdict.asked,
+        names=names,
+        parts=tuple(studies.part_row(name, verdict) for name in names),
+        valid=True,
+        exit_code=0,
+    )
+
+
+def test_distances_in_ln_add_as_squares() -> None:
+    found = joint.joined(ALONE, CONSTANTS)
+    q = found.qps_per_node
+    assert q.estimate == 3.0 and found.qps_per_replica == q.over(2)
+    for end, own, ratio in (
+        (q.low, 2.9, 0.8),
+        (q.high, 3.2, 1.25),
+        (q.certified, 2.92, 0.83),
+    ):
+        assert end is not None
+        assert math.log(end / 3) ** 2 == pytest.approx(math.log(own / 3) ** 2 + math.log(ratio) ** 2)
+    assert found.sampling == SAMPLING
+
+
+@pytest.mark.parametrize("side", ["open_above", "open_below"])
+def test_the_bound_of_an_open_capacity_moves_by_the_constants(side: str) -> None:
+    q = joint.joined(replace(ALONE, **{side: True}), CONSTANTS).qps_per_node
+    assert (q.low, q.high) == pytest.approx((2.9 * 0.8, 3.2 * 1.25))
+
+
+def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None:
+    found = joint.joined(ALONE, "no such engine")
+    assert found.qps_per_node == SAMPLING and found.constants is None
+    assert joint.why_unknown(found) == "no such engine" and joint.why_unknown(ALONE) == joint.NOT_RECORDED
+
+
+def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
+    first, second, third, *_ = summary.text(golden()).splitlines()
+    assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.56, 4.15], certified 2.66"
+    assert second.startswith("  joint: the uncertainty of the engine model's constants, and sampling noise")
+    assert third == "  sampling noise of this run alone: 95 % interval [3.18, 3.55]"
+
+
+def test_one_run_has_one_certified_value_wherever_it_is_shown(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    report.command([GOLDEN], page)
+    other = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "other")))
+    shown = {
+        "show": summary.concluded(GOLDEN),
+        "report": page.read_text(),
+        "plan": planning.text(planning.command([GOLDEN], ["demand.peak_qps=200"])),
+        "compare": side_by_side.text([GOLDEN, other]),
+    }
+    for name, text in shown.items():
+        assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.66"}, name
+        assert "3.21" not in text and "SIMULATED" in text, name
+    (row,) = tables.capacity_table([load_run(GOLDEN)]).to_pylist()
+    assert (f"{row['certified_qps_per_node']:.2f}", row["interval_of"]) == ("2.66", "joint")
+    tree = json.loads((GOLDEN / "sweep.json").read_text())
+    assert json.dumps(tree["capacity"]).count('"certified": 2.6') == 2  # per node and per replica
+    assert json.dumps(tree["capacity"]).count('"certified"') == 3  # and the ratio of the constants
+
+
+def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: Path) -> None:
+    text, agrees = recount.text(load_run(GOLDEN))
+    assert agrees and "not drawn again" in text
+    run = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "changed")))
+    tree = json.loads((run / "sweep.json").read_text())
+    tree["capacity"]["constants"]["certified"] = 0.9
+    write_json(run / "sweep.json", tree)
+    text, agrees = recount.text(load_run(run))
+    assert not agrees and "qps_per_node.certified recorded 2.6" in text
+
+
+@pytest.mark.parametrize(("engine", "why"), [("simulated", joint.NOT_RECORDED), ("vllm_emulated", "why not")])
+def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: str) -> None:
+    verdict = unjoined(golden())
+    assert verdict.capacity is not None
+    if why != joint.NOT_RECORDED:
+        verdict = replace(verdict, capacity=joint.joined(verdict.capacity, why))
+    verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
+    first, second, *_ = summary.text(verdict).splitlines()
+    assert first.startswith(
+        "SIMULATED, VALID  3.31 QPS per node, sampling noise alone: 95 % interval [3.18, 3.55]"
+    )
+    assert second.startswith("  sampling noise of this run alone: what is unknown") and f"({why})" in second
+
+
+def test_a_measured_run_and_a_void_one_say_nothing_of_it() -> None:
+    verdict = unjoined(golden())
+    real = summary.text(replace(verdict, asked=replace(verdict.asked, engine="vllm")))
+    assert real.startswith("VALID  3.31 QPS per node, 95 % interval [3.18, 3.55], certified 3.21\n  limited")
+    assert summary.text(replace(golden(), valid=False, exit_code=4)).startswith(
+        "VOID  no capacity is claimed"
+    )
+
+
+def test_pooled_runs_have_the_constants_in_common() -> None:
+    verdict = golden()
+    parts = {"a": verdict, "b": verdict}
+    pooled = studies.pooled_deployments(study_of("deployments", verdict), parts, 1.0)
+    alone = studies.pooled_deployments(
+        study_of("deployments", verdict), dict.fromkeys(parts, unjoined(verdict)), 1.0
+    )
+    assert pooled.capacity is not None and alone.capacity is not None and verdict.capacity is not None
+    assert pooled.capacity.constants == verdict.capacity.constants
+    assert pooled.capacity.sampling == alone.capacity.qps_per_node
+    first, *lines = summary.text(pooled).splitlines()
+    assert first.startswith("SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [")
+    assert lines[1].startswith("  sampling noise of these runs alone: 95 % interval [")
+    assert "  a: 3.31 QPS per node, 95 % interval [2.56, 4.15] (SIMULATED, joint), limited by" in "\n".join(
+        lines
+    )
+
+
+def test_simulated_cells_of_a_grid_are_named_with_the_kind_of_their_intervals() -> None:
+    cells = tuple(
+        matrix_table.row(name, {"seed": name}, "", verdict)
+        for name, verdict in (("a", golden()), ("b", unjoined(golden())))
+    )
+    study = replace(study_of(MATRIX, golden()), axes=("seed",), cells=cells)
+    text = summary.text(study)
+    assert text.startswith("SIMULATED, VALID  2 of 2 cells have a capacity")
+    assert "SIMULATED, joint: interval and certified of a\n" in text
+    assert "SIMULATED, sampling noise alone: interval and certified of b\n" in text
