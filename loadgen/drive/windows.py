@@ -201,15 +201,16 @@ def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, n
 
 
 def word(outcome: Outcome, verdict: Verdict) -> str:
-    """One word on a window: void with its reason, aborted, or which limits were not kept."""
+    """One word on a window: void with its reason, ended early by an overload, or which limits were not kept."""
     if outcome.void:
         return f"VOID {verdict.reason}"
     if not verdict.valid:
         return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
+    if outcome.aborted:  # without a load actor, which makes it void, only an overload does that
+        return "overloaded, ended early"
     counted = outcome.dwell.limits
     over = [limit for limit, counts in counted.items() if (counts.share or 0) > allowed_over(limit)]
-    state = f"over {' and '.join(over)}" if over else "within"
-    return f"{state} (ended early)" if outcome.aborted else state
+    return f"over {' and '.join(over)}" if over else "within"
 
 
 def _percent(share: float | None) -> float | None:
