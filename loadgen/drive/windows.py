@@ -201,7 +201,7 @@ def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, n
 
 
 def word(outcome: Outcome, verdict: Verdict) -> str:
-    """One word on a window: void with its reason, ended early by an overload, or which limits were not kept."""
+    """A few words on a window: void with its reason, ended by an overload, or which limits were not kept."""
     if outcome.void:
         return f"VOID {verdict.reason}"
     if not verdict.valid:

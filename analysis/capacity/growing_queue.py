@@ -1,0 +1,48 @@
+"""A capacity whose windows ended before the queue in them stopped growing: an upper bound only.
+
+A window that is too short keeps its bounds although more requests come than end: the queue would break them
+later. What such windows show is a rate at which the service cannot go on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from analysis.capacity.flow_checks import came_and_ended, fewer_ended
+from analysis.capacity.posterior import LEAST_REQUESTS, Capacity
+from analysis.capacity.window_counts import WindowCounts
+from conf.specs.bounds import allowed_over
+
+
+def upper_side(
+    capacity: Capacity, windows: Sequence[WindowCounts], requests: Callable[[int], pa.Table]
+) -> Capacity:
+    """The capacity, as an upper bound if the queue grew in the windows that support the rate it claims.
+
+    Those are the valid windows at that rate and above that kept their bounds, all taken together: one of them
+    alone may end in a burst. `requests` are the rows of a window, by its index, and of its neighbours. The
+    bound is the highest rate of these windows, or the interval's upper end if that is lower.
+    """
+    claimed_qps = capacity.low if capacity.open_above else capacity.certified
+    support = [one for one in windows if _supports(one, claimed_qps)]
+    flows = [came_and_ended(requests(one.index), one.window_start_ns, one.window_end_ns) for one in support]
+    came, ended = (sum(counts) for counts in zip(*flows, strict=True)) if flows else (0, 0)
+    if capacity.open_below or not support or not fewer_ended(came, ended):
+        return capacity
+    high = min(capacity.high, max(one.rate_qps / one.nodes for one in support))
+    return replace(
+        capacity,
+        qps_per_node=min(capacity.qps_per_node, high),
+        high=high,
+        open_above=False,
+        open_below=True,
+        queue_grew=True,
+    )
+
+
+def _supports(window: WindowCounts, claimed_qps: float) -> bool:
+    """True if a window of the search shows that the bounds are kept at a rate per node, or above it."""
+    used = window.kind == "dwell" and window.weight > 0 and window.requests >= LEAST_REQUESTS
+    kept = all((count.share or 0.0) <= allowed_over(limit) for limit, count in window.limits.items())
+    return used and kept and not window.aborted and window.rate_qps / window.nodes >= claimed_qps
