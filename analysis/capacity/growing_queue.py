@@ -22,7 +22,8 @@ def upper_side(
 
     Those are the valid windows at that rate and above that kept their bounds, all taken together: one of them
     alone may end in a burst. `requests` are the rows of a window, by its index, and of its neighbours. The
-    bound is the highest rate of these windows, or the interval's upper end if that is lower.
+    bound is the highest rate of these windows, or the interval's upper end if that is lower; nothing is
+    certified.
     """
     claimed_qps = capacity.low if capacity.open_above else capacity.certified
     support = [one for one in windows if _supports(one, claimed_qps)]
@@ -34,7 +35,9 @@ def upper_side(
     return replace(
         capacity,
         qps_per_node=min(capacity.qps_per_node, high),
+        low=0.0,
         high=high,
+        certified=0.0,
         open_above=False,
         open_below=True,
         queue_grew=True,

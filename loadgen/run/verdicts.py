@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table, node_effects
+from analysis.capacity import dwell_table
 from analysis.capacity.dwell_table import CountingBasis
 from analysis.capacity.flow_checks import falls_behind
-from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
@@ -65,11 +64,9 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         verdict = replace(verdict, checks=worst_checks(used))
     if stopped := _stopped(driver, sweep, verdict):
         return stopped
-    capacity, effects = driver.windows.capacity(), driver.windows.node_effects()
+    capacity, effects = driver.windows.claimed_capacity(), driver.windows.node_effects()
     if sweep.stop.kind == "above_highest" or capacity is None:
         return _ended(verdict, EXIT_OPEN, sweep.stop.reason)
-    windows = [outcome.dwell for outcome in sweep.outcomes]
-    capacity = upper_side(node_effects.including(capacity, effects), windows, driver.windows.requests)
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,
