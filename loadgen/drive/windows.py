@@ -109,9 +109,7 @@ class Windows:
         self.ledger.settled()
 
     def recount_on(self, rows: pa.Table, now_ns: int) -> None:
-        """Count, judge and report every window again on the rows as they were saved, as whoever reads them
-        would.
-        """
+        """Count, judge and report every window on the rows as they were saved, as their readers would."""
         self.ledger.replace(rows)
         self.ledger.touched |= {outcome.segment.index for outcome in self.outcomes}
         self.recount(now_ns)

@@ -79,10 +79,13 @@ def interval(q: QpsFigures) -> str:
 
 
 def _claimed(capacity: CapacityFigures, q: QpsFigures) -> str:
-    """The part of the figures that a capacity with an open end, or without, stands for."""
-    if capacity.open_above:
+    """The figures that a capacity claims: of a measured one with an open end the bound alone."""
+    measured = capacity.at_end is None
+    if measured and capacity.open_above:
         return f"at least {q.low:.2f} QPS"
-    return f"at most {q.high:.2f} QPS" if capacity.open_below else f"{q.estimate:.2f} QPS {interval(q)}"
+    if measured and capacity.open_below:
+        return f"at most {q.high:.2f} QPS"
+    return f"{q.estimate:.2f} QPS {interval(q)}"
 
 
 def _pooled(asked: AskedExperiment) -> list[str]:

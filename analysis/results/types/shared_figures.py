@@ -69,9 +69,9 @@ class QpsFigures:
 class CapacityFigures:
     """A capacity as a verdict claims it: of a search, of several runs together, or predicted.
 
-    `open_above`: the low end is a bound and the rest unknown; `open_below` likewise, with `queue_grew` as
-    the queue still grew in the windows that kept the bounds. `at_end` is known of predictions: the bounds are
-    kept at the highest rate that was asked for. `dwells_used` and `limits` are known of searches alone.
+    `open_above`: the low end is a bound and the rest unknown; `open_below` likewise, `queue_grew` if that is
+    because the queue still grew in windows that kept the bounds. `at_end` is known of predictions: the bounds
+    are kept at the highest rate that was asked for. `dwells_used` and `limits` are known of searches alone.
     """
 
     qps_per_node: QpsFigures
