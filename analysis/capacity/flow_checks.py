@@ -60,18 +60,26 @@ def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> 
 
 
 def backlog(requests: pa.Table, window: Window) -> Check:
-    """t of a rising slope over the window, sampled every second; above 3 the queue grew (the method, 5.2).
+    """`growth_t`, or 0 where nothing grew; above 3 the queue grew (the method, 5.2).
 
-    The steeper one of the requests in the system and of those that wait for their first token; 0 if neither
-    rises. The standard error allows for the autocorrelation of the residuals. It voids nothing: a window with
-    a growing queue is measured rightly, and the verdict on a rate says that it is too short.
+    It voids nothing: a window with a growing queue is measured rightly, and the verdict on a rate says that
+    the window is too short.
+    """
+    t = growth_t(requests, window)
+    return at_most("backlog_slope_t", None if t is None else max(t, 0.0), UNSTABLE_T, "")
+
+
+def growth_t(requests: pa.Table, window: Window) -> float | None:
+    """t of the slope of the queue over the window, sampled every second; None if it is unknown.
+
+    The steeper rise of the requests in the system and of those that wait for their first token. The standard
+    error allows for the autocorrelation of the residuals.
     """
     due, end = _sojourns(requests)
     first = due + metrics.numbers(requests, "first_token_offset_ns")
     at = np.arange(window.window_start_ns, window.window_end_ns, NS, dtype=np.float64)
     slopes = [slope_t(_inside(due, left, at)) for left in (end, np.fmin(first, end))]
-    worst = max((max(t, 0.0) for t in slopes if t is not None), default=None)
-    return at_most("backlog_slope_t", worst, UNSTABLE_T, "")
+    return max((t for t in slopes if t is not None), default=None)
 
 
 def concurrency(requests: pa.Table, window: Window) -> Check:

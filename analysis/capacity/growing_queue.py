@@ -4,12 +4,13 @@ A window that is too short keeps its bounds although more requests come than end
 later. What such windows show is a rate at which the service cannot go on.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
-from analysis.capacity.flow_checks import came_and_ended, fewer_ended
+from analysis.capacity.flow_checks import UNSTABLE_T, came_and_ended, fewer_ended, growth_t
 from analysis.capacity.posterior import LEAST_REQUESTS, Capacity
 from analysis.capacity.window_counts import WindowCounts
 from conf.specs.bounds import allowed_over
@@ -20,16 +21,13 @@ def upper_side(
 ) -> Capacity:
     """The capacity, as an upper bound if the queue grew in the windows that support the rate it claims.
 
-    Those are the valid windows at that rate and above that kept their bounds, all taken together: one of them
-    alone may end in a burst. `requests` are the rows of a window, by its index, and of its neighbours. The
-    bound is the highest rate of these windows, or the interval's upper end if that is lower; nothing is
-    certified.
+    Those are the valid windows at that rate and above that kept their bounds. `requests` are the rows of a
+    window, by its index, and of its neighbours. The bound is the highest rate of these windows, or the
+    interval's upper end if that is lower; nothing is certified.
     """
     claimed_qps = capacity.low if capacity.open_above else capacity.certified
     support = [one for one in windows if _supports(one, claimed_qps)]
-    flows = [came_and_ended(requests(one.index), one.window_start_ns, one.window_end_ns) for one in support]
-    came, ended = (sum(counts) for counts in zip(*flows, strict=True)) if flows else (0, 0)
-    if capacity.open_below or not support or not fewer_ended(came, ended):
+    if capacity.open_below or not support or not _grew(support, requests):
         return capacity
     high = min(capacity.high, max(one.rate_qps / one.nodes for one in support))
     return replace(
@@ -42,6 +40,18 @@ def upper_side(
         open_below=True,
         queue_grew=True,
     )
+
+
+def _grew(windows: Sequence[WindowCounts], requests: Callable[[int], pa.Table]) -> bool:
+    """True if in all windows together clearly fewer requests ended than came, and the queue rose steadily.
+
+    Either alone is too often chance: near the capacity a queue comes and goes, and a window may end in a burst.
+    """
+    tables = [(requests(window.index), window) for window in windows]
+    flows = [came_and_ended(rows, one.window_start_ns, one.window_end_ns) for rows, one in tables]
+    came, ended = (sum(counts) for counts in zip(*flows, strict=True))
+    slopes = [growth_t(rows, one) or 0.0 for rows, one in tables]
+    return fewer_ended(came, ended) and sum(slopes) / math.sqrt(len(slopes)) > UNSTABLE_T
 
 
 def _supports(window: WindowCounts, claimed_qps: float) -> bool:
