@@ -45,7 +45,7 @@ def upper_side(
 def _grew(windows: Sequence[WindowCounts], requests: Callable[[int], pa.Table]) -> bool:
     """True if in all windows together clearly fewer requests ended than came, and the queue rose steadily.
 
-    Either alone is too often chance: near the capacity a queue comes and goes, and a window may end in a burst.
+    Either alone is often chance: near the capacity a queue comes and goes, and a window may end in a burst.
     """
     tables = [(requests(window.index), window) for window in windows]
     flows = [came_and_ended(rows, one.window_start_ns, one.window_end_ns) for rows, one in tables]
