@@ -37,12 +37,12 @@ def came_and_ended(requests: pa.Table, from_ns: float, to_ns: float) -> tuple[in
     return came, ended
 
 
-def fewer_ended(came: int, ended: int) -> bool:
-    """True if none or clearly fewer ended than came: one chance in twenty.
+def fewer_ended(came: int, ended: int, sds: float = NORMAL_95) -> bool:
+    """True if none ended, or fewer than came by so many standard deviations: by default one chance in twenty.
 
     Each number is taken as Poisson and both as independent, which a service that keeps up is at most.
     """
-    return ended == 0 or came - ended > NORMAL_95 * math.sqrt(came + ended)
+    return ended == 0 or came - ended > sds * math.sqrt(came + ended)
 
 
 def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:

@@ -229,7 +229,13 @@ def test_a_queue_that_still_grew_is_recomputed(folder: RunFolder, monkeypatch: p
 
     monkeypatch.setattr(lifecycle, "LoadFleet", Queue)
     words = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=1000"]
-    words += ["slo.ttft_p90_ms=20000", "search=quick", "search.budget_s=120", "fleet.warmup_requests=4"]
+    words += [
+        "slo.ttft_p90_ms=20000",
+        "search=quick",
+        "search.budget_s=120",
+        "fleet.warmup_requests=4",
+        "seed=2",
+    ]
     experiment = load(words)
     filled = RunLifecycle(experiment, folder, "sweep", lambda *_, **__: None)
     tree = to_tree(filled.measure(lambda: Start(10.0, 11.0), service(), searched(experiment)))
