@@ -21,16 +21,28 @@ LEAST_ROUNDS, LEAST_STEADY_S = 10.0, 30.0
 
 
 def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
-    """True if between two instants none or clearly fewer requests ended than came: one chance in twenty.
+    """True if between two instants none or clearly fewer requests ended than came."""
+    return fewer_ended(*came_and_ended(requests, from_ns, to_ns))
 
-    `requests` are all that may have ended between them, however early they came; a failure is an end. Each
-    number is taken as Poisson and both as independent, which a service that keeps up is at most.
+
+def came_and_ended(requests: pa.Table, from_ns: float, to_ns: float) -> tuple[int, int]:
+    """Requests that came and requests that ended between two instants; a failure is an end.
+
+    `requests` are all that may have ended between them, however early they came.
     """
     due_ns = metrics.numbers(requests, "due_ns")
     end_ns = due_ns + np.nan_to_num(metrics.numbers(requests, "end_offset_ns"))
     end_ns[metrics.status_in(requests, records.PENDING)] = np.inf
     came, ended = (int(((at >= from_ns) & (at < to_ns)).sum()) for at in (due_ns, end_ns))
-    return ended == 0 or came - ended > NORMAL_95 * math.sqrt(came + ended)
+    return came, ended
+
+
+def fewer_ended(came: int, ended: int, sds: float = NORMAL_95) -> bool:
+    """True if none ended, or fewer than came by so many standard deviations: by default one chance in twenty.
+
+    Each number is taken as Poisson and both as independent, which a service that keeps up is at most.
+    """
+    return ended == 0 or came - ended > sds * math.sqrt(came + ended)
 
 
 def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
@@ -48,18 +60,26 @@ def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> 
 
 
 def backlog(requests: pa.Table, window: Window) -> Check:
-    """|t| of a slope over the window, sampled every second; above 3 it is unstable (the method, 5.2).
+    """`growth_t`, or 0 where nothing grew; above 3 the queue grew (the method, 5.2).
 
-    The steeper one of the requests in the system and of those that wait for their first token. The
-    standard error allows for the autocorrelation of the residuals. Information: a window with a growing
-    queue is measured rightly and shows as over the limit.
+    It voids nothing: a window with a growing queue is measured rightly, and the verdict on a rate says that
+    the window is too short.
+    """
+    t = growth_t(requests, window)
+    return at_most("backlog_slope_t", None if t is None else max(t, 0.0), UNSTABLE_T, "")
+
+
+def growth_t(requests: pa.Table, window: Window) -> float | None:
+    """t of the slope of the queue over the window, sampled every second; None if it is unknown.
+
+    The steeper rise of the requests in the system and of those that wait for their first token. The standard
+    error allows for the autocorrelation of the residuals.
     """
     due, end = _sojourns(requests)
     first = due + metrics.numbers(requests, "first_token_offset_ns")
     at = np.arange(window.window_start_ns, window.window_end_ns, NS, dtype=np.float64)
     slopes = [slope_t(_inside(due, left, at)) for left in (end, np.fmin(first, end))]
-    worst = max((abs(t) for t in slopes if t is not None), default=None)
-    return at_most("backlog_slope_t", worst, UNSTABLE_T, "")
+    return max((t for t in slopes if t is not None), default=None)
 
 
 def concurrency(requests: pa.Table, window: Window) -> Check:

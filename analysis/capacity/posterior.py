@@ -56,8 +56,8 @@ class Capacity:
 
     `certified` is the 5 % quantile. `open_above`: no limit's share over was shown to rise with the load, or
     the posterior leans on the upper end of the grid, so `low` is a lower bound and `high` only the prior;
-    `open_below` likewise: a limit was kept in no window at all. `dwells` are the indexes of the windows used;
-    without any, all figures are only the prior.
+    `open_below` likewise: a limit was kept in no window at all, or `queue_grew` where it was (`upper_side`).
+    `dwells` are the indexes of the windows used; without any, all figures are only the prior.
     """
 
     qps_per_node: float
@@ -70,6 +70,7 @@ class Capacity:
     dwells: tuple[int, ...]
     open_above: bool
     open_below: bool
+    queue_grew: bool = False
 
 
 def posterior(windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL) -> Capacity:

@@ -86,14 +86,15 @@ def figure(value: float | None, digits: int = 0) -> str:
 
 
 def window_line(done: DoneWindow) -> str:
-    """A window that is over, as one sentence; a verdict with answers still out is called provisional."""
+    """A window that is over, as one sentence; figures with answers still out are those so far."""
     latencies = ", ".join(
         f"{_words(limit)}{_told(done, limit)} ({figure(over, 1)} % over)"
         for limit, over in done.over_pct.items()
     )
+    requests = f"{done.requests} requests, so far" if done.pending else f"{done.requests} requests,"
     return (
         f"{done.kind} {done.index}: {figure(done.rate_qps_per_node, 3)} QPS per node, "
-        f"{done.requests} requests, {latencies}, send lag p99 {figure(done.lag_p99_ms, 1)} ms: {done.judged}"
+        f"{requests} {latencies}, send lag p99 {figure(done.lag_p99_ms, 1)} ms: {done.judged}"
     )
 
 

@@ -39,7 +39,7 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class DoneWindow:
-    """A window that is over, as its event `segment_done` tells it; its verdict stands only once `drained`."""
+    """A window that is over, as its newest event says; its figures change while answers are out."""
 
     index: int
     kind: str
@@ -91,6 +91,8 @@ class LiveState:
             return replace(self, phase=_phase(event), now=None)
         if kind == "segment_done":
             return self._done(event)
+        if kind == "segment_final":
+            return self._final(event)
         if kind == "end":
             return replace(self, now=None, ended=True, exit_code=_count(event.get("exit_code")))
         if not isinstance(text, str):
@@ -114,6 +116,15 @@ class LiveState:
             log=self._with(line),
         )
 
+    def _final(self, event: Mapping[str, Any]) -> "LiveState":
+        """The state with the final figures of a window, and of the capacity."""
+        final, belief = done_window(event), _belief(event.get("capacity"))
+        if final is None:
+            return self
+        windows = tuple(final if one.index == final.index else one for one in self.windows)
+        beliefs = (*self.beliefs[:-1], belief) if belief else self.beliefs
+        return replace(self, windows=windows, belief=belief or self.belief, beliefs=beliefs)
+
     def _with(self, line: str) -> tuple[str, ...]:
         return (*self.log, line)[-MOST_LINES:]
 
@@ -126,7 +137,7 @@ def _phase(event: Mapping[str, Any]) -> str:
 
 
 def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
-    """The window that an event `segment_done` tells; None if it does not tell one."""
+    """The window in an event `segment_done` or `segment_final`; None if there is none."""
     index, requests = _count(event.get("index")), _count(event.get("requests"))
     if index is None or requests is None:
         return None

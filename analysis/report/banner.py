@@ -108,7 +108,7 @@ def _why(verdict: Verdict) -> tuple[str, str]:
         return f"{CAUSES[code]} ({code})", rest or REMEDIES[code]
     capacity, study = verdict.capacity, isinstance(verdict, StudyVerdict)
     if verdict.valid and capacity and (capacity.open_above or capacity.open_below):
-        return _sentence(verdict.reason), LONGER
+        return _sentence(verdict.reason), "" if capacity.queue_grew else LONGER
     resumes = (study or verdict.verb == "sweep") and summary.resumable(verdict)
     if resumes and verdict.folder:
         return _sentence(verdict.reason), f"To go on: python -m loadgen resume {verdict.folder}"
@@ -186,8 +186,10 @@ def _capacity(verdict: Verdict) -> Claim:
         why = f"Too little was seen over the bounds ({bounds}): a lower bound, not a capacity."
         return f"At least {qps(q.low)} QPS per node", (), (why, *kinds)
     if capacity.open_below:
-        why = f"The bounds ({bounds}) were missed in every window: an upper bound, not a capacity."
-        return f"At most {qps(q.high)} QPS per node", (), (why, *kinds)
+        missed = f"The bounds ({bounds}) were missed in every window: an upper bound, not a capacity."
+        # A queue that grew is the reason of the verdict already.
+        own = () if capacity.queue_grew else (missed,)
+        return f"At most {qps(q.high)} QPS per node", (), (*own, *kinds)
     headline = f"{qps(q.estimate)} QPS per node, certified {qps(q.certified)}"
     kind, interval = joint.kind(verdict.asked, capacity), f"{qps(q.low)} to {qps(q.high)}"
     named, caveat = "95 % interval", ""

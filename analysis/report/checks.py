@@ -27,7 +27,7 @@ MEANINGS = {
     "prefix_hit_error": "how far the prefix cache's share of the prompts is from the intended one",
     "achieved": "share of the offered requests that were answered whole",
     "little": "Little's law: requests in flight as counted twice, apart from each other; the two must agree",
-    "backlog_slope_t": "did a queue grow over the window? t statistic of the steeper slope",
+    "backlog_slope_t": "did a queue grow over the window? t statistic of the steeper rise",
     "concurrency_error": "closed loop: how far the mean number in flight was from the asked one",
     "requests_per_concurrency": "closed loop: requests for each one in flight; with few the start-up shows",
     "steady_window": "closed loop: how long it was measured after its start-up",

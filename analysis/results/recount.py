@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
+from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
@@ -36,7 +37,7 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Recount:
-    """Every window counted again, and the posterior of those that are not void; None without a search."""
+    """Every window counted again, and the posterior of those that are not void; None without a prior."""
 
     dwells: tuple[WindowCounts, ...]
     capacity: Capacity | None
@@ -55,12 +56,16 @@ def recount(run: Run) -> Recount:
         )
     requests = run.requests()
     segment = metrics.numbers(requests, "dwell")
+
+    def around(index: int) -> pa.Table:
+        return requests.filter(pa.array(np.isin(segment, [index - 1, index, index + 1])))
+
     asked = basis.slo, basis.workload, basis.counted_ns
     counted: list[WindowCounts] = []
     used: list[WindowCounts] = []
     for line in table.to_pylist():
         window, index = dwell_table.window(line), line["index"]
-        rows = requests.filter(pa.array(np.isin(segment, [index - 1, index, index + 1])))
+        rows = around(index)
         dwell = replace(count(rows, window, *asked), weight=line["weight"])
         counted.append(dwell)
         if line["valid"]:
@@ -68,7 +73,8 @@ def recount(run: Run) -> Recount:
     if basis.prior is None:
         return Recount(tuple(counted), None)
     found = including(posterior(used, basis.prior), node_effects(used, basis.prior))
-    return Recount(tuple(counted), found)
+    searched = bool((run.sweep or {}).get("capacity"))
+    return Recount(tuple(counted), upper_side(found, counted, around) if searched else found)
 
 
 def recomputed(path: Path) -> tuple[str, bool]:

@@ -24,8 +24,8 @@ from analysis.rows import gathering, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import one_line, plain, reason
 
-RECORDED = (0, 3)
-"""Exit codes of a probe that measured what it says; one that missed its bounds did."""
+RECORDED = (0, 3, 6)
+"""Exit codes of a probe that measured what it says, be it that its bounds are missed, or are not shown."""
 CONCLUDED = ("exit_code", "valid", "asked")
 """Branches that every conclusion has, whichever version wrote it."""
 SHAPE: Mapping[str, type] = {

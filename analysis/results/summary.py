@@ -236,7 +236,8 @@ def _of_capacity(verdict: Verdict, capacity: CapacityFigures) -> str:
         why = "too little was seen over the bounds: a lower bound only"
         return f"at least {q.low:.2f} QPS per node ({why})"
     if capacity.open_below:
-        return f"at most {q.high:.2f} QPS per node (an upper bound only)"
+        why = "the queue still grew: an upper bound only" if capacity.queue_grew else "an upper bound only"
+        return f"at most {q.high:.2f} QPS per node ({why})"
     interval = f"95 % interval [{q.low:.2f}, {q.high:.2f}], certified {q.certified:.2f}"
     kind = joint.kind(verdict.asked, capacity) if lead(verdict) else ""
     before = {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")

@@ -161,6 +161,7 @@ class Driver:
 
     def close(self, segment: Segment, window: Window, now_ns: int) -> None:
         """Add the outcome of a window that is over, and recount those that changed meanwhile."""
+        self.feed.refresh()  # what was due since the last look was sent, too
         self.windows.health[window.index] = self.feed.health_in(window)
         self.loss.refuse_fault()
         self.loss.refuse_dead(window.index)

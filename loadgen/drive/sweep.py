@@ -16,7 +16,7 @@ from loadgen.search.segments import Outcome, Segment, Stop
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The outcomes of a sweep in order, the posterior, and why it ended."""
+    """The outcomes of a sweep in order, the capacity that they claim, and why it ended."""
 
     outcomes: list[Outcome]
     capacity: Capacity | None
@@ -43,7 +43,7 @@ def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) ->
         if stop is not None:
             elapsed_s = driver.elapsed_s()
             driver.emit("stop", stop=stop.kind, text=f"end of search: {stop.reason}", elapsed_s=elapsed_s)
-            return Sweep(driver.windows.outcomes, driver.windows.capacity(), stop, elapsed_s)
+            return Sweep(driver.windows.outcomes, driver.windows.claimed_capacity(), stop, elapsed_s)
 
 
 def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop | None:

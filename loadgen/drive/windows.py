@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
-from analysis.capacity.node_effects import NodeEffects, node_effects
+from analysis.capacity.growing_queue import upper_side
+from analysis.capacity.node_effects import NodeEffects, including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.validity import Verdict, WindowEvidence, judge_window
 from analysis.capacity.window_counts import (
@@ -26,7 +27,6 @@ from analysis.capacity.window_counts import (
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import allowed_over
-from conf.specs.experiment import Slo
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
@@ -41,8 +41,9 @@ from loadgen.search.segments import Outcome, Segment, dwells_of
 class Windows:
     """The windows measured so far, by the number of their segment; `emit(kind, **facts)` gets each judgement.
 
-    `health` is the health of the load actors and the service in a window, `open` the segment that is being
-    loaded. Only what no run changes is read of `plan`: its search, bounds and workload.
+    `health` is the health of the load actors and the service in a window, `reported` the figures of a window
+    when it was over, `open` the segment that is being loaded. Only what no run changes is read of `plan`: its
+    search, bounds and workload.
     """
 
     plan: LoadPlan
@@ -51,6 +52,7 @@ class Windows:
     outcomes: list[Outcome] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     health: dict[int, WindowHealth] = field(default_factory=dict)
+    reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     open: tuple[Segment, Window] | None = None
 
     def restore(self, past: Past) -> None:
@@ -107,15 +109,24 @@ class Windows:
         self.ledger.settled()
 
     def recount_on(self, rows: pa.Table, now_ns: int) -> None:
-        """Count and judge every window again on the rows as they were saved, as whoever reads them would."""
+        """Count, judge and report every window on the rows as they were saved, as their readers would."""
         self.ledger.replace(rows)
         self.ledger.touched |= {outcome.segment.index for outcome in self.outcomes}
         self.recount(now_ns)
+        self._report_final(now_ns)
 
     def capacity(self) -> Capacity | None:
         """Posterior of the capacity as known now; None while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else posterior(dwells_of(self.outcomes), belief)
+
+    def claimed_capacity(self) -> Capacity | None:
+        """The capacity that a verdict claims: the nodes' spread included, an upper bound if a queue grew."""
+        capacity, effects = self.capacity(), self.node_effects()
+        if capacity is None:
+            return None
+        counted = [outcome.dwell for outcome in self.outcomes]
+        return upper_side(including(capacity, effects), counted, self.requests)
 
     def node_effects(self) -> NodeEffects | None:
         """Differences between the nodes; None if they share one stream, and while the ramp is not over."""
@@ -167,49 +178,63 @@ class Windows:
 
     def _report(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
         index, capacity = outcome.dwell.index, self.capacity()
-        rows = self.requests_in(outcome.dwell)
+        self.reported[index] = figures = self._figures(outcome, now_ns)
         self.emit(
             "segment_done",
-            **segment_done(outcome, rows, self.verdicts[index], self.plan.slo, now_ns),
+            **figures,
+            segment=dataclasses.asdict(outcome.segment),
+            window={f.name: getattr(outcome.dwell, f.name) for f in dataclasses.fields(Window)},
             lost_actors=self.health[index].lost_actors,
             loss=self.health[index].loss,
             elapsed_s=elapsed_s,
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )
 
+    def _report_final(self, now_ns: int) -> None:
+        """Emit the final figures of every window, and whether they changed since its first report."""
+        claimed = self.claimed_capacity()
+        for outcome in self.outcomes:
+            index, is_last = outcome.dwell.index, outcome is self.outcomes[-1]
+            figures = self._figures(outcome, now_ns)
+            self.emit(
+                "segment_final",
+                **figures,
+                changed=figures != self.reported.get(index, figures),
+                capacity=dataclasses.asdict(claimed) if claimed and is_last else None,
+            )
 
-def segment_done(outcome: Outcome, rows: pa.Table, verdict: Verdict, slo: Slo, now_ns: int) -> dict[str, Any]:
-    """The facts of a window, of which `resume` needs segment, window, bad and void again."""
-    dwell = outcome.dwell
-    return {
-        "index": dwell.index,
-        "kind": dwell.kind,
-        "rate_qps_per_node": outcome.segment.rate_qps,
-        "requests": dwell.requests,
-        "failed": dwell.failed,
-        "pending": dwell.pending,
-        **{bound.column: dwell_table.limited(rows, bound, now_ns) for bound in slo.bounds},
-        **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in dwell.limits.items()},
-        "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
-        "work_qps_per_node": math.exp(dwell.log_work),
-        "verdict": word(outcome, verdict),
-        "bad": outcome.bad,
-        "void": outcome.void,
-        "segment": dataclasses.asdict(outcome.segment),
-        "window": {f.name: getattr(dwell, f.name) for f in dataclasses.fields(Window)},
-    }
+    def _figures(self, outcome: Outcome, now_ns: int) -> dict[str, Any]:
+        """Figures of a window and its judgement for events; `resume` needs `bad` and `void` again."""
+        dwell, slo = outcome.dwell, self.plan.slo
+        rows, verdict = self.requests_in(dwell), self.verdicts[dwell.index]
+        return {
+            "index": dwell.index,
+            "kind": dwell.kind,
+            "rate_qps_per_node": outcome.segment.rate_qps,
+            "requests": dwell.requests,
+            "failed": dwell.failed,
+            "pending": dwell.pending,
+            **{bound.column: dwell_table.limited(rows, bound, now_ns) for bound in slo.bounds},
+            **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in dwell.limits.items()},
+            "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
+            "work_qps_per_node": math.exp(dwell.log_work),
+            "verdict": word(outcome, verdict),
+            "bad": outcome.bad,
+            "void": outcome.void,
+        }
 
 
 def word(outcome: Outcome, verdict: Verdict) -> str:
-    """One word on a window: void with its reason, aborted, or which limits were not kept."""
+    """A few words on a window: void with its reason, ended by an overload, or which limits were not kept."""
     if outcome.void:
         return f"VOID {verdict.reason}"
     if not verdict.valid:
         return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
+    if outcome.aborted:  # without a load actor, which makes it void, only an overload does that
+        return "overloaded, ended early"
     counted = outcome.dwell.limits
     over = [limit for limit, counts in counted.items() if (counts.share or 0) > allowed_over(limit)]
-    state = f"over {' and '.join(over)}" if over else "within"
-    return f"{state} (ended early)" if outcome.aborted else state
+    return f"over {' and '.join(over)}" if over else "within"
 
 
 def _percent(share: float | None) -> float | None:

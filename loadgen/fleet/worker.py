@@ -105,8 +105,12 @@ class Worker:
         await self._client.retarget(urls)
 
     def retract(self) -> None:
-        """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`."""
+        """Forget what is not due yet; each keeps its row, as missed in the phase `retracted`.
+
+        What is due is sent at once: its lag is this worker's, and no part of the retraction.
+        """
         self._retractions += 1
+        self._send_due()
         self._forget()
 
     def _forget(self) -> None:
@@ -135,7 +139,8 @@ class Worker:
 
         Raises, after all that, what ended a loop or else what kept a shard from being written.
         """
-        self.retract()
+        self._retractions += 1
+        self._forget()
         async with self._taking:
             pass  # what was being taken is retracted by now
         if self._in_flight:
@@ -168,15 +173,21 @@ class Worker:
     async def _send(self) -> None:
         """The open loop. uvloop's timers may fire a millisecond early, hence the loop around the sleep."""
         while True:
-            if not self._plan:
+            wait_ns = self._send_due()
+            if wait_ns is None:
                 self._wake.clear()
                 await self._wake.wait()
-                continue
-            wait_ns = self._clock.monotonic_ns(self._plan[0].due_ns) - time.monotonic_ns()
-            if wait_ns <= 0:
-                self._launch(self._plan.popleft(), -wait_ns)
             else:
                 await asyncio.sleep(min(max(wait_ns / NS, LEAST_SLEEP_S), TICK_S))
+
+    def _send_due(self) -> int | None:
+        """Send all that is due; returns the real nanoseconds until more is, None if nothing is planned."""
+        while self._plan:
+            wait_ns = self._clock.monotonic_ns(self._plan[0].due_ns) - time.monotonic_ns()
+            if wait_ns > 0:
+                return wait_ns
+            self._launch(self._plan.popleft(), -wait_ns)
+        return None
 
     def _launch(self, plan: Planned, late_ns: int) -> None:
         if late_ns > MISSED_AFTER_NS and not plan.closed:

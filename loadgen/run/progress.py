@@ -107,4 +107,6 @@ def _sentence(kind: str, facts: dict[str, Any]) -> str:
         return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}"
     if kind == "segment_done" and (done := done_window(facts)):
         return window_line(done)
+    if kind == "segment_final" and facts["changed"] and (done := done_window(facts)):
+        return f"final figures of {window_line(done)}"
     return str(facts.get("text", ""))

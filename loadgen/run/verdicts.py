@@ -4,7 +4,7 @@ Knows that void is neither pass nor fail, and an open end a bound and not a numb
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table, node_effects
+from analysis.capacity import dwell_table
 from analysis.capacity.dwell_table import CountingBasis
 from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.limit_posterior import Prior
@@ -45,6 +45,11 @@ from loadgen.search import acceptance
 from loadgen.search.policy import prior
 from loadgen.search.segments import Outcome, dwells_of
 
+QUEUE_GREW = (
+    "in the windows that kept the bounds near this rate more requests came than ended: the queue still grew, "
+    "and longer windows would miss a bound; measure with a longer search.window_s"
+)
+
 
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> RunVerdict:
     """The verdict of a search that ran to its end; `clock` is `wall` or `virtual`."""
@@ -59,13 +64,13 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         verdict = replace(verdict, checks=worst_checks(used))
     if stopped := _stopped(driver, sweep, verdict):
         return stopped
-    capacity, effects = driver.windows.capacity(), driver.windows.node_effects()
+    capacity, effects = driver.windows.claimed_capacity(), driver.windows.node_effects()
     if sweep.stop.kind == "above_highest" or capacity is None:
         return _ended(verdict, EXIT_OPEN, sweep.stop.reason)
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,
-        capacity=capacity_text.figures(node_effects.including(capacity, effects), replicas_per_node),
+        capacity=capacity_text.figures(capacity, replicas_per_node),
         nodes=capacity_text.node_spread(effects) if effects else None,
     )
     if not whole.valid:
@@ -74,6 +79,8 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     if verdict.hold and verdict.hold.vetoed:
         why = "vetoed: the certified rate was held, and what it showed lies below it; search again, longer"
         return _ended(verdict, EXIT_VOID, why, valid=False)
+    if capacity.queue_grew:
+        return _ended(verdict, EXIT_OPEN, QUEUE_GREW)
     if capacity.open_above or capacity.open_below:
         return _ended(verdict, EXIT_OPEN, "the budget ran out with one end open")
     return _ended(verdict, EXIT_OK, "")
@@ -149,11 +156,25 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
         return _ended(verdict, EXIT_VOID, few, valid=False)
     if probe.missed:
         return _ended(verdict, EXIT_SLO_MISSED, f"{' and '.join(map(label, probe.missed))} over the bound")
-    within = outcome.dwell.window_start_ns, outcome.dwell.window_end_ns
-    if experiment.rate_qps and falls_behind(driver.windows.ledger.rows(0), *within):
-        why = "answers end more slowly than requests come: nothing passes; offer longer (duration_s=...)"
-        return _ended(verdict, EXIT_OPEN, why)
+    if not_shown := "; ".join(_not_shown(experiment, driver, probe, rows.num_rows)):
+        remedy = "offer longer (duration_s=...)" if experiment.rate_qps else "offer more requests"
+        why = f"the window is too short to show that the bounds are kept; {remedy}"
+        return _ended(replace(verdict, probe=replace(probe, not_shown=not_shown)), EXIT_OPEN, why)
     return _ended(verdict, EXIT_OK, "")
+
+
+def _not_shown(experiment: Experiment, driver: Driver, probe: ProbeFigures, requests: int) -> Iterator[str]:
+    """Reasons why a rate within its bounds so far is not shown to stay there; of one rate alone a queue."""
+    window = driver.windows.outcomes[0].dwell
+    if experiment.rate_qps:
+        checks = driver.windows.verdicts[0].checks
+        within = window.window_start_ns, window.window_end_ns
+        grew = any(one.name == "backlog_slope_t" and one.passed is False for one in checks)
+        if grew or falls_behind(driver.windows.ledger.rows(0), *within):
+            yield "the queue still grew"
+    if probe.unshown:
+        limits, needs = " and ".join(map(label, probe.unshown)), max(probe.unshown.values())
+        yield f"{requests} requests, and the interval of {limits} needs {needs}"
 
 
 def of_levels(experiment: Experiment, driver: Driver) -> RunVerdict:

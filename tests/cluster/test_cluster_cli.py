@@ -138,7 +138,7 @@ def submit(run: Run, standing: dict[str, Any], *words: str) -> subprocess.Comple
 
 
 def test_a_probe_as_a_job_leaves_its_run_folder(standing: dict[str, Any], run: Run, tmp_path: Path) -> None:
-    load = ("workload=smoke", "concurrency=1", "requests=6", "fleet.warmup_requests=4")
+    load = ("workload=smoke", "workload.output_tokens.mean=4", "concurrency=8", "requests=110")
     done = submit(run, standing, "probe", *ON_IT, *load, f"out={tmp_path}", "run=job")
     said = done.stdout + done.stderr
     assert (tmp_path / "job" / "sweep.json").exists(), said

@@ -1,6 +1,7 @@
 """A capacity as verdicts state it, and as the screen shows it: its limit, doubts, replicas and nodes."""
 
 import math
+from dataclasses import replace
 
 from analysis.capacity.node_effects import LEAST_EFFECT, NodeEffects
 from analysis.capacity.posterior import Capacity
@@ -26,6 +27,8 @@ of a server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
 def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigures:
     """The figures in QPS per node and, where the replicas are known, per replica."""
     figures = QpsFigures(capacity.qps_per_node, capacity.low, capacity.high, capacity.certified)
+    if capacity.queue_grew:
+        figures = replace(figures, low=None, certified=None)
     return CapacityFigures(
         qps_per_node=figures,
         qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
@@ -34,6 +37,7 @@ def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigu
         binding_probability=capacity.binding_probability,
         open_above=capacity.open_above,
         open_below=capacity.open_below,
+        queue_grew=capacity.queue_grew,
         dwells_used=tuple(capacity.dwells),
         limits=dict(capacity.limits),
     )
@@ -51,7 +55,7 @@ def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     out += _doubts(capacity, bool(asked.conversations))
     if replica := capacity.qps_per_replica:
         out.append(
-            f"  per replica {replica.estimate:.2f} QPS {interval(replica)}:"
+            f"  per replica {_claimed(capacity, replica)}:"
             f" {asked.replicas} replica(s), layout {asked.layout},"
             f" on {asked.nodes} node(s) of {asked.hardware}, routing {asked.routing}"
         )
@@ -106,6 +110,16 @@ def interval(q: QpsFigures) -> str:
     """The ends of an interval in brackets."""
     low, high = ("unknown" if end is None else f"{end:.2f}" for end in (q.low, q.high))
     return "(interval unknown)" if low == high == "unknown" else f"[{low}, {high}]"
+
+
+def _claimed(capacity: CapacityFigures, q: QpsFigures) -> str:
+    """The figures that a capacity claims: of a measured one with an open end the bound alone."""
+    measured = capacity.at_end is None
+    if measured and capacity.open_above:
+        return f"at least {q.low:.2f} QPS"
+    if measured and capacity.open_below:
+        return f"at most {q.high:.2f} QPS"
+    return f"{q.estimate:.2f} QPS {interval(q)}"
 
 
 def _pooled(asked: AskedExperiment) -> list[str]:

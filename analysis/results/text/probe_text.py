@@ -25,6 +25,8 @@ def verdict(probe: ProbeFigures) -> str:
         return probe.required.verdict
     if probe.missed:
         return f"{' and '.join(map(label, probe.missed))} over the bound"
+    if probe.not_shown:
+        return f"within the bounds so far, not shown: {probe.not_shown}"
     unknown = [label(limit) for limit, found in probe.limits.items() if found.passed is None]
     if not unknown:
         return "within the bounds"

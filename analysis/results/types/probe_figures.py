@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from analysis.results.types.fields import always, inline
 from analysis.results.types.shared_figures import CapacityFigures
-from conf.specs.bounds import Limit, parsed
+from analysis.stats.quantiles import least_values
+from conf.specs.bounds import Limit, parsed, quantile_of
 
 Interval = tuple[float, float | None]
 """A 95 % interval; an open upper end is None."""
@@ -96,6 +97,15 @@ class RateFigures:
         """Names of the bounds that are not kept."""
         return [limit for limit, found in self.limits.items() if found.passed is False]
 
+    @property
+    def unshown(self) -> dict[Limit, int]:
+        """Bounds that are kept by too few requests for an interval, and how many it takes."""
+        return {
+            limit: found.needs or least_values(quantile_of(limit))
+            for limit, found in self.limits.items()
+            if found.passed and (found.needs if found.share is not None else found.interval_ms is None)
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePiece(RateFigures):
@@ -121,7 +131,8 @@ class ProbeFigures(RateFigures):
     """One rate, or one closed loop, against the bounds.
 
     `concurrency` is None in an open loop, and 0 where no closed loop could be asked for: of a required or
-    a predicted rate. `varies`, `offered` and `pieces` are those of a measured probe.
+    a predicted rate. `varies`, `offered` and `pieces` are those of a measured probe. `not_shown` is why the
+    window is too short to show that the rate is within its bounds; empty if it shows that, or a missed bound.
     """
 
     loop: str = always("open")
@@ -131,6 +142,7 @@ class ProbeFigures(RateFigures):
     window_s: float | None = None
     pieces: tuple[ProfilePiece, ...] | None = None
     required: RequiredRate | None = None
+    not_shown: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

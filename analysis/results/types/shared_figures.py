@@ -109,10 +109,11 @@ class SamplingNoise:
 class CapacityFigures:
     """A capacity as a verdict claims it: of a search, of several runs together, or predicted.
 
-    `open_above`: the low end is a bound and the rest unknown; `open_below` likewise. `at_end` is known of
-    predictions: the bounds are kept at the highest rate that was asked for. `dwells_used` and `limits` are
-    known of searches alone. `qps_per_node` of a simulated engine joins its `constants` with the
-    `sampling_noise`; where `constants` are missing, `constants_unknown` says why.
+    `open_above`: the low end is a bound and the rest unknown; `open_below` likewise, `queue_grew` if that is
+    because the queue still grew in windows that kept the bounds. `at_end` is known of predictions: the
+    bounds are kept at the highest rate of the question. `dwells_used` and `limits` are known of searches
+    alone. `qps_per_node` of a simulated engine joins its `constants` with the `sampling_noise`; where
+    `constants` are missing, `constants_unknown` says why.
     """
 
     qps_per_node: QpsFigures
@@ -125,6 +126,7 @@ class CapacityFigures:
     binding_probability: float | None = always(None)
     open_above: bool = always(False)
     open_below: bool = always(False)
+    queue_grew: bool = False
     at_end: bool | None = None
     dwells_used: tuple[int, ...] | None = None
     limits: Mapping[Limit, LimitFit] | None = None

@@ -101,6 +101,23 @@ def test_a_window_that_is_measured_again_replaces_those_from_it_on() -> None:
     assert [(w.index, w.requests) for w in again.windows] == [(3, 7)]
 
 
+def test_final_figures_replace_those_of_their_window_and_the_last_belief() -> None:
+    capacity = DONE["capacity"] | {"qps_per_node": 3.1, "certified": 2.9}
+    first = {
+        "event": "segment_final",
+        "pending": 0,
+        "ttft_p90_ms": 700.0,
+        "verdict": "within",
+        "capacity": None,
+    }
+    last = first | {"index": 4, "capacity": capacity}
+    state = after(DONE, DONE | {"index": 4}, DONE | first, DONE | last)
+    told = [(w.index, w.judged, w.latencies_p90_ms["ttft_p90_ms"]) for w in state.windows]
+    assert told == [(3, "within", 700.0), (4, "within", 700.0)]
+    assert state.belief == state.beliefs[-1] and len(state.beliefs) == 2
+    assert state.belief is not None and state.belief.certified == 2.9
+
+
 def test_a_run_that_begins_is_named_and_forgets_the_one_before() -> None:
     state = after(DONE, {"event": "run", "run_id": "base", "verb": "sweep", "nodes": 4})
     assert (state.run_id, state.verb, state.nodes, state.windows) == ("base", "sweep", 4, ())
@@ -118,7 +135,7 @@ VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from([WINDOW, DONE]), st.data())
+@given(st.sampled_from([WINDOW, DONE, DONE | {"event": "segment_final"}]), st.data())
 def test_a_damaged_event_raises_nothing(event: dict[str, Any], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(event)))
     damaged = event | {key: data.draw(VALUES)}

@@ -35,8 +35,10 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.golden import unsealed
+from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import altered
 from tests.support.virtual.virtual_fleet import VirtualFleet, service
+from tests.support.virtual.virtual_target import VirtualTarget
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
 RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])
@@ -216,6 +218,29 @@ def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytes
     tree = measure(RunFolder(folder.path), QUICK, before)
     assert before.segments and tree["capacity"]
     assert "capacity, limits and dwells used, within 1e-09: identical" in recounted(folder.path)
+
+
+def test_a_queue_that_still_grew_is_recomputed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Queue(VirtualFleet):
+        """A service of ten requests a second, one at a time."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            VirtualTarget.__init__(self, OneAtATime(0.1))
+
+    monkeypatch.setattr(lifecycle, "LoadFleet", Queue)
+    words = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=1000"]
+    words += [
+        "slo.ttft_p90_ms=20000",
+        "search=quick",
+        "search.budget_s=120",
+        "fleet.warmup_requests=4",
+        "seed=2",
+    ]
+    experiment = load(words)
+    filled = RunLifecycle(experiment, folder, "sweep", lambda *_, **__: None)
+    tree = to_tree(filled.measure(lambda: Start(10.0, 11.0), service(), searched(experiment)))
+    assert (tree["exit_code"], tree["capacity"]["queue_grew"]) == (summary.EXIT_OPEN, True)
+    recounted(folder.path)
 
 
 @pytest.mark.slow

@@ -1,0 +1,91 @@
+"""Windows that end before the queue in them has stopped growing, and windows of few requests."""
+
+import pytest
+
+from analysis.results import summary
+from analysis.results.types.run_verdict import RunVerdict
+from loadgen.drive import fixed_rate
+from loadgen.drive.sweep import sweep
+from loadgen.run import verdicts
+from loadgen.search.segments import Start
+from tests.support.search import scenarios
+from tests.support.virtual.toy_services import OneAtATime
+from tests.support.virtual.virtual_drivers import driver
+from tests.support.virtual.virtual_target import VirtualTarget
+
+CEILING_QPS = 10.0
+"""No service that takes a tenth of a second for each request does more."""
+WORDS = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=1000", "slo.ttft_p90_ms=20000"]
+
+
+def searched(*words: str) -> RunVerdict:
+    """A search of that service with windows of half a minute, under a bound of 20 s on the first token."""
+    target = VirtualTarget(OneAtATime(1 / CEILING_QPS))
+    drive, experiment, _ = driver([*WORDS, "search=quick", *words], Start(CEILING_QPS, 11.0), target=target)
+    return verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+
+
+def probed(rate_qps: float, duration_s: float, *words: str) -> RunVerdict:
+    target = VirtualTarget(OneAtATime(1 / CEILING_QPS))
+    drive, experiment, _ = driver(
+        [*WORDS, f"rate_qps={rate_qps}", f"duration_s={duration_s}", *words], target=target
+    )
+    fixed_rate.asked(drive, experiment)
+    return verdicts.of_probe(experiment, drive)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("seed=1",), ("seed=2", "search.budget_s=120")], ids=["bracketed", "no bound was missed"]
+)
+def test_a_queue_that_still_grew_makes_a_capacity_an_upper_bound(words: tuple[str, ...]) -> None:
+    """It said 12.33 [11.52, 12.94], certified 11.73, and at least 11.83."""
+    verdict = searched(*words)
+    assert (verdict.valid, verdict.passed, verdict.exit_code) == (True, False, summary.EXIT_OPEN)
+    assert verdict.capacity is not None and verdict.capacity.open_below and not verdict.capacity.open_above
+    q = verdict.capacity.qps_per_node
+    assert q.low is None and q.certified is None and q.high is not None and q.high > CEILING_QPS
+    said = summary.text(verdict).splitlines()
+    assert said[0] == f"VALID  at most {q.high:.2f} QPS per node (the queue still grew: an upper bound only)"
+    assert "longer search.window_s" in said[1] and f"per replica at most {q.high:.2f} QPS:" in said[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["PS", "S4", "T20"])
+def test_a_queue_that_comes_and_goes_near_the_capacity_is_none(scenario: str) -> None:
+    drive, experiment, _ = driver(
+        [*scenarios.SCENARIOS[scenario], "search=quick"],
+        Start(scenarios.guess_qps(scenario), scenarios.truths()[scenario]),
+        target=scenarios.target(scenario, 3),
+    )
+    verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    assert verdict.capacity is not None and not verdict.capacity.queue_grew
+
+
+def test_a_probe_whose_queue_still_grew_is_within_its_bounds_only_so_far() -> None:
+    verdict = probed(11.0, 60)
+    assert (verdict.valid, verdict.passed, verdict.exit_code) == (True, False, summary.EXIT_OPEN)
+    assert summary.headline(verdict) == (
+        "VALID  11 QPS per node: within the bounds so far, not shown: the queue still grew"
+    )
+    assert verdict.reason.startswith("the window is too short to show that the bounds are kept; offer longer")
+    assert probed(7.0, 60).exit_code == summary.EXIT_OK
+    assert probed(30.0, 60).exit_code == summary.EXIT_SLO_MISSED
+
+
+def test_a_probe_of_few_requests_is_within_its_bounds_and_shows_nothing() -> None:
+    verdict = probed(1.0, 60)
+    assert verdict.probe is not None and verdict.probe.ttft is not None
+    assert verdict.probe.ttft.passed and verdict.probe.ttft.interval_ms is None
+    assert (verdict.valid, verdict.passed, verdict.exit_code) == (True, False, summary.EXIT_OPEN)
+    assert summary.headline(verdict) == (
+        "VALID  1 QPS per node: within the bounds so far, not shown: "
+        "57 requests, and the interval of p90 TTFT and p90 TPOT needs 100"
+    )
+    assert probed(2.0, 60).exit_code == summary.EXIT_OK
+
+
+def test_a_p99_needs_more_requests_than_a_p90() -> None:
+    verdict = probed(7.0, 60, "slo.ttft_p99_ms=30000")
+    assert verdict.exit_code == summary.EXIT_OPEN
+    assert summary.headline(verdict).endswith("and the interval of p99 TTFT needs 1000")

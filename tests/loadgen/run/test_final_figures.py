@@ -1,0 +1,81 @@
+"""The end of a run: whoever followed it is left with the figures that its folder holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import load_run
+from analysis.live import prometheus_text
+from analysis.live.command import concluded
+from analysis.live.followed import followed
+from analysis.live.view import Ending, LiveView
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import sweep
+from loadgen.run import lifecycle, verdicts
+from loadgen.run.lifecycle import RunLifecycle
+from loadgen.run.progress import sentence
+from loadgen.run.run_folder import RunFolder
+from loadgen.search.segments import Start
+from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
+
+
+def searched(driver: Driver) -> lifecycle.Conclude:
+    found = sweep(driver)
+    return lambda: verdicts.of_sweep(EXPERIMENT, driver, found, "wall")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, dict[str, Any]]]]:
+    """The folder of a search whose windows ended before their answers, and the events that were shown."""
+    folder = RunFolder.create(tmp_path_factory.mktemp("final"), "one")
+    told: list[tuple[str, dict[str, Any]]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifecycle, "LoadFleet", VirtualFleet)
+        run = RunLifecycle(EXPERIMENT, folder, "sweep", lambda kind, /, **facts: told.append((kind, facts)))
+        run.measure(lambda: Start(8.0, 3.4), service(), searched)
+    return folder.path, told
+
+
+def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ran: Any) -> None:
+    folder, told = ran
+    lines = [sentence(kind, facts) for kind, facts in told if kind in ("segment_done", "segment_final")]
+    final = [line for line in lines if line.startswith("final figures of dwell")]
+    first = [line for line in lines if ", so far p90 TTFT" in line and ": provisional, " in line]
+    rows = load_run(folder).dwells().to_pylist()
+    assert len(first) == len(final) == len(rows) > 2
+    assert not any("so far" in line or "provisional" in line for line in final)
+    for line, row in zip(final, rows, strict=True):
+        assert f"dwell {row['index']}: " in line and f"p90 TPOT {row['tpot_p90_ms']:.1f} ms" in line
+    assert any(
+        f"p90 TPOT {row['tpot_p90_ms']:.1f} ms" not in line for row, line in zip(rows, first, strict=True)
+    )
+
+
+def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
+    folder, told = ran
+    view = LiveView()
+    for kind, facts in told:
+        view.add({"event": kind, **facts})
+    view.end(Ending("", 0))
+    verdict = json.loads((folder / "sweep.json").read_text())
+    figures = verdict["capacity"]["qps_per_node"]
+    for snapshot in (view.snapshot, followed(folder, concluded).look()):
+        shown = {one.index: one.latencies_p90_ms for one in snapshot.state.windows}
+        assert shown == {
+            row["index"]: {name: row[name] for name in ("ttft_p90_ms", "tpot_p90_ms")}
+            for row in verdict["dwells"]
+        }
+        belief = snapshot.state.belief
+        assert belief is not None and belief.certified == figures["certified"]
+        assert (belief.qps_per_node, belief.low, belief.high) == (
+            figures["estimate"],
+            figures["low"],
+            figures["high"],
+        )
+        assert not any(one.pending for one in snapshot.state.windows)
+        metrics = prometheus_text.of(snapshot).decode()
+        answered = sum(row["completed"] for row in verdict["dwells"])
+        assert f" {figures['certified']}\n" in metrics
+        assert f'status="answered",verb="sweep"}} {answered}.0\n' in metrics
