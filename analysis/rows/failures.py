@@ -66,15 +66,19 @@ OF_STATUS: Mapping[str, str] = {
 }
 """Remedies of kinds that have none of their own: by the first digit of an HTTP status, or by the status."""
 
-NEVER_LOAD = ("no_usage", "no_finish_reason", "token_count", "not_a_stream", "bad_event", "endless")
+ANSWERED = ("truncated", "http_error")
+"""Statuses of answers that came and were not whole."""
+NEVER_LOAD = ("no_usage", "no_finish_reason", "not_a_stream", "bad_event", "endless")
 """Kinds of answers that are wrong in their form, at any load."""
-REFUSALS = tuple(str(code) for code in (*range(300, 400), *range(400, 500)) if code not in (403, 408, 425, 429))
-"""HTTP statuses that refuse the request itself; limits of rates answer with the excluded ones too."""
+REFUSALS = tuple(str(code) for code in range(300, 500) if code not in (403, 408, 425, 429))
+"""HTTP statuses that refuse the request itself; limits of rates answer with the four that are left out."""
+IF_ENDED = ("token_count", "no_done")
+"""Kinds of answers that are wrong in their form if the server ended them by itself."""
 CUT_OFF = ("abort", "error")
 """Finish reasons of an answer that the server gave up, which an overloaded one may do."""
-BROKEN = ("no_token", "no_done", "connection_lost", "in_band")
-"""Kinds of answers that are broken, by a fault or by an overload: a proxy that cuts streams off, a server
-that reports a full queue inside the stream. Only the share without load tells which."""
+BROKEN = ("no_token", "connection_lost", "in_band")
+"""Kinds of answers that are broken, by a fault or by an overload: a proxy cuts streams off, a server reports
+a full queue inside the stream. Only their share without load tells which."""
 
 
 def kinds(rows: pa.Table) -> dict[str, int]:
@@ -101,13 +105,14 @@ def line(counts: Mapping[str, int], requests: int) -> str:
     if not counts:
         return ""
     most = sorted(counts.items(), key=lambda pair: -pair[1])
-    parts = [f"{count} x {_described(kind)}" for kind, count in most[:MOST_KINDS]]
+    parts = [f"{count} x {described(kind)}" for kind, count in most[:MOST_KINDS]]
     if rest := sum(count for _, count in most[MOST_KINDS:]):
         parts.append(f"{rest} of other kinds")
     return f"failed {sum(counts.values())} of {requests}: {', '.join(parts)}"
 
 
-def _described(kind: str) -> str:
+def described(kind: str) -> str:
+    """A kind of failure with its meaning, as far as it does not say that itself."""
     meaning = KINDS[kind].meaning if kind in KINDS else ""
     code = kind.removeprefix("http_error ")
     if not meaning and code.isascii() and code.isdigit() and int(code) in set(HTTPStatus):
@@ -128,17 +133,23 @@ def malformed(rows: pa.Table) -> Bools:
 
     An answer without [DONE] or of another length counts if the server ended it by itself.
     """
-    answered = metrics.status_in(rows, "truncated", "http_error")
     ended = rows["finish_reason"].is_valid().to_numpy() & ~metrics.word_in(rows, "finish_reason", *CUT_OFF)
-    given_up = metrics.word_in(rows, "error_kind", "token_count") & ~ended
-    form = metrics.word_in(rows, "error_kind", *NEVER_LOAD, *REFUSALS) & ~given_up
-    return answered & (form | (metrics.word_in(rows, "error_kind", "no_done") & ended))
+    form = metrics.word_in(rows, "error_kind", *NEVER_LOAD, *REFUSALS)
+    by_end = metrics.word_in(rows, "error_kind", *IF_ENDED) & ended
+    mask: Bools = metrics.status_in(rows, *ANSWERED) & (form | by_end)
+    return mask
 
 
 def broken(rows: pa.Table) -> Bools:
     """Answers that broke off or hold an error, for a fault or for load."""
-    answered = metrics.status_in(rows, "truncated", "http_error")
-    return answered & metrics.word_in(rows, "error_kind", *BROKEN) & ~malformed(rows)
+    own = metrics.word_in(rows, "error_kind", *BROKEN, *IF_ENDED)
+    mask: Bools = metrics.status_in(rows, *ANSWERED) & own & ~malformed(rows)
+    return mask
+
+
+def most_malformed(rows: pa.Table) -> str:
+    """The most frequent kind among answers that are malformed or broken; empty without one."""
+    return next(iter(kinds(metrics.chosen(rows, malformed(rows) | broken(rows)))), "")
 
 
 def answered(rows: pa.Table) -> int:

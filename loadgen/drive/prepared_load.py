@@ -15,10 +15,12 @@ import pyarrow as pa
 from analysis.capacity import service_checks
 from analysis.capacity.validity import REMEDIES
 from analysis.capacity.window_counts import e2e_so_far
-from analysis.rows import metrics, records
+from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
+from conf.io.one_line import one_line
 from loadgen.drive.cache_warmup import warm_caches
 from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.search.segments import Segment
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS
@@ -81,17 +83,42 @@ def _refuse_untold(driver: Driver, rows: pa.Table) -> None:
             raise QueueUntold(f"{check.reason}: {told}. {REMEDIES[check.reason]}")
 
 
+NEARLY_ALL = 0.9
+"""Failed share of the warm-up's requests at which a run ends: load is not the cause there (our choice)."""
+
+
+def _refuse_failing(rows: pa.Table) -> None:
+    """Raise TargetLost where nearly all requests of a warm-up failed: for the target or for what is sent.
+
+    A time-out is excluded, for a slow service may need longer than its requests may last; `refuse_dead` ends
+    a run in which nothing at all came.
+    """
+    answered = failures.answered(rows)
+    failed = rows.filter(pa.array(metrics.status_in(rows, "http_error", "truncated", "conn_error")))
+    if not failed.num_rows or failed.num_rows < NEARLY_ALL * answered:
+        return
+    counts = failures.kinds(failed)
+    most = next(iter(counts))
+    pairs = zip(failed["status"].to_pylist(), failed["error_kind"].to_pylist(), strict=True)
+    errors = zip((failures.kind_of(*pair) for pair in pairs), failed["error"].to_pylist(), strict=True)
+    words = next((error for kind, error in errors if kind == most and error), "")
+    said = f'; the first says "{one_line(words)}"' if words else ""
+    raise TargetLost(f"warm-up: {failures.line(counts, answered)}{said}. {failures.remedy(most)}")
+
+
 def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
     """Say how the warm-up ended; raises TargetLost or QueueUntold for a service that cannot be measured."""
     states = Counter(rows["status"].to_pylist())
     counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    driver.emit("warm", text=f"warm-up: {requests} requests, {counted}")
+    failed = failures.line(failures.kinds(rows), rows.num_rows)
+    driver.emit("warm", text="; ".join(filter(None, (f"warm-up: {requests} requests, {counted}", failed))))
     answered = metrics.status_in(rows, records.OK).any()
     if driver.plan.workload.wants_hits and answered and metrics.prefix_hit(rows) is None:
         driver.emit("fill", text=UNREPORTED)
     _refuse_untold(driver, rows)
     if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
         driver.loss.lose(other[0]["error"])
+    _refuse_failing(rows)
     driver.loss.refuse_dead(-1, least=1)
 
 

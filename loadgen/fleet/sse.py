@@ -135,7 +135,7 @@ class ErrorReader:
     def end(self) -> None:
         """Keep the text: only now, for the key may have come in pieces."""
         if self._exchange.error is None and self._body:
-            self._exchange.error = one_line(self._redact(_error_text(self._body)), WORD_CHARS)
+            self._exchange.error = one_line(self._redact(_error_text(bytes(self._body))), WORD_CHARS)
 
 
 class EventReader:

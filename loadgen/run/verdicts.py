@@ -33,7 +33,7 @@ from analysis.results.types.probe_figures import (
 )
 from analysis.results.types.run_verdict import RunVerdict, ServiceRecovery
 from analysis.results.types.shared_figures import RequestCounts
-from analysis.rows import metrics, records
+from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import Floats, least_values, quantile, sectioning
 from conf.specs.bounds import LIMITS, PER_REQUEST, QUANTILE, Bound, Limit, Slo, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment
@@ -237,7 +237,8 @@ def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, re
 
 def count_requests(rows: pa.Table, planned: int) -> RequestCounts:
     """Planned requests, rows, and rows by status; what was retracted before its due time stands apart."""
-    return RequestCounts(planned, rows.num_rows, dict(sorted(status_counts(rows).items())))
+    states = dict(sorted(status_counts(rows).items()))
+    return RequestCounts(planned, rows.num_rows, states, failures.kinds(rows))
 
 
 def _base(

@@ -7,6 +7,7 @@ named.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from analysis.capacity.limit_posterior import Prior
@@ -50,6 +51,11 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
     segment = _segment(spec, start, outcomes, "dwell", within_bounds(spec, wanted), reason)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
+    if granted:
+        # At a low rate, such as under answers that all fail, windows of many requests would outlast the budget.
+        share_s = (spec.budget_s - elapsed_s) / (spec.min_dwells - valid)
+        longest_s = max(spec.window_s, share_s - segment.transition_s)
+        segment = replace(segment, window_s=min(segment.window_s, longest_s))
     confirmations = [outcome for outcome in outcomes if outcome.segment.kind == "hold"]
     over_budget = elapsed_s + segment.transition_s + segment.window_s > spec.budget_s
     if not confirmations and (granted or not over_budget):
