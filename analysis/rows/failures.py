@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
+from conf.io.one_line import one_line
 
 MOST_KINDS = 4
 """Most kinds that a line names; the others are summed up (our choice)."""
@@ -68,6 +69,8 @@ OF_STATUS: Mapping[str, str] = {
 
 ANSWERED = ("truncated", "http_error")
 """Statuses of answers that came and were not whole."""
+NEARLY_ALL = 0.9
+"""Failed share of the answers from which on they say nothing of a capacity (our choice)."""
 NEVER_LOAD = ("no_usage", "no_finish_reason", "not_a_stream", "bad_event", "endless")
 """Kinds of answers that are wrong in their form, at any load."""
 REFUSALS = tuple(str(code) for code in range(300, 500) if code not in (403, 408, 425, 429))
@@ -150,6 +153,26 @@ def broken(rows: pa.Table) -> Bools:
 def most_malformed(rows: pa.Table) -> str:
     """The most frequent kind among answers that are malformed or broken; empty without one."""
     return next(iter(kinds(metrics.chosen(rows, malformed(rows) | broken(rows)))), "")
+
+
+def nearly_all(rows: pa.Table) -> bool:
+    """True if at least `NEARLY_ALL` of the requests that ended failed, for the target or for what was sent.
+
+    A time-out does not count: a slow service may need longer than its requests may last.
+    """
+    failed = int(metrics.status_in(rows, *ANSWERED, "conn_error").sum())
+    return failed > 0 and failed >= NEARLY_ALL * answered(rows)
+
+
+def account(rows: pa.Table) -> str:
+    """One line on the failures: the kinds, and of the most frequent the first message and the remedy."""
+    counts = kinds(rows)
+    most = next(iter(counts))
+    status, _, detail = most.partition(" ")
+    alike = metrics.status_in(rows, status) & (metrics.word_in(rows, "error_kind", detail) | (not detail))
+    messages = rows["error"].filter(pa.array(alike)).drop_null()
+    said = f'; the first says "{one_line(messages[0].as_py())}"' if len(messages) else ""
+    return f"{line(counts, answered(rows))}{said}. {remedy(most)}"
 
 
 def answered(rows: pa.Table) -> int:

@@ -17,7 +17,6 @@ from analysis.capacity.validity import REMEDIES
 from analysis.capacity.window_counts import e2e_so_far
 from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
-from conf.io.one_line import one_line
 from loadgen.drive.cache_warmup import warm_caches
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
@@ -83,27 +82,10 @@ def _refuse_untold(driver: Driver, rows: pa.Table) -> None:
             raise QueueUntold(f"{check.reason}: {told}. {REMEDIES[check.reason]}")
 
 
-NEARLY_ALL = 0.9
-"""Failed share of the warm-up's requests at which a run ends: load is not the cause there (our choice)."""
-
-
 def _refuse_failing(rows: pa.Table) -> None:
-    """Raise TargetLost where nearly all requests of a warm-up failed: for the target or for what is sent.
-
-    A time-out is excluded, for a slow service may need longer than its requests may last; `refuse_dead` ends
-    a run in which nothing at all came.
-    """
-    answered = failures.answered(rows)
-    failed = rows.filter(pa.array(metrics.status_in(rows, "http_error", "truncated", "conn_error")))
-    if not failed.num_rows or failed.num_rows < NEARLY_ALL * answered:
-        return
-    counts = failures.kinds(failed)
-    most = next(iter(counts))
-    pairs = zip(failed["status"].to_pylist(), failed["error_kind"].to_pylist(), strict=True)
-    errors = zip((failures.kind_of(*pair) for pair in pairs), failed["error"].to_pylist(), strict=True)
-    words = next((error for kind, error in errors if kind == most and error), "")
-    said = f'; the first says "{one_line(words)}"' if words else ""
-    raise TargetLost(f"warm-up: {failures.line(counts, answered)}{said}. {failures.remedy(most)}")
+    """Raise TargetLost where nearly all requests of a warm-up failed: load is not the cause there."""
+    if failures.nearly_all(rows):
+        raise TargetLost(f"warm-up: {failures.account(rows)}")
 
 
 def _report(driver: Driver, rows: pa.Table, requests: int) -> None:

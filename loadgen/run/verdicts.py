@@ -21,7 +21,14 @@ from analysis.capacity.validity import REMEDIES, Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
 from analysis.results.asked import describe
 from analysis.results.checks import worst_checks
-from analysis.results.summary import EXIT_OK, EXIT_OPEN, EXIT_SLO_MISSED, EXIT_VOID, status_counts
+from analysis.results.summary import (
+    EXIT_OK,
+    EXIT_OPEN,
+    EXIT_SLO_MISSED,
+    EXIT_TARGET,
+    EXIT_VOID,
+    status_counts,
+)
 from analysis.results.text import capacity_text
 from analysis.results.types.probe_figures import (
     HoldFigures,
@@ -80,7 +87,10 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
 
 
 def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | None:
-    """The verdict of a search that was stopped early or missed its bounds everywhere; None of others."""
+    """The verdict of a search that was stopped early, missed its bounds everywhere or had hardly an answer.
+
+    None of others.
+    """
     stop = sweep.stop
     if stop.kind == "actor_lost":
         why = f"actor_lost: {stop.reason}. {REMEDIES['actor_lost']}"
@@ -89,6 +99,11 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
         last = [one for one in _every(driver) if not one.valid][-1:]
         why = " ".join([f"{one.reason}: {one.remedy}" for one in last] + [stop.reason])
         return _ended(verdict, EXIT_VOID, why, valid=False)
+    windows = [outcome for outcome in sweep.outcomes if outcome.segment.kind == "dwell" and not outcome.void]
+    rows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in windows]
+    if rows and all(map(failures.nearly_all, rows)):
+        why = f"at every rate: {failures.account(pa.concat_tables(rows))}"
+        return _ended(verdict, EXIT_TARGET, why, valid=False)
     if stop.kind == "slo_not_met_at_lowest":
         return _ended(verdict, EXIT_SLO_MISSED, stop.reason)
     return None
