@@ -54,12 +54,9 @@ class Verdict:
     def remedy(self) -> str:
         """Advice to the user; empty when valid."""
         slower = SLOWER.get(self.reason, "") if self.time_scale > 1 else ""
-        own = (
-            f"Most: {failures.described(self.failure)}. {failures.remedy(self.failure)}"
-            if self.failure
-            else ""
-        )
-        return " ".join(filter(None, (REMEDIES.get(self.reason, ""), own, slower)))
+        kind = self.failure
+        most = f"Most: {failures.described(kind)}. {failures.remedy(kind)}" if kind else ""
+        return " ".join(filter(None, (REMEDIES.get(self.reason, ""), most, slower)))
 
 
 @dataclass(frozen=True, slots=True)

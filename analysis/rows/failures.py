@@ -20,7 +20,7 @@ MOST_KINDS = 4
 
 
 class KindWords(NamedTuple):
-    """The meaning of a kind of failure in a few words, and the remedy as a sentence; both may be empty."""
+    """The meaning of a kind of failure in a few words, empty where its name says it, and the remedy."""
 
     meaning: str
     remedy: str
@@ -166,6 +166,7 @@ def nearly_all(rows: pa.Table) -> bool:
 
 def account(rows: pa.Table) -> str:
     """One line on the failures: the kinds, and of the most frequent the first message and the remedy."""
+    rows = metrics.chosen(rows, ~metrics.status_in(rows, *metrics.UNSENT))
     counts = kinds(rows)
     most = next(iter(counts))
     status, _, detail = most.partition(" ")

@@ -192,7 +192,7 @@ class EventReader:
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         data = b"\n".join(lines)
         if not data:
-            if self._foreign is not None and len(self._foreign) < EVENT_BYTES_LIMIT:
+            if self._foreign is not None and len(self._foreign) < WORD_CHARS and event[:1] != b":":
                 self._foreign += event
             return
         self._foreign = None
