@@ -82,7 +82,7 @@ def _refuse_untold(driver: Driver, rows: pa.Table) -> None:
             raise QueueUntold(f"{check.reason}: {told}. {REMEDIES[check.reason]}")
 
 
-def _refuse_failing(rows: pa.Table) -> None:
+def refuse_failing(rows: pa.Table) -> None:
     """Raise TargetLost where nearly all requests of a warm-up failed: load is not the cause there."""
     if failures.nearly_all(rows):
         raise TargetLost(f"warm-up: {failures.account(rows)}")
@@ -100,7 +100,7 @@ def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
     _refuse_untold(driver, rows)
     if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
         driver.loss.lose(other[0]["error"])
-    _refuse_failing(rows)
+    refuse_failing(rows)
     driver.loss.refuse_dead(-1, least=1)
 
 
