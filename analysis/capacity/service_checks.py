@@ -90,8 +90,8 @@ def replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
 def form(rows: pa.Table, unloaded: pa.Table | None) -> tuple[Check, ...]:
     """Share of the answers that failed for their form and not for load; no check where none failed so.
 
-    Answers that broke off or hold an error count too, unless load may be the cause: they do if the warm-up,
-    `unloaded`, had a clear share of them, and the window has no clearly larger one.
+    Answers that broke off or hold an error count too where load is not the cause: the warm-up, `unloaded`,
+    had more than `FORM_SHARE` of them, and the window has no clearly larger share.
     """
     total = failures.answered(rows)
     count, broken = int(failures.malformed(rows).sum()), int(failures.broken(rows).sum())
@@ -101,7 +101,7 @@ def form(rows: pa.Table, unloaded: pa.Table | None) -> tuple[Check, ...]:
 
 
 def _grown(unloaded: pa.Table, share: float, total: int) -> bool:
-    """True unless the share of broken answers was about as large without load, with 97.5 % belief."""
+    """True if a share of broken answers is larger than without load: one chance in 40 if they are equal."""
     before = failures.answered(unloaded)
     own = float(failures.broken(unloaded).sum()) / max(before, 1)
     if own <= FORM_SHARE:
