@@ -3,6 +3,7 @@
 Knows request rows and the replicas that are expected; knows no load actor and no limit's outcome.
 """
 
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -11,8 +12,9 @@ import pyarrow.compute as pc
 
 from analysis.capacity.check import Check, at_least, at_most
 from analysis.capacity.window_counts import PATH_MS
-from analysis.rows import foreign_words, metrics, records, routing_spread
+from analysis.rows import failures, foreign_words, metrics, records, routing_spread
 from analysis.rows.metrics import Floats
+from analysis.stats.pooling import NORMAL_95
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
 
@@ -32,6 +34,9 @@ PROMPT_ERROR = 0.01
 """Mean prompt length by the server's count may differ from the plan by this share (our choice)."""
 HIT_ERROR = 0.01
 """Largest distance of the prefix cache's share of the prompt tokens from the intended (the method, 5.2)."""
+FORM_SHARE = 0.01
+"""Largest share of answers that failed for a reason other than load (our choice): they count as late, and a
+hundredth of them lowers the capacity under a p90 by about a hundredth."""
 LEAST_QUEUE_TOLD = 0.99
 """Least share of the answers that tell their time in the queue, where a bound asks for it (our choice)."""
 BLOCK_TOKENS = 16
@@ -82,6 +87,29 @@ def replicas(rows: pa.Table, expected: Collection[str] | None) -> Check:
     seen = set(pc.unique(rows.column("replica_id").cast(pa.string()).drop_null()).to_pylist())
     strange = None if expected is None or not seen else float(len(seen.difference(expected)))
     return at_most("unexpected_replicas", strange, 0.0, "", "replica_lost")
+
+
+def form(rows: pa.Table, unloaded: pa.Table | None) -> tuple[Check, ...]:
+    """Share of the answers that failed for their form and not for load; no check where none failed so.
+
+    Answers that broke off or hold an error count too where load is not the cause: the warm-up, `unloaded`,
+    had more than `FORM_SHARE` of them, and the window has no clearly larger share.
+    """
+    total = failures.answered(rows)
+    count, broken = int(failures.malformed(rows).sum()), int(failures.broken(rows).sum())
+    if broken and unloaded is not None and not _grown(unloaded, broken / total, total):
+        count += broken
+    return (at_most("malformed", count / total, FORM_SHARE, "", "malformed_answers"),) if count else ()
+
+
+def _grown(unloaded: pa.Table, share: float, total: int) -> bool:
+    """True if a share of broken answers is larger than without load: one chance in 40 if they are equal."""
+    before = failures.answered(unloaded)
+    own = float(failures.broken(unloaded).sum()) / max(before, 1)
+    if own <= FORM_SHARE:
+        return True
+    mean = (own * before + share * total) / (before + total)
+    return share - own > NORMAL_95 * math.sqrt(mean * (1 - mean) * (1 / before + 1 / total))
 
 
 def burst(rows: pa.Table) -> Check:

@@ -14,7 +14,7 @@ from analysis.capacity.check import Check, at_least
 from analysis.capacity.client_checks import Health
 from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window, in_window
-from analysis.rows import metrics
+from analysis.rows import failures, metrics
 from conf.specs.experiment import Slo
 
 LEAST_VALID_DWELLS = 2
@@ -25,6 +25,7 @@ REMEDIES = {
     "path_slow": "Time was lost before the engine: see what stood still or lacked CPU, replica or proxy.",
     "replica_lost": "A replica was replaced or unknown: look at its log, redeploy, and run again.",
     "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
+    "malformed_answers": "Answers fail whatever the load.",
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
     "hidden_tokens": "Counted tokens were not streamed: let the server stream its reasoning, or turn it off.",
     "wrong_prompts": "The server counts other prompt lengths than planned: use workload.prompt=token_ids.",
@@ -40,19 +41,23 @@ SLOWER = dict.fromkeys(("client_limited", "engine_late"), "A lower engine.time_s
 class Verdict:
     """Valid, or void for `reason` (a key of `REMEDIES`; empty when valid), with all checks.
 
-    `time_scale` is how many times as fast as the real clock the run's was.
+    `time_scale` is how many times as fast as the real clock the run's was, `failure` the most frequent kind
+    of failed answers where these void it.
     """
 
     valid: bool
     reason: str
     checks: tuple[Check, ...]
     time_scale: float = 1.0
+    failure: str = ""
 
     @property
     def remedy(self) -> str:
         """Advice to the user; empty when valid."""
         slower = SLOWER.get(self.reason, "") if self.time_scale > 1 else ""
-        return f"{REMEDIES.get(self.reason, '')} {slower}".strip()
+        kind = self.failure
+        most = f"Most: {failures.described(kind)}. {failures.remedy(kind)}" if kind else ""
+        return " ".join(filter(None, (REMEDIES.get(self.reason, ""), most, slower)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class WindowEvidence:
     `planned` requests were due in it (None: the rows there are). `health` maps an actor to its cpu_share and
     run_share (means over the window, 0 to 1) and stall_ms (the longest); unknown figures are left out.
     `in_flight_mean` is an average counted apart from the rows, by the server or by the sender. `block_tokens`
-    is the block size of the engine's prefix cache.
+    is the block size of the engine's prefix cache. `unloaded` are the rows of the warm-up.
     """
 
     planned: int | None = None
@@ -71,6 +76,7 @@ class WindowEvidence:
     lost_actors: Collection[str] = ()
     in_flight_mean: float | None = None
     block_tokens: int = BLOCK_TOKENS
+    unloaded: pa.Table | None = None
 
 
 ROWS_ALONE = WindowEvidence()
@@ -87,6 +93,7 @@ def judge_window(
     rows = in_window(requests, window)
     checks = (
         client_checks.lost_actors(rows, evidence.lost_actors),
+        *service_checks.form(rows, evidence.unloaded),
         client_checks.send_lag(rows, slo),
         client_checks.sent(rows, evidence.planned),
         client_checks.cpu(evidence.health),
@@ -106,7 +113,8 @@ def judge_window(
         *_loop_checks(requests, window, rows),
     )
     reason = next((check.reason for check in checks if check.voids), "")
-    return Verdict(not reason, reason, checks, metrics.whole_time_scale(rows))
+    failure = failures.most_malformed(rows) if reason == "malformed_answers" else ""
+    return Verdict(not reason, reason, checks, metrics.whole_time_scale(rows), failure)
 
 
 def _loop_checks(requests: pa.Table, window: Window, rows: pa.Table) -> tuple[Check, ...]:
@@ -124,8 +132,11 @@ def _loop_checks(requests: pa.Table, window: Window, rows: pa.Table) -> tuple[Ch
 
 def judge_run(windows: Sequence[Verdict], min_dwells: int) -> Verdict:
     """Valid if at least max(2, `min_dwells`) windows are; else void for the first void window's reason."""
-    reason = next((verdict.reason for verdict in windows if not verdict.valid), "too_few_dwells")
+    void = next((verdict for verdict in windows if not verdict.valid), Verdict(False, "too_few_dwells", ()))
+    reason = void.reason
     valid = float(sum(verdict.valid for verdict in windows))
     check = at_least("valid_dwells", valid, float(max(LEAST_VALID_DWELLS, min_dwells)), "", reason)
     scale = max((verdict.time_scale for verdict in windows), default=1.0)
-    return Verdict(not check.voids, reason if check.voids else "", (check,), scale)
+    if not check.voids:
+        return Verdict(True, "", (check,), scale)
+    return Verdict(False, reason, (check,), scale, void.failure)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from analysis.live.state import Belief, DoneWindow, LiveState
 from analysis.live.window_so_far import WindowSoFar
+from analysis.rows import failures
 from conf.io.one_line import printable
 from conf.specs.bounds import LIMITS, PER_REQUEST, label, metric_of
 
@@ -133,7 +134,8 @@ def _running(now: WindowSoFar | None, width: int) -> Iterator[str]:
     yield from _wrapped(f"offered {offered}, achieved {achieved} QPS per node; {flying} in flight", width)
     yield from _wrapped(f"send lag p99 {lag} ms, its gate {figure(now.lag_gate_ms)} ms", width)
     out = figure(now.pending_pct)
-    counts = f"{now.sent} sent, {now.failed} failed, {out} % of answers still out"
+    failed = failures.line(now.failures, now.sent) or f"{now.failed} failed"
+    counts = f"{now.sent} sent, {failed}, {out} % of answers still out"
     yield from _wrapped(f"window so far, provisional: {counts}", width)
     yield f"{INDENT}{'':<12} {'p50 ms':>9} {'p90 ms':>9} {'bound':>9} {'over':>9}"
     for key, one in now.latencies.items():

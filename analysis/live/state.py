@@ -6,12 +6,13 @@ understood changes nothing: a folder may be of another version.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from analysis.live.window_so_far import KIND, WindowSoFar
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError
+from analysis.rows import failures
 from conf.specs.bounds import column
 
 Kind = TypeVar("Kind")
@@ -52,14 +53,16 @@ class DoneWindow:
     lag_p99_ms: float | None
     verdict: str
     void: bool
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def judged(self) -> str:
-        """The verdict, called provisional while answers are out: they can still change it."""
+        """The verdict with the failures by kind, called provisional while answers are out."""
+        judged = "; ".join(filter(None, (self.verdict, failures.line(self.failures, self.requests))))
         if not self.pending:
-            return self.verdict
+            return judged
         out = 100 * self.pending / max(1, self.requests)
-        return f"provisional, {max(1, round(out))} % of answers still out: {self.verdict}"
+        return f"provisional, {max(1, round(out))} % of answers still out: {judged}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
         lag_p99_ms=_figure(event.get("lag_p99_ms")),
         verdict=str(event.get("verdict", "")),
         void=event.get("void") is True,
+        failures=_counts(event.get("failures")),
     )
 
 
@@ -181,6 +185,12 @@ def _figure(value: object) -> float | None:
     if value in ("inf", "-inf"):
         return float(str(value))
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _counts(tree: object) -> dict[str, int]:
+    """Counts by name; without what is no count."""
+    pairs = tree.items() if isinstance(tree, Mapping) else ()
+    return {str(name): value for name, value in pairs if _count(value)}
 
 
 def _count(value: object) -> int | None:

@@ -4,7 +4,7 @@ Knows figures and their JSON form only; `loadgen/drive` counts them, and nothing
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FILE = "live.json"
 """The newest `WindowSoFar` in a run folder while the run goes on, replaced whole every second or two."""
@@ -34,7 +34,7 @@ class WindowSoFar:
     `sent` counts requests of the window that were due by now, `answered` and `failed` those that ended, and
     `pending` the rest. `in_flight` counts all requests of the fleet that are open, of any window.
     `latencies` are by the bound's key in the configuration (`ttft_p90_ms`). `elapsed_s` of `budget_s` are
-    spent (None where the verb has no budget).
+    spent (None where the verb has no budget). `failures` are those that failed, by kind.
     """
 
     index: int
@@ -54,6 +54,7 @@ class WindowSoFar:
     lag_gate_ms: float
     elapsed_s: float
     budget_s: float | None
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pending_pct(self) -> float | None:

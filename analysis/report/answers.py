@@ -20,7 +20,7 @@ from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, Quan
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
 from analysis.results.types.study_verdict import StudyVerdict
-from analysis.rows import metrics, records
+from analysis.rows import failures, metrics, records
 from analysis.rows.metrics import METRICS
 from analysis.stats.quantiles import quantile
 from conf.labels import named
@@ -197,7 +197,9 @@ def _counted(counted: RequestCounts | None) -> str:
     if not counted:
         return UNKNOWN
     states = ", ".join(f"{count:,} {status}" for status, count in sorted(counted.by_status.items()))
-    return f"{counted.rows:,} rows of {counted.planned:,} planned requests ({states or 'none'})"
+    failed = failures.line(counted.by_failure, counted.rows)
+    rows = f"{counted.rows:,} rows of {counted.planned:,} planned requests ({states or 'none'})"
+    return "; ".join(filter(None, (rows, failed)))
 
 
 def _interval(q: QpsFigures) -> str:

@@ -30,6 +30,7 @@ CAUSES = {
     "path_slow": "Time was lost between the client and the engine, which reports its own times.",
     "replica_lost": "A replica was replaced, or one answered that was not deployed for this run.",
     "actor_lost": "A load actor died.",
+    "malformed_answers": "Answers failed for their form, or as requests, and not for the load.",
     "burst_delivery": "Tokens came merged, so that their pace is not known.",
     "hidden_tokens": "The server counted tokens that it did not stream, so that the pace is not known.",
     "wrong_prompts": "The server counted other prompts than were planned.",

@@ -21,6 +21,7 @@ MEANINGS = {
     "path_p90": "time on the way outside an engine that tells its own: client, network, Ray Serve",
     "path_over": "share of the answers that this way alone made later than the bound on TTFT",
     "unexpected_replicas": "replicas that answered and were not deployed for this run",
+    "malformed": "share of the answers that failed whatever the load: for their form, or refused as requests",
     "burst_delivery": "share of the answers whose tokens came merged, so that their pace cannot be known",
     "hidden_tokens": "share of the answers whose text does not account for the tokens that the server counts",
     "prompt_tokens_error": "how far the server's count of prompt tokens is from the plan",

@@ -91,13 +91,15 @@ def part_row(name: str, verdict: PartVerdict) -> PartRow:
 
 
 def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:
-    """Planned requests, rows, and rows by status, summed over runs."""
+    """Planned requests, rows, rows by status and failures by kind, summed over runs."""
     counted = [one.requests for one in verdicts if one.requests]
     states: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
     for one in counted:
         states.update(one.by_status)
+        failed.update(one.by_failure)
     planned, rows = sum(one.planned for one in counted), sum(one.rows for one in counted)
-    return RequestCounts(planned, rows, dict(sorted(states.items())))
+    return RequestCounts(planned, rows, dict(sorted(states.items())), dict(failed.most_common()))
 
 
 def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: float | None) -> StudyVerdict:

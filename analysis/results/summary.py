@@ -28,6 +28,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.results.types.verdict import Verdict
+from analysis.rows import failures
 from conf.labels import named
 
 SCHEMA_VERSION = KNOWN
@@ -119,16 +120,18 @@ def concluded(path: Path) -> str:
 
 def unfinished(run: Run) -> str:
     """The screen of a run that has no verdict."""
-    states = status_counts(run.requests(columns=["status", "phase"]))
+    rows = run.requests(columns=["status", "error_kind", "phase"])
+    states = status_counts(rows)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(states.items())) or "none"
     lines = [
         f"UNFINISHED  {run.path} has no sweep.json",
         f"  requests: {counted}",
+        f"  {failures.line(failures.kinds(rows), rows.num_rows)}",
         f"  events: {len(run.events())}",
     ]
     if run.manifest.get("verb") == "sweep":
         lines.append(f"  to go on: python -m loadgen resume {studies.whole(run.path)}")
-    return "\n".join(lines)
+    return "\n".join(line for line in lines if line.strip())
 
 
 def headline(verdict: Verdict) -> str:
@@ -258,6 +261,8 @@ def _evidence_lines(verdict: Verdict) -> list[str]:
         lines.append(DILATED.format(asked.time_scale))
     if not isinstance(verdict, PredictionVerdict):
         lines.append(_counted(verdict.evidence, verdict.requests))
+        if verdict.requests:
+            lines.append(failures.line(verdict.requests.by_failure, verdict.requests.rows))
     out = [f"  {line}" for line in lines if line]
     if isinstance(verdict, RunVerdict):
         out += sessions_text.lines(asked, verdict.dwells)

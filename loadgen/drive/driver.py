@@ -206,7 +206,8 @@ class Driver:
         """Offer nothing until no request of the last two segments waits for its first token, or its end.
 
         With `fits` also until no more than so many are in flight.
-        Raises TargetLost when several waited in vain and nothing at all was heard of the service meanwhile.
+        Raises TargetLost when several waited in vain and nothing at all was heard of the service meanwhile,
+        and when almost nothing of a segment is answered; `warm_up` judges its own requests.
         """
         feed = self.feed
         feed.target.retract()
@@ -223,7 +224,8 @@ class Driver:
         if min(waited, left) >= DEAD_LEAST and heard_ns(rows) < began_ns:
             waited_s = (now_ns - began_ns) / NS
             self.loss.lose(f"{waited} requests waited {waited_s:g} s without a token: the service hangs")
-        self.loss.refuse_dead(index)
+        if index >= 0:
+            self.loss.refuse_dead(index)
 
     def _left(self, index: int, until_done: bool, fits: float | None) -> int:
         rows = self.loss.answerable(index)

@@ -15,10 +15,11 @@ import pyarrow as pa
 from analysis.capacity import service_checks
 from analysis.capacity.validity import REMEDIES
 from analysis.capacity.window_counts import e2e_so_far
-from analysis.rows import metrics, records
+from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
 from loadgen.drive.cache_warmup import warm_caches
 from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.search.segments import Segment
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS
@@ -81,17 +82,25 @@ def _refuse_untold(driver: Driver, rows: pa.Table) -> None:
             raise QueueUntold(f"{check.reason}: {told}. {REMEDIES[check.reason]}")
 
 
+def refuse_failing(rows: pa.Table) -> None:
+    """Raise TargetLost where nearly all requests of a warm-up failed: load is not the cause there."""
+    if failures.nearly_all(rows):
+        raise TargetLost(f"warm-up: {failures.account(rows)}")
+
+
 def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
     """Say how the warm-up ended; raises TargetLost or QueueUntold for a service that cannot be measured."""
     states = Counter(rows["status"].to_pylist())
     counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    driver.emit("warm", text=f"warm-up: {requests} requests, {counted}")
+    failed = failures.line(failures.kinds(rows), rows.num_rows)
+    driver.emit("warm", text="; ".join(filter(None, (f"warm-up: {requests} requests, {counted}", failed))))
     answered = metrics.status_in(rows, records.OK).any()
     if driver.plan.workload.wants_hits and answered and metrics.prefix_hit(rows) is None:
         driver.emit("fill", text=UNREPORTED)
     _refuse_untold(driver, rows)
     if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
         driver.loss.lose(other[0]["error"])
+    refuse_failing(rows)
     driver.loss.refuse_dead(-1, least=1)
 
 

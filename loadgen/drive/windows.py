@@ -24,7 +24,7 @@ from analysis.capacity.window_counts import (
     waiting,
     without_lag,
 )
-from analysis.rows import metrics
+from analysis.rows import failures, metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import allowed_over
 from loadgen.drive.plan import LoadPlan, Past
@@ -144,6 +144,7 @@ class Windows:
             lost_actors=seen.lost_actors,
             in_flight_mean=seen.in_flight,
             block_tokens=self.plan.block_tokens,
+            unloaded=self.ledger.rows(-1),
         )
         verdict = judge_window(table, window, self.plan.slo, evidence)
         self.verdicts[window.index] = verdict = invalidated(verdict) if seen.loss else verdict
@@ -214,6 +215,7 @@ class Windows:
             "requests": dwell.requests,
             "failed": dwell.failed,
             "pending": dwell.pending,
+            "failures": failures.kinds(rows),
             **{bound.column: dwell_table.limited(rows, bound, now_ns) for bound in slo.bounds},
             **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in dwell.limits.items()},
             "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),

@@ -155,7 +155,7 @@ class ErrorReader:
     def end(self) -> None:
         """Keep the text: only now, for the key may have come in pieces."""
         if self._exchange.error is None and self._body:
-            self._exchange.error = one_line(self._redact(self._body.decode(errors="replace")), WORD_CHARS)
+            self._exchange.error = one_line(self._redact(_error_text(bytes(self._body))), WORD_CHARS)
 
 
 class EventReader:
@@ -165,12 +165,13 @@ class EventReader:
     parsed is what must stand around the next, which is then compared instead of parsed.
     """
 
-    __slots__ = ("_after", "_before", "_exchange", "_redact", "_rest")
+    __slots__ = ("_after", "_before", "_exchange", "_foreign", "_redact", "_rest")
 
     def __init__(self, exchange: Exchange, redact: Redact = str) -> None:
         self._exchange = exchange
         self._redact = redact
         self._rest = b""
+        self._foreign: bytes | None = b""  # what came that is no event; None once there was one
         self._before: bytes | tuple[()] = ()  # nothing starts with it
         self._after = b""
 
@@ -202,7 +203,10 @@ class EventReader:
         return False
 
     def end(self) -> None:
-        """An event that was cut off says nothing."""
+        """Fail an answer that is no stream, with its beginning; an event that was cut off says nothing."""
+        foreign = None if self._foreign is None else (self._foreign + self._rest).strip()
+        if foreign and not foreign.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
+            self._exchange.fail("truncated", "not_a_stream", self._redact(_error_text(foreign)))
 
     def _event(self, event: bytes) -> None:
         exchange = self._exchange
@@ -211,7 +215,10 @@ class EventReader:
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         data = b"\n".join(lines)
         if not data:
+            if self._foreign is not None and len(self._foreign) < WORD_CHARS and event[:1] != b":":
+                self._foreign += event
             return
+        self._foreign = None
         if data == b"[DONE]":
             exchange.done = True
             return
@@ -226,8 +233,8 @@ class EventReader:
     def _message(self, message: dict[str, Any]) -> None:
         """Take all facts of one event, or none; ValueError if one has a wrong type."""
         exchange = self._exchange
-        if message.get("error") is not None:
-            exchange.fail("http_error", "in_band", self._redact(json.dumps(message["error"])))
+        if (error := _error_in(message)) is not None:
+            exchange.fail("http_error", "in_band", self._redact(_words(error)))
             return
         usage, engine = message.get("usage"), message.get("maxqps")
         if usage is not None:
@@ -279,6 +286,32 @@ def _output(choice: dict[str, Any]) -> str | None:
     if not parts or ("role" in delta and not any(parts)):  # a chat begins with a delta that names the role
         return None
     return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
+
+
+def _error_in(message: dict[str, Any]) -> Any:
+    """The error that an event reports, in any of the forms that servers use; None if it reports none."""
+    if message.get("error") is not None:
+        return message["error"]
+    if message.get("object") == "error":
+        return message
+    return message.get("detail") if "choices" not in message else None
+
+
+def _error_text(body: bytes) -> str:
+    """The words of an error in a body: its message where the body is JSON that has one, else the body."""
+    text = body.decode(errors="replace")
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    error = _error_in(tree) if isinstance(tree, dict) else None
+    return text if error is None else _words(error)
+
+
+def _words(error: Any) -> str:
+    """The message of an error alone, or all of the error where it has none, such as a list of misfits."""
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else json.dumps(error)
 
 
 def _queue_ms(metrics: Any) -> float | None:

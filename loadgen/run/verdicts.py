@@ -21,7 +21,14 @@ from analysis.capacity.validity import REMEDIES, Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
 from analysis.results.asked import describe
 from analysis.results.checks import worst_checks
-from analysis.results.summary import EXIT_OK, EXIT_OPEN, EXIT_SLO_MISSED, EXIT_VOID, status_counts
+from analysis.results.summary import (
+    EXIT_OK,
+    EXIT_OPEN,
+    EXIT_SLO_MISSED,
+    EXIT_TARGET,
+    EXIT_VOID,
+    status_counts,
+)
 from analysis.results.text import capacity_text
 from analysis.results.types.probe_figures import (
     HoldFigures,
@@ -33,7 +40,7 @@ from analysis.results.types.probe_figures import (
 )
 from analysis.results.types.run_verdict import RunVerdict, ServiceRecovery
 from analysis.results.types.shared_figures import RequestCounts
-from analysis.rows import metrics, records
+from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import Floats, least_values, quantile, sectioning
 from conf.specs.bounds import LIMITS, PER_REQUEST, QUANTILE, Bound, Limit, Slo, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment
@@ -87,7 +94,10 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
 
 
 def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | None:
-    """The verdict of a search that was stopped early or missed its bounds everywhere; None of others."""
+    """The verdict of a search that was stopped early, missed its bounds everywhere or had hardly an answer.
+
+    None of others.
+    """
     stop = sweep.stop
     if stop.kind == "actor_lost":
         why = f"actor_lost: {stop.reason}. {REMEDIES['actor_lost']}"
@@ -96,6 +106,11 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
         last = [one for one in _every(driver) if not one.valid][-1:]
         why = " ".join([f"{one.reason}: {one.remedy}" for one in last] + [stop.reason])
         return _ended(verdict, EXIT_VOID, why, valid=False)
+    windows = [outcome for outcome in sweep.outcomes if outcome.segment.kind == "dwell" and not outcome.void]
+    rows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in windows]
+    if rows and all(map(failures.nearly_all, rows)):
+        why = f"at every rate: {failures.account(pa.concat_tables(rows))}"
+        return _ended(verdict, EXIT_TARGET, why, valid=False)
     if stop.kind == "slo_not_met_at_lowest":
         return _ended(verdict, EXIT_SLO_MISSED, stop.reason)
     return None
@@ -258,7 +273,8 @@ def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, re
 
 def count_requests(rows: pa.Table, planned: int) -> RequestCounts:
     """Planned requests, rows, and rows by status; what was retracted before its due time stands apart."""
-    return RequestCounts(planned, rows.num_rows, dict(sorted(status_counts(rows).items())))
+    states = dict(sorted(status_counts(rows).items()))
+    return RequestCounts(planned, rows.num_rows, states, failures.kinds(rows))
 
 
 def _base(

@@ -7,6 +7,7 @@ named.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from analysis.capacity.limit_posterior import Prior
@@ -23,6 +24,7 @@ from loadgen.search.segments import (
     Start,
     Stop,
     dwells_of,
+    nearly_all_failed,
     overloaded,
 )
 
@@ -32,7 +34,8 @@ FIRST_OVER_LATER = 1.5
 """Ratio of the first transition to a later one, whose rates are closer (simulated, two-minute answers)."""
 CONFIRMATION_TRIES = 2
 VOID_SPARES = 2
-"""Void windows are replaced beyond the budget, up to this many times `min_dwells` windows in all."""
+"""Void windows are replaced beyond the budget, up to this many times `min_dwells` windows in all; after a
+window whose requests nearly all failed nothing is granted."""
 
 
 def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapsed_s: float) -> Segment | Stop:
@@ -50,6 +53,12 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
     segment = _segment(spec, start, outcomes, "dwell", within_bounds(spec, wanted), reason)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
+    granted = granted and not (dwells and nearly_all_failed(dwells[-1].dwell))
+    if valid < spec.min_dwells:
+        # Windows of many requests at a low rate, as where all answers fail, would outlast the budget.
+        share_s = (spec.budget_s - elapsed_s) / (spec.min_dwells - valid)
+        longest_s = max(spec.window_s, share_s - segment.transition_s)
+        segment = replace(segment, window_s=min(segment.window_s, longest_s))
     confirmations = [outcome for outcome in outcomes if outcome.segment.kind == "hold"]
     over_budget = elapsed_s + segment.transition_s + segment.window_s > spec.budget_s
     if not confirmations and (granted or not over_budget):

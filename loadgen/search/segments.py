@@ -9,6 +9,7 @@ from typing import Literal
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE, Prior
 from analysis.capacity.window_counts import WindowCounts
+from analysis.rows.failures import NEARLY_ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Stop:
 def dwells_of(outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """Windows that the posterior rests on: those not void, node by node where each has its own stream."""
     return [dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)]
+
+
+def nearly_all_failed(dwell: WindowCounts) -> bool:
+    """True if hardly a request of a window was answered whole."""
+    return dwell.failed > 0 and dwell.failed >= NEARLY_ALL * dwell.requests
 
 
 def overloaded(outcome: Outcome) -> bool:

@@ -16,7 +16,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.prepared_load import warm_up
+from loadgen.drive.prepared_load import refuse_failing, warm_up
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.studies import published_ladder, published_verdict
@@ -52,7 +52,10 @@ def act(experiment: Experiment, driver: Driver) -> Conclude:
         schedule = level.schedule(number, start_ns, driver.feed.next_seq)
         why = f"{level.phase}, C = {level.concurrency}"
         fixed_rate.loop(driver, schedule, start_ns, why, to_the_end=True)
-        return driver.windows.ledger.rows(number)
+        rows = driver.windows.ledger.rows(number)
+        if level.phase == published_ladder.WARM_UP:
+            refuse_failing(rows)
+        return rows
 
     levels = published_ladder.levels(experiment)
     published_verdict.play_levels(levels, play, lambda line: driver.emit("level", text=line))

@@ -5,6 +5,7 @@ are killed; the server refuses, hangs, answers with errors or breaks off; the di
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -31,7 +32,7 @@ from loadgen.run import verdicts
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Segment, Start, Stop
 from tests.support.machine.patience import PATIENCE_S, until, void_by_neighbours
-from tests.support.servers.mock_server import Script, answer, head, serving, token
+from tests.support.servers.mock_server import END, Script, answer, event, head, serving, token, usage
 from tests.support.words.words import over
 
 pytestmark = pytest.mark.ray
@@ -226,8 +227,39 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(
     with serving(refusing(status)) as server:
         tree, folder = measure(tmp_path, server.url, searched)
     assert tree["exit_code"] == summary.EXIT_TARGET
-    assert f"requests failed: {status[:3]}" in tree["reason"]
+    assert tree["reason"].startswith(f"warm-up: failed 2 of 2: 2 x http_error {status[:3]} (")
+    assert '; the first says "busy". ' in tree["reason"] and len(tree["reason"].splitlines()) == 1
     assert set(check_rows(folder)) <= {"http_error", "missed"}
+
+
+FORMS: dict[str, tuple[Script, str]] = {
+    "no usage": (lambda body: [*answer(body)[:-2], END], "truncated no_usage (no count of the tokens). Let "),
+    "too few tokens": (
+        lambda _: [head(), token(finish="stop"), usage(3, 1), END],
+        'truncated token_count (another length than requested); the first says "1 tokens instead of 4". ',
+    ),
+    "no end": (lambda body: [*answer(body)[:-1], END[-5:]], "truncated no_done (no [DONE] at the end). Let "),
+    "an error in the stream": (
+        lambda _: [head(), event({"object": "error", "message": "unexpected token 200002"}), END],
+        'http_error in_band (an error inside the stream); the first says "unexpected token 200002". Look ',
+    ),
+    "no stream": (
+        lambda _: [b'HTTP/1.1 200 OK\r\nContent-Length: 26\r\n\r\n{"detail":"no such model"}'],
+        'truncated not_a_stream (no stream of events); the first says "no such model". The server must ',
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "act"), [*((form, held) for form in FORMS), ("no usage", searched)])
+def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
+    ray_alone: object, tmp_path: Path, form: str, act: Callable[..., Conclude]
+) -> None:
+    script, words = FORMS[form]
+    with serving(script) as server:
+        tree, folder = measure(tmp_path, server.url, act)
+    assert (tree["exit_code"], tree["valid"], tree["dwells"]) == (summary.EXIT_TARGET, False, [])
+    assert tree["reason"].startswith("warm-up: failed 2 of 2: 2 x ") and words in tree["reason"]
+    assert sum(check_rows(folder).values()) == 2 and "failed 2 of 2: 2 x " in summary.concluded(folder)
 
 
 def test_errors_among_answers_count_against_the_bound(ray_alone: object, tmp_path: Path) -> None:
@@ -252,8 +284,11 @@ def test_a_server_that_hangs_is_a_lost_target(ray_alone: object, tmp_path: Path)
 
 
 def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_alone: object, tmp_path: Path) -> None:
+    answered = itertools.count()
+
     def breaking(body: dict[str, Any]) -> list[bytes | float | None]:
-        return [head(), token(), None]
+        """It breaks off after the warm-up."""
+        return [head(), token(), None] if next(answered) > 1 else good(body)
 
     # What never ends says nothing of how long answers last: the bounds say it.
     with serving(breaking) as server:

@@ -1,7 +1,7 @@
 """Parts that verdicts of several kinds share: the question, figures of a capacity, counts, checks, events."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.capacity.posterior import LimitFit
@@ -144,8 +144,9 @@ class CapacityFigures:
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Planned requests, rows, and rows by status."""
+    """Planned requests, rows, rows by status, and failed ones by kind (`http_error 429`)."""
 
     planned: int
     rows: int
     by_status: Mapping[str, int]
+    by_failure: Mapping[str, int] = field(default_factory=dict)

@@ -52,6 +52,7 @@ def named(verdict, name):
     return next(check for check in verdict.checks if check.name == name)
 
 
+FORM = {"status": ["truncated"] * 5, "error_kind": ["no_usage"] * 5}
 HALF_SHARED = {"prompt_tokens": 1000, "requested_input_tokens": 1000, "shared_tokens": 500}
 HEALTH = {"cpu_share": 0.4, "run_share": 0.9, "stall_ms": 9.0}
 
@@ -93,6 +94,70 @@ def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reaso
     verdict = judged(made, **evidence)
     assert (verdict.valid, verdict.reason) == (False, reason)
     assert verdict.remedy == REMEDIES[reason]
+
+
+def failing(count, status, kind, finish_reason=None, of=450):
+    """A window in which so many answers failed, each as one kind."""
+    more = {"status": status, "error_kind": kind, "finish_reason": finish_reason}
+    return rows(of, **{name: [value] * count for name, value in more.items()})
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "finish_reason", "advice"),
+    [
+        ("truncated", "no_usage", "stop", "stream_options.include_usage"),
+        ("truncated", "no_finish_reason", None, "finish_reason included"),
+        ("truncated", "token_count", "stop", "ignore_eos and min_tokens"),
+        ("truncated", "no_done", "length", "[DONE]"),
+        ("truncated", "not_a_stream", None, "check the address and API"),
+        ("http_error", "bad_event", None, "OpenAI's streaming API"),
+        ("http_error", "400", None, "leave out, or change, what it names"),
+        ("http_error", "404", None, "target.urls"),
+        ("http_error", "307", None, "behind the redirect"),
+    ],
+)
+def test_a_failure_of_form_is_never_load_and_voids_the_window(status, kind, finish_reason, advice):
+    verdict = judged(failing(5, status, kind, finish_reason))
+    assert (verdict.valid, verdict.reason) == (False, "malformed_answers")
+    assert f"{status} {kind}" in verdict.remedy and advice in verdict.remedy
+    assert judge_run([verdict], 1).remedy == verdict.remedy
+    assert judged(failing(4, status, kind, finish_reason)).valid
+
+
+MAY_BE_LOAD = [
+    ("truncated", "token_count", "abort"),
+    ("truncated", "no_done", None),
+    ("truncated", "no_token", None),
+    ("truncated", "connection_lost", None),
+    ("http_error", "in_band", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "finish_reason"),
+    [
+        *MAY_BE_LOAD,
+        ("http_error", "429", None),
+        ("http_error", "503", None),
+        ("http_error", "403", None),
+        ("timeout", "deadline", None),
+        ("conn_error", "ConnectionRefusedError", None),
+    ],
+)
+def test_a_failure_that_load_may_cause_is_an_answer_that_never_came(status, kind, finish_reason):
+    whole, few = (table(failing(count, status, kind, finish_reason, 64)) for count in (0, 3))
+    assert judged(failing(300, status, kind, finish_reason)).valid
+    assert judged(failing(300, status, kind, finish_reason), unloaded=whole).valid
+    assert judged(failing(300, status, kind, finish_reason), unloaded=few).valid, "it grew with the load"
+
+
+@pytest.mark.parametrize(("status", "kind", "finish_reason"), MAY_BE_LOAD)
+def test_a_failure_that_does_not_grow_with_load_voids_the_window(status, kind, finish_reason):
+    unloaded = table(failing(20, status, kind, finish_reason, 64))
+    verdict = judged(failing(150, status, kind, finish_reason), unloaded=unloaded)
+    assert (verdict.reason, named(verdict, "malformed").value) == ("malformed_answers", 150 / 450)
+    assert f"{status} {kind}" in verdict.remedy
+    assert judged(failing(300, status, kind, finish_reason), unloaded=unloaded).valid
 
 
 @pytest.mark.parametrize(
@@ -296,7 +361,7 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
 
 
 def test_every_reason_has_a_remedy():
-    verdict = judge_window(table(rows()), WINDOW, WITH_QUEUE)
+    verdict = judge_window(table(rows(**FORM)), WINDOW, WITH_QUEUE)
     reasons = {check.reason for check in verdict.checks if check.reason}
     assert reasons | {"too_few_dwells"} == set(REMEDIES)
     assert all("\n" not in remedy for remedy in REMEDIES.values())

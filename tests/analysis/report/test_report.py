@@ -420,7 +420,8 @@ def test_a_server_that_tells_too_much_does_not_make_a_large_page(
 def test_every_check_and_figure_is_known_to_the_page() -> None:
     window = Window(0, "dwell", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
     unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
-    rows, slo = records.table([unnamed]), Slo("any", 1000, 100, {"queue_p90": 500.0})
+    failed = unnamed | {"status": "truncated", "error_kind": "no_usage"}
+    rows, slo = records.table([unnamed, failed]), Slo("any", 1000, 100, {"queue_p90": 500.0})
     closed, opened = (
         validity.judge_window(rows, one, slo) for one in (window, replace(window, concurrency=0))
     )

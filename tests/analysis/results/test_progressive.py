@@ -23,6 +23,7 @@ from conf import ConfigError, Experiment
 from loadgen.__main__ import main
 from loadgen.cli import command_line, output, published_benchmark, verbs
 from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
 from loadgen.search.segments import Start
@@ -30,6 +31,7 @@ from loadgen.studies import published_ladder, published_ladder_run, published_ta
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, published_model_of
 from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_drivers import altered
 
 SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
@@ -444,12 +446,12 @@ class Played:
         return False
 
 
-def driven(experiment: Experiment) -> tuple[Driver, list[str]]:
+def driven(experiment: Experiment, kind: type[Played] = Played) -> tuple[Driver, list[str]]:
     told: list[str] = []
     plan = LoadPlan(
         experiment.search, experiment.slo, experiment.workload, 1, 1, Start(5.0), warmup_requests=64
     )
-    return Driver(Played(experiment), plan, lambda kind, /, **facts: told.append(kind)), told
+    return Driver(kind(experiment), plan, lambda kind, /, **facts: told.append(kind)), told
 
 
 @pytest.mark.slow
@@ -468,6 +470,23 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
     found = together.progressive
     assert found and found.runs == 2 and found.levels[3].total_tok_s_spread
     assert found.levels[3].total_tok_s_spread.cov == 0
+
+
+class PlayedWithoutUsage(Played):
+    """Its answers lack the count of their tokens."""
+
+    def run(self, schedule: Any, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        row = {"status": "truncated", "error_kind": "no_usage"}
+        return Observation(altered(seen.ended, row), seen.pending)
+
+
+def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
+    experiment = of(LLAMA)
+    driver, told = driven(experiment, PlayedWithoutUsage)
+    with pytest.raises(TargetLost, match=r"warm-up: failed 3 of 3: 3 x truncated no_usage \(no count"):
+        published_ladder_run.act(experiment, driver)
+    assert told.count("segment") == 1 and "level" not in told
 
 
 def test_a_void_level_is_no_result() -> None:

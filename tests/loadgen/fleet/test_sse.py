@@ -164,8 +164,20 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     "not streamed": (
         PLAIN % (len(json.dumps(counts())), json.dumps(counts()).encode()),
         "truncated",
-        "no_token",
+        "not_a_stream",
         0,
+    ),
+    "a page with empty lines": (
+        PLAIN % (42, b"<html>\r\n\r\n<body>Log in\r\n\r\n</body>\r\n</html>"),
+        *("truncated", "not_a_stream", 0),
+    ),
+    "an error of the old form": (
+        head() + event({"object": "error", "message": "unexpected token 200002", "code": 500}) + END,
+        *("http_error", "in_band", 0),
+    ),
+    "an error that is only a detail": (
+        head() + event({"detail": "no such model"}) + END,
+        *("http_error", "in_band", 0),
     ),
     "in-band error": (
         head() + event(TEXTS[0]) + event({"error": {"message": "boom", "code": 500}}) + END,
@@ -248,9 +260,28 @@ def test_the_time_in_the_queue_is_read_and_nothing_else_by_that_word_fails_an_an
     assert exchange.usage == {"prompt_tokens": 5, "completion_tokens": 1}
 
 
-def test_the_message_of_an_error_is_kept() -> None:
-    http, in_band = records([STREAMS["503"][0]], [STREAMS["in-band error"][0]])
-    assert "überlastet" in http["error"] and "boom" in in_band["error"]
+def plain(status: bytes, body: bytes) -> bytes:
+    return PLAIN.replace(b"200", status) % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (STREAMS["503"][0], "überlastet"),
+        (STREAMS["in-band error"][0], "boom"),
+        (STREAMS["an error of the old form"][0], "unexpected token 200002"),
+        (STREAMS["an error that is only a detail"][0], "no such model"),
+        (STREAMS["a page with empty lines"][0], "<html> <body>Log in </body> </html>"),
+        (plain(b"200", b'{"object":"error","message":"busy","code":503}'), "busy"),
+        (plain(b"422", b'{"detail":[{"loc":["body"]}]}'), '[{"loc": ["body"]}]'),
+        (plain(b"400", b'{"detail":"\\ud800 \\u001b no"}'), "no"),
+        (plain(b"500", b"not { JSON"), "not { JSON"),
+        (plain(b"500", b"[" * 50_000), f"{'[' * 200} ..."),
+    ],
+)
+def test_the_words_of_an_error_are_kept_in_whatever_form_they_come(answer: bytes, words: str) -> None:
+    (record,) = records([answer])
+    assert record["error"] == words
 
 
 def test_an_answer_until_the_end_is_not_whole_when_the_connection_is_reset() -> None:

@@ -314,6 +314,21 @@ def test_the_budget_ends_the_dwells_but_grants_the_least_number():
     assert policy.next_segment(SPEC, GUESS, [*void, *void[4:]], 5000.0).kind == "budget"
 
 
+@pytest.mark.parametrize("budget_s", [60.0, 345.0, 900.0])
+@pytest.mark.parametrize("window_s", [10.0, 30.0])
+def test_a_search_whose_answers_all_fail_keeps_its_budget(budget_s, window_s):
+    """The rate falls until twenty requests would last for minutes."""
+    spec = replace(QUICK, start="ramp", budget_s=budget_s, window_s=window_s, transition_s=5.0)
+    outcomes, spent_s = [], 0.0
+    while isinstance(step := policy.next_segment(spec, Start(), outcomes, spent_s), policy.Segment):
+        outcomes.append(done(step, over=300, bad=True, start_s=spent_s))
+        spent_s += step.transition_s + step.window_s
+    dwells = [outcome.segment for outcome in outcomes if outcome.segment.kind == "dwell"]
+    assert len(dwells) >= spec.min_dwells and min(dwell.window_s for dwell in dwells) >= spec.window_s
+    assert spent_s <= budget_s + spec.least_s
+    assert spent_s <= 1.02 * budget_s or dwells[-1].window_s == spec.window_s
+
+
 def test_a_void_dwell_does_not_move_the_posterior():
     events = (*RAMPED, {"over": 30}, GOOD)
     *outcomes, last = [done(s, **e) for s, e in zip(played(GUESS, *events)[0], events, strict=True)]

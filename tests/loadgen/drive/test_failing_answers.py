@@ -1,0 +1,159 @@
+"""Answers that fail alike: they end a run in its warm-up or void its windows, and are never a capacity."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from analysis.live.screen import window_line
+from analysis.live.state import done_window
+from analysis.results import summary
+from analysis.results.json_border import to_tree
+from conf import Experiment, load
+from loadgen.drive import fixed_rate
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.target import Observation
+from loadgen.run import verdicts
+from loadgen.search.segments import Start
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.runs.verdict_trees import text_of
+from tests.support.virtual.virtual_drivers import SILENT, altered, driver, virtual
+from tests.support.virtual.virtual_target import VirtualTarget
+
+
+class Failing(VirtualTarget):
+    """A virtual target whose answers fail, one of each `every`, from segment `since` on (-1: the warm-up)."""
+
+    def __init__(self, experiment: Experiment, row: dict[str, Any], since: int = -1, every: int = 1) -> None:
+        super().__init__(virtual(experiment)._service)
+        self._row, self._since, self._every = row, since, every
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        number = pc.subtract(
+            seen.ended["seq"], pc.multiply(pc.divide(seen.ended["seq"], self._every), self._every)
+        )
+        fails = pc.and_(pc.equal(number, 0), pc.greater_equal(seen.ended["dwell"], self._since))
+        broken = altered(seen.ended.filter(fails), self._row)
+        return Observation(pa.concat_tables([seen.ended.filter(pc.invert(fails)), broken]), seen.pending)
+
+
+def truncated(kind: str, finish_reason: str | None = "stop", **more: Any) -> dict[str, Any]:
+    return {"status": "truncated", "error_kind": kind, "finish_reason": finish_reason} | more
+
+
+LONG = truncated("token_count", error="12 tokens instead of 20")
+FAILURES = [
+    (truncated("no_usage"), "16 x truncated no_usage (no count of the tokens)", "stream_options"),
+    (LONG, '(another length than requested); the first says "12 tokens instead of 20"', "ignore_eos"),
+    (truncated("no_done"), "truncated no_done (no [DONE] at the end)", "hand on the whole stream"),
+    (
+        truncated("not_a_stream", None, error="<html> Log in") | SILENT,
+        '(no stream of events); the first says "<html> Log in"',
+        "check the address and API",
+    ),
+    (
+        {"status": "http_error", "error_kind": "in_band", "error": "unexpected token 200002"},
+        'http_error in_band (an error inside the stream); the first says "unexpected token 200002"',
+        "Look at the logs",
+    ),
+    (
+        {"status": "http_error", "error_kind": "400", "error": "min_tokens: extra fields"} | SILENT,
+        'http_error 400 (bad request); the first says "min_tokens: extra fields"',
+        "leave out",
+    ),
+    (
+        {"status": "http_error", "error_kind": "429", "error": None} | SILENT,
+        "16 x http_error 429 (too many requests). Raise",
+        "a limit is not the capacity",
+    ),
+    ({"status": "conn_error", "error_kind": "gaierror"} | SILENT, "conn_error gaierror", "the address"),
+]
+
+
+@pytest.mark.parametrize(("row", "words", "remedy"), FAILURES)
+@pytest.mark.parametrize("every", [1, 16])
+def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_remedy(
+    row: dict[str, Any], words: str, remedy: str, every: int
+) -> None:
+    class Nearly(Failing):
+        """All but one of `every` fail; 1 is all."""
+
+        def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+            seen = VirtualTarget.run(self, schedule, until_ns)
+            fails = pc.greater_equal(seen.ended["seq"], 1 if self._every > 1 else 0)
+            ended = [seen.ended.filter(pc.invert(fails)), altered(seen.ended.filter(fails), row)]
+            return Observation(pa.concat_tables(ended), seen.pending)
+
+    drive, _, events = driver([], target=Nearly(load([]), row, every=every))
+    drive.replan(warmup_requests=16)
+    with pytest.raises(TargetLost) as refused:
+        sweep(drive)
+    said, failed = str(refused.value), 16 if every == 1 else 15
+    assert said.startswith(f"warm-up: failed {failed} of 16: {failed} x ")
+    assert words.replace("16 x", f"{failed} x") in said and remedy in said and "\n" not in said
+    assert drive.windows.outcomes == [] and [kind for kind, _ in events] == ["warm"]
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
+    drive, _, events = driver([], target=Failing(load([]), LONG, every=every))
+    drive.replan(warmup_requests=16)
+    fixed_rate.rate(drive, 3.0, 60, 15)
+    (text,) = [facts["text"] for kind, facts in events if kind == "warm"]
+    assert text.endswith(
+        f"failed {16 // every} of 16: {16 // every} x truncated token_count (another length than requested)"
+    )
+
+
+@pytest.mark.parametrize("row", [truncated("no_usage"), LONG])
+def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: dict[str, Any]) -> None:
+    drive, experiment, events = driver([], target=Failing(load([]), row, since=0, every=3))
+    fixed_rate.rate(drive, 3.0, 60, 15)
+    verdict = verdicts.of_probe(experiment, drive)
+    rows = drive.windows.ledger.rows(0)
+    text = text_of(to_tree(verdict) | {"requests": to_tree(verdicts.count_requests(rows, rows.num_rows))})
+    assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
+    kind = f"truncated {row['error_kind']}"
+    assert verdict.reason.startswith(f"malformed_answers: Answers fail whatever the load. Most: {kind}")
+    assert f"x {kind} (" in text and "\n  failed " in text and "check malformed" in text
+    done = done_window({"event": "segment_done", **events[-1][1]})
+    assert done and f"VOID malformed_answers; failed {done.failed} of {done.requests}: {done.failed} x {kind}"
+    assert done.failed > 20 and f"x {kind} (" in window_line(done)
+
+
+def test_a_search_over_malformed_answers_claims_nothing_within_its_budget() -> None:
+    target = Failing(load(["search=standard"]), truncated("no_usage"), since=0)
+    drive, experiment, _ = driver(["search=standard"], target=target)
+    verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
+    assert verdict.reason.startswith("malformed_answers: ") and "stream_options" in verdict.reason
+    assert drive.elapsed_s() <= experiment.search.budget_s
+
+
+@pytest.mark.parametrize("since", [-1, 0])
+def test_errors_inside_the_stream_void_a_window_only_if_they_came_without_load_too(since: int) -> None:
+    row = {"status": "http_error", "error_kind": "in_band", "error": "the queue is full"}
+    drive, experiment, _ = driver([], target=Failing(load([]), row, since=since, every=3))
+    drive.replan(warmup_requests=32)
+    fixed_rate.rate(drive, 3.0, 60, 15)
+    verdict = verdicts.of_probe(experiment, drive)
+    assert verdict.exit_code == (summary.EXIT_VOID if since < 0 else summary.EXIT_SLO_MISSED)
+    assert verdict.reason.startswith("malformed_answers: " if since < 0 else "p90 TTFT")
+
+
+@pytest.mark.parametrize("budget_s", [100, 345])
+def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_result(budget_s: float) -> None:
+    """Load may break answers off, but not nearly all of them at every rate."""
+    words = ["search=quick", "search.start=ramp", f"search.budget_s={budget_s}"]
+    row = truncated("connection_lost", None, error="reset by peer")
+    drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
+    found = sweep(drive)
+    assert found.outcomes[-1].dwell.window_end_ns <= (budget_s + 30) * NS
+    verdict = verdicts.of_sweep(experiment, drive, found, "wall")
+    assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
+    assert verdict.reason.startswith("at every rate: failed ")
+    assert 'the first says "reset by peer". Look at the logs' in verdict.reason
+    assert "no capacity is claimed" in text_of(to_tree(verdict))
