@@ -48,6 +48,10 @@ KINDS: Mapping[str, KindWords] = {
     "http_error bad_event": KindWords(
         "an event that OpenAI's API does not have", "Check that the server speaks OpenAI's streaming API."
     ),
+    "http_error content_encoding": KindWords(
+        "a compression that cannot be read as a stream",
+        "Switch the compression of streams off in the gateway.",
+    ),
     "http_error endless": KindWords("an answer without an end", LOGS),
     "http_error 401": KindWords("", "Name the variable that holds the key with target.api_key_env."),
     "http_error 403": KindWords("", "Check the key (target.api_key_env) and what it may use."),
@@ -61,7 +65,7 @@ KINDS: Mapping[str, KindWords] = {
 }
 OF_STATUS: Mapping[str, str] = {
     "3": "Give the address behind the redirect as target.urls.",
-    "4": "The server refuses the request itself: leave out, or change, what it names.",
+    "4": "The server refuses the request itself: leave out the field that it names with target.omit=[FIELD].",
     "5": LOGS,
     "conn_error": ADDRESS,
 }
@@ -71,7 +75,7 @@ ANSWERED = ("truncated", "http_error")
 """Statuses of answers that came and were not whole."""
 NEARLY_ALL = 0.9
 """Failed share of the answers from which on they say nothing of a capacity (our choice)."""
-NEVER_LOAD = ("no_usage", "no_finish_reason", "not_a_stream", "bad_event", "endless")
+NEVER_LOAD = ("no_usage", "no_finish_reason", "not_a_stream", "bad_event", "content_encoding", "endless")
 """Kinds of answers that are wrong in their form, at any load."""
 REFUSALS = tuple(str(code) for code in range(300, 500) if code not in (403, 408, 425, 429))
 """HTTP statuses that refuse the request itself; limits of rates answer with the four that are left out."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from conf.io.http_get import OK, AskError, ask
+from conf.io.http_get import AskError, ask
 
 TIMEOUT_S = 10.0
 GARBLED = (AskError, ValueError, RecursionError, KeyError, TypeError, AttributeError)
@@ -56,6 +56,6 @@ def digest(says: Mapping[str, Any]) -> str | None:
 def _get(url: str) -> bytes:
     """The body of a complete answer. Raises AskError."""
     answer = ask(url, TIMEOUT_S)
-    if answer.status != OK:
+    if not answer.is_success:
         raise AskError(answer.said)
     return answer.body

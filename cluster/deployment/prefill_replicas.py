@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cluster.deployment.engine_facts import GARBLED
 from cluster.deployment.warmup import WarmupError
-from conf.io.http_get import OK, ask
+from conf.io.http_get import ask
 
 PAGE = "/maxqps/prefill"
 TIMEOUT_S = 10.0
@@ -30,7 +30,7 @@ def told(url: str) -> dict[str, ToldPrefill] | None:
     """The prefill replicas by their ids, as the replica at `url` knows them; None if it cannot tell."""
     try:
         answer = ask(f"{url}{PAGE}", TIMEOUT_S)
-        if answer.status != OK:
+        if not answer.is_success:
             return None
         found = json.loads(answer.body)["replicas"]
         return {str(name): ToldPrefill(str(it["url"]), int(it["prompts"])) for name, it in found.items()}

@@ -12,7 +12,7 @@ from random import Random
 
 from cluster.deployment.serve_state import DeployError
 from cluster.deployment.warmup import REPLICA_ID
-from conf.io.http_get import OK, AskError, ask
+from conf.io.http_get import AskError, ask
 from conf.specs.experiment import Routing
 
 TIMEOUT_S = 30.0
@@ -78,7 +78,7 @@ def _answering(url: str, body: bytes, session: str) -> str:
     headers = {"Content-Type": "application/json", "x-session-id": session}
     try:
         answer = ask(f"{url}/v1/completions", TIMEOUT_S, body=body, headers=headers)
-        if answer.status != OK:
+        if not answer.is_success:
             raise AskError(answer.said)
     except AskError as error:
         raise DeployError(f"the router cannot be checked at {url}: {error}") from error

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from conf.io.http_get import OK, AskError, HttpAnswer, ask
-from conf.io.secret import Secret
+from conf.io.access import DEFAULT_ACCESS, Access
+from conf.io.http_get import AskError, HttpAnswer, ask
 
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""
@@ -50,7 +50,7 @@ class WarmupRequests:
     body: Callable[[int], bytes]
     least: int = STEADY
     most: int = 20
-    key: Secret | None = None
+    access: Access = DEFAULT_ACCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class ReplicaWarmer:
         headers = {"Content-Type": "application/json", SESSION_ID: f"warm-{number}"}
         left_s = min(ATTEMPT_S, max(LAST_S, self._deadline_s - time.monotonic()))
         body = self._warm.body(number)
-        answer = ask(url + self._warm.path, left_s, body=body, headers=headers, key=self._warm.key)
+        answer = ask(url + self._warm.path, left_s, body=body, headers=headers, access=self._warm.access)
         _refuse(url, answer)
         name = answer.names.get(REPLICA_ID, UNNAMED)
         self.named &= name != UNNAMED
@@ -229,7 +229,7 @@ def _refuse(url: str, answer: HttpAnswer) -> None:
     """Raise WarmupError for a final refusal, AskError for any other answer but a whole stream."""
     if answer.status in FINAL:
         raise WarmupError(f"{url} refuses what the workload asks: {answer.said}")
-    if answer.status != OK:
+    if not answer.is_success:
         raise AskError(answer.said)
     if b"[DONE]" not in answer.body:
         raise AskError("the stream ended before its end")

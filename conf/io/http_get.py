@@ -11,13 +11,14 @@ import ssl
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
+from conf.io.access import DEFAULT_ACCESS, Access, failure_text
+from conf.io.inflate import PLAIN, unpacked
 from conf.io.one_line import one_line
-from conf.io.secret import Secret
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -27,7 +28,8 @@ MOST_BYTES = 4 * 2**20
 (our choice)."""
 PIECE_BYTES = 2**16
 WORD_CHARS = 200
-OK, REDIRECTS = 200, range(300, 400)
+SUCCESSES, REDIRECTS = range(200, 300), range(300, 400)
+NOWHERE = "it names none"
 
 
 class AskError(OSError):
@@ -47,6 +49,10 @@ class HttpAnswer:
     first_s: float
 
     @property
+    def is_success(self) -> bool:
+        return self.status in SUCCESSES
+
+    @property
     def said(self) -> str:
         """The status and the beginning of the body, in one line."""
         return f"HTTP {self.status} {one_line(self.body.decode(errors='replace'), WORD_CHARS)}".rstrip()
@@ -58,7 +64,7 @@ def ask(
     *,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
-    key: Secret | None = None,
+    access: Access = DEFAULT_ACCESS,
     most_bytes: int = MOST_BYTES,
 ) -> HttpAnswer:
     """The answer to a GET, or with a `body` to a POST, with any status but a redirect's.
@@ -68,18 +74,17 @@ def ask(
     """
     parts = urlsplit(url)
     sent = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **(headers or {})}
-    if key:
-        sent["Authorization"] = key.authorization
+    sent |= access.headers
     try:
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        tls = access.tls() if parts.scheme == "https" else None
         began_s = time.monotonic()
         with closing(_connected(parts, tls, began_s + within_s, most_bytes)) as line:
-            return _cleared(_exchanged(line, parts, body, sent, began_s), key)
+            return _cleared(_exchanged(line, parts, body, sent, began_s), access, most_bytes)
     except TimeoutError as error:
         raise AskError(f"no whole answer within {within_s:g} s") from error
     except (OSError, HTTPException, ValueError) as error:
-        words = str(error) or type(error).__name__
-        raise AskError(one_line(key.redact(words) if key else words)) from error
+        words = failure_text(error) or type(error).__name__
+        raise AskError(one_line(access.redact(words))) from error
 
 
 def _exchanged(
@@ -106,24 +111,24 @@ def _exchanged(
 
 
 def _refuse(response: HTTPResponse) -> None:
-    """Raise AskError for a redirect, and for a compressed answer."""
+    """Raise AskError for a redirect."""
     if response.status in REDIRECTS:
-        where = response.headers.get("Location")
-        elsewhere = f"redirects to {where}" if where else f"answers HTTP {response.status}"
-        raise AskError(f"it {elsewhere}: name the server that answers itself")
-    packed = response.headers.get("Content-Encoding", "identity")
-    if packed.lower() != "identity":
-        raise AskError(f"the answer is packed ({packed}), which was not asked for")
+        raise AskError(redirect_text(response.headers.get("Location", NOWHERE)))
 
 
-def _cleared(answer: HttpAnswer, key: Secret | None) -> HttpAnswer:
-    """The answer with the key redacted."""
-    if key is None:
-        return answer
-    text = answer.body.decode(errors="surrogateescape")
-    cleared = key.redact(text).encode(errors="surrogateescape")
-    names = {name: key.redact(value) for name, value in answer.names.items()}
-    return HttpAnswer(answer.status, names, cleared, answer.first_s)
+def redirect_text(location: str) -> str:
+    """The reason why a redirect is a failure, with the remedy."""
+    return f"it redirects, which is not followed; give the address that it leads to: {location}"
+
+
+def _cleared(answer: HttpAnswer, access: Access, most_bytes: int) -> HttpAnswer:
+    """The answer with its body decompressed and without the key. Raises ValueError."""
+    body = unpacked(answer.body, answer.names.get("content-encoding", PLAIN), most_bytes)
+    if access.key is None:
+        return replace(answer, body=body)
+    cleared = access.redact(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    names = {name: access.redact(value) for name, value in answer.names.items()}
+    return replace(answer, names=names, body=cleared)
 
 
 def _connected(parts: SplitResult, tls: ssl.SSLContext | None, deadline_s: float, most_bytes: int) -> "_Line":

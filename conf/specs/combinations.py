@@ -27,6 +27,15 @@ def check_nodes(cluster: Cluster, engine: Engine, target: Endpoints) -> None:
     )
 
 
+def check_request_fields(workload: Workload, target: Endpoints) -> None:
+    """Refuse a field that only chats have for another kind of prompt."""
+    require(
+        target.max_tokens_field == "max_tokens" or workload.prompt == "chat",
+        f"target.max_tokens_field={target.max_tokens_field} is a field of chats; add workload.prompt=chat or "
+        "leave it out",
+    )
+
+
 def check_layout(layout: Layout, cluster: Cluster, model: Model, engine: Engine) -> None:
     """Refuse a layout that does not fit its node, its model or its engine."""
     require(
@@ -120,7 +129,7 @@ def check_routing(routing: Routing, workload: Workload, engine: Engine) -> None:
 
 def check_streams(cluster: Cluster, layout: Layout, engine: Engine, target: Endpoints) -> None:
     """Refuse one stream of arrivals per node where a node has no single address or replica."""
-    urls, per_node = len(set(target.urls)), layout.replicas_per_node
+    urls, per_node = len(set(target.bases)), layout.replicas_per_node
     require(
         engine.kind != "external" or urls == cluster.nodes,
         f"routing=per_node needs one of target.urls for each node but there are {urls} and "

@@ -101,6 +101,7 @@ class Experiment:
         require_at_least_one("", self, "requests")
         self._check_load()
         combinations.check_nodes(self.cluster, self.engine, self.target)
+        combinations.check_request_fields(self.workload, self.target)
         combinations.check_layout(self.layout, self.cluster, self.model, self.engine)
         combinations.check_prefix_cache(self.workload, self.engine, self.layout)
         combinations.check_images(self.workload.images, self.model, self.engine)

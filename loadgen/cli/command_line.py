@@ -16,7 +16,7 @@ from loadgen.cli import idle_words, live_view
 from loadgen.cli.grammar import LOADING
 from loadgen.prompts import tokenizer
 from loadgen.quality import tasks
-from loadgen.run.endpoint import api_key
+from loadgen.run import endpoint
 from loadgen.traffic import conversation_means, trace
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
@@ -77,7 +77,7 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
         words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
     workload = tokenizer.located(conversation_means.resolve(trace.resolve(experiment.workload)))
-    experiment = sized(replace(experiment, workload=workload))
+    experiment = sized(replace(experiment, workload=workload, target=endpoint.located(experiment.target)))
     if tasks.asks(experiment, verb):
         experiment = replace(experiment, quality=tasks.located(experiment.quality))
     _refuse_idle_words(experiment, verb)
@@ -90,7 +90,7 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
         _refuse_own_lengths(words)
     kind = experiment.engine.kind
     if kind == "external" and verb != "predict":
-        api_key(experiment.target.api_key_env)
+        endpoint.access_to(experiment.target)
     elif kind != "simulated" and verb == "predict":
         raise ConfigError(f"predict needs engine=simulated, not {kind}")
     return experiment

@@ -21,9 +21,10 @@ from cluster.preflight.preflight import expected_of, inspect
 from cluster.ray_session.placement import Placement, PlacementError, SessionError, place
 from cluster.ray_session.session import Session, open_session
 from conf import Experiment
+from conf.io.access import DEFAULT_ACCESS, Access
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.prompts.bodies import Prompts
-from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, api_key, models_of
+from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
 from loadgen.run.progress import Emit
 from loadgen.run.service import Service
 from loadgen.traffic.traffic import Traffic
@@ -220,7 +221,7 @@ def _served(
         replicas=deployment.replica_ids if deployment.named else None,
         fault=deployment.healthy,
         reported={
-            "models": [models_of(front, None)],
+            "models": [models_of(front, DEFAULT_ACCESS)],
             "urls": list(deployment.urls),
             "shape": experiment.layout.shape,
             "replica_nodes": deployment.replica_nodes,
@@ -247,7 +248,8 @@ def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], byte
     """Path and bodies of requests of the workload's mean length, own prompts and short answers."""
     workload, model = experiment.workload, experiment.model
     # Of another salt than the run's: no prompt of theirs may be in a cache.
-    prompts = Prompts(workload, model.served_name, model.vocab, secrets.randbits(31))
+    salt = secrets.randbits(31)
+    prompts = Prompts(workload, model.served_name, model.vocab, salt, experiment.target)
     images = workload.images.most * workload.images.tokens
     lengths = round(workload.input_tokens.mean), round(workload.output_tokens.mean)
     prompt, answer = max(1, lengths[0]) + images, max(1, min(WARM_OUTPUT_TOKENS, lengths[1]))
@@ -266,9 +268,8 @@ def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[
 
 @contextmanager
 def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
-    urls = [url.rstrip("/") for url in experiment.target.urls]
-    key = api_key(experiment.target.api_key_env)
-    reported = {"models": [models_of(url, key) for url in urls]}
+    urls, access = experiment.target.bases, access_to(experiment.target)
+    reported = _listed(experiment, urls, access, READY_TIMEOUT_S)
     # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
     here = (
         experiment.cluster
@@ -276,22 +277,34 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         else replace(experiment.cluster, nodes=1)
     )
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
-    emit("connecting", text=f"{len(urls)} endpoint(s) answer; starting Ray for the load actors")
+    checked = "answer" if reported else "are not asked for their models"
+    emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting Ray for the load actors")
     with open_session(here, None, load_cpus):
         metrics_urls = {url: f"{url}/metrics" for url in urls}
-        served = Service(urls, reported=reported, metrics_urls=metrics_urls, key=key, power_unknown=NOT_OURS)
+        served = Service(
+            urls, reported=reported, metrics_urls=metrics_urls, access=access, power_unknown=NOT_OURS
+        )
         yield replace(served, recover=partial(_answering, experiment, served))
+
+
+def _listed(
+    experiment: Experiment, urls: Sequence[str], access: Access, within_s: float
+) -> dict[str, list[Any]]:
+    """The list of models of each endpoint, for the manifest; empty if there is none. Raises TargetError."""
+    if not experiment.target.list_models:
+        return {}
+    return {"models": [models_of(url, access, within_s) for url in urls]}
 
 
 def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
     """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
-    key = served.key
-    warm, deadline_s = WarmupRequests(*_warming_requests(experiment), key=key), time.monotonic() + limit_s
+    access, deadline_s = served.access, time.monotonic() + limit_s
+    warm = WarmupRequests(*_warming_requests(experiment), access=access)
     try:
         ReplicaWarmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
     except WarmupError as error:
         raise TargetError(str(error)) from error
     left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
-    models = [models_of(url, key, min(READY_TIMEOUT_S, left_s)) for url in served.urls]
+    listed = _listed(experiment, served.urls, access, min(READY_TIMEOUT_S, left_s))
     again = partial(_answering, experiment, served)
-    return replace(served, reported={**served.reported, "models": models}, recover=again)
+    return replace(served, reported={**served.reported, **listed}, recover=again)

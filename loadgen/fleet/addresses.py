@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from conf.io.secret import Secret
+from conf.io.access import Access
+from conf.io.inflate import PLAIN
 
 MASK_64 = 2**64 - 1
 
@@ -59,7 +60,7 @@ class Server:
         return made
 
 
-def server(url: str, path: str, key: Secret | None, tls: ssl.SSLContext | None) -> Server:
+def server(url: str, path: str, access: Access, tls: ssl.SSLContext | None) -> Server:
     """The server behind a URL, which takes requests at `path`; its name is looked up now, which may block."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -68,9 +69,9 @@ def server(url: str, path: str, key: Secret | None, tls: ssl.SSLContext | None) 
         f"Host: {parts.netloc.rpartition('@')[2]}",
         "Content-Type: application/json",
         "Accept: text/event-stream",
+        f"Accept-Encoding: {PLAIN}",
+        *(f"{name}: {value}" for name, value in access.headers.items()),
     ]
-    if key:
-        lines.append(f"Authorization: {key.authorization}")
     head = "\r\n".join([*lines, "Content-Length: "]).encode()
     port = parts.port or (443 if secure else 80)
     host = parts.hostname or ""

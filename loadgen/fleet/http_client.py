@@ -6,14 +6,13 @@ before the load and not during it.
 
 import asyncio
 import errno
-import ssl
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from conf.io.secret import Secret
+from conf.io.access import DEFAULT_ACCESS, Access, failure_text
 from loadgen.fleet.addresses import chosen, server
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import Exchange, Redact
@@ -37,9 +36,9 @@ class Client:
     """Sends requests to `urls` over kept-alive connections, without a limit on those in flight; repeats none.
 
     A request of stream s goes to the s-th URL, one without to any, by `chosen`; with `sticky` its session
-    chooses. `ended` is called once for every exchange. `key` goes into the Authorization header and out of
-    what a server says. An answer of a server whose clock is not `time_scale` times as fast as the real one
-    fails.
+    chooses. `ended` is called once for every exchange. The key of `access` goes into the Authorization header
+    and out of what a server says. An answer of a server whose clock is not `time_scale` times as fast as the
+    real one fails.
     """
 
     def __init__(
@@ -49,18 +48,18 @@ class Client:
         *,
         path: str = "/v1/completions",
         timeout_s: float = TIMEOUT_S,
-        key: Secret | None = None,
+        access: Access = DEFAULT_ACCESS,
         time_scale: float = 1.0,
         sticky: bool = False,
     ) -> None:
-        self.redact: Redact = key.redact if key else str
+        self.redact: Redact = access.redact
         self._ended = ended
         self._time_scale = time_scale
         self._sticky = sticky
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
-        tls = ssl.create_default_context() if secure else None
-        self._server = partial(server, path=path, key=key, tls=tls)
+        tls = access.tls() if secure else None
+        self._server = partial(server, path=path, access=access, tls=tls)
         self._urls = urls
         self._servers = {url: self._server(url) for url in urls}
         self._timeout_s = timeout_s
@@ -163,7 +162,7 @@ class Client:
         except (OSError, ValueError) as error:  # ValueError: no name of a host
             shortage = SHORTAGES.get(error.errno or 0) if isinstance(error, OSError) else None
             status = "missed" if shortage else "conn_error"
-            exchange.fail(status, shortage or type(error).__name__, self.redact(str(error)))
+            exchange.fail(status, shortage or type(error).__name__, self.redact(failure_text(error)))
         except asyncio.CancelledError:
             exchange.fail("conn_error", "interrupted")
         else:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from conf.io.http_get import NOWHERE, REDIRECTS, redirect_text
+from conf.io.inflate import PLAIN, Inflater
 from conf.io.one_line import printable
 from loadgen.fleet.sse import STAMP_DIGITS, WORD_CHARS, ErrorReader, EventReader, Exchange, StampedReader
 
@@ -23,6 +25,8 @@ HAProxy takes 16 kB of headers (our choice)."""
 BARREN_BYTES_LIMIT = 2**20
 """Most bytes of a good answer without a token among them: three thousand events that say nothing, or what
 follows the last one (our choice)."""
+UNPACKED_BYTES_LIMIT = 2**24
+"""Most bytes that a read of a compressed answer may hold: 256 kB, 64 times as long (our choice)."""
 
 
 class Connection(asyncio.Protocol):
@@ -32,7 +36,10 @@ class Connection(asyncio.Protocol):
         "_barren_bytes",
         "_client",
         "_delimited",
+        "_encoding",
+        "_inflater",
         "_kept",
+        "_location",
         "_parser",
         "_reader",
         "exchange",
@@ -48,6 +55,8 @@ class Connection(asyncio.Protocol):
         self._reader: EventReader | ErrorReader | None = None
         self._parser: Any = None
         self._delimited = False
+        self._encoding, self._location = PLAIN, NOWHERE
+        self._inflater: Inflater | None = None
         self._barren_bytes = 0  # that came since the last token
         self._kept: bool | None = None  # of a complete answer: can the next request use this connection?
 
@@ -59,6 +68,7 @@ class Connection(asyncio.Protocol):
         self.exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._delimited, self._kept, self._barren_bytes = False, None, 0
+        self._encoding, self._location, self._inflater = PLAIN, NOWHERE, None
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -92,13 +102,13 @@ class Connection(asyncio.Protocol):
         """Give up an answer of which too much has come without a token."""
         self._barren_bytes += size
         status = exchange.http_status
-        limit = BARREN_BYTES_LIMIT if status == 200 else HEAD_BYTES_LIMIT
+        limit = BARREN_BYTES_LIMIT if exchange.is_success else HEAD_BYTES_LIMIT
         if self._barren_bytes <= limit or self._kept is not None:
             return
         self._kept = False
         if status is None:
             exchange.fail("conn_error", "long_head", f"its head is longer than {limit} bytes")
-        elif status != 200:
+        elif not exchange.is_success:
             exchange.fail("http_error", str(status), f"the answer is longer than {limit} bytes")
         else:
             exchange.fail("http_error", "endless", f"{limit} bytes without a token")
@@ -112,6 +122,10 @@ class Connection(asyncio.Protocol):
             self.exchange.replica_id = printable(replica[:WORD_CHARS])
         elif name in (b"content-length", b"transfer-encoding"):
             self._delimited = True
+        elif name == b"content-encoding":
+            self._encoding = self._client.redact(value.decode(errors="replace"))[:WORD_CHARS]
+        elif name == b"location":
+            self._location = self._client.redact(value.decode(errors="replace"))
         elif name == b"x-accepted-virtual-ns" and self.exchange and value.isdigit():
             self.exchange.accepted_virtual_ns = int(value[:STAMP_DIGITS])
         elif name == b"x-time-scale" and self.exchange:
@@ -123,14 +137,40 @@ class Connection(asyncio.Protocol):
             self._kept = False  # a second answer, which nobody asked for
         elif self.exchange and status >= 200:  # early hints and their like come before the answer
             self.exchange.http_status = status
-            if status != 200:
+            if status in REDIRECTS:
+                self.exchange.fail("http_error", str(status), redirect_text(self._location))
+            if self._encoding.lower() != PLAIN:
+                self._expect_packed(self.exchange)
+            if not self.exchange.is_success:
                 self._reader = ErrorReader(self.exchange, self._client.redact)
                 return
             self._client.check_clock(self.exchange)
             stamped = self.exchange.accepted_virtual_ns is not None
             self._reader = (StampedReader if stamped else EventReader)(self.exchange, self._client.redact)
 
+    def _expect_packed(self, exchange: Exchange) -> None:
+        """Prepare for a compressed body, which was not asked for; give the answer up if it cannot be read."""
+        limit = UNPACKED_BYTES_LIMIT if exchange.is_success else HEAD_BYTES_LIMIT
+        try:
+            self._inflater = Inflater(self._encoding, limit)
+        except ValueError as error:
+            self._refuse_packed(exchange, error)
+
+    def _refuse_packed(self, exchange: Exchange, error: ValueError) -> None:
+        """Give up an answer whose body cannot be read; a status that is no success says more."""
+        kind = "content_encoding" if exchange.is_success else str(exchange.http_status)
+        exchange.fail("http_error", kind, str(error))
+        self._kept = False
+
     def on_body(self, body: bytes) -> None:
+        if self._inflater is not None and self.exchange is not None:
+            packed_bytes = len(body)
+            try:
+                body = self._inflater.feed(body)
+            except ValueError as error:
+                self._refuse_packed(self.exchange, error)
+                return
+            self._barren_bytes += len(body) - packed_bytes
         if self._reader is not None:
             self._reader.feed(body)
 

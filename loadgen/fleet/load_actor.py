@@ -16,8 +16,9 @@ import ray
 
 from analysis.rows import time_series
 from conf import ConfigError
-from conf.io.secret import Secret
+from conf.io.access import DEFAULT_ACCESS, Access
 from conf.specs.experiment import Workload
+from conf.specs.target import Endpoints
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.gap_record import EVERY_GAP, GapRecord
 from loadgen.fleet.os_limits import Limits, limits, raise_files
@@ -31,7 +32,7 @@ from loadgen.traffic.schedule import ArrivalSchedule
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
     """The plan that all actors share before the start; `timeout_s` is on the run's clock, `sticky` as in
-    `Client`.
+    `Client`, and `target` names the fields of a request.
     """
 
     urls: list[str]
@@ -44,7 +45,8 @@ class FleetPlan:
     time_scale: float = 1.0
     sticky: bool = False
     driver: WatchedProcess = field(default_factory=own)
-    key: Secret | None = None
+    access: Access = DEFAULT_ACCESS
+    target: Endpoints = field(default_factory=Endpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class LoadActor:
     async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> Place:
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
         try:
-            prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt)
+            prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt, plan.target)
         except ConfigError as error:
             raise ConfigError(f"on node {platform.node()}: {error}") from error
         self._shards = [
@@ -79,7 +81,7 @@ class LoadActor:
             gaps=plan.gaps,
             time_scale=plan.time_scale,
             timeout_s=plan.timeout_s / plan.time_scale,
-            key=plan.key,
+            access=plan.access,
             path=prompts.path,
             sticky=plan.sticky,
         )

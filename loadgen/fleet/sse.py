@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+from conf.io.http_get import SUCCESSES
 from conf.io.one_line import one_line, printable
 from loadgen.fleet.streamed_text import END, StreamedText
 
@@ -30,6 +31,17 @@ MOST_QUEUE_MS = 1e9
 """Eleven days: a server that tells a longer time in its queue is not believed (our choice)."""
 STAMP_DIGITS = 18
 """Most digits of a time in ns: thirty years, which fit into 64 bits."""
+NO_USAGE = (
+    "nothing counts its tokens; the server must honour stream_options.include_usage or send usage unasked"
+)
+"""What is wrong with an answer without usage: events may hold several tokens, or none."""
+TOO_FEW = (
+    "the server must honour ignore_eos or min_tokens, and have room for prompt and answer in its context"
+)
+TOO_MANY = (
+    "the server must honour max_tokens; for a chat it may be target.max_tokens_field=max_completion_tokens"
+)
+"""Remedies for an answer of another length than the requested one."""
 _STAMP = b'data: {"virtual_ns":'
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _T = TypeVar("_T")
@@ -80,6 +92,11 @@ class Exchange:
         return text.events + text.silent if text.silent_are_tokens(self.tokens) else text.events
 
     @property
+    def is_success(self) -> bool:
+        """True once the head of the answer has come, with a status of success."""
+        return self.http_status in SUCCESSES
+
+    @property
     def tokens(self) -> int:
         """Output tokens: the server's count when it came, else the events with text so far."""
         return (self.usage or {}).get("completion_tokens", self.text.events)
@@ -123,18 +140,20 @@ class Exchange:
             # The first text is still the first that a user sees, but the last token may print nothing.
             self.first_token_ns = self.first_token_ns or self.first_silent_ns
             self.last_token_ns = max(self.last_token_ns or 0, self.last_silent_ns or 0)
-        if self.http_status != 200:
+        if not self.is_success:
             self.fail("http_error", str(self.http_status))
         elif not self.events:
             self.fail("truncated", "no_token")
         elif not self.done:
             self.fail("truncated", "no_done")
         elif self.usage is None:
-            self.fail("truncated", "no_usage")
+            self.fail("truncated", "no_usage", NO_USAGE)
         elif self.finish_reason is None:
             self.fail("truncated", "no_finish_reason")
         elif self.tokens != self.expected_tokens:
-            self.fail("truncated", "token_count", f"{self.tokens} tokens instead of {self.expected_tokens}")
+            remedy = TOO_FEW if self.tokens < self.expected_tokens else TOO_MANY
+            counts = f"{self.tokens} tokens instead of {self.expected_tokens}"
+            self.fail("truncated", "token_count", f"{counts}; {remedy}")
         elif self.status is None:
             self.status = "ok"
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 
 from conf.specs.experiment import Workload
+from conf.specs.target import Endpoints
 from loadgen.prompts import text_pool
 from loadgen.prompts.images import ImageParts
 from loadgen.prompts.token_pool import PromptLevel, TokenBytes, synthetic
@@ -40,12 +41,14 @@ class Prompts:
     ones. Tokens are synthetic, or real text if the workload names a tokenizer; names of real text begin with
     the same word once in as many as the vocabulary has words.
 
-    `path` is the URL path of the API that takes the bodies. A chat is one user message; a conversation of
-    real text has a system message before it if its template has that role. The server's chat template adds
-    tokens to the asked ones.
+    `path` is the URL path of the API that takes the bodies, and `target` says which fields its servers take.
+    A chat is one user message; a conversation of real text has a system message before it if its template has
+    that role. The server's chat template adds tokens to the asked ones.
     """
 
-    def __init__(self, workload: Workload, model: str, vocab: int, salt: int) -> None:
+    def __init__(
+        self, workload: Workload, model: str, vocab: int, salt: int, target: Endpoints | None = None
+    ) -> None:
         self._source = (text_pool.source if workload.tokenizer else synthetic)(workload, vocab, salt)
         self._separator, self._pool = self._source.separator, self._source.pool
         self._head, self._close = ENVELOPES[workload.prompt]
@@ -54,9 +57,7 @@ class Prompts:
         self._session_hit = workload.session_hit
         self._image_tokens = workload.images.tokens
         self._album = ImageParts(workload.images, salt) if workload.images.most else None
-        rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
-        rest |= {"ignore_eos": True, "temperature": 0}
-        self._tail = json.dumps(rest, separators=(",", ":")).encode()[1:]
+        self._limits, self._tail = _after_prompt(model, target or Endpoints())
 
     def body(
         self,
@@ -89,8 +90,7 @@ class Prompts:
             pieces += self._own(owner, end - begun)
             begun = end
         prompt = self._separator.join(pieces)
-        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
-        return b"".join((head, prompt, close, limits, self._tail))
+        return b"".join((head, prompt, close, self._limits % {b"tokens": output_tokens}, self._tail))
 
     def _own(self, seq: int, tokens: int) -> list[TokenBytes]:
         """The first `tokens` tokens of a request's own text: its name, and a slice of the pool."""
@@ -116,7 +116,7 @@ class Prompts:
         pieces = [*system]
         for begin, level in zip(begins, others, strict=True):
             pieces += [begin, *level] if begin else level
-        limits = b',"max_tokens":%d,"min_tokens":%d,' % (output_tokens, output_tokens)
+        limits = self._limits % {b"tokens": output_tokens}
         return b"".join((head, self._separator.join(pieces), self._close, limits, self._tail))
 
     def levels(
@@ -152,6 +152,17 @@ class Prompts:
             return []
         name = self._separator.join(self._source.name(SESSIONS_FROM + session))
         return [(UNIQUE_TOKENS, name), (rest, self._pool.slice(session * STRIDE, rest))]
+
+
+def _after_prompt(model: str, target: Endpoints) -> tuple[bytes, bytes]:
+    """JSON that follows the prompt: the limits of the answer, to be filled with `tokens`, and the rest."""
+    limits = b',"%s":%%(tokens)d,' % target.max_tokens_field.encode()
+    if "min_tokens" not in target.omit:
+        limits += b'"min_tokens":%(tokens)d,'
+    rest = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    rest |= {"ignore_eos": True, "temperature": 0}
+    sent = {name: value for name, value in rest.items() if name not in target.omit}
+    return limits, json.dumps(sent, separators=(",", ":")).encode()[1:]
 
 
 def _beginnings(levels: Sequence[PromptLevel], head: bytes, chat: bool) -> list[bytes]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from analysis.quality.answer_file import AnswerRecord, digest
 from analysis.quality.answers import Answer
-from conf.io.http_get import OK, AskError, ask
-from conf.io.secret import Secret
+from conf.io.access import Access
+from conf.io.http_get import AskError, ask
 from loadgen.quality import questions
 from loadgen.quality.prompts import Prompt
 from loadgen.quality.questions import UnusableAnswer
@@ -34,7 +34,7 @@ class AskedService:
     """The endpoints of a service, which get the questions in turn. Any thread may ask."""
 
     urls: Sequence[str]
-    key: Secret | None
+    access: Access
     model: str
     output_tokens: int
     timeout_s: float
@@ -71,12 +71,12 @@ class AskedService:
             self.timeout_s,
             body=body,
             headers={"Content-Type": "application/json"},
-            key=self.key,
+            access=self.access,
             most_bytes=most_bytes,
         )
         if got.status == BAD_REQUEST:
             questions.refuse(got.body)
-        if got.status != OK:
+        if not got.is_success:
             raise AskError(got.said)
         return got.body
 

@@ -1,15 +1,22 @@
-"""Asks an endpoint for its models and checks the key; knows one URL at a time."""
+"""Asks an endpoint for its models, and reads the key and the CA certificates; knows one URL at a time."""
 
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from conf import ConfigError
-from conf.io.http_get import OK, AskError, ask
+from conf.io.access import Access, certificates
+from conf.io.http_get import AskError, ask
+from conf.io.one_line import reason
 from conf.io.secret import Secret
+from conf.specs.target import Endpoints
 
 READY_TIMEOUT_S = 10.0
+NO_SUCH_PATH = (404, 405, 501)
+"""HTTP statuses of a server that has no list of models."""
 MOST_LEVELS = 16
 """Most levels of lists and objects in a model's card; vLLM's has three (our choice)."""
 
@@ -22,7 +29,7 @@ class TargetError(RuntimeError):
         self.last_words = tuple(last_words)
 
 
-def api_key(variable: str) -> Secret | None:
+def _api_key(variable: str) -> Secret | None:
     """The key that the environment holds under this name; no name means no key.
 
     Raises ConfigError, which quotes neither the key nor the name: that may be a key in the wrong place.
@@ -39,12 +46,31 @@ def api_key(variable: str) -> Secret | None:
         raise ConfigError(f"target.api_key_env: {error}; export the key alone") from error
 
 
-def models_of(url: str, key: Secret | None, within_s: float = READY_TIMEOUT_S) -> list[dict[str, Any]]:
+def access_to(target: Endpoints) -> Access:
+    """The key and the CA certificates that `target` names. Raises ConfigError."""
+    try:
+        ca = certificates(Path(target.ca_file)) if target.ca_file else ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"target.ca_file: {reason(error)}; give the CA's certificates in PEM form"
+        ) from error
+    return Access(_api_key(target.api_key_env), ca)
+
+
+def located(target: Endpoints) -> Endpoints:
+    """The same with the absolute path of its CA file, so that a run can be resumed from another folder."""
+    if not target.ca_file:
+        return target
+    return replace(target, ca_file=str(Path(target.ca_file).expanduser().absolute()))
+
+
+def models_of(url: str, access: Access, within_s: float = READY_TIMEOUT_S) -> list[dict[str, Any]]:
     """The models a server says it serves. Raises TargetError when it does not answer as one in time."""
     try:
-        answer = ask(f"{url}/v1/models", within_s, key=key)
-        if answer.status != OK:
-            raise AskError(answer.said)
+        answer = ask(f"{url}/v1/models", within_s, access=access)
+        if not answer.is_success:
+            remedy = "; for a server without this list add target.list_models=false"
+            raise AskError(answer.said + (remedy if answer.status in NO_SUCH_PATH else ""))
         return _cards(json.loads(answer.body))
     except (AskError, ValueError, RecursionError) as error:
         raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error

@@ -36,7 +36,7 @@ from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.quality import tasks
 from loadgen.run import load_orders, verdicts
-from loadgen.run.endpoint import TargetError, api_key
+from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.folder import finite
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.power_sampler import IDLE_S, PowerSampler
@@ -96,9 +96,7 @@ class RunLifecycle:
         self._power_unknown = "the run ended before a node was asked"
         self._lines: SimpleQueue[str] = SimpleQueue()
         before = folder.read_json("manifest.json") if past is not None else {}
-        folder.secret = (
-            api_key(experiment.target.api_key_env) if experiment.engine.kind == "external" else None
-        )
+        folder.secret = access_to(experiment.target).key if experiment.engine.kind == "external" else None
         self._salt = before.get("prompt_salt", secrets.randbits(31))
         self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
         if before:
@@ -252,7 +250,7 @@ class RunLifecycle:
             service.metrics_urls,
             self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow",
             fleet.now_ns,
-            service.key,
+            service.access,
             self._lines.put,
             self.experiment.time_scale,
         )

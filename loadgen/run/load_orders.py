@@ -26,7 +26,8 @@ def fleet_plan(asked: Experiment, service: Service, salt: int) -> FleetPlan:
         gaps=GapRecord.of(asked.slo, asked.fleet.record_itl),
         time_scale=asked.time_scale,
         sticky=asked.routing.policy == "client_side",
-        key=service.key,
+        access=service.access,
+        target=asked.target,
     )
 
 

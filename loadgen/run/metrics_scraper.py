@@ -23,8 +23,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from analysis.rows import time_series
+from conf.io.access import DEFAULT_ACCESS, Access
+from conf.io.http_get import SUCCESSES
+from conf.io.inflate import PLAIN, unpacked
 from conf.io.one_line import one_line
-from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.traffic.schedule import NS
 
@@ -65,8 +67,8 @@ class Scraper:
     """Samples `urls` (a replica's name to the address of its metrics) on whole seconds of the run's clock.
 
     The clock runs `time_scale` times as fast as the real one. A sample bears the name that the answer gives
-    in x-replica-id, else the URL's. `key` goes to every URL; `say` gets, in the scraper's thread, lines for
-    the user.
+    in x-replica-id, else the URL's. The key of `access` goes to every URL; `say` gets, in the scraper's
+    thread, lines for the user.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Scraper:
         urls: Mapping[str, str],
         path: Path,
         clock_ns: Callable[[], int],
-        key: Secret | None = None,
+        access: Access = DEFAULT_ACCESS,
         say: Callable[[str], None] = lambda _: None,
         time_scale: float = 1.0,
     ) -> None:
@@ -82,11 +84,8 @@ class Scraper:
         self._timeout_s = TIMEOUT_S / time_scale
         self._urls = dict(urls)
         self._clock_ns = clock_ns
-        self._key = key
-        # A packed answer may be a thousand times as long as it looks.
-        self._headers = {"Accept-Encoding": "identity"} | (
-            {"Authorization": key.authorization} if key else {}
-        )
+        self._access = access
+        self._headers = {"Accept-Encoding": PLAIN, **access.headers}
         self._say = say
         self._shard = ArrowStream(path, time_series.SERVER)
         self._absent_until_ns: dict[str, int] = {}
@@ -120,7 +119,8 @@ class Scraper:
     async def _sample(self) -> None:
         """Sample on the grid until the end; a tick that was slept through is left out, not made up for."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        every_replica_at_once = aiohttp.TCPConnector(limit=0)
+        tls = self._access.tls() if self._access.ca else True
+        every_replica_at_once = aiohttp.TCPConnector(limit=0, ssl=tls)
         try:
             async with aiohttp.ClientSession(
                 connector=every_replica_at_once,
@@ -160,7 +160,7 @@ class Scraper:
         try:
             async with session.get(url, allow_redirects=False) as response:
                 replica = self._plain(response.headers.get(REPLICA_ID, name))
-                if response.status != HTTPStatus.OK:
+                if response.status not in SUCCESSES:
                     self._refused(name, url, response.status, clock_ns)
                     return {"replica": replica, "error": f"HTTP {response.status}"}
                 return {"replica": replica, **figures(await _page(response))}
@@ -171,8 +171,7 @@ class Scraper:
 
     def _plain(self, text: str) -> str:
         """A server's text without the key, short and printable; a header may hold bytes that are no text."""
-        text = self._key.redact(text) if self._key else text
-        return one_line(text.encode(errors="replace").decode(), WORD_CHARS)
+        return one_line(self._access.redact(text).encode(errors="replace").decode(), WORD_CHARS)
 
     def _refused(self, name: str, url: str, status: int, clock_ns: int) -> None:
         """Ask a server that has no metrics for us less often. One that fails (5xx) may recover at once."""
@@ -208,15 +207,14 @@ def figures(text: str) -> dict[str, Any]:
 
 
 async def _page(response: aiohttp.ClientResponse) -> str:
-    """The text of an answer. Raises ValueError if it is too long or packed."""
-    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise ValueError("the answer is packed, which was not asked for")
+    """The text of an answer. Raises ValueError if it is too long or cannot be unpacked."""
     page = bytearray()
     async for piece in response.content.iter_any():
         page += piece
         if len(page) > MOST_BYTES:
             raise ValueError(f"the answer is longer than {MOST_BYTES} bytes")
-    return page.decode(errors="replace")
+    packed = response.headers.get("Content-Encoding", PLAIN)
+    return unpacked(bytes(page), packed, MOST_BYTES).decode(errors="replace")
 
 
 def _samples(text: str) -> Iterable[Sample]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.io.secret import Secret
+from conf.io.access import DEFAULT_ACCESS, Access
 from loadgen.run.power_sampler import PowerSource
 
 
@@ -25,7 +25,7 @@ class Service:
     reported: dict[str, Any] = field(default_factory=dict)
     metrics_urls: dict[str, str] = field(default_factory=dict)
     actor_options: dict[str, Any] = field(default_factory=dict)
-    key: Secret | None = None
+    access: Access = DEFAULT_ACCESS
     recover: "Callable[[float], Service] | None" = None
     front_streams: int | None = None
     power: PowerSource | None = None

@@ -102,7 +102,7 @@ def ask(
 def asked_service(service: Service, experiment: Experiment) -> AskedService:
     """The service as one that is asked questions."""
     tokens, model = experiment.quality.answer_tokens, experiment.model.served_name
-    return AskedService(service.urls, service.key, model, tokens, experiment.request_timeout_s)
+    return AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
 
 
 def _refuse_unfit(asked: AskedService, question: AskedPrompt, base: AnswerRecord | None) -> None:

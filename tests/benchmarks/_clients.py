@@ -154,7 +154,7 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
         health = ArrowStream(Path(folder) / "health.arrow", time_series.CLIENTS)
-        client = Worker(0, [url], ready, shard, health, timeout_s=DRAIN_S, key=None, path=ready.path)
+        client = Worker(0, [url], ready, shard, health, timeout_s=DRAIN_S, path=ready.path)
         await client.offer(_schedule(due_ns, tokens))
         meter = Meter()
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)

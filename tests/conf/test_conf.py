@@ -121,6 +121,23 @@ def test_endpoints_may_stand_for_many_nodes_and_get_no_key_unasked() -> None:
     assert load(["cluster.nodes=4", "cluster.session=fake"]).cluster.nodes == 4
 
 
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://host:8000", "http://host:8000"),
+        ("http://host:8000/v1", "http://host:8000"),
+        ("https://gw/team/llm", "https://gw/team/llm"),
+        ("https://gw/team/llm/v1/", "https://gw/team/llm"),
+        ("https://gw/team/v1/models", "https://gw/team"),
+        ("https://gw/v1/chat/completions", "https://gw"),
+        ("https://gw/v1beta", "https://gw/v1beta"),
+        ("https://v1/", "https://v1"),
+    ],
+)
+def test_a_url_may_have_a_path_and_end_in_v1(url: str, base: str) -> None:
+    assert load(["engine=external", f"target.urls=['{url}']"]).target.bases == [base]
+
+
 PLAIN = load()
 FIXED = Lengths(5)
 GAMMA = replace(PLAIN.workload, arrivals=Arrivals("gamma", 0.1))

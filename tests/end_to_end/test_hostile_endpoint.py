@@ -28,6 +28,7 @@ from cluster.deployment import engine_facts
 from cluster.deployment.engine_facts import reported_facts as told_by
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from conf import load
+from conf.io.access import Access
 from conf.io.http_get import MOST_BYTES
 from conf.io.secret import HIDDEN, Secret
 from loadgen.fleet.http_client import Client
@@ -271,13 +272,13 @@ class Outcome:
 
 def asks_models(url: str) -> Outcome:
     try:
-        return Outcome(False, [json.dumps(models_of(url, Secret(KEY), DEADLINE_S))])
+        return Outcome(False, [json.dumps(models_of(url, Access(Secret(KEY)), DEADLINE_S))])
     except TargetError as error:
         return Outcome(True, [str(error)])
 
 
 def warms(url: str) -> Outcome:
-    warm = WarmupRequests("/v1/completions", lambda _: b"{}", key=Secret(KEY))
+    warm = WarmupRequests("/v1/completions", lambda _: b"{}", access=Access(Secret(KEY)))
     try:
         warmth = ReplicaWarmer(warm, time.monotonic() + DEADLINE_S, 0.0).replicas({"r": url})
         return Outcome(False, [str(warmth)])
@@ -294,7 +295,7 @@ def scrapes(server: HostileServer, path: Path) -> dict[str, Outcome]:
     """All cases in one sample: a replica each."""
     urls = {str(number): f"{server.address('metrics', name)}/metrics" for number, name in enumerate(CASES)}
     said: list[str] = []
-    with Scraper(urls, path, time.monotonic_ns, Secret(KEY), said.append):
+    with Scraper(urls, path, time.monotonic_ns, Access(Secret(KEY)), said.append):
         until_s = time.monotonic() + 60
         while read_stream(path, SERVER).num_rows < len(CASES):
             assert time.monotonic() < until_s, "no sample"
@@ -312,7 +313,7 @@ def loads(server: HostileServer, names: Sequence[str], timeout_s: float) -> dict
     ended: list[Exchange] = []
 
     async def main() -> None:
-        client = Client(urls, ended.append, timeout_s=timeout_s, key=Secret(KEY))
+        client = Client(urls, ended.append, timeout_s=timeout_s, access=Access(Secret(KEY)))
         for number in range(len(names)):
             client.start(Exchange(number, 1), b"{}", stream=number)
         until_s = time.monotonic() + 60
@@ -390,7 +391,7 @@ def test_an_echo_says_where_the_key_was() -> None:
     names = ["letter by letter", "in the replica's name", "in an error event", "in the reason to finish"]
     with HostileServer(ECHOES) as server:
         with pytest.raises(TargetError, match=r"HTTP 401 wrong key: \[api key\]$"):
-            models_of(server.address("models", "in a 401"), Secret(KEY), 60.0)
+            models_of(server.address("models", "in a 401"), Access(Secret(KEY)), 60.0)
         met = loads(server, names, 60.0)
     assert all(HIDDEN[:5] in "".join(outcome.texts) for outcome in met.values())
     assert met["letter by letter"].texts[:2] == ["401", HIDDEN]
@@ -408,7 +409,7 @@ def test_no_recovery_believes_it(name: str) -> None:
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
             url = server.address("recovery", name)
             experiment = load(words)
-            served = Service([url], key=Secret(KEY))
+            served = Service([url], access=Access(Secret(KEY)))
             with pytest.raises(TargetError) as refused:
                 _answering(replace(experiment, run="x"), served, DEADLINE_S)
         assert thief.heads == []

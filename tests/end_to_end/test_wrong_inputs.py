@@ -35,6 +35,7 @@ FILES = {
     "file": "in the way\n",
 }
 
+EXTERNAL = "sweep engine=external target.urls=[http://127.0.0.1:1]"
 # With a dry run, and without one: refused by both in the same words, before anything starts.
 SWEPT = {
     # a key without its group, or mistyped
@@ -168,6 +169,15 @@ SWEPT = {
     "predict fleet.actors=2": "fleet.actors belongs to what is measured",
     "predict search.min_dwells=9": "search.min_dwells belongs to what is measured",
     "sweep engine=external target.urls=[http://127.0.0.1:1] target.api_key_env=UNSET": "no environment var",
+    f"{EXTERNAL} target.omit=[model]": "target.omit[0] must be one of stream_options, ignore_eos, min_tokens",
+    f"{EXTERNAL} target.omit=ignore_eos": "target.omit must be a list: target.omit=[stream_options,...]",
+    f"{EXTERNAL} target.max_tokens_field=tokens": "must be one of max_tokens, max_completion_tokens",
+    f"{EXTERNAL} target.max_tokens_field=max_completion_tokens": "is a field of chats; add workload.prompt=",
+    f"{EXTERNAL} target.list_models=perhaps": "target.list_models must be true or false",
+    f"{EXTERNAL} target.ca_file=none.pem": "none.pem: No such file or directory; give the CA's certificates",
+    f"{EXTERNAL} target.ca_file=.": "Is a directory; give the CA's certificates in PEM form",
+    f"{EXTERNAL} target.ca_file=file": "target.ca_file: no certificate in PEM form",
+    "sweep target.omit=[ignore_eos]": "target.omit belongs to engine=external; leave it out",
     "sweep --require": "--require belongs to probe",
     # files and folders
     "sweep --config .": ". is a folder; name a file, such as config.yaml",

@@ -30,6 +30,7 @@ from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateRule, judge
 from analysis.quality.gate_verdict import GateVerdict
 from conf import Experiment, load
+from conf.io.access import DEFAULT_ACCESS
 from loadgen.drive.driver import Driver
 from loadgen.quality import pace, prompts, questions
 from loadgen.quality.asking import Asking
@@ -210,7 +211,7 @@ def served(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPathF
 def answers(asked: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[AnswerRecord]:
     """What the endpoint answers, asked at the gate's own pace."""
     found: list[AnswerRecord] = []
-    service = AskedService([url], None, asked.model.served_name, asked.quality.answer_tokens, 60.0)
+    service = AskedService([url], DEFAULT_ACCESS, asked.model.served_name, asked.quality.answer_tokens, 60.0)
     with Asking(ask, pace.of(asked), service.ask, lambda _, one: bool(found.append(one))) as asking:
         while not asking.is_over():
             time.sleep(0.1)

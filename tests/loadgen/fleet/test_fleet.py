@@ -9,6 +9,7 @@ import pytest
 
 from analysis.rows import gathering, records
 from conf import load
+from conf.io.access import Access
 from conf.io.secret import Secret
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -34,7 +35,9 @@ def url() -> Iterator[str]:
 
 
 def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> LoadFleet:
-    plan = FleetPlan([url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, key=Secret("hush-hush"))
+    plan = FleetPlan(
+        [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, access=Access(Secret("hush-hush"))
+    )
     return LoadFleet(count, cpus, plan, folder.shards, SELECTOR)
 
 

@@ -12,24 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import httptools
 import pytest
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from conf.io.access import Access, certificates
 from conf.io.secret import Secret
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EventReader, Exchange
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_exchanges import BODY, exchanges, run
 from tests.support.servers.mock_server import END, MockServer, answer, event, head, token, usage
 
@@ -66,7 +62,7 @@ def test_connections_are_kept_alive() -> None:
 def test_the_key_travels_in_the_header_only() -> None:
     async def main() -> tuple[bytes, list[Exchange]]:
         async with MockServer() as server:
-            results = await exchanges(server.url, 1, key=Secret("hush-hush"))
+            results = await exchanges(server.url, 1, access=Access(Secret("hush-hush")))
             return server.requests[0][0], results
 
     request, (exchange,) = asyncio.run(main())
@@ -298,28 +294,12 @@ def test_a_slow_connection_is_not_the_clients_lateness(monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate that it signed itself, for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mock")])
-    now = datetime.now(UTC)
-    names = [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("server.test")]
-    address = x509.SubjectAlternativeName(names)
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    made = made.not_valid_before(now).not_valid_after(now + timedelta(days=1)).add_extension(address, False)
-    pem, clear = serialization.Encoding.PEM, serialization.NoEncryption()
-    path = tmp_path_factory.mktemp("tls") / "mock.pem"
-    path.write_bytes(
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, clear)
-        + made.sign(key, hashes.SHA256()).public_bytes(pem)
-    )
-    return path
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-async def over_tls(certificate: Path, count: int) -> tuple[list[Exchange], MockServer]:
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate)
-    async with MockServer(lambda body: answer(body, 0.01), tls=tls) as server:
-        return await exchanges(server.url, count, key=Secret("hush")), server
+async def over_tls(certificate: Path, count: int, ca: str = "") -> tuple[list[Exchange], MockServer]:
+    async with MockServer(lambda body: answer(body, 0.01), tls=server_tls(certificate)) as server:
+        return await exchanges(server.url, count, access=Access(Secret("hush"), ca)), server
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -341,9 +321,7 @@ def test_it_is_the_name_that_a_certificate_vouches_for(
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 
     async def main() -> Exchange:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(certificate)
-        async with MockServer(tls=tls) as server:
+        async with MockServer(tls=server_tls(certificate)) as server:
             with monkeypatch.context() as patch:
                 patch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
                 (exchange,) = await exchanges(f"https://{host}:{server.port}", 1)
@@ -355,7 +333,13 @@ def test_it_is_the_name_that_a_certificate_vouches_for(
 def test_a_server_that_nobody_vouches_for_gets_no_request(certificate: Path) -> None:
     (exchange,), server = asyncio.run(over_tls(certificate, 1))
     assert (exchange.status, exchange.error_kind) == ("conn_error", "SSLCertVerificationError")
+    assert exchange.error is not None and "target.ca_file=PATH, or SSL_CERT_FILE=PATH" in exchange.error
     assert not server.requests
+
+
+def test_a_private_ca_is_given_by_its_certificates(certificate: Path) -> None:
+    (exchange,), _ = asyncio.run(over_tls(certificate, 1, certificates(certificate)))
+    assert exchange.status == "ok"
 
 
 @pytest.mark.parametrize(("scheme", "contexts"), [("https", 1), ("http", 0)])
@@ -364,7 +348,7 @@ def test_certificates_are_loaded_once_per_client(
 ) -> None:
     made: list[ssl.SSLContext] = []
 
-    def counted() -> ssl.SSLContext:
+    def counted(**_: object) -> ssl.SSLContext:
         made.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         return made[-1]
 

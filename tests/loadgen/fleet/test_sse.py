@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,13 @@ def chunks(*bodies: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(body), body) for body in bodies) + b"0\r\n\r\n"
 
 
+def zipped(wbits: int) -> list[bytes]:
+    """The events of a whole answer, each compressed into bytes that can be unpacked at once."""
+    pack = zlib.compressobj(wbits=wbits)
+    events = [event + b"\n\n" for event in sse(*TEXTS, counts()).split(b"\n\n")[:-1]]
+    return [pack.compress(event) + pack.flush(zlib.Z_SYNC_FLUSH) for event in events]
+
+
 TEXTS = completion(" a"), completion(' "b\\ é'), completion("", "length")
 WORDS = chat(role="assistant", content=""), chat(content="x"), chat(content="y"), chat("length", content="z")
 BARE = [{"choices": [{"index": 0, "text": " a"}]}] * 2 + [
@@ -194,6 +202,18 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
         *("http_error", "503", 0),
     ),
     "500 until closed": (b"HTTP/1.1 500 Oh\r\nConnection: close\r\n\r\n" + ERROR, "http_error", "500", 0),
+    "201": (head("201 Created") + chunks(sse(*TEXTS, counts())), "ok", None, 3),
+    "gzip": (head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)), "ok", None, 3),
+    "deflate": (head(extra="content-encoding: Deflate\r\n") + chunks(*zipped(15)), "ok", None, 3),
+    "gzip in one piece": (
+        head(extra="Content-Encoding: gzip\r\n") + chunks(b"".join(zipped(31))),
+        *("ok", None, 3),
+    ),
+    "gzip, cut off": (
+        head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)[:-1]),
+        *("truncated", "no_done", 3),
+    ),
+    "br": (head(extra="Content-Encoding: br\r\n") + chunks(b"\x8b"), "http_error", "content_encoding", 0),
     "redirect": (
         b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /v2\r\nContent-Length: 0\r\n\r\n",
         *("http_error", "307", 0),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conf.io.access import DEFAULT_ACCESS
 from loadgen.quality.service import AskedPrompt, AskedService
 from tests.support.quality.gate_answers import PROMPT, good
 
@@ -52,7 +53,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def service(endpoint: Endpoint) -> AskedService:
-    return AskedService([endpoint.url], None, "m", 3, 10.0)
+    return AskedService([endpoint.url], DEFAULT_ACCESS, "m", 3, 10.0)
 
 
 def test_every_request_has_a_salt_of_its_own(endpoint: Endpoint) -> None:

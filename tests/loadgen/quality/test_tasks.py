@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from conf import ConfigError, load
+from conf.io.access import Access
 from conf.io.secret import Secret
 from conf.specs.quality import Quality
 from loadgen.cli import command_line
@@ -30,7 +31,7 @@ def test_answers_are_right_wrong_or_failed(tmp_path: Path) -> None:
     }
     asked = tasks.of(Quality(questions=str(write(made, tmp_path / "sums.jsonl"))))
     with TaskServer(texts) as server:
-        one = TaskService(AskedService([server.url], Secret(KEY), "m", 32, 20.0), 50)
+        one = TaskService(AskedService([server.url], Access(Secret(KEY)), "m", 32, 20.0), 50)
         found = [one.ask(task) for task in asked]
     assert [each.right for each in found] == [True, False, False, False, True, False]
     assert [each.question for each in found] == list(range(6))

@@ -1,15 +1,20 @@
 """Asking an endpoint what it serves: one server, one key, and no way for the key to reach another."""
 
+import gzip
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from conf.io.access import DEFAULT_ACCESS, Access
 from conf.io.secret import Secret
-from loadgen.run.endpoint import TargetError, models_of
+from conf.specs.target import Endpoints
+from loadgen.run.endpoint import TargetError, access_to, located, models_of
+from tests.support.servers.certificates import self_signed
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -54,7 +59,7 @@ def models(*names: str) -> Answer:
 @pytest.mark.parametrize(("key", "sent"), [("secret", "Bearer secret"), (None, None)])
 def test_a_server_gets_its_key_and_says_its_models(key: str | None, sent: str | None) -> None:
     with server(models("m")) as (url, keys):
-        assert models_of(url, Secret(key) if key else None) == [{"id": "m"}]
+        assert models_of(url, Access(Secret(key) if key else None)) == [{"id": "m"}]
     assert keys == [sent]
 
 
@@ -65,18 +70,18 @@ def test_a_redirect_is_refused_and_the_key_stays(status: int) -> None:
         server(says(b"", status, Location=f"{elsewhere}/v1/models")) as (url, _),
         pytest.raises(TargetError) as refused,
     ):
-        models_of(url, Secret("secret"))
+        models_of(url, Access(Secret("secret")))
     assert keys == []
     assert str(refused.value) == (
-        f"{url}/v1/models does not answer as a model server: it redirects to {elsewhere}/v1/models: "
-        "name the server that answers itself"
+        f"{url}/v1/models does not answer as a model server: it redirects, which is not followed; "
+        f"give the address that it leads to: {elsewhere}/v1/models"
     )
 
 
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with server(models("proxied")) as (proxy, keys), server(models("m")) as (url, _):
         monkeypatch.setenv("http_proxy", proxy)
-        assert models_of(url, Secret("secret")) == [{"id": "m"}]
+        assert models_of(url, Access(Secret("secret"))) == [{"id": "m"}]
     assert keys == []
 
 
@@ -84,8 +89,8 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
     ("answer", "why"),
     [
         (says(b"", 401), "HTTP 401"),
-        (says(b"", 302), "it answers HTTP 302"),
-        (says(b"", 302, Location="file:///etc/hostname"), "it redirects to file:///etc/hostname"),
+        (says(b"", 302), "leads to: it names none"),
+        (says(b"", 302, Location="file:///etc/hostname"), "leads to: file:///etc/hostname"),
         (says(b"<html>"), "Expecting value"),
         (says(b"{}"), "no list of models"),
         (says(b"[]"), "no list of models"),
@@ -93,12 +98,38 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_is_no_model_server_is_told_in_one_line(answer: Answer, why: str) -> None:
     with server(answer) as (url, _), pytest.raises(TargetError) as refused:
-        models_of(url, None)
+        models_of(url, DEFAULT_ACCESS)
     told = str(refused.value)
     assert told.startswith(f"{url}/v1/models does not answer as a model server: ") and why in told
     assert "\n" not in told
 
 
+@pytest.mark.parametrize("status", [200, 203])
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_a_list_may_come_compressed_and_from_below_a_path(status: int, encoding: str) -> None:
+    plain = json.dumps({"data": [{"id": "m"}]}).encode()
+    body = gzip.compress(plain) if encoding == "gzip" else plain
+    with server(says(body, status, **{"Content-Encoding": encoding})) as (url, _):
+        assert models_of(f"{url}/team/llm", DEFAULT_ACCESS) == [{"id": "m"}]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_without_a_list_says_how_to_go_on(status: int) -> None:
+    with server(says(b"", status)) as (url, _), pytest.raises(TargetError) as refused:
+        models_of(url, DEFAULT_ACCESS)
+    assert str(refused.value).endswith("; for a server without this list add target.list_models=false")
+
+
+def test_certificates_are_read_once_and_by_their_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    self_signed(tmp_path)
+    asked = located(Endpoints(["https://gw"], ca_file="mock.pem"))
+    assert asked.ca_file == str(tmp_path / "mock.pem")
+    assert access_to(asked).ca.startswith("-----BEGIN CERTIFICATE-----")
+
+
 def test_nobody_there() -> None:
     with pytest.raises(TargetError, match="refused"):
-        models_of("http://127.0.0.1:9", None)
+        models_of("http://127.0.0.1:9", DEFAULT_ACCESS)

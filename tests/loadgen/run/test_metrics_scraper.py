@@ -1,6 +1,7 @@
 """Scraping /metrics: vLLM's names old and new, servers that hang, refuse or babble, and a killed driver."""
 
 import asyncio
+import gzip
 import signal
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
+from conf.io.access import Access
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import metrics_scraper
@@ -339,6 +341,15 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
     assert len(said) == 3
 
 
+def test_a_compressed_page_is_read(path: Path) -> None:
+    async def packed(request: web.Request) -> web.StreamResponse:
+        body = gzip.compress(page().encode())
+        return web.Response(status=203, body=body, headers={"Content-Encoding": "gzip"})
+
+    with Server(packed=packed) as server, Scraper(server.urls, path, time.monotonic_ns):
+        until(lambda: good(path, "packed"))
+
+
 def test_a_sample_belongs_to_the_replica_that_answered(path: Path) -> None:
     async def in_turn(request: web.Request) -> web.StreamResponse:
         return await says(page(), x_replica_id=f"r{server.paths['front'] % 2}")(request)
@@ -356,7 +367,7 @@ def test_the_key_goes_to_the_endpoints_and_nowhere_else(path: Path) -> None:
         urls = server.urls | {"moved": server.url("moved")}
         del urls["elsewhere"]
         server.routes["moved"] = says("", 307, Location=server.url("elsewhere"))
-        with Scraper(urls, path, time.monotonic_ns, key=Secret("secret-key"), say=said.append):
+        with Scraper(urls, path, time.monotonic_ns, access=Access(Secret("secret-key")), say=said.append):
             until(lambda: good(path, "open") and len(said) == 2)
         with Scraper(urls, path.with_name("again"), time.monotonic_ns):
             until(lambda: good(path.with_name("again"), "open"))

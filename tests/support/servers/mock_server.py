@@ -107,12 +107,12 @@ class MockServer:
 
 
 @contextmanager
-def serving(script: Script) -> Iterator[MockServer]:
+def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[MockServer]:
     """A mock server in a thread of its own."""
     ready, box = threading.Event(), {}
 
     async def serve() -> None:
-        async with MockServer(script) as server:
+        async with MockServer(script, tls=tls) as server:
             box["server"], box["stop"], box["loop"] = server, asyncio.Event(), asyncio.get_running_loop()
             ready.set()
             await box["stop"].wait()

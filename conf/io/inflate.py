@@ -1,0 +1,40 @@
+"""Decompresses an HTTP body piece by piece, within a bound; knows no socket."""
+
+import zlib
+
+PLAIN = "identity"
+ENCODINGS = ("gzip", "x-gzip", "deflate")
+EITHER_FORMAT = zlib.MAX_WBITS + 32
+"""zlib reads from the first bytes which of gzip and zlib they are."""
+
+
+def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    """A whole body with this Content-Encoding, decompressed. Raises ValueError as `Inflater` does."""
+    return body if encoding.lower() == PLAIN else Inflater(encoding, most_bytes).feed(body)
+
+
+class Inflater:
+    """Decompresses one body with this Content-Encoding; each piece may give at most `most_bytes` bytes.
+
+    Raises ValueError for an encoding other than gzip and deflate.
+    """
+
+    __slots__ = ("_decoder", "_most_bytes")
+
+    def __init__(self, encoding: str, most_bytes: int) -> None:
+        if encoding.strip().lower() not in ENCODINGS:
+            raise ValueError(
+                f"Content-Encoding: {encoding} cannot be read, only gzip and deflate; switch compression off"
+            )
+        self._decoder = zlib.decompressobj(EITHER_FORMAT)
+        self._most_bytes = most_bytes
+
+    def feed(self, piece: bytes) -> bytes:
+        """The bytes that a further piece gives. Raises ValueError for damage, and for more than the bound."""
+        try:
+            plain = self._decoder.decompress(piece, self._most_bytes + 1)
+        except zlib.error as error:
+            raise ValueError(f"the compressed answer is damaged: {error}") from error
+        if len(plain) > self._most_bytes:
+            raise ValueError(f"the compressed answer is longer than {self._most_bytes} bytes")
+        return plain
