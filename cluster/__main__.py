@@ -94,7 +94,7 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     else:
         if not arguments.hosts:
             raise ConfigError(
-                f"render {target} needs --hosts A,B,...: addresses of head, GPU nodes, load nodes"
+                f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
             )
         hosts = hosts_of([host for host in arguments.hosts.split(",") if host], nodes)
         if target == "ray-up":
