@@ -27,8 +27,8 @@ NAME = re.compile("[a-z]([-a-z0-9]{0,48}[a-z0-9])?")
 MEMORY = re.compile("[0-9]+[MGT]i?")
 POD_IP = "POD_IP"
 OWN_ADDRESS = {"node-ip-address": f"${POD_IP}"}
-"""Words of `ray start` in every pod, whose shell replaces the variable. KubeRay passes no address by itself, and
-Ray would take that of the default route, which may be another network of the pod."""
+"""Words of `ray start` in every pod, whose shell replaces the variable. KubeRay passes no address by itself,
+and Ray would take that of the default route, which may be another network of the pod."""
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000}
 
 
