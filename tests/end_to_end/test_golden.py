@@ -132,8 +132,8 @@ def encodings(file: Path) -> dict[str, set[str]]:
 
 
 EVERYWHERE = {"PLAIN", "RLE", "RLE_DICTIONARY", "DELTA_BINARY_PACKED"}
-"""Encodings that pyarrow 12, DuckDB 0.10, Polars 0.20, Spark 3.5 (vectorised) and fastparquet 2026.9 read: each
-read such a file whole. DELTA_BINARY_PACKED was tried for 64 bits only."""
+"""Encodings that pyarrow 12, DuckDB 0.10, Polars 0.20, Spark 3.5 (vectorised) and fastparquet 2026.9 read:
+each read such a file whole. DELTA_BINARY_PACKED was tried for 64 bits only."""
 
 
 def test_the_request_table_has_encodings_that_every_reader_knows(tmp_path: Path) -> None:

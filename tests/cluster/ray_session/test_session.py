@@ -1,10 +1,13 @@
 """A session of our own, where starting it does not go well at once."""
 
+import os
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private import accelerators
 
 from cluster.ray_session import session
 from cluster.ray_session.placement import SessionError
@@ -16,8 +19,15 @@ CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_session")
-def test_a_node_and_a_front_that_are_late_once_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_and_a_front_that_are_late_once_are_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither the caller's GPUs nor the length of TMPDIR matters meanwhile."""
     import ray
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert len(str(tmp_path)) > 25
 
     nodes: list[int] = []
     ports: list[int] = []
@@ -43,6 +53,42 @@ def test_a_node_and_a_front_that_are_late_once_are_started_again(monkeypatch: py
         with pytest.raises(urllib.error.HTTPError, match="404"):  # no application is deployed
             urllib.request.urlopen(opened.url, timeout=30)
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": ""},
+        {"HIP_VISIBLE_DEVICES": "1,2"},
+        {"ROCR_VISIBLE_DEVICES": "0"},
+    ],
+)
+def test_pretended_gpus_do_not_depend_on_the_callers_variables(
+    devices: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray starts no node with more GPUs than it reads from them."""
+
+    def read(*_: Any, **__: Any) -> None:
+        kinds = (accelerators.NvidiaGPUAcceleratorManager, accelerators.AMDGPUAcceleratorManager)
+        raise Exception([kind.get_current_process_visible_accelerator_ids() for kind in kinds])
+
+    for name, value in devices.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(session, "add_nodes", read)
+    with pytest.raises(SessionError, match=r"\[None, None\]"), session.open_session(CLUSTER, None):
+        pass
+    assert devices.items() <= os.environ.items()
+
+
+@pytest.mark.parametrize("devices", ["0", "", "0,1,2,3,4,5,6"])
+def test_too_few_real_gpus_are_refused_with_the_variable(
+    devices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    remedy = "CUDA_VISIBLE_DEVICES='.*' leaves fewer GPUs visible than cluster.gpus_per_node=8; unset it"
+    with pytest.raises(SessionError, match=remedy):
+        session.open_session(CLUSTER, None, real_gpus=True).__enter__()
 
 
 @pytest.mark.parametrize(("words", "tries"), [(session.LATE, session.STARTS), ("no space left", 1)])
