@@ -50,7 +50,10 @@ OBJECT_STORE_BYTES = 100 * 2**20
 KEEP_ALIVE_S = 600
 """Longer than Serve's 5 s, after which a replica may close a connection just as HAProxy sends on it."""
 CLUSTER_HTTP_PORT = 8000
-KNOCK_TIMEOUT_S = 10.0
+KNOCK_TIMEOUT_S = 5.0
+HTTP2_SETTINGS = b"\4"
+"""Kind of the first frame that either side of an HTTP/2 connection sends, of which gRPC is one."""
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + bytes(5)
 SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")
 HEAD_RESOURCE = "node:__internal_head__"
 
@@ -322,12 +325,18 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nothing answers; Ray itself would try for minutes."""
-    if "://" not in address:
-        known = services.canonicalize_bootstrap_address(address)
-        host, _, port = (known or "").rpartition(":")
-        if host:
-            socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S).close()
+    """Raise OSError if no Ray head answers; Ray itself would try for a minute and write of it on stderr."""
+    if "://" in address:
+        return
+    head = services.canonicalize_bootstrap_address(address)
+    host, _, port = (head or "").rpartition(":")
+    if not host:
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S) as knocking:
+        if not os.environ.get("RAY_USE_TLS"):
+            knocking.sendall(HTTP2_HELLO)
+            if knocking.recv(len(HTTP2_HELLO), socket.MSG_PEEK)[3:4] != HTTP2_SETTINGS:
+                raise ConnectionError(f"what listens at {head} is no Ray head")
 
 
 def serve_runs() -> bool:

@@ -42,7 +42,7 @@ def answer(
     `conclude` may print another answer in the result's place, and then returns the exit code.
     """
     from loadgen.cli.deployment import service
-    from loadgen.run import report_file
+    from loadgen.run import failed_start, report_file
     from loadgen.run.measure import Site
 
     # A simulated engine's kernels are noted with its result.
@@ -54,7 +54,10 @@ def answer(
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
-        verdict = report_file.written(act(Site(engine_model.start, service), show), show)
+        measured_now = act(Site(engine_model.start, service), show)
+        if arguments.verb != "resume":
+            measured_now = failed_start.removed(measured_now)
+        verdict = report_file.written(measured_now, show)
         show.end(verdict)
     code = conclude(verdict)
     return result(verdict, arguments.json) if code is None else code

@@ -1,8 +1,10 @@
 """A session of our own, where starting it does not go well at once."""
 
 import os
+import socket
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ray._private import accelerators
 from cluster.ray_session import session
 from cluster.ray_session.placement import SessionError
 from conf import load
+from conf.specs.experiment import Cluster
 
 ASKED = load(["cluster=laptop"])
 CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
@@ -89,6 +92,34 @@ def test_too_few_real_gpus_are_refused_with_the_variable(
     remedy = "CUDA_VISIBLE_DEVICES='.*' leaves fewer GPUs visible than cluster.gpus_per_node=8; unset it"
     with pytest.raises(SessionError, match=remedy):
         session.open_session(CLUSTER, None, real_gpus=True).__enter__()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_is_no_ray_head_is_one_line_before_ray_tries_to_join(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself tries for a minute, and its C++ part writes of each try on stderr."""
+    monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray tries to join"))
+    monkeypatch.setattr(session, "KNOCK_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        pool.submit(_answered, server, answer)
+        here = Cluster("c", "address", f"127.0.0.1:{server.getsockname()[1]}", nodes=1, gpus_per_node=8)
+        with (
+            session.loopback_only(),
+            pytest.raises(
+                SessionError, match="cannot join the Ray cluster at .*(no Ray head|timed out); check"
+            ),
+        ):
+            session.open_session(here, None).__enter__()
+
+
+def _answered(server: socket.socket, answer: bytes) -> None:
+    """Accept a connection and send `answer` on it; without an answer, stay silent until the client leaves."""
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(answer)
+        while connection.recv(1024):
+            pass
 
 
 @pytest.mark.parametrize(("words", "tries"), [(session.LATE, session.STARTS), ("no space left", 1)])
