@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -25,6 +26,7 @@ import ray
 from ray import serve
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
 from ray.serve._private import api as serve_api
@@ -51,6 +53,7 @@ KEEP_ALIVE_S = 600
 """Longer than Serve's 5 s, after which a replica may close a connection just as HAProxy sends on it."""
 CLUSTER_HTTP_PORT = 8000
 KNOCK_TIMEOUT_S = 5.0
+STDERR = 2
 HTTP2_SETTINGS = b"\4"
 """Kind of the first frame that either side of an HTTP/2 connection sends, of which gRPC is one."""
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + bytes(5)
@@ -325,7 +328,10 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if no Ray head answers; Ray itself would try for a minute and write of it on stderr."""
+    """Raise OSError or what Ray raises if no Ray head answers us, or if it refuses our token.
+
+    Ray itself would try for a minute or more, and write of each try on stderr.
+    """
     if "://" in address:
         return
     head = services.canonicalize_bootstrap_address(address)
@@ -337,6 +343,22 @@ def _knock(address: str) -> None:
             knocking.sendall(HTTP2_HELLO)
             if knocking.recv(len(HTTP2_HELLO), socket.MSG_PEEK)[3:4] != HTTP2_SETTINGS:
                 raise ConnectionError(f"what listens at {head} is no Ray head")
+    with _native_stderr_dropped():
+        GcsClient(address=head)
+
+
+@contextmanager
+def _native_stderr_dropped() -> Iterator[None]:
+    """Drop what native code writes on stderr; the reason of a failure comes as an exception too."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def serve_runs() -> bool:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from ray._private import accelerators
 
@@ -111,6 +112,29 @@ def test_what_is_no_ray_head_is_one_line_before_ray_tries_to_join(
             ),
         ):
             session.open_session(here, None).__enter__()
+
+
+def test_a_ray_head_that_refuses_us_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a cluster of somebody else's that runs on this machine does: its token is not ours."""
+
+    class Refusing(grpc.GenericRpcHandler):
+        def service(self, _: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            )
+
+    monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray tries to join"))
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Refusing()])
+    here = Cluster("c", "address", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 1, 8)
+    server.start()
+    try:
+        with session.loopback_only(), pytest.raises(SessionError, match="InvalidAuthToken"):
+            session.open_session(here, None).__enter__()
+    finally:
+        server.stop(None)
+    assert capfd.readouterr().err == ""
 
 
 def _answered(server: socket.socket, answer: bytes) -> None:
