@@ -54,10 +54,10 @@ def answer(
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
-        measured_now = act(Site(engine_model.start, service), show)
+        verdict = act(Site(engine_model.start, service), show)
         if arguments.verb != "resume":
-            measured_now = failed_start.removed(measured_now)
-        verdict = report_file.written(measured_now, show)
+            verdict = failed_start.removed(verdict)
+        verdict = report_file.written(verdict, show)
         show.end(verdict)
     code = conclude(verdict)
     return result(verdict, arguments.json) if code is None else code
