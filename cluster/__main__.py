@@ -94,7 +94,7 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     else:
         if not arguments.hosts:
             raise ConfigError(
-                f"render {target} needs --hosts A,B,...: addresses of head, GPU nodes, load nodes"
+                f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
             )
         hosts = hosts_of([host for host in arguments.hosts.split(",") if host], nodes)
         if target == "ray-up":
@@ -199,7 +199,8 @@ def preflight(arguments: argparse.Namespace) -> int:
     if experiment.engine.kind == "external":
         raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
     expected = expected_of(experiment, _recipe_environment(experiment))
-    with terminal.own_stdout(), open_session(experiment.cluster, None, load_cpus(experiment)):
+    real = experiment.engine.kind == "vllm"
+    with terminal.own_stdout(), open_session(experiment.cluster, None, load_cpus(experiment), real_gpus=real):
         report = inspect(expected)
     if arguments.json:
         terminal.data(json.dumps(report.tree(), indent=2))

@@ -62,7 +62,7 @@ def _add_render_flags(group: Any) -> None:
     add("--token-secret", metavar="NAME", help="kuberay: Secret with the key auth_token (KubeRay makes one)")
     add("--groups", metavar="GID,GID", help="kuberay: ids of the nodes' groups video and render (44,109)")
     add("--memory", metavar="SIZE", help="kuberay: memory of a pod with GPUs, /dev/shm included (512Gi)")
-    add("--hosts", metavar="A,B,...", help="ray-up, systemd: addresses of head, GPU nodes, load nodes")
+    add("--hosts", metavar="A,B,...", help="ray-up, systemd: IP addresses of head, GPU nodes, load nodes")
     add("--ssh-user", metavar="USER", help="ray-up: user that logs in on all hosts (ray)")
     add("--venv", metavar="DIR", help="ray-up, systemd: environment with this package there (/opt/maxqps)")
 

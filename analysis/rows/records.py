@@ -60,7 +60,7 @@ _COLUMNS: tuple[Column, ...] = (
     ),
     ("replica_id", foreign_words.KIND, "", "x-replica-id of the answer; null if unknown"),
     ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
-    ("scheduled_at", pa.timestamp("us", "UTC"), "", "planned send time on the wall clock"),
+    ("scheduled_at", pa.timestamp("us"), "", "planned send time on the wall clock, in UTC"),
     (
         "turn_blocked_ns",
         pa.int64(),

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 _VERSION = {"schema_version": str(SCHEMA_VERSION)}
 
 _WHEN: tuple[Column, ...] = (
-    ("at", pa.timestamp("us", "UTC"), "", "when the sample was taken, on the wall clock"),
+    ("at", pa.timestamp("us"), "", "when the sample was taken, on the wall clock, in UTC"),
     ("clock_ns", pa.int64(), "ns", "the same since the start of the run's clock, in its seconds"),
 )
 _SERVER_COLUMNS: tuple[Column, ...] = (

@@ -5,10 +5,10 @@ Pure. Every function returns its argument, or raises ValueError with the flag or
 
 import ipaddress
 import re
+from contextlib import suppress
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-"""RFC 1123, for DNS and Kubernetes; hosts may also be written in capitals."""
-_HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*", re.IGNORECASE)
+"""RFC 1123, for DNS and Kubernetes."""
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
 _FORMS = {
     "path": (
@@ -36,12 +36,19 @@ def checked(form: str, text: str, what: str) -> str:
     return text
 
 
-def host(text: str, what: str) -> str:
-    """The name of a host (RFC 1123) or its address (IPv4, IPv6 without a zone)."""
-    numbers = not re.search("[a-z]", text.rpartition(".")[2], re.IGNORECASE)
-    if is_address(text) or (_HOST.fullmatch(text) and not numbers):
-        return text
-    raise ValueError(f"{what}={text!r} is no host; use a name such as node-1.example, or an IP address")
+def address(text: str, what: str) -> str:
+    """The IP address of a host, without a zone, which may be any text.
+
+    A host name is refused: on its own host it often means 127.0.0.1 or another network (/etc/hosts).
+    """
+    with suppress(ValueError):
+        ipaddress.ip_address(text)
+        if "%" not in text:
+            return text
+    raise ValueError(
+        f"{what}={text!r} is no IP address; use the one under which the other hosts reach this host, "
+        "as `hostname -I` prints it there"
+    )
 
 
 def setting(name: str, value: str) -> None:
@@ -54,12 +61,3 @@ def setting(name: str, value: str) -> None:
 def authority(text: str) -> str:
     """A host as written before a port: an IPv6 address in brackets."""
     return f"[{text}]" if ":" in text else text
-
-
-def is_address(text: str) -> bool:
-    """True for an IP address without a zone, which may be any text."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return "%" not in text

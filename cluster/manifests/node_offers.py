@@ -90,13 +90,17 @@ def environment(serve: dict[str, str]) -> dict[str, str]:
     return made
 
 
-def ray_start(nodes: NodeGroup, head_address: str) -> list[str]:
-    """Words of `ray start` on one of these nodes. The dashboard, on the head, answers on loopback only."""
+def ray_start(nodes: NodeGroup, head_address: str, own_address: str) -> list[str]:
+    """Words of `ray start` on one of these nodes. The dashboard, on the head, answers on loopback only.
+
+    Without `own_address` Ray would register the address of the default route, or 127.0.0.1 without a route.
+    """
     if nodes.role == HEAD:
         own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]
     else:
         own = [f"--address={names.authority(head_address)}:{GCS_PORT}"]
-    own += [f"--num-cpus={nodes.cpus}", f"--num-gpus={nodes.gpus}", f"--labels=role={nodes.role}"]
+    own += [f"--node-ip-address={own_address}", f"--num-cpus={nodes.cpus}", f"--num-gpus={nodes.gpus}"]
+    own.append(f"--labels=role={nodes.role}")
     if nodes.resources:
         own.append(f"--resources={json.dumps(nodes.resources)}")
     return ["ray", "start", *own, *(f"--{name}={port}" for name, port in PORTS.items())]

@@ -25,6 +25,10 @@ SHARED_MEMORY_REST = "6Gi"
 NAME = re.compile("[a-z]([-a-z0-9]{0,48}[a-z0-9])?")
 """KubeRay adds to a cluster's name, and Kubernetes ends at 63 letters."""
 MEMORY = re.compile("[0-9]+[MGT]i?")
+POD_IP = "POD_IP"
+OWN_ADDRESS = {"node-ip-address": f"${POD_IP}"}
+"""Words of `ray start` in every pod, whose shell replaces the variable. KubeRay passes no address by itself,
+and Ray would take that of the default route, which may be another network of the pod."""
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000}
 
 
@@ -121,7 +125,7 @@ def _cluster_spec(
             # Nothing is placed on the head: what starves it stops the whole cluster.
             "resources": {"CPU": "0"},
             "labels": {"role": "head"},
-            "rayStartParams": {"dashboard-host": "0.0.0.0"},
+            "rayStartParams": {"dashboard-host": "0.0.0.0", **OWN_ADDRESS},
             "template": {"metadata": {"labels": _own(site)}, "spec": _head_pod(site, env)},
         },
         "workerGroupSpecs": [_worker_group(each, site, hardware, env) for each in nodes],
@@ -146,7 +150,7 @@ def _worker_group(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, en
         "maxReplicas": nodes.count,
         "resources": {**resources, **{name: str(amount) for name, amount in nodes.resources.items()}},
         "labels": {"role": nodes.role},
-        "rayStartParams": {},
+        "rayStartParams": dict(OWN_ADDRESS),
         "template": {"metadata": {"labels": _own(site)}, "spec": pod},
     }
 
@@ -194,11 +198,14 @@ def _gpu_pod(nodes: NodeGroup, site: KubernetesSite, hardware: Hardware, env: di
 
 
 def _container(site: KubernetesSite, env: dict[str, str], requests: Tree, limits: Tree) -> Tree:
+    # Kubernetes would replace $(NAME) by another variable's value.
+    settings: list[Tree] = [
+        {"name": name, "value": value.replace("$(", "$$(")} for name, value in env.items()
+    ]
     return {
         "name": "ray",
         "image": site.image,
-        # Kubernetes would replace $(NAME) by another variable's value.
-        "env": [{"name": name, "value": value.replace("$(", "$$(")} for name, value in env.items()],
+        "env": [{"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}, *settings],
         "resources": {"requests": {**limits, **requests}, "limits": limits},
         "startupProbe": {
             "httpGet": {"path": "/api/healthz", "port": AGENT_PORT},

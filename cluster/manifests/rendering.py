@@ -111,15 +111,15 @@ def systemd(
 ) -> Files:
     """A unit for each role, and the environment of them all."""
     made = static.units(hosts, nodes, venv, amd)
-    places = {"head": [hosts.head], "gpu": list(hosts.gpu), "load": list(hosts.load)}
+    places = {"head": (hosts.head,), "gpu": hosts.gpu, "load": hosts.load}
     header = _comments(f"{head}\n{OPENED}")
     files = {"ray.env": header + _comments(ENVIRONMENT) + static.environment_file(env)}
     for name, unit in made.items():
-        role = name.removeprefix("maxqps-").removesuffix(".service")
-        where = (
-            f"On {', '.join(places[role])}: /etc/systemd/system/{name}, then systemctl enable --now {name}"
-        )
-        files[name] = header + _comments(f"{where}\n{UNIT}") + "\n" + unit
+        service = name.removesuffix(".service")
+        addresses = places[service.removeprefix("maxqps-").removesuffix("@")]
+        where = [f"On {each}: systemctl enable --now {service}{each}" for each in addresses]
+        text = "\n".join([f"In /etc/systemd/system/{name} of each host below.", *where, UNIT])
+        files[name] = header + _comments(text) + "\n" + unit
     return files
 
 
@@ -129,7 +129,8 @@ on all hosts:
   umask 077; ray get-auth-token --generate | ssh HOST 'install -D -m 0400 -o ray /dev/stdin {static.TOKEN}'"""
 UNIT = f"""\
 Needs a user ray, {static.ETC}/ray.env and {static.TOKEN}. GPUs and the node's resource are given by
-hand: without amdsmi in Python Ray sees no AMD GPU, and says nothing.
+hand: without amdsmi in Python Ray sees no AMD GPU, and says nothing. Behind the @ stands the address under
+which Ray registers the host.
 {TOPOLOGY}"""
 
 

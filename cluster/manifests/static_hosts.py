@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.manifests import names
-from cluster.manifests.node_offers import HEAD_NODE, NodeGroup, ray_start
+from cluster.manifests.node_offers import GPU, HEAD_NODE, NodeGroup, ray_start
 from cluster.ray_session.placement import LOAD_ROLE
 
 OPEN_FILES = 1_048_576
@@ -68,10 +68,10 @@ class Hosts:
 def hosts_of(addresses: Sequence[str], nodes: Sequence[NodeGroup]) -> Hosts:
     """The hosts in the order of the nodes, the head first.
 
-    Raises ValueError for a wrong number of hosts, and for text that is no host name or address.
+    Raises ValueError for a wrong number of hosts, and for text that is no IP address.
     """
     for address in addresses:
-        names.host(address, "--hosts")
+        names.address(address, "--hosts")
     counts = {each.role: each.count for each in nodes}
     load = counts.get(LOAD_ROLE, 0)
     needed = 1 + sum(counts.values())
@@ -89,26 +89,15 @@ def ray_up(
 ) -> dict[str, Any]:
     """A cluster file of `ray up` with the local provider; every host is installed already.
 
-    Raises ValueError for names of load hosts, which recognise themselves by addresses only, and for a
-    malformed name, user or folder.
+    Raises ValueError for a malformed name, user or folder.
     """
     names.checked("cluster", name, "--name")
     names.checked("user", ssh_user, "--ssh-user")
     names.checked("path", venv, "--venv")
-    on_load = [each for each in nodes if each.role == LOAD_ROLE]
-    if named := next((address for address in hosts.load if not names.is_address(address)), ""):
-        raise ValueError(
-            f"--hosts: {named} is a name; give a load host's IP address, as `hostname -I` says it there"
-        )
-    start_gpu = _shell(ray_start(nodes[0], "$RAY_HEAD_IP"))
-    start = start_gpu
-    if on_load:
-        # All workers get the same command: which of them a host is, it knows by its address.
-        mine = "|".join(f'*" {address} "*' for address in hosts.load)
-        start_load = _shell(ray_start(on_load[0], "$RAY_HEAD_IP"))
-        start = f'case " $(hostname -I) " in {mine}) {start_load};; *) {start_gpu};; esac'
     first = _first(env, venv)
-    head = [*ray_start(HEAD_NODE, hosts.head), "--autoscaling-config=~/ray_bootstrap_config.yaml"]
+    start_head = ray_start(HEAD_NODE, hosts.head, hosts.head)
+    head = [*start_head, "--autoscaling-config=~/ray_bootstrap_config.yaml"]
+    start = f"{_own_address(hosts)} && {_start_worker(hosts, nodes)}"
     return {
         "cluster_name": name,
         "max_workers": len(hosts.workers),
@@ -121,6 +110,22 @@ def ray_up(
     }
 
 
+def _own_address(hosts: Hosts) -> str:
+    """Shell commands that find which worker this host is: `ray up` gives all workers the same command."""
+    workers = " ".join(hosts.workers)
+    find = 'case " $(hostname -I) " in *" $each "*) own=$each;; esac'
+    refuse = f"{{ echo none of {workers} is an address of this host >&2; exit 1; }}"
+    return f'own= && for each in {workers}; do {find}; done && {{ test -n "$own" || {refuse}; }}'
+
+
+def _start_worker(hosts: Hosts, nodes: Sequence[NodeGroup]) -> str:
+    """The shell command that starts Ray on the worker with the address $own, in its role."""
+    starts = {each.role: _shell(ray_start(each, "$RAY_HEAD_IP", "$own")) for each in nodes}
+    if LOAD_ROLE not in starts:
+        return starts[GPU]
+    return f"case $own in {'|'.join(hosts.load)}) {starts[LOAD_ROLE]};; *) {starts[GPU]};; esac"
+
+
 def _first(env: dict[str, str], venv: str) -> str:
     """The beginning of every command; each has a shell of its own."""
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
@@ -130,8 +135,8 @@ def _first(env: dict[str, str], venv: str) -> str:
 
 
 def _shell(words: Sequence[str]) -> str:
-    """Words quoted for a shell, which still replaces $RAY_HEAD_IP; Ray replaces ~ itself."""
-    bare = ("--address=$RAY_HEAD_IP", "--autoscaling-config=~")
+    """Words quoted for a shell, which still replaces $RAY_HEAD_IP and $own; Ray replaces ~ itself."""
+    bare = ("--address=$RAY_HEAD_IP", "--node-ip-address=$own", "--autoscaling-config=~")
     return " ".join(word if word.startswith(bare) else shlex.quote(word) for word in words)
 
 
@@ -146,13 +151,17 @@ _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})
 
 
 def units(hosts: Hosts, nodes: Sequence[NodeGroup], venv: str, amd: bool) -> dict[str, str]:
-    """Unit files by name, one for each role. Raises ValueError for a strange `venv`."""
+    """Unit files by name, one for each role. Raises ValueError for a strange `venv`.
+
+    They are templates: the name of a host's instance, after the @, is the host's address (%i in the file).
+    """
     names.checked("path", venv, "--venv")
-    return {f"maxqps-{each.role}.service": _unit(each, hosts.head, venv, amd) for each in (HEAD_NODE, *nodes)}
+    roles = (HEAD_NODE, *nodes)
+    return {f"maxqps-{each.role}@.service": _unit(each, hosts.head, venv, amd) for each in roles}
 
 
 def _unit(nodes: NodeGroup, head: str, venv: str, amd: bool) -> str:
-    words = [f"{venv}/bin/ray", *ray_start(nodes, head)[1:], "--block"]
+    words = [f"{venv}/bin/ray", *ray_start(nodes, head, "%i")[1:], "--block"]
     groups = "SupplementaryGroups=video render\n" if nodes.gpus and amd else ""
     return UNIT.format(role=nodes.role, groups=groups, venv=venv, start=" ".join(map(_quoted, words)))
 

@@ -1,5 +1,6 @@
 """Settings of Ray Serve and of our own sessions: variables, ports, limits of this process; starts nothing."""
 
+import os
 import resource
 from pathlib import Path
 
@@ -24,6 +25,9 @@ HAPROXY_POLICIES = ("leastconn", "roundrobin")
 NO_LOG = "/nonexistent/haproxy-log"
 """HAProxy's log target: no file. For Ray's default, syslog on 127.0.0.1:514, each thread opens a UDP socket
 on all interfaces."""
+NO_DEVICES = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
+"""Variables to unset (None) in a session of our own that pretends to have GPUs: Ray refuses more GPUs than
+they name."""
 PORT_NAMES = (
     "AUTOSCALER_METRIC_PORT",
     "DASHBOARD_METRIC_PORT",
@@ -105,6 +109,18 @@ def shortage() -> str | None:
             f"a process here may have {space / 2**30:.1f} GiB of addresses (`ulimit -v`), and Ray reserves "
             "far more than it uses; start again after `ulimit -v unlimited`"
         )
+    return None
+
+
+def hidden_gpus(wanted: int) -> str | None:
+    """The caller's variable that leaves fewer real GPUs visible than `wanted`, with the remedy; else None."""
+    for name in NO_DEVICES:
+        devices = os.environ.get(name)
+        if devices is not None and len(list(filter(None, devices.split(",")))) < wanted:
+            return (
+                f"{name}={devices!r} leaves fewer GPUs visible than cluster.gpus_per_node={wanted}; unset "
+                "it, or lower cluster.gpus_per_node"
+            )
     return None
 
 

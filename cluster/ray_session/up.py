@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from ray.serve.schema import ApplicationStatusOverview
 from cluster.ray_session import serve_settings, session
 from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.placement import SessionError
+from cluster.ray_session.private_folder import new_folder
 from cluster.ray_session.processes import Process, left_after, process_of, running, send, with_descendants
 from conf.io import durable
 from conf.specs.experiment import Cluster, Routing
@@ -157,16 +157,13 @@ def _alone() -> Iterator[None]:
 
 
 def _start(cluster: Cluster, routing: Routing, load_cpus: float, undo: ExitStack) -> StandingCluster:
-    with session.as_session_error(
-        "prepare a folder for Ray", "check the space and rights of TMPDIR's folder"
-    ):
-        folder = Path(tempfile.mkdtemp(prefix=session.FOLDER_PREFIX))
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        session.furnish(folder)
+    folder = new_folder()
+    undo.callback(shutil.rmtree, folder, ignore_errors=True)
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with (
         HeldPorts() as ports,
         session.in_environment(serve_settings.own_environment(folder, routing, ports)),
+        session.in_environment(serve_settings.NO_DEVICES),
         session.loopback_only(),
         session.as_session_error("start Ray on this machine", remedy),
     ):

@@ -138,7 +138,10 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {wanted}")
     for note in engines.described.get("notes", []):
         emit("recipe", text=note)
-    with open_session(experiment.cluster, experiment.routing, load_cpus, engines.environment) as session:
+    real = experiment.engine.kind == "vllm"
+    with open_session(
+        experiment.cluster, experiment.routing, load_cpus, engines.environment, real
+    ) as session:
         placement = place(experiment.cluster, experiment.layout, session.roles)
         seen = _preflight(experiment, engines, placement, emit)
         deployment = deploy(

@@ -42,7 +42,7 @@ def answer(
     `conclude` may print another answer in the result's place, and then returns the exit code.
     """
     from loadgen.cli.deployment import service
-    from loadgen.run import report_file
+    from loadgen.run import failed_start, report_file
     from loadgen.run.measure import Site
 
     # A simulated engine's kernels are noted with its result.
@@ -54,9 +54,10 @@ def answer(
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
-        verdict = report_file.written(
-            act(Site(engine_model.start, service, engine_model.constants_ratio), show), show
-        )
+        verdict = act(Site(engine_model.start, service, engine_model.constants_ratio), show)
+        if arguments.verb != "resume":
+            verdict = failed_start.removed(verdict)
+        verdict = report_file.written(verdict, show)
         show.end(verdict)
     code = conclude(verdict)
     return result(verdict, arguments.json) if code is None else code

@@ -74,7 +74,7 @@ def requests(first: int, count: int, whole: int, with_gaps: bool) -> pa.Table:
             pa.array(draw.integers(0, NODES, count))
         ),
         "due_ns": due_ns,
-        "scheduled_at": pa.array(1_795_000_000_000_000 + due_ns // 1000).cast(pa.timestamp("us", "UTC")),
+        "scheduled_at": pa.array(1_795_000_000_000_000 + due_ns // 1000).cast(pa.timestamp("us")),
         "send_offset_ns": sent_ns,
         "first_byte_offset_ns": sent_ns + draw.lognormal(14.5, 0.3, count).astype(np.int64),
         "first_token_offset_ns": pa.array(first_ns, mask=failed),

@@ -76,12 +76,17 @@ def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("nothing_left")
-def test_an_unreachable_target_is_exit_5_with_everything_saved(tmp_path: Path) -> None:
-    done = run("sweep", "engine=external", "target.urls=[http://127.0.0.1:9]", f"out={tmp_path}", "run=gone")
+@pytest.mark.parametrize(
+    "words",
+    [["sweep"], ["sweep", "search.repeats=2"], ["compare", "b.target.urls=[http://127.0.0.1:8]"]],
+    ids=["sweep", "repeats", "compare"],
+)
+def test_an_unreachable_target_is_exit_5_and_leaves_no_folder(words: list[str], tmp_path: Path) -> None:
+    done = run(*words, "engine=external", "target.urls=[http://127.0.0.1:9]", f"out={tmp_path}", "run=gone")
     assert done.returncode == 5, done.stderr
     assert "NO RESULT" in done.stdout and "127.0.0.1:9" in done.stdout
-    result = json.loads((tmp_path / "gone" / "sweep.json").read_text())
-    assert (result["passed"], result["valid"], result["exit_code"]) == (False, False, 5)
+    assert "run folder" not in done.stdout and "resume" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.ray

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 import time
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,12 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     assert (row["time_scale"], row["engine_first_token_ns"]) == (FAST, 70 * MS)
     assert row["engine_last_token_ns"] == 113 * MS
     assert row["itl_us"] == [50_000]
-    assert row["scheduled_at"].timestamp() == 1_700_000_002
+    assert row["scheduled_at"].replace(tzinfo=UTC).timestamp() == 1_700_000_002
     table = pa.Table.from_batches([rows])
     assert metrics.ttft(table).tolist() == [70 + 30 / FAST]
     lost = records.lost(plan_table(Traffic(EXPERIMENT.workload).evenly(1, 10 * NS, NS, first_seq=0, seed=1)),
                         clock.wall_ns, FAST)  # fmt: skip
-    assert lost["scheduled_at"].to_pylist()[0].timestamp() == 1_700_000_002
+    assert lost["scheduled_at"].to_pylist()[0] == row["scheduled_at"]
 
 
 MINUTE_NS = 60 * NS

@@ -111,7 +111,7 @@ def failing(count, status, kind, finish_reason=None, of=450):
         ("truncated", "no_done", "length", "[DONE]"),
         ("truncated", "not_a_stream", None, "check the address and API"),
         ("http_error", "bad_event", None, "OpenAI's streaming API"),
-        ("http_error", "400", None, "leave out, or change, what it names"),
+        ("http_error", "400", None, "target.omit=[FIELD]"),
         ("http_error", "404", None, "target.urls"),
         ("http_error", "307", None, "behind the redirect"),
     ],

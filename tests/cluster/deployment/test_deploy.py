@@ -146,6 +146,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A cluster to join that is not there; one module's calls into Ray and Serve are stand-ins."""
     for name in ("init", "shutdown"):
         monkeypatch.setattr(ray, name, does_nothing)
+    monkeypatch.setattr(cluster_session, "_knock", does_nothing)
     monkeypatch.setattr(ray, "nodes", lambda: [HEAD])
     monkeypatch.setattr(ray, "get_actor", fails(ValueError("no such actor")))
     for name in ("start", "shutdown"):

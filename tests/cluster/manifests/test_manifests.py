@@ -52,6 +52,11 @@ def container(group: Tree) -> Tree:
     return only
 
 
+def settings(group: Tree) -> dict[str, str]:
+    """Environment variables whose values stand in the file."""
+    return {pair["name"]: pair["value"] for pair in container(group)["env"] if "value" in pair}
+
+
 VARIANTS = {
     "sweeps": KUBERAY,
     "service": [*KUBERAY, *SERVICE],
@@ -98,10 +103,18 @@ def test_all_pods_have_the_environment_that_serve_has_in_a_session_of_ours() -> 
 
     cluster = objects(render(*KUBERAY, "routing=pow2"))["RayCluster"]["spec"]
     pods = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    found = [{pair["name"]: pair["value"] for pair in container(pod)["env"]} for pod in pods]
+    found = [settings(pod) for pod in pods]
     assert found[0] == found[1] == found[2]
     assert serve_environment(load(["routing=pow2"]).routing).items() <= found[0].items()
     assert found[0]["RAY_AUTH_MODE"] == "token" and found[0]["HF_HUB_OFFLINE"] == "1"
+
+
+def test_every_pod_registers_under_its_own_address() -> None:
+    cluster = objects(render(*KUBERAY))["RayCluster"]["spec"]
+    for pod in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (reference,) = (pair for pair in container(pod)["env"] if "valueFrom" in pair)
+        assert reference["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert pod["rayStartParams"]["node-ip-address"] == f"${reference['name']}"
 
 
 def test_nvidia_nodes_ask_for_their_own_devices() -> None:
@@ -124,8 +137,7 @@ def test_a_service_serves_the_recipe_of_its_model() -> None:
     assert config["engine_kwargs"]["tensor_parallel_size"] == 4
     gpu = groups(service["rayClusterConfig"])["gpu"]
     assert gpu["resources"]["mine"] == "1"
-    environment = {pair["name"]: pair["value"] for pair in container(gpu)["env"]}
-    assert environment["RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING"] == "1"
+    assert settings(gpu)["RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING"] == "1"
 
 
 def test_only_pods_of_the_cluster_and_the_operator_get_in() -> None:
@@ -157,6 +169,13 @@ def test_ray_up_fits_rays_own_schema() -> None:
 
 def ray_words(command_line: str, address: str, tmp_path: Path) -> list[str]:
     """What `ray` would be called with on the host of that address, by a real shell."""
+    done = shell(command_line, address, tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def shell(command_line: str, address: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of the file on the host of that address, with a `ray` that prints its words."""
     bin_folder = tmp_path / "venv" / "bin"
     bin_folder.mkdir(parents=True, exist_ok=True)
     (bin_folder / "ray").write_text('#!/bin/sh\nprintf "%s\\n" "$RAY_AUTH_MODE" "$@"\n')
@@ -166,9 +185,7 @@ def ray_words(command_line: str, address: str, tmp_path: Path) -> list[str]:
     (tmp_path / ".ray").mkdir(exist_ok=True)
     (tmp_path / ".ray" / "auth_token").write_text("a token")
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "RAY_HEAD_IP": "10.0.0.1"}
-    done = subprocess.run(["bash", "-c", command_line], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return subprocess.run(["bash", "-c", command_line], env=environment, capture_output=True, text=True)
 
 
 def test_every_host_starts_in_its_role(tmp_path: Path) -> None:
@@ -184,6 +201,10 @@ def test_every_host_starts_in_its_role(tmp_path: Path) -> None:
     assert {"--head", "--num-cpus=0", "--dashboard-host=127.0.0.1"} <= set(head)
     assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in head  # as in Ray's own default
     assert "--address=10.0.0.1:6379" in on_gpu
+    for words, address in zip((head, on_gpu, on_load), HOSTS.split(","), strict=True):
+        assert f"--node-ip-address={address}" in words
+    foreign = shell(tree["worker_start_ray_commands"][1], "10.0.0.9", tmp_path)
+    assert foreign.returncode != 0 and "none of 10.0.0.2 10.0.0.3 is an address" in foreign.stderr
     (tmp_path / ".ray" / "auth_token").unlink()
     refused = subprocess.run(
         ["bash", "-c", tree["worker_start_ray_commands"][1]],
@@ -198,13 +219,16 @@ def test_systemd_reads_the_units(tmp_path: Path) -> None:
     words = ["systemd", "cluster=mi325x_1n", "--hosts", HOSTS, "--venv", sys.prefix, "--out", str(tmp_path)]
     assert command.main(["render", *words]) == 0
     found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["maxqps-gpu.service", "maxqps-head.service", "maxqps-load.service", "ray.env"]
+    assert found == ["maxqps-gpu@.service", "maxqps-head@.service", "maxqps-load@.service", "ray.env"]
     for name in found[:-1]:
         unit = (tmp_path / name).read_text()
         settings = dict(line.split("=", 1) for line in unit.splitlines() if line[:1].isalpha())
         assert int(settings["LimitNOFILE"]) >= 65536 and settings["LimitMEMLOCK"] == "infinity"
         (start,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
         assert shlex.split(start)[-1] == "--block"
+        # systemd replaces %i by the instance's name, with which the file says to start it.
+        assert "--node-ip-address=%i" in shlex.split(start)
+    assert f"systemctl enable --now maxqps-load@{HOSTS.split(',')[-1]}\n" in unit
     if shutil.which("systemd-analyze"):
         units = [str(tmp_path / name) for name in found[:-1]]
         # In a folder of its own, so that it looks at no unit of this machine.
@@ -242,12 +266,12 @@ def test_no_file_holds_a_secret(words: list[str], monkeypatch: pytest.MonkeyPatc
         (["render", *KUBERAY, "--name", "Night_1"], "--name=Night_1"),
         (["render", *KUBERAY, "--weights", "weights"], "pvc:NAME"),
         (["render", *KUBERAY, "--memory", "512 GB"], "write it as 512Gi"),
-        (["render", "ray-up", "--hosts", "a,b,loader"], "give a load host's IP address"),
-        (["render", "systemd", "--hosts", "a,b,"], "names 2 hosts but 3 are needed"),
+        (["render", "ray-up", "--hosts", "10.0.0.1,10.0.0.2,loader"], "--hosts='loader' is no IP address"),
+        (["render", "systemd", "--hosts", "10.0.0.1,10.0.0.2,"], "names 2 hosts but 3 are needed"),
         (["preflight", "engine=vllm", "engine.args.swap_space=4"], "swap_space"),
         (["render", "ray-up"], "needs --hosts"),
         (["render", "ray-up", "cluster=mi325x_4n", "--hosts", HOSTS], "names 3 hosts but 6 are needed"),
-        (["render", "ray-up", "--hosts", "a,a,b"], "names 2 hosts but 3 are needed"),
+        (["render", "ray-up", "--hosts", "::1,::1,::2"], "names 2 hosts but 3 are needed"),
         (["render", "systemd", "--hosts", HOSTS, "--image", "a"], "--image belongs to kuberay"),
         (["up", "--hosts", HOSTS], "--hosts belongs to ray-up and systemd"),
         (["up", "cluster=mi325x_1n"], "is joined, not started"),

@@ -1,14 +1,21 @@
 """A session of our own, where starting it does not go well at once."""
 
+import os
+import socket
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from ray._private import accelerators
 
 from cluster.ray_session import session
 from cluster.ray_session.placement import SessionError
 from conf import load
+from conf.specs.experiment import Cluster
 
 ASKED = load(["cluster=laptop"])
 CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
@@ -16,8 +23,15 @@ CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_session")
-def test_a_node_and_a_front_that_are_late_once_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_and_a_front_that_are_late_once_are_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither the caller's GPUs nor the length of TMPDIR matters meanwhile."""
     import ray
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert len(str(tmp_path)) > 25
 
     nodes: list[int] = []
     ports: list[int] = []
@@ -43,6 +57,93 @@ def test_a_node_and_a_front_that_are_late_once_are_started_again(monkeypatch: py
         with pytest.raises(urllib.error.HTTPError, match="404"):  # no application is deployed
             urllib.request.urlopen(opened.url, timeout=30)
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": ""},
+        {"HIP_VISIBLE_DEVICES": "1,2"},
+        {"ROCR_VISIBLE_DEVICES": "0"},
+    ],
+)
+def test_pretended_gpus_do_not_depend_on_the_callers_variables(
+    devices: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray starts no node with more GPUs than it reads from them."""
+
+    def read(*_: Any, **__: Any) -> None:
+        kinds = (accelerators.NvidiaGPUAcceleratorManager, accelerators.AMDGPUAcceleratorManager)
+        raise Exception([kind.get_current_process_visible_accelerator_ids() for kind in kinds])
+
+    for name, value in devices.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(session, "add_nodes", read)
+    with pytest.raises(SessionError, match=r"\[None, None\]"), session.open_session(CLUSTER, None):
+        pass
+    assert devices.items() <= os.environ.items()
+
+
+@pytest.mark.parametrize("devices", ["0", "", "0,1,2,3,4,5,6"])
+def test_too_few_real_gpus_are_refused_with_the_variable(
+    devices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    remedy = "CUDA_VISIBLE_DEVICES='.*' leaves fewer GPUs visible than cluster.gpus_per_node=8; unset it"
+    with pytest.raises(SessionError, match=remedy):
+        session.open_session(CLUSTER, None, real_gpus=True).__enter__()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_is_no_ray_head_is_one_line_before_ray_tries_to_join(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself tries for a minute, and its C++ part writes of each try on stderr."""
+    monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray tries to join"))
+    monkeypatch.setattr(session, "KNOCK_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        pool.submit(_answered, server, answer)
+        here = Cluster("c", "address", f"127.0.0.1:{server.getsockname()[1]}", nodes=1, gpus_per_node=8)
+        with (
+            session.loopback_only(),
+            pytest.raises(
+                SessionError, match="cannot join the Ray cluster at .*(no Ray head|timed out); check"
+            ),
+        ):
+            session.open_session(here, None).__enter__()
+
+
+def test_a_ray_head_that_refuses_us_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a cluster of somebody else's that runs on this machine does: its token is not ours."""
+
+    class Refusing(grpc.GenericRpcHandler):
+        def service(self, _: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                lambda _, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            )
+
+    monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray tries to join"))
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Refusing()])
+    here = Cluster("c", "address", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 1, 8)
+    server.start()
+    try:
+        with session.loopback_only(), pytest.raises(SessionError, match="InvalidAuthToken"):
+            session.open_session(here, None).__enter__()
+    finally:
+        server.stop(None)
+    assert capfd.readouterr().err == ""
+
+
+def _answered(server: socket.socket, answer: bytes) -> None:
+    """Accept a connection and send `answer` on it; without an answer, stay silent until the client leaves."""
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(answer)
+        while connection.recv(1024):
+            pass
 
 
 @pytest.mark.parametrize(("words", "tries"), [(session.LATE, session.STARTS), ("no space left", 1)])
