@@ -126,7 +126,7 @@ def _vllm(asked: Experiment, engine: VllmEngine) -> Tree:
 
     version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
     bundles = place(asked.cluster, asked.layout).bundles
-    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
     rendering = render(RenderingInput(*parts, bundles, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")

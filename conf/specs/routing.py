@@ -13,7 +13,7 @@ DATA_PATHS = {
     "pow2": ("python_proxy",),
     "consistent_hash": ("haproxy", "python_proxy"),
     "bounded_hash": ("python_proxy",),
-    "prefix_affinity": ("python_proxy",),
+    "prefix_affinity": ("haproxy", "python_proxy"),
     "client_side": ("direct",),
     "per_node": ("direct",),
 }

@@ -17,6 +17,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
+from serve_apps.vllm_engine.config_file import OUR_BUILDER
 from serve_apps.vllm_engine.rendering import RenderingInput, render
 from serve_apps.vllm_recipes import argument_names, recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
@@ -186,11 +187,11 @@ def test_serve_takes_the_rendered_configuration(version: str) -> None:
 
     asked = specs("layout=dp2_tp4_ep4")
     assert isinstance(asked.engine, VllmEngine)
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
     application = render(RenderingInput(*parts, ({"GPU": 4.0},), version)).application
     assert application is not None
     (served,) = ServeDeploySchema.model_validate(application).applications
-    assert served.import_path == "ray.serve.llm:build_openai_app"
+    assert served.import_path == OUR_BUILDER
 
 
 def test_ray_refuses_what_the_executor_rule_refuses(version: str) -> None:
@@ -247,7 +248,7 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(
     side = asked.layout.prefill_side
     assert isinstance(asked.engine, VllmEngine) and side is not None
     bundles = [({"GPU": float(cut.tensor_parallel)},) for cut in (asked.layout, side)]
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
     rendering = render(RenderingInput(*parts, bundles[0], version, bundles[1]))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]

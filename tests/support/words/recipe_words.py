@@ -48,3 +48,9 @@ MODERN_ENV = {
     "TORCH_BLAS_PREFER_HIPBLASLT": "1",
     "NCCL_MIN_NCHANNELS": "112",
 }
+
+
+def routed(routing: str) -> list[str]:
+    """Words of a routing, with a workload that it takes."""
+    workload = {"prefix_affinity": "workload.prompt=text", "per_node": "workload=chat_5600_140"}
+    return [f"routing={routing}", workload.get(routing, "workload=chat_sessions")]
