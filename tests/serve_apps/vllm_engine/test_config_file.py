@@ -14,7 +14,7 @@ from loadgen.cli.deployment import _engines  # noqa: E402
 from serve_apps.vllm_engine.app import application  # noqa: E402
 from serve_apps.vllm_engine.config_file import OUR_BUILDER, environment  # noqa: E402
 from serve_apps.vllm_engine.rendering import RenderingInput, render  # noqa: E402
-from tests.support.words.recipe_words import NEWEST, routed  # noqa: E402
+from tests.support.words.recipe_words import NEWEST, NIXL, routed  # noqa: E402
 
 LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
 
@@ -32,7 +32,7 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
     name, *more = routing.split()
     if name == "per_node" and layout == "dp2_tp4_ep4":
         layout = "dp1_tp8_ep8"  # a node's stream goes to one replica
-    words = ["engine=vllm", "cluster=mi325x_4n", f"engine.vllm_version={NEWEST}", f"layout={layout}"]
+    words = ["engine=vllm", "cluster=mi325x_4n", f"engine.vllm_version={NEWEST}", f"layout={layout}", NIXL]
     asked = load([*words, *routed(name), *more])
     engines = _engines(asked)
     build = engines.build(place(asked.cluster, asked.layout))
