@@ -28,6 +28,8 @@ def router_options(routing: Routing) -> Tree | None:
             return _router("serve_apps.routing.prefix_router.PrefixRouter")
         case "prefix_affinity":
             return _router("ray.serve.llm.request_router.PrefixCacheAffinityRouter")
+        case "kv_aware":
+            return _router("ray.serve.llm.request_router.KVAwareRouter")
         case _:
             return None
 

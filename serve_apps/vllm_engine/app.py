@@ -6,6 +6,7 @@ both are installed and the environment is that of the replicas. The driver needs
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from ray import serve
@@ -13,7 +14,7 @@ from ray.serve import Application
 
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from serve_apps.routing.serve_routers import behind_router, request_router
-from serve_apps.vllm_engine.config_file import NONE, OPTIONS, Replicated, arguments
+from serve_apps.vllm_engine.config_file import KV_PACKAGE, NONE, OPTIONS, Replicated, arguments
 from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, module_command, one_bundle
 
 ENGINES = "LLMServer"
@@ -82,6 +83,10 @@ def application(args: Mapping[str, Any]) -> Application:
         front = {"ingress_cls_config": {"ingress_cls": LoopbackIngress}}
         own = {"ingress_deployment_config": args["ingress_deployment_config"]}
         return build_openai_app({"llm_configs": [made], **front, **own})
+    if routing.policy == "kv_aware":  # Ray joins its router, which keeps the books, to the engines
+        if find_spec("dynamo") is None:
+            raise RuntimeError(f"routing=kv_aware needs {KV_PACKAGE} on all nodes: pip install {KV_PACKAGE}")
+        return build_openai_app({"llm_configs": [made]})
     app = build_llm_deployment(made, deployment_cls=serve.ingress()(server))
     return behind_router(app, routing, LoopbackRouter)
 

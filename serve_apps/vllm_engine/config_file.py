@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
+from conf.specs.routing import TEXT_POLICIES
 from serve_apps.routing.router_options import router_options
 from serve_apps.vllm_recipes.kv_transfer import Side
 from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, llm_config, pd_configs
@@ -28,6 +29,8 @@ OPTIONS = {
     "logging_config": LOGGING,
 }
 """Serve's options of every deployment of engines."""
+KV_PACKAGE = "ai-dynamo-runtime"
+"""What keeps the books of `kv_aware`."""
 ROUTED_BODY_BYTES = 2**20
 """Longest body that HAProxy hands to a router that reads it; its own 8 MiB would count twice per stream."""
 
@@ -57,7 +60,7 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
         "RAYLLM_ENGINE_START_TIMEOUT_S": str(round(engine.start_timeout_s)),
         "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
     }
-    if routing.policy == "prefix_affinity" and routing.data_path == "haproxy":
+    if routing.policy in TEXT_POLICIES and routing.data_path == "haproxy":
         found["RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"] = "1"
         found["RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE"] = str(ROUTED_BODY_BYTES)
     return found

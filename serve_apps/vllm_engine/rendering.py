@@ -39,6 +39,9 @@ BY_CLIENT = (
     "this file in turn; measure and render routing=leastconn for one address, or let clients choose as the "
     "load generator does"
 )
+KV_BOOKS = (
+    f"routing=kv_aware needs {config_file.KV_PACKAGE} on all nodes: without it every request is answered 503"
+)
 NEEDS_PACKAGE = (
     "the Ray Serve config names {}: install this package on all nodes; ray 2.60 has nothing that deploys the "
     "same"
@@ -207,6 +210,8 @@ def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, 
     notes = [NEEDS_PACKAGE.format(" and ".join(names))] if names else []
     if routing.data_path == "direct":
         notes.append(BY_CLIENT.format(routing.policy))
+    if routing.policy == "kv_aware":
+        notes.append(KV_BOOKS)
     return tuple(notes)
 
 

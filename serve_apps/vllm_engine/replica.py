@@ -98,7 +98,7 @@ class LoopbackIngress(OpenAiIngress):  # type: ignore[misc]
 
 
 class LoopbackRouter(LLMRouter):  # type: ignore[misc]
-    """Ray's router of a request, which HAProxy asks for the replica as the engines' own router chooses it."""
+    """Ray's deployment that HAProxy asks for a replica, as the engines' own router chooses it."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         stay_on_loopback()

@@ -329,6 +329,7 @@ ROUTED = {
     "round_robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",
     "consistent_hash": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
     "bounded_hash": "serve_apps.routing.serve_routers.BoundedHashRouter",
+    "kv_aware": "ray.serve.llm.request_router.KVAwareRouter",
     "prefix_affinity": "serve_apps.routing.prefix_router.PrefixRouter",
 }
 

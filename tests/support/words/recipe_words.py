@@ -52,5 +52,6 @@ MODERN_ENV = {
 
 def routed(routing: str) -> list[str]:
     """Words of a routing, with a workload that it takes."""
-    workload = {"prefix_affinity": "workload.prompt=text", "per_node": "workload=chat_5600_140"}
+    text = "workload.prompt=text"
+    workload = {"prefix_affinity": text, "kv_aware": text, "per_node": "workload=chat_5600_140"}
     return [f"routing={routing}", workload.get(routing, "workload=chat_sessions")]
