@@ -19,7 +19,7 @@ from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment
 from conf.composed import dump
 from conf.io import terminal
-from conf.specs.experiment import SimulatedEngine, VllmEngine
+from conf.specs.experiment import Routing, SimulatedEngine, VllmEngine
 
 FLAG = "--serve-config"
 NO_HOURS = "no day is simulated without its rates: add demand.hourly=FILE"
@@ -49,7 +49,7 @@ class IntoService:
         day, why = self._simulated(found, scaling, asked)
         self.day = day
         self._file.write_text(serve_file(scaling, application, run.name))
-        self.lines += _written(self._file, scaling)
+        self.lines += _written(self._file, scaling) + _unwritten(asked.routing)
         figure = self._figure(day) if day else None
         self.lines += elastic.text(day) if day else [why]
         if figure:
@@ -94,6 +94,13 @@ def _written(file: Path, scaling: ServeScaling) -> list[str]:
         f"{target.value:.4g} requests on each by Little's law; its comments give each number's reason",
         f"use it on a running cluster: serve deploy {file}",
     ]
+
+
+def _unwritten(routing: Routing) -> list[str]:
+    """What of the routing the file cannot have."""
+    from serve_apps.vllm_engine.rendering import BY_CLIENT
+
+    return [BY_CLIENT.format(routing.policy)] if routing.data_path == "direct" else []
 
 
 def _application(asked: Experiment) -> Tree:

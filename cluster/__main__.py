@@ -90,7 +90,8 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
     if target == "kuberay":
         site = _site(arguments, name)
-        config = _serve_config(experiment, site) if arguments.service else None
+        config, notes = _serve_config(experiment, site) if arguments.service else (None, ())
+        head = "\n".join([head, *(f"Note: {note}" for note in notes)])
         files = kuberay(site, nodes, experiment.hardware, env, head, config)
     else:
         if not arguments.hosts:
@@ -142,8 +143,8 @@ def _serve_environment(experiment: Experiment) -> dict[str, str]:
     return serve_environment(routing) | real
 
 
-def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any]:
-    """Serve's own configuration of the deployment, as `python -m serve_apps render` prints it."""
+def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[str, Any], Sequence[str]]:
+    """Serve's own configuration of the deployment, and its notes, as `serve_apps render` prints them."""
     from serve_apps.vllm_engine import rendering
 
     engine = experiment.engine
@@ -164,7 +165,7 @@ def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any
         raise ConfigError(made.notes[-1])
     # KubeRay asks every pod's own front whether the pod is ready.
     http = {**made.application["http_options"], "host": "0.0.0.0"}
-    return {**made.application, "proxy_location": "EveryNode", "http_options": http}
+    return {**made.application, "proxy_location": "EveryNode", "http_options": http}, made.notes
 
 
 def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:

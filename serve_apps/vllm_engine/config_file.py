@@ -16,8 +16,6 @@ from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, llm_config, 
 
 RAY_BUILDER = "ray.serve.llm:build_openai_app"
 OUR_BUILDER = "serve_apps.vllm_engine.app:application"
-OUR_PACKAGE = "serve_apps."
-"""Begins every name of ours that a config file may hold."""
 SERVERS = "ray.serve.llm.deployment"
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 OPTIONS = {

@@ -14,6 +14,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -243,7 +244,12 @@ def turns(text: str) -> list[str]:
     return [f"{text} " * 30 + f"turn {number}" for number in range(4)]
 
 
-@pytest.mark.parametrize("routing", ["leastconn", "consistent_hash", "prefix_affinity"])
+BOOKS = pytest.mark.skipif(not find_spec("dynamo"), reason="ai-dynamo-runtime is not among our requirements")
+
+
+@pytest.mark.parametrize(
+    "routing", ["leastconn", "consistent_hash", "prefix_affinity", pytest.param("kv_aware", marks=BOOKS)]
+)
 def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
     routing: str,
     emulated: list[str],

@@ -139,6 +139,11 @@ def test_a_service_has_the_router_of_its_routing() -> None:
     assert config["proxy_location"] == "EveryNode" and config["http_options"]["host"] == "0.0.0.0"
 
 
+def test_a_service_says_what_of_its_routing_is_not_deployed() -> None:
+    text = render(*KUBERAY, *SERVICE, "workload=chat_sessions", "routing=client_side")
+    assert "# Note: routing=client_side: the load generator chooses the replica" in text
+
+
 def test_only_pods_of_the_cluster_and_the_operator_get_in() -> None:
     found = objects(render(*KUBERAY, "--name", "night"))
     policy, cluster = found["NetworkPolicy"]["spec"], found["RayCluster"]["spec"]
