@@ -240,8 +240,8 @@ SPLITS = [("1p1d_tp4_ep4", "moriio"), ("1p1d_tp4_ep4", "nixl"), ("2p1d", "nixl")
 def test_vllm_and_ray_take_both_sides_of_a_split_layout(
     layout: str, connector: str, parse: Parse, version: str
 ) -> None:
-    """vLLM's parser takes the commands, and Ray's builder keeps ports and roles of its configuration."""
-    from ray.llm._internal.serve.serving_patterns.prefill_decode.builder import PDServingArgs
+    """vLLM's parser takes the commands, and Ray keeps ports and roles of its configuration."""
+    from ray.serve.llm import LLMConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
@@ -257,8 +257,7 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(
         assert found.kv_connector in KVConnectorFactory._registry
     assert rendering.application is not None
     args = rendering.application["applications"][0]["args"]
-    both = PDServingArgs.model_validate(args)
     for name in ("prefill_config", "decode_config"):
-        made = getattr(both, name)
+        made = LLMConfig(**args[name])
         assert args[name]["experimental_configs"].items() <= made.experimental_configs.items()
         assert made.get_engine_config().get_initialization_kwargs()["kv_transfer_config"]["kv_role"]
