@@ -30,15 +30,14 @@ from serve_apps.__main__ import main
 from serve_apps.routing.router_options import router_options
 from serve_apps.vllm_engine.config_file import RAY_BUILDER
 from serve_apps.vllm_recipes.model_folder import write_folder
-from tests.support.machine.patience import until
+from tests.support.machine.patience import START_S, until
 from tests.support.words.recipe_words import routed
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 Tree = dict[str, Any]
 GPUS = ["engine=vllm", "cluster=mi325x_4n", "layout.connector=nixl"]
 LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
-START_S = 300.0
 LONGEST = 8192
 SESSIONS = "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"
 """All eight fall to one of two replicas once in 128 times; the ids of replicas are drawn anew each time."""
@@ -248,7 +247,7 @@ BOOKS = pytest.mark.skipif(not find_spec("dynamo"), reason="ai-dynamo-runtime is
 
 
 @pytest.mark.parametrize(
-    "routing", ["leastconn", "consistent_hash", "prefix_affinity", pytest.param("kv_aware", marks=BOOKS)]
+    "routing", ["consistent_hash", "prefix_affinity", "leastconn", pytest.param("kv_aware", marks=BOOKS)]
 )
 def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
     routing: str,
