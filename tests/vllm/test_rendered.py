@@ -25,9 +25,11 @@ import yaml
 from cluster.deployment.serve_state import details, metrics_urls, state
 from cluster.ray_session.serve_settings import front_streams
 from conf import load
+from conf.specs.experiment import Routing, VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
 from serve_apps.routing.router_options import router_options
+from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.config_file import RAY_BUILDER
 from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.support.machine.patience import START_S, until
@@ -143,6 +145,51 @@ def test_rays_builder_makes_of_the_file_what_a_sweep_deploys(
             assert sorted(map(str, theirs.values())) == sorted(map(str, ours.values())), words
         else:
             assert theirs == ours, words
+
+
+# --- asked by HAProxy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["consistent_hash", "prefix_affinity"])
+def test_serve_run_haproxy_asks_rays_own_deployment_for_the_replica(policy: Any) -> None:
+    """As a sweep does, with simulated engines: they tell who answered, and start at once."""
+    from ray import serve
+
+    from cluster.ray_session.placement import place
+    from cluster.ray_session.session import open_session
+    from serve_apps.routing.serve_routers import behind_router
+    from serve_apps.simulated.app import EngineSpecs, build_app
+    from serve_apps.vllm_engine.replica import LoopbackRouter
+
+    asked = load(["layout=dp2_tp4_ep4", "cluster.session=fake", "engine.time_scale=0.1"])
+    routing, placement = Routing("a test", "haproxy", policy), place(asked.cluster, asked.layout)
+    environment = config_file.environment(VllmEngine(), routing)
+    with open_session(asked.cluster, routing, environment=environment) as session:
+        parts = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
+        app = build_app(parts, placement.replicas, placement.bundles, routing=routing)
+        routed_app = behind_router(app, routing, LoopbackRouter)
+        serve.run_many([serve.RunTarget(routed_app, name="a")], wait_for_applications_running=True)
+
+        def answering(prompt: str, user: str) -> str | None:
+            body = {"model": asked.model.served_name, "prompt": prompt, "max_tokens": 1}
+            headers = {"Content-Type": "application/json", "x-session-id": user}
+            url = f"{session.url}/v1/completions"
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return str(answer.headers["x-replica-id"])
+            except OSError:
+                return None
+
+        def met(user: str) -> set[str | None]:
+            # Text says who a user is to one router, and the session to the other.
+            return {answering(prompt, user) for prompt in turns(user)}
+
+        # HAProxy chooses by itself until it has heard of the router.
+        until(lambda: None not in met("first") and len(met("first")) == 1, "a session had two replicas")
+        seen = [met(user) for user in SESSIONS]
+        assert all(len(replicas) == 1 for replicas in seen)
+        assert len(set.union(*seen)) == 2  # Ray's own prefix router names one replica for all
 
 
 # --- deployed -------------------------------------------------------------------------------------------
