@@ -150,9 +150,8 @@ def test_rays_builder_makes_of_the_file_what_a_sweep_deploys(
 # --- asked by HAProxy -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["consistent_hash", "prefix_affinity"])
-def test_serve_run_haproxy_asks_rays_own_deployment_for_the_replica(policy: Any) -> None:
-    """As a sweep does, with simulated engines: they tell who answered, and start at once."""
+def test_haproxy_hands_the_prompt_to_rays_own_deployment_which_keeps_it_on_its_replica() -> None:
+    """As in a sweep, but with simulated engines: their answers name the replica, and they start at once."""
     from ray import serve
 
     from cluster.ray_session.placement import place
@@ -162,7 +161,7 @@ def test_serve_run_haproxy_asks_rays_own_deployment_for_the_replica(policy: Any)
     from serve_apps.vllm_engine.replica import LoopbackRouter
 
     asked = load(["layout=dp2_tp4_ep4", "cluster.session=fake", "engine.time_scale=0.1"])
-    routing, placement = Routing("a test", "haproxy", policy), place(asked.cluster, asked.layout)
+    routing, placement = Routing("a test", "haproxy", "prefix_affinity"), place(asked.cluster, asked.layout)
     environment = config_file.environment(VllmEngine(), routing)
     with open_session(asked.cluster, routing, environment=environment) as session:
         parts = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
@@ -182,7 +181,6 @@ def test_serve_run_haproxy_asks_rays_own_deployment_for_the_replica(policy: Any)
                 return None
 
         def met(user: str) -> set[str | None]:
-            # Text says who a user is to one router, and the session to the other.
             return {answering(prompt, user) for prompt in turns(user)}
 
         # HAProxy chooses by itself until it has heard of the router.
@@ -304,6 +302,7 @@ def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from ray import serve
+    from ray.util import placement_group_table
 
     words = [*emulated, *routed(routing)]
     served = Served(rendered(words, capsys), address, tmp_path)
@@ -313,8 +312,11 @@ def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
         seen = options["request_router_config"]
         if router:
             assert {name: seen[name] for name in router} == router
-        assert options["placement_group_bundles"] == config["placement_group_config"]["bundles"]
-        assert options["placement_group_strategy"] == config["placement_group_config"]["strategy"]
+        groups_made = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
+        assert len(groups_made) == config["deployment_config"]["num_replicas"]
+        for made in groups_made:
+            assert list(made["bundles"].values()) == config["placement_group_config"]["bundles"]
+            assert made["strategy"] == config["placement_group_config"]["strategy"]
         assert options["max_ongoing_requests"] == config["deployment_config"]["max_ongoing_requests"]
         models = json.loads(urllib.request.urlopen(f"{served.url}/v1/models", timeout=30).read())
         assert models["data"][0]["max_model_len"] == LONGEST
