@@ -19,7 +19,7 @@ from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment
 from conf.composed import dump
 from conf.io import terminal
-from conf.specs.experiment import SimulatedEngine, VllmEngine
+from conf.specs.experiment import Routing, SimulatedEngine, VllmEngine
 
 FLAG = "--serve-config"
 NO_HOURS = "no day is simulated without its rates: add demand.hourly=FILE"
@@ -49,7 +49,7 @@ class IntoService:
         day, why = self._simulated(found, scaling, asked)
         self.day = day
         self._file.write_text(serve_file(scaling, application, run.name))
-        self.lines += _written(self._file, scaling)
+        self.lines += _written(self._file, scaling) + _unwritten(asked.routing)
         figure = self._figure(day) if day else None
         self.lines += elastic.text(day) if day else [why]
         if figure:
@@ -96,6 +96,13 @@ def _written(file: Path, scaling: ServeScaling) -> list[str]:
     ]
 
 
+def _unwritten(routing: Routing) -> list[str]:
+    """What of the routing the file cannot have."""
+    from serve_apps.vllm_engine.rendering import BY_CLIENT
+
+    return [BY_CLIENT.format(routing.policy)] if routing.data_path == "direct" else []
+
+
 def _application(asked: Experiment) -> Tree:
     """The application of a run's engines in Serve's config format. Raises ConfigError where it has none."""
     from cluster.ray_session.placement import place
@@ -126,7 +133,7 @@ def _vllm(asked: Experiment, engine: VllmEngine) -> Tree:
 
     version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
     bundles = place(asked.cluster, asked.layout).bundles
-    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
     rendering = render(RenderingInput(*parts, bundles, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")

@@ -40,6 +40,7 @@ from cluster.manifests.ray_service import KubernetesSite, weights_folder
 from cluster.manifests.rendering import Files, heading, kuberay, ray_up, systemd
 from cluster.manifests.static_hosts import hosts_of
 from cluster.ray_session.placement import PlacementError, SessionError, place
+from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -89,7 +90,8 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
     if target == "kuberay":
         site = _site(arguments, name)
-        config = _serve_config(experiment, site) if arguments.service else None
+        config, notes = _serve_config(experiment, site) if arguments.service else (None, ())
+        head = "\n".join([head, *(f"Note: {note}" for note in notes)])
         files = kuberay(site, nodes, experiment.hardware, env, head, config)
     else:
         if not arguments.hosts:
@@ -133,17 +135,16 @@ def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
 
 
 def _serve_environment(experiment: Experiment) -> dict[str, str]:
-    """Variables that Serve's processes read on every node; these imports load Ray."""
-    from cluster.ray_session.serve_settings import serve_environment
-    from serve_apps.vllm_engine import app
+    """Variables that Serve's processes read on every node."""
+    from serve_apps.vllm_engine import config_file
 
     engine, routing = experiment.engine, experiment.routing
-    real = app.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
+    real = config_file.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
     return serve_environment(routing) | real
 
 
-def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any]:
-    """Serve's own configuration of the deployment, as `python -m serve_apps render` prints it."""
+def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[str, Any], Sequence[str]]:
+    """Serve's own configuration of the deployment, and its notes, as `serve_apps render` prints them."""
     from serve_apps.vllm_engine import rendering
 
     engine = experiment.engine
@@ -162,7 +163,9 @@ def _serve_config(experiment: Experiment, site: KubernetesSite) -> dict[str, Any
     made = rendering.render(_asked(experiment, engine, ""))
     if made.application is None:
         raise ConfigError(made.notes[-1])
-    return {**made.application, "http_options": {"host": "0.0.0.0"}}
+    # KubeRay asks every pod's own front whether the pod is ready.
+    http = {**made.application["http_options"], "host": "0.0.0.0"}
+    return {**made.application, "proxy_location": "EveryNode", "http_options": http}, made.notes
 
 
 def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
@@ -170,11 +173,10 @@ def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
     from serve_apps.vllm_engine import rendering
     from serve_apps.vllm_recipes import vllm_flags
 
-    parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware
+    parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware, experiment.routing
     version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    return rendering.RenderingInput(
-        engine, *parts, place(experiment.cluster, experiment.layout).bundles, version
-    )
+    placement = place(experiment.cluster, experiment.layout)
+    return rendering.RenderingInput(engine, *parts, placement.bundles, version, placement.prefill_bundles)
 
 
 def _deliver(files: Files, out: Path | None) -> int:

@@ -4,6 +4,7 @@ examples:
   python -m serve_apps render                                            the modern preset, TP8/EP8
   python -m serve_apps render layout=dp2_tp4_ep4 vllm_version=0.33.0     two TP4 servers of a node
   python -m serve_apps render layout=1p1d_tp4_ep4                        both sides and the proxy
+  python -m serve_apps render workload=chat_sessions routing=consistent_hash    its router in the file
   python -m serve_apps render engine.recipe=published layout=dp2_tp4_ep4  as Character.ai printed it
   python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      and the models of arXiv 2603.10031
   python -m serve_apps render engine.profile=low_latency engine.args.enable_prefix_caching=false
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.ray_session.placement import place
+from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import OneLineParser
@@ -28,6 +30,7 @@ from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
+from serve_apps.vllm_engine.config_file import environment
 from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, render
 from serve_apps.vllm_recipes import published, recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
@@ -89,12 +92,17 @@ def _render(words: Sequence[str]) -> Rendering:
         experiment.layout,
         experiment.cluster,
         experiment.hardware,
+        experiment.routing,
         placement.bundles,
         _version(engine, experiment),
         placement.prefill_bundles,
     )
     rendering = render(asked)
-    return replace(rendering, notes=(*rendering.notes, *_longest(asked, experiment)))
+    serve = serve_environment(experiment.routing) | environment(engine, experiment.routing)
+    if engine.kind != "vllm":  # without a GPU all processes must know that, as in a sweep
+        serve |= asked.by_hand().env
+    notes = (*rendering.notes, *_longest(asked, experiment))
+    return replace(rendering, notes=notes, environment=serve if rendering.application else {})
 
 
 def _experiment(words: Sequence[str], engine: str) -> Experiment:

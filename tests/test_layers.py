@@ -32,6 +32,7 @@ CONFINED = {
         "serve_apps/simulated/configured.py",
         "serve_apps/routing/serve_routers.py",
         "serve_apps/routing/loopback.py",
+        "serve_apps/routing/prefix_router.py",
         "serve_apps/vllm_engine/app.py",
         "serve_apps/vllm_engine/process_server.py",
         "serve_apps/vllm_engine/replica.py",

@@ -9,7 +9,7 @@ from conf.specs.images import Images, tokens_of
 from conf.specs.layout import Layout
 from conf.specs.machines import Cluster
 from conf.specs.model import Model
-from conf.specs.routing import SESSION_POLICIES, Routing
+from conf.specs.routing import SESSION_POLICIES, TEXT_POLICIES, Routing
 from conf.specs.target import Endpoints
 from conf.specs.workload import Workload
 
@@ -103,7 +103,7 @@ def check_tokenizer(workload: Workload, engine: Engine) -> None:
     )
 
 
-def check_routing(routing: Routing, workload: Workload, engine: Engine) -> None:
+def check_routing(routing: Routing, workload: Workload, engine: Engine, layout: Layout) -> None:
     """Refuse a policy for requests that lack what it routes by."""
     policy, sessions = routing.policy, workload.has_sessions
     require(
@@ -117,13 +117,18 @@ def check_routing(routing: Routing, workload: Workload, engine: Engine) -> None:
         "replicas; use routing=client_side",
     )
     require(
-        policy != "prefix_affinity" or getattr(engine, "server", "") == "ray_llm",
-        "routing=prefix_affinity reads requests that ray.serve.llm has parsed, and a plain application "
+        policy not in TEXT_POLICIES or getattr(engine, "server", "") == "ray_llm",
+        f"routing={policy} reads requests that ray.serve.llm has parsed, and a plain application "
         "passes them on unread; use engine=vllm with engine.server=ray_llm, or routing=consistent_hash",
     )
     require(
-        policy != "prefix_affinity" or workload.prompt != "token_ids",
-        "routing=prefix_affinity compares texts and fails on token ids; set workload.prompt=text or chat",
+        policy not in TEXT_POLICIES or workload.prompt != "token_ids",
+        f"routing={policy} goes by texts and not by token ids; set workload.prompt=text or chat",
+    )
+    require(
+        policy != "kv_aware" or layout.prefill is None,
+        f"routing=kv_aware was never tried with prefill engines, which layout {layout.name} has; use "
+        "routing=prefix_affinity",
     )
 
 

@@ -106,7 +106,7 @@ class Experiment:
         combinations.check_prefix_cache(self.workload, self.engine, self.layout)
         combinations.check_images(self.workload.images, self.model, self.engine)
         combinations.check_tokenizer(self.workload, self.engine)
-        combinations.check_routing(self.routing, self.workload, self.engine)
+        combinations.check_routing(self.routing, self.workload, self.engine, self.layout)
         if self.streams:
             combinations.check_streams(self.cluster, self.layout, self.engine, self.target)
             require(

@@ -13,13 +13,16 @@ DATA_PATHS = {
     "pow2": ("python_proxy",),
     "consistent_hash": ("haproxy", "python_proxy"),
     "bounded_hash": ("python_proxy",),
-    "prefix_affinity": ("python_proxy",),
+    "prefix_affinity": ("haproxy", "python_proxy"),
+    "kv_aware": ("haproxy",),
     "client_side": ("direct",),
     "per_node": ("direct",),
 }
 """Data paths of each policy. Behind HAProxy, Serve's routers do not learn when a request has ended."""
 SESSION_POLICIES = ("consistent_hash", "bounded_hash", "client_side")
 """Policies that choose a replica by the request's session."""
+TEXT_POLICIES = ("prefix_affinity", "kv_aware")
+"""Policies that choose a replica by the text of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class Routing:
     `bounded_hash` and `client_side` keep a session on its replica: by a ring on which each replica has
     `vnodes` places; by that ring, passing over replicas with more than `load_factor` times the mean of the
     requests in flight; and by the load generator itself, which sends a session straight to its replica.
-    `prefix_affinity` is Ray's router by prompt text.
+    `prefix_affinity` is Ray's router by prompt text, and `kv_aware` Ray's by the blocks of KV that engines
+    report, weighed against their load.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Routing:
         "consistent_hash",
         "bounded_hash",
         "prefix_affinity",
+        "kv_aware",
         "client_side",
         "per_node",
     ] = "leastconn"

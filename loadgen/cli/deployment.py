@@ -30,7 +30,7 @@ from loadgen.run.service import Service
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app
-from serve_apps.vllm_engine import app
+from serve_apps.vllm_engine import app, config_file
 from serve_apps.vllm_engine.prepared import prepared, with_folder
 
 WARM_OUTPUT_TOKENS = 8
@@ -115,14 +115,14 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
             layout,
             routing,
             recipe,
-            app.Replicated(placement.replicas, placement.bundles),
-            app.Replicated(placement.prefill_replicas, placement.prefill_bundles),
+            config_file.Replicated(placement.replicas, placement.bundles),
+            config_file.Replicated(placement.prefill_replicas, placement.prefill_bundles),
         ),
         application_name(engine, model, experiment.hardware, layout, routing),
         app.engines_prefix(engine, layout),
         ready.described() | known_bytes,
         # On machines without a GPU all processes must know that, not only the replicas.
-        app.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
+        config_file.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
         engine.start_timeout_s,
         app.PREFILL,
         app.answering(engine, layout),

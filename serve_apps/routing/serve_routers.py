@@ -22,52 +22,38 @@ from conf.specs.experiment import Routing
 from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 from serve_apps.routing.hash_ring import bound
 from serve_apps.routing.loopback import stay_on_loopback
+from serve_apps.routing.router_options import router_options
 
 SESSION_HEADER = b"x-session-id"
 """Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
 CONCURRENT_QUESTIONS = 1000
-ALL_REPLICAS = 1_000_000
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 def request_router(routing: Routing) -> RequestRouterConfig | None:
-    """The engines' `request_router_config`; None for Serve's default, the power of two choices (`pow2`)."""
-    router: str | type
-    settings: dict[str, Any] = {}
-    match routing.policy:
-        case "round_robin":
-            router = "ray.serve.experimental.round_robin_router.RoundRobinRouter"
-        case "consistent_hash":
-            router = ConsistentHashRouter
-            settings = {"num_virtual_nodes": routing.vnodes, "num_fallback_replicas": 0}
-        case "bounded_hash":
-            router = BoundedHashRouter
-            settings = {"num_virtual_nodes": routing.vnodes, "num_fallback_replicas": ALL_REPLICAS}
-            settings["load_factor"] = routing.load_factor
-        case "prefix_affinity":
-            router = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
-        case _:
-            return None
-    return RequestRouterConfig(request_router_class=router, request_router_kwargs=settings)
+    """The engines' `request_router_config`; None where `router_options` is None."""
+    options = router_options(routing)
+    return RequestRouterConfig(**options) if options else None
 
 
-def behind_router(app: Application, routing: Routing) -> Application:
+def behind_router(app: Application, routing: Routing, asked: type | None = None) -> Application:
     """`app`, and behind HAProxy with it the deployment that HAProxy asks for the replica of each request.
 
     The ingress of `app` must have the router of `request_router`. Serve starts one replica of that deployment
-    for each proxy, on its node. The same `app` is returned where HAProxy need not ask.
+    for each proxy, on its node. It is `asked`, an ingress class, or else our own. The same `app` is returned
+    where HAProxy need not ask.
     """
-    if routing.data_path != "haproxy" or request_router(routing) is None:
+    if routing.data_path != "haproxy" or router_options(routing) is None:
         return app
+    ingress = asked or serve.ingress()(IngressRouter)
     options = {
-        "name": IngressRouter.__name__,
+        "name": ingress.__name__,
         "max_ongoing_requests": CONCURRENT_QUESTIONS,
         "ray_actor_options": {"num_cpus": 0},
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
     }
-    router = serve.deployment(**options)(serve.ingress()(IngressRouter))
-    return app._with_ingress_request_router(router.bind(app))
+    return app._with_ingress_request_router(serve.deployment(**options)(ingress).bind(app))
 
 
 def first_with_room(

@@ -25,7 +25,7 @@ from serve_apps.vllm_engine.node_share import own_caches
 
 POLL_S = 0.5
 STOP_S = 12.0
-"""A stop by signal has to end before Serve kills the replica (`app.SHUTDOWN_GRACE_S`)."""
+"""A stop by signal has to end before Serve kills the replica (`config_file.OPTIONS`)."""
 SERVER = "vllm.entrypoints.openai.api_server"
 """The module behind `vllm serve`, a command that CPU builds lack: it needs a distribution named vllm."""
 LOG_TAIL_BYTES = 64_000

@@ -1,40 +1,50 @@
 """Commands and Ray configuration of an experiment on a real vLLM, as text; starts nothing.
 
 One command line for each replica of a node, as a person would start it by hand, and the configuration with
-which Ray Serve starts the same engines on all nodes. Engines of a split layout that are started by hand
-need a proxy, whose command stands beside theirs.
+which Ray Serve starts the same engines on all nodes, behind the routing that a sweep deploys. Engines of a
+split layout that are started by hand need a proxy, whose command stands beside theirs.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import yaml
 
 from conf.io.one_line import one_line
-from conf.specs.experiment import Cluster, Hardware, Layout, Model, VllmEngine
+from conf.specs.experiment import Cluster, Hardware, Layout, Model, Routing, VllmEngine
+from serve_apps.vllm_engine import config_file
+from serve_apps.vllm_engine.config_file import Replicated
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_engine.prepared import recipe_of
 from serve_apps.vllm_recipes import kv_transfer
 from serve_apps.vllm_recipes.kv_transfer import EXTRA, TRANSFER, Side
-from serve_apps.vllm_recipes.recipes import Recipe, command, llm_config, module_command, pd_configs
+from serve_apps.vllm_recipes.recipes import Recipe, command, module_command
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8000
+KEEP_ALIVE_S = 600
+"""Serve's 5 s would close a connection just as HAProxy sends on it."""
+OUR_NAME = re.compile(r"serve_apps\.[\w.]+:?\w+")
 SERVER_MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
 SEVERAL_NODES = (
     "by hand on several nodes: one proxy for all engines; give it and the engines the nodes' addresses "
     "instead of 127.0.0.1 (--host, proxy_ip, VLLM_NIXL_SIDE_CHANNEL_HOST)"
 )
-MIN_TOKENS = (
-    "behind serve deploy, a split layout answers 400 to requests with min_tokens above 1: ray 2.60 leaves it "
-    "beside the one token that it asks of a prefill engine; a deployment of ours lowers it there"
-)
 PROXY = "the proxy that clients ask, of vLLM's source tree; with Ray Serve decode replicas do its work"
-DIRECT_STREAMING = (
-    "for Ray Serve set RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1 on all nodes "
-    "before ray start: tokens then go straight from vLLM through HAProxy"
+BY_CLIENT = (
+    "routing={}: the load generator chooses the replica, and nothing that is deployed does. HAProxy serves "
+    "this file in turn; measure and render routing=leastconn for one address, or let clients choose as the "
+    "load generator does"
+)
+KV_BOOKS = (
+    f"routing=kv_aware needs {config_file.KV_PACKAGE} on all nodes: without it every request is answered 503"
+)
+NEEDS_PACKAGE = (
+    "the Ray Serve config names {}: install this package on all nodes; ray 2.60 has nothing that deploys the "
+    "same"
 )
 
 
@@ -65,7 +75,8 @@ class Process:
 class Rendering:
     """`application` is a Ray Serve config file, or None with the reason in `notes`.
 
-    `proxy` are the words that start what joins the engines of a split layout, empty for any other.
+    `environment` are the variables that Serve's processes need for it. `proxy` are the words that start what
+    joins the engines of a split layout, empty for any other.
     """
 
     version: str
@@ -73,6 +84,7 @@ class Rendering:
     application: dict[str, Any] | None
     notes: tuple[str, ...]
     proxy: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
         """Plain data with the names of the text."""
@@ -81,6 +93,7 @@ class Rendering:
             "replicas_of_a_node": [asdict(process) for process in self.processes],
             "proxy_by_hand": list(self.proxy) or None,
             "ray_serve": self.application,
+            "ray_serve_environment": self.environment,
             "notes": list(self.notes),
         }
 
@@ -95,6 +108,8 @@ class Rendering:
             parts.append(f"\n# {PROXY}")
             parts.append(shlex.join(self.proxy))
         if self.application is not None:
+            parts.append("\n# on all nodes before ray start; they decide, too, who chooses a replica")
+            parts += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
             parts.append("\n# the same engines on all nodes by Ray Serve: serve deploy FILE")
             parts.append(yaml.safe_dump(self.application, sort_keys=False).rstrip())
         return "\n".join(parts)
@@ -113,6 +128,7 @@ class RenderingInput:
     layout: Layout
     cluster: Cluster
     hardware: Hardware
+    routing: Routing
     bundles: tuple[dict[str, float], ...]
     version: str
     prefill_bundles: tuple[dict[str, float], ...] = ()
@@ -153,7 +169,7 @@ def render(asked: RenderingInput) -> Rendering:
 
 def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The Serve config and notes; None for what only vLLM's own server can run."""
-    engine, layout = asked.engine, asked.layout
+    engine = asked.engine
     if engine.server == "process":
         asked.recipe()  # a deployment refuses what a person may still start
         return None, (
@@ -166,28 +182,37 @@ def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[st
         if engine.recipe != "published" or "distributed_executor_backend" in engine.args:
             raise
         return None, (f"no Ray Serve config: {error}",)
-    serve_app = {"name": "vllm", "route_prefix": "/", **_builder(asked, recipe)}
-    application = {"http_options": {"host": LOOPBACK}, "applications": [serve_app]}
-    split = () if layout.prefill_side is None else (MIN_TOKENS,)
-    return application, (*recipe.notes, DIRECT_STREAMING, *split)
+    tree = config_file.application(asked.routing, _arguments(asked, recipe))
+    # As in a sweep there is one front, on the head node, so that one balancer sees all requests.
+    http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
+    application = {"proxy_location": "HeadOnly", "http_options": http, "applications": [tree]}
+    return application, (*recipe.notes, *_routing_notes(asked.routing, tree))
 
 
-def _builder(asked: RenderingInput, recipe: Recipe) -> dict[str, Any]:
-    """Ray's builder of the application with its arguments: one for each kind of layout."""
-    engine, model, layout, nodes = asked.engine, asked.model, asked.layout, asked.cluster.nodes
-    replicas, prefill = nodes * layout.replicas_per_node, layout.prefill_side
-    if prefill is not None:
-        counts: dict[Side, int] = {"prefill": nodes * prefill.replicas_per_node, "decode": replicas}
-        bundles: dict[Side, Sequence[dict[str, float]]] = {
-            "prefill": asked.prefill_bundles,
-            "decode": asked.bundles,
-        }
-        args = pd_configs(engine, model, layout, recipe, counts, bundles)
-        return {"import_path": "ray.serve.llm:build_pd_openai_app", "args": args}
-    config = llm_config(engine, model, layout, recipe, replicas, asked.bundles)
-    if layout.data_parallel > 1:  # keeps the ranks of a group together
-        return {"import_path": "ray.serve.llm:build_dp_openai_app", "args": {"llm_config": config}}
-    return {"import_path": "ray.serve.llm:build_openai_app", "args": {"llm_configs": [config]}}
+def _arguments(asked: RenderingInput, recipe: Recipe) -> dict[str, Any]:
+    """The arguments that a sweep deploys, for all nodes."""
+    layout, nodes = asked.layout, asked.cluster.nodes
+    prefill = layout.prefill_side.replicas_per_node if layout.prefill_side else 0
+    return config_file.arguments(
+        asked.engine,
+        asked.model,
+        layout,
+        asked.routing,
+        recipe,
+        Replicated(nodes * layout.replicas_per_node, asked.bundles),
+        Replicated(nodes * prefill, asked.prefill_bundles),
+    )
+
+
+def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, ...]:
+    """What of the routing the file cannot have by itself."""
+    names = sorted(set(OUR_NAME.findall(yaml.safe_dump(application))))
+    notes = [NEEDS_PACKAGE.format(" and ".join(names))] if names else []
+    if routing.data_path == "direct":
+        notes.append(BY_CLIENT.format(routing.policy))
+    if routing.policy == "kv_aware":
+        notes.append(KV_BOOKS)
+    return tuple(notes)
 
 
 def _processes(

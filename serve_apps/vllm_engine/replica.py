@@ -11,10 +11,9 @@ from typing import Any
 import ray
 import vllm
 from ray import serve
-from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
-from ray.llm._internal.serve.core.server.llm_server import LLMServer
-from ray.llm._internal.serve.serving_patterns.data_parallel.dp_server import DPServer
-from ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server import PDDecodeServer, PDPrefillServer
+from ray.llm._internal.serve.core.ingress.router import LLMRouter
+from ray.serve.llm.deployment import DPServer, LLMServer, PDDecodeServer, PDPrefillServer
+from ray.serve.llm.ingress import OpenAiIngress
 
 from serve_apps.routing.loopback import stay_on_loopback
 from serve_apps.vllm_engine.forwarding import StampedApp
@@ -96,6 +95,14 @@ class LoopbackIngress(OpenAiIngress):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         stay_on_loopback()
         super().__init__(*args, **kwargs)
+
+
+class LoopbackRouter(LLMRouter):  # type: ignore[misc]
+    """Ray's deployment that HAProxy asks for a replica, as the engines' own router chooses it."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        stay_on_loopback()
+        await super().__init__(*args, **kwargs)
 
 
 REPORTED = {

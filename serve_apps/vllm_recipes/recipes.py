@@ -291,6 +291,8 @@ def llm_config(
         },
         # Its 50 ms batches of tokens hide when a token came (ray #59681).
         "experimental_configs": {"stream_batching_interval_ms": 0},
+        # vLLM's own /metrics has them; Ray's copy costs the engine's process time.
+        "log_engine_metrics": False,
     }
     if engine.accelerator_type:
         config["accelerator_type"] = engine.accelerator_type

@@ -22,6 +22,7 @@ NEEDS = {
     "routing=bounded_hash": ["workload=chat_sessions"],
     "routing=client_side": ["workload=chat_sessions"],
     "routing=consistent_hash": ["workload=chat_sessions"],
+    "routing=kv_aware": ["engine=vllm", "workload.prompt=text"],
     "routing=prefix_affinity": ["engine=vllm", "workload.prompt=text"],
 }
 LAYER = "model.step_time.layer_us"

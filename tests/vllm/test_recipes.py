@@ -17,6 +17,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
+from serve_apps.vllm_engine.config_file import OUR_BUILDER
 from serve_apps.vllm_engine.rendering import RenderingInput, render
 from serve_apps.vllm_recipes import argument_names, recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
@@ -186,11 +187,11 @@ def test_serve_takes_the_rendered_configuration(version: str) -> None:
 
     asked = specs("layout=dp2_tp4_ep4")
     assert isinstance(asked.engine, VllmEngine)
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
     application = render(RenderingInput(*parts, ({"GPU": 4.0},), version)).application
     assert application is not None
     (served,) = ServeDeploySchema.model_validate(application).applications
-    assert served.import_path == "ray.serve.llm:build_openai_app"
+    assert served.import_path == OUR_BUILDER
 
 
 def test_ray_refuses_what_the_executor_rule_refuses(version: str) -> None:
@@ -239,15 +240,15 @@ SPLITS = [("1p1d_tp4_ep4", "moriio"), ("1p1d_tp4_ep4", "nixl"), ("2p1d", "nixl")
 def test_vllm_and_ray_take_both_sides_of_a_split_layout(
     layout: str, connector: str, parse: Parse, version: str
 ) -> None:
-    """vLLM's parser takes the commands, and Ray's builder keeps ports and roles of its configuration."""
-    from ray.llm._internal.serve.serving_patterns.prefill_decode.builder import PDServingArgs
+    """vLLM's parser takes the commands, and Ray keeps ports and roles of its configuration."""
+    from ray.serve.llm import LLMConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
     side = asked.layout.prefill_side
     assert isinstance(asked.engine, VllmEngine) and side is not None
     bundles = [({"GPU": float(cut.tensor_parallel)},) for cut in (asked.layout, side)]
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
     rendering = render(RenderingInput(*parts, bundles[0], version, bundles[1]))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
@@ -256,8 +257,7 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(
         assert found.kv_connector in KVConnectorFactory._registry
     assert rendering.application is not None
     args = rendering.application["applications"][0]["args"]
-    both = PDServingArgs.model_validate(args)
     for name in ("prefill_config", "decode_config"):
-        made = getattr(both, name)
+        made = LLMConfig(**args[name])
         assert args[name]["experimental_configs"].items() <= made.experimental_configs.items()
         assert made.get_engine_config().get_initialization_kwargs()["kv_transfer_config"]["kv_role"]

@@ -18,6 +18,7 @@ from analysis.results.runs import RunError
 from conf import ConfigError, load
 from conf.specs.planning import Care, Demand
 from loadgen.predict import elastic_day
+from serve_apps.vllm_engine.config_file import OUR_BUILDER
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = [str(GOLDEN), "plan.scale_up_minutes=5"]
@@ -69,7 +70,7 @@ def test_a_day_of_fleets_is_told_and_drawn(
 
 def test_a_real_engine_has_room_for_autoscaling_instead_of_a_number() -> None:
     application = _application(load(["engine=vllm", "cluster.session=fake", "layout=dp2_tp4_ep4"]))
-    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    assert application["import_path"] == OUR_BUILDER
     [config] = application["args"]["llm_configs"]
     assert config["deployment_config"]["autoscaling_config"] == {}
     assert "num_replicas" not in config["deployment_config"]

@@ -140,6 +140,22 @@ def test_a_service_serves_the_recipe_of_its_model() -> None:
     assert settings(gpu)["RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING"] == "1"
 
 
+def test_a_service_has_the_router_of_its_routing() -> None:
+    words = [*KUBERAY, *SERVICE, "workload=chat_sessions", "routing=consistent_hash", "routing.vnodes=9"]
+    service = objects(render(*words))["RayService"]["spec"]
+    config = yaml.safe_load(service["serveConfigV2"])
+    (llm,) = config["applications"][0]["args"]["llm_configs"]
+    router = llm["deployment_config"]["request_router_config"]
+    assert router["request_router_class"].endswith("ConsistentHashRouter")
+    assert router["request_router_kwargs"]["num_virtual_nodes"] == 9
+    assert config["proxy_location"] == "EveryNode" and config["http_options"]["host"] == "0.0.0.0"
+
+
+def test_a_service_says_what_of_its_routing_is_not_deployed() -> None:
+    text = render(*KUBERAY, *SERVICE, "workload=chat_sessions", "routing=client_side")
+    assert "# Note: routing=client_side: the load generator chooses the replica" in text
+
+
 def test_only_pods_of_the_cluster_and_the_operator_get_in() -> None:
     found = objects(render(*KUBERAY, "--name", "night"))
     policy, cluster = found["NetworkPolicy"]["spec"], found["RayCluster"]["spec"]

@@ -322,7 +322,7 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
         (["routing=bounded_hash", "routing.load_factor=0.9"], "must be at least 1"),
         (["routing=consistent_hash", "routing.vnodes=0"], "must be at least 1"),
         (["routing=prefix_affinity", "workload.prompt=text"], "a plain application passes them on unread"),
-        (["routing=prefix_affinity", "engine=vllm"], "fails on token ids"),
+        (["routing=prefix_affinity", "engine=vllm"], "not by token ids"),
         (["routing=per_node", "workload=chat_sessions", "cluster=laptop_4n"], "use routing=client_side"),
     ],
 )

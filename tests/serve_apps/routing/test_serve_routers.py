@@ -31,7 +31,7 @@ from cluster.ray_session.serve_settings import serve_environment  # noqa: E402
 from cluster.ray_session.session import Session, open_session  # noqa: E402
 from conf import load  # noqa: E402
 from conf.specs.experiment import Cluster, Routing  # noqa: E402
-from conf.specs.routing import DATA_PATHS  # noqa: E402
+from conf.specs.routing import DATA_PATHS, TEXT_POLICIES  # noqa: E402
 from serve_apps.routing.hash_ring import bound, ring, session_key, starts  # noqa: E402
 from serve_apps.routing.serve_routers import (  # noqa: E402
     BoundedHashRouter,
@@ -48,7 +48,7 @@ ROUTED = [
     (policy, path)
     for policy, paths in DATA_PATHS.items()
     for path in paths
-    if policy != "prefix_affinity"  # its import asks for vLLM
+    if policy not in TEXT_POLICIES  # their import asks for vLLM
 ]
 
 

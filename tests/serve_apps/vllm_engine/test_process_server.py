@@ -16,7 +16,8 @@ import pytest
 from conf.specs.experiment import VllmEngine
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import process_server
-from serve_apps.vllm_engine.app import Replicated, engines_prefix, vllm_app
+from serve_apps.vllm_engine.app import engines_prefix, vllm_app
+from serve_apps.vllm_engine.config_file import Replicated
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
 from tests.support.words.recipe_words import PROCESS, QWEN, TP4, experiment, resolve

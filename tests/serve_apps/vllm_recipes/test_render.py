@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from conf.specs.experiment import VllmEngine
+from conf.words import groups
 from serve_apps.__main__ import main
+from serve_apps.vllm_engine.config_file import OUR_BUILDER, RAY_BUILDER
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
 from tests.support.words.recipe_words import (
@@ -24,6 +26,7 @@ from tests.support.words.recipe_words import (
     TP8,
     experiment,
     resolve,
+    routed,
 )
 
 
@@ -108,7 +111,7 @@ def test_render_prints_a_shell_command_and_yaml(capsys: pytest.CaptureFixture[st
     assert main(["render", TP8, "vllm_version=0.33.0"]) == 0
     text = capsys.readouterr().out
     command, _, tail = text.partition("# the same engines")
-    assert yaml.safe_load(tail.partition("\n")[2])["applications"][0]["name"] == "vllm"
+    assert yaml.safe_load(tail.partition("\n")[2])["applications"][0]["name"] == "vllm-leastconn"
     assert "numactl" not in command and "HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in command
     shown = subprocess.run(
         ["bash", "-c", "vllm() { printf '%s\\n' \"$@\"; }\n" + command],
@@ -237,7 +240,7 @@ def test_render_prints_both_sides_of_a_split_node(mode: str, capsys: pytest.Capt
         "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_server.py",
     ]
     (application,) = tree["ray_serve"]["applications"]
-    assert application["import_path"] == "ray.serve.llm:build_pd_openai_app"
+    assert application["import_path"] == OUR_BUILDER  # the prefill servers of Ray's refuse min_tokens
     sides = [application["args"][name] for name in ("prefill_config", "decode_config")]
     assert [side["engine_kwargs"]["kv_transfer_config"] for side in sides] == [
         {
@@ -293,7 +296,8 @@ def test_render_prints_a_split_node_as_text(capsys: pytest.CaptureFixture[str]) 
     _, _, proxy = text.partition("# the proxy that clients ask")
     assert proxy.splitlines()[1].startswith("python examples/disaggregated/")
     document = yaml.safe_load(text.partition("# the same engines")[2].partition("\n")[2])
-    assert document["applications"][0]["args"].keys() == {"prefill_config", "decode_config"}
+    args = document["applications"][0]["args"]
+    assert args.keys() == {"routing", "prefill_config", "decode_config"}
 
 
 def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:
@@ -316,4 +320,46 @@ def test_a_group_is_rendered_as_one_process_on_all_its_gpus(capsys: pytest.Captu
     main(["render", "engine=vllm", QWEN, "layout=dp8_attention_ep8"])
     text = capsys.readouterr().out
     assert "HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in text and "--data-parallel-size 8" in text
-    assert "import_path: ray.serve.llm:build_dp_openai_app" in text
+    assert f"import_path: {OUR_BUILDER}" in text
+    main(["render", "engine=vllm", QWEN, "layout=dp8_attention_ep8", "routing=round_robin"])
+    assert "server_cls: ray.serve.llm.deployment:DPServer" in capsys.readouterr().out
+
+
+ROUTED = {
+    "round_robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",
+    "consistent_hash": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+    "bounded_hash": "serve_apps.routing.serve_routers.BoundedHashRouter",
+    "kv_aware": "ray.serve.llm.request_router.KVAwareRouter",
+    "prefix_affinity": "serve_apps.routing.prefix_router.PrefixRouter",
+}
+
+
+@pytest.mark.parametrize("routing", groups()["routing"])
+def test_the_file_has_the_router_of_the_sweep(routing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = rendered(routed(routing), capsys)
+    (application,) = tree["ray_serve"]["applications"]
+    (config,) = application["args"]["llm_configs"]
+    router = config["deployment_config"].get("request_router_config", {})
+    assert router.get("request_router_class") == ROUTED.get(routing)
+    environment = tree["ray_serve_environment"]
+    python_proxy = routing in ("pow2", "bounded_hash")
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == ("0" if python_proxy else "1")
+    assert environment["RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING"] == ("0" if python_proxy else "1")
+    # Ray's own builder attaches a router of its own behind HAProxy, whatever the file says.
+    by_ray = python_proxy or routing in ROUTED
+    assert application["import_path"] == (RAY_BUILDER if by_ray else OUR_BUILDER)
+    names = [note for note in tree["notes"] if "install this package on all nodes" in note]
+    assert len(names) == ("serve_apps." in str(application))
+    chosen = [note for note in tree["notes"] if "the load generator chooses" in note]
+    assert len(chosen) == (routing in ("client_side", "per_node"))
+
+
+def test_no_two_routings_are_rendered_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two words of one policy, such as another `vnodes`, differ too."""
+    words = [routed(routing) for routing in groups()["routing"]]
+    words += [
+        [*routed("consistent_hash"), f"routing.{word}"] for word in ("vnodes=9", "data_path=python_proxy")
+    ]
+    trees = [rendered(one, capsys) for one in words]
+    texts = {json.dumps([tree["ray_serve"], tree["ray_serve_environment"]]) for tree in trees}
+    assert len(texts) == len(words)

@@ -48,3 +48,10 @@ MODERN_ENV = {
     "TORCH_BLAS_PREFER_HIPBLASLT": "1",
     "NCCL_MIN_NCHANNELS": "112",
 }
+
+
+def routed(routing: str) -> list[str]:
+    """Words of a routing, with a workload that it takes."""
+    text = "workload.prompt=text"
+    workload = {"prefix_affinity": text, "kv_aware": text, "per_node": "workload=chat_5600_140"}
+    return [f"routing={routing}", workload.get(routing, "workload=chat_sessions")]

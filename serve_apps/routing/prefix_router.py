@@ -1,0 +1,21 @@
+"""Ray's router by the text of prompts, for requests that HAProxy sends; imports vLLM, so nodes only."""
+
+from ray.serve.llm.request_router import PrefixCacheAffinityRouter
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+
+class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
+    """Ray's router, which also remembers the prompts whose replica HAProxy asked for.
+
+    Ray 2.60 enters a prompt into its tree of prefixes when it sends the request itself. Behind HAProxy it
+    only names the replica, the tree stays empty, and Ray's class then names one replica for all requests.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        ranks: list[list[RunningReplica]]
+        ranks = await super().choose_replicas(candidate_replicas, pending_request)
+        if pending_request is not None and ranks and ranks[0]:
+            self.on_request_routed(pending_request, ranks[0][0].replica_id, None)
+        return ranks

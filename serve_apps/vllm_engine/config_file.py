@@ -1,0 +1,132 @@
+"""A real vLLM in the terms of Ray Serve's config files: builder, arguments and environment; needs no Ray.
+
+A sweep deploys these arguments and `render` prints them, so that what is rendered is what was measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from conf.specs.experiment import Layout, Model, Routing, VllmEngine
+from conf.specs.routing import TEXT_POLICIES
+from serve_apps.routing.router_options import router_options
+from serve_apps.vllm_recipes.kv_transfer import Side
+from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, llm_config, pd_configs
+
+RAY_BUILDER = "ray.serve.llm:build_openai_app"
+OUR_BUILDER = "serve_apps.vllm_engine.app:application"
+SERVERS = "ray.serve.llm.deployment"
+LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
+OPTIONS = {
+    "health_check_period_s": 5.0,
+    "graceful_shutdown_timeout_s": 20.0,
+    # What does not start does not start the next time either, after minutes of loading; by default each
+    # replica has three tries. One that has served before is replaced as often as it takes.
+    "max_constructor_retry_count": 1,
+    "logging_config": LOGGING,
+}
+"""Serve's options of every deployment of engines."""
+KV_PACKAGE = "ai-dynamo-runtime"
+"""What keeps the books of `kv_aware`."""
+ROUTED_BODY_BYTES = 2**20
+"""Longest body that HAProxy hands to a router that reads it; its own 8 MiB would count twice per stream."""
+
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """A number of engines of a kind, on `bundles` each."""
+
+    count: int = 0
+    bundles: Sequence[dict[str, float]] = ()
+
+
+NONE = Replicated()
+
+
+def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
+    """Variables of Serve's processes on all nodes at their start, besides those of every engine."""
+    if engine.server == "process":
+        return {}
+    found = {
+        # HAProxy sends a request straight to the replica that was chosen, and its tokens straight back.
+        "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "0" if routing.data_path == "python_proxy" else "1",
+        # Batches of 50 ms are Ray's default; they would hide when a token came.
+        "RAYLLM_MODEL_RESPONSE_BATCH_TIMEOUT_MS": "0",
+        "RAYLLM_ENGINE_START_TIMEOUT_S": str(round(engine.start_timeout_s)),
+        "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
+    }
+    if routing.policy in TEXT_POLICIES and routing.data_path == "haproxy":
+        found["RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"] = "1"
+        found["RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE"] = str(ROUTED_BODY_BYTES)
+    return found
+
+
+def arguments(
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    routing: Routing,
+    recipe: Recipe,
+    answering: Replicated,
+    prefill: Replicated = NONE,
+) -> Tree:
+    """Arguments of `OUR_BUILDER`: the `answering` engines, in a split layout the decode engines, and the
+    `prefill` engines behind them.
+    """
+    if layout.prefill is None:
+        answers = llm_config(engine, model, layout, recipe, answering.count, answering.bundles)
+        configs: Tree = {"llm_configs": [answers]}
+    else:
+        counts: dict[Side, int] = {"prefill": prefill.count, "decode": answering.count}
+        bundles: dict[Side, Sequence[dict[str, float]]] = {
+            "prefill": prefill.bundles,
+            "decode": answering.bundles,
+        }
+        configs = pd_configs(engine, model, layout, recipe, counts, bundles)
+        configs["prefill_config"]["deployment_config"] |= deepcopy(OPTIONS)
+        answers = configs["decode_config"]
+    answers["deployment_config"] |= deepcopy(OPTIONS)
+    if router := router_options(routing):
+        answers["deployment_config"]["request_router_config"] = router
+    if routing.data_path == "python_proxy":
+        # As many of Ray's OpenAI ingress as there are engines behind it.
+        configs["ingress_deployment_config"] = {
+            "num_replicas": answering.count,
+            "max_ongoing_requests": NO_QUEUE_LIMIT,
+            "ray_actor_options": {"num_cpus": 0},
+        }
+    return {"routing": asdict(routing), **configs}
+
+
+def application(routing: Routing, given: Mapping[str, Any]) -> Tree:
+    """The application of a config file that deploys the arguments `given`.
+
+    Ray's own builder deploys them if a router of Serve's chooses the replica. It attaches one always, so that
+    HAProxy's own balancing needs our builder; and its prefill servers refuse `min_tokens` (ray 2.60).
+    A router may outlive its application under the same name, hence one name for each policy.
+    """
+    ray_can = routing.data_path == "python_proxy" or router_options(routing) is not None
+    args = dict(given)
+    if ray_can and "llm_configs" in args:
+        builder = RAY_BUILDER
+        del args["routing"]
+        args["llm_configs"] = [{**one, "server_cls": _server(one)} for one in args["llm_configs"]]
+    else:
+        builder = OUR_BUILDER
+    name = f"vllm-{routing.policy.replace('_', '-')}"
+    return {
+        "name": name,
+        "route_prefix": "/",
+        "import_path": builder,
+        "logging_config": dict(LOGGING),
+        "args": args,
+    }
+
+
+def _server(config: Mapping[str, Any]) -> str:
+    """Ray's class of engines; the other one keeps the ranks of a group together."""
+    ranks = config["engine_kwargs"].get("data_parallel_size", 1)
+    return f"{SERVERS}:{'DPServer' if ranks > 1 else 'LLMServer'}"

@@ -1,0 +1,59 @@
+"""A sweep and a rendered file deploy the same arguments, for every routing and every kind of layout."""
+
+from importlib import import_module
+
+import pytest
+
+pytest.importorskip("ray")
+
+from cluster.ray_session.placement import place  # noqa: E402
+from conf import Experiment, load  # noqa: E402
+from conf.specs.experiment import VllmEngine  # noqa: E402
+from conf.words import groups  # noqa: E402
+from loadgen.cli.deployment import _engines  # noqa: E402
+from serve_apps.vllm_engine.app import application  # noqa: E402
+from serve_apps.vllm_engine.config_file import OUR_BUILDER, environment  # noqa: E402
+from serve_apps.vllm_engine.rendering import RenderingInput, render  # noqa: E402
+from tests.support.words.recipe_words import NEWEST, NIXL, routed  # noqa: E402
+
+LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
+
+
+def rendered(asked: Experiment) -> RenderingInput:
+    assert isinstance(asked.engine, VllmEngine)
+    placement = place(asked.cluster, asked.layout)
+    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
+    return RenderingInput(*parts, placement.bundles, NEWEST, placement.prefill_bundles)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("routing", [*groups()["routing"], "round_robin routing.data_path=python_proxy"])
+def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) -> None:
+    name, *more = routing.split()
+    if name == "kv_aware" and layout == "1p1d_tp4_ep4":
+        pytest.skip("refused")
+    if name == "per_node" and layout == "dp2_tp4_ep4":
+        layout = "dp1_tp8_ep8"  # a node's stream goes to one replica
+    words = ["engine=vllm", "cluster=mi325x_4n", f"engine.vllm_version={NEWEST}", f"layout={layout}", NIXL]
+    asked = load([*words, *routed(name), *more])
+    engines = _engines(asked)
+    build = engines.build(place(asked.cluster, asked.layout))
+    (swept,) = build.args  # type: ignore[union-attr]
+    made = render(rendered(asked)).application
+    assert made is not None
+    (served,) = made["applications"]
+    if served["import_path"] == OUR_BUILDER:
+        assert served["args"] == swept
+    else:  # Ray's own builder, which takes its class of engines by name and needs no word on the routing
+        configs = [
+            {name: value for name, value in config.items() if name != "server_cls"}
+            for config in served["args"]["llm_configs"]
+        ]
+        assert {**served["args"], "llm_configs": configs, "routing": swept["routing"]} == swept
+    assert isinstance(asked.engine, VllmEngine)
+    assert environment(asked.engine, asked.routing) == engines.environment
+
+
+def test_the_files_builder_is_that_of_a_sweep() -> None:
+    module, _, name = OUR_BUILDER.partition(":")
+    assert getattr(import_module(module), name) is application
