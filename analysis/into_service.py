@@ -12,14 +12,14 @@ from typing import Any
 from analysis.autoscaling import elastic
 from analysis.autoscaling.elastic import DayQuestion, ElasticDay
 from analysis.autoscaling.request_life import mean_life
-from analysis.autoscaling.serve_file import serve_file
+from analysis.autoscaling.serve_file import ServeFront, serve_file
 from analysis.autoscaling.serve_scaling import ServeScaling, serve_scaling, working_qps_per_node
 from analysis.planning.plan import Plan
 from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment
 from conf.composed import dump
 from conf.io import terminal
-from conf.specs.experiment import Routing, SimulatedEngine, VllmEngine
+from conf.specs.experiment import SimulatedEngine, VllmEngine
 
 FLAG = "--serve-config"
 NO_HOURS = "no day is simulated without its rates: add demand.hourly=FILE"
@@ -45,11 +45,11 @@ class IntoService:
         per_node = asked.layout.replicas_per_node
         certified, working = working_qps_per_node(found)
         scaling = serve_scaling(found, mean_life(run, working, certified), per_node)
-        application = _application(asked)
+        application, front = _application(asked)
         day, why = self._simulated(found, scaling, asked)
         self.day = day
-        self._file.write_text(serve_file(scaling, application, run.name))
-        self.lines += _written(self._file, scaling) + _unwritten(asked.routing)
+        self._file.write_text(serve_file(scaling, application, run.name, front))
+        self.lines += _written(self._file, scaling) + list(front.notes)
         figure = self._figure(day) if day else None
         self.lines += elastic.text(day) if day else [why]
         if figure:
@@ -92,42 +92,53 @@ def _written(file: Path, scaling: ServeScaling) -> list[str]:
     return [
         f"Ray Serve's autoscaling in {file}: {scaling.min_replicas} to {scaling.max_replicas} engines, "
         f"{target.value:.4g} requests on each by Little's law; its comments give each number's reason",
-        f"use it on a running cluster: serve deploy {file}",
+        "use it on a cluster whose nodes had the variables in its comments before ray start: "
+        f"serve deploy {file}",
     ]
 
 
-def _unwritten(routing: Routing) -> list[str]:
-    """What of the routing the file cannot have."""
-    from serve_apps.vllm_engine.rendering import BY_CLIENT
+def _application(asked: Experiment) -> tuple[Tree, ServeFront]:
+    """The application of a run's engines in Serve's config format, and what stands around it.
 
-    return [BY_CLIENT.format(routing.policy)] if routing.data_path == "direct" else []
-
-
-def _application(asked: Experiment) -> Tree:
-    """The application of a run's engines in Serve's config format. Raises ConfigError where it has none."""
+    Raises ConfigError where it has none.
+    """
     from cluster.ray_session.placement import place
 
     bundles = [dict(bundle) for bundle in place(asked.cluster, asked.layout).bundles]
     if asked.layout.prefill is not None or asked.layout.data_parallel > 1:
         raise ConfigError(f"{FLAG} scales engines that are alike and alone, not layout={asked.layout.name}")
     if isinstance(asked.engine, SimulatedEngine):
-        from serve_apps.simulated import configured
-        from serve_apps.simulated.app import ENGINES
-
-        return {
-            "name": "maxqps",
-            "route_prefix": "/",
-            "import_path": configured.BUILDER,
-            "args": {"bundles": bundles, "experiment": dump(asked)},
-            "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
-        }
+        return _engine_model(asked, bundles)
     if isinstance(asked.engine, VllmEngine) and asked.engine.kind == "vllm":
         return _vllm(asked, asked.engine)
     raise ConfigError(f"{FLAG} knows engine=simulated and engine=vllm, not {asked.engine.kind}")
 
 
-def _vllm(asked: Experiment, engine: VllmEngine) -> Tree:
+def _engine_model(asked: Experiment, bundles: list[dict[str, float]]) -> tuple[Tree, ServeFront]:
+    from cluster.ray_session.serve_settings import serve_environment
+    from serve_apps.simulated import configured
+    from serve_apps.simulated.app import ENGINES
+    from serve_apps.vllm_engine.rendering import BY_CLIENT, KEEP_ALIVE_S, LOOPBACK
+
+    application = {
+        "name": "maxqps",
+        "route_prefix": "/",
+        "import_path": configured.BUILDER,
+        "args": {"bundles": bundles, "experiment": dump(asked)},
+        "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
+    }
+    # One front on the head node, as in a sweep, so that one balancer sees all requests.
+    http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
+    options = {"proxy_location": "HeadOnly", "http_options": http}
+    routing = asked.routing
+    notes = (BY_CLIENT.format(routing.policy),) if routing.data_path == "direct" else ()
+    return application, ServeFront(options, serve_environment(routing), notes)
+
+
+def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
     from cluster.ray_session.placement import place
+    from cluster.ray_session.serve_settings import serve_environment
+    from serve_apps.vllm_engine.config_file import environment
     from serve_apps.vllm_engine.rendering import RenderingInput, render
     from serve_apps.vllm_recipes import vllm_flags
 
@@ -137,7 +148,10 @@ def _vllm(asked: Experiment, engine: VllmEngine) -> Tree:
     rendering = render(RenderingInput(*parts, bundles, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
-    return _scaled_vllm(rendering.application["applications"][0])
+    options = dict(rendering.application)
+    [application] = options.pop("applications")
+    variables = serve_environment(asked.routing) | environment(engine, asked.routing)
+    return _scaled_vllm(application), ServeFront(options, variables, rendering.notes)
 
 
 def _scaled_vllm(application: Tree) -> Tree:

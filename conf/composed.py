@@ -156,9 +156,9 @@ def _saved(
     renewed = set(choices) | {
         word.partition(".")[0] for word in values if _key(word) in named_files.NAMED_FILES
     }
-    tree = _chosen(tree, choices)
     if choices.get("engine", "external") != "external":
         tree = _renamed(tree)
+    tree = _chosen(tree, choices)
     if renewed & {"engine", "hardware", "model"} and isinstance(tree.get("engine"), dict):
         tree["engine"].pop("constants_covariance", None)
     return typed_tree(tree, base)
@@ -166,11 +166,21 @@ def _saved(
 
 def _renamed(tree: dict[str, Any]) -> dict[str, Any]:
     """The tree of external endpoints for an engine of ours: unnamed groups are those of the defaults."""
-    unnamed = [group for group in NAMED_GROUPS if (tree.get(group) or {}).get("name") == UNKNOWN]
     defaults = _own(ROOT / "config.yaml")["defaults"]
-    return tree | {
-        group: {**tree[group], "name": _own(group_file(group, defaults[group]))["name"]} for group in unnamed
+    files = {group: _own(group_file(group, defaults[group])) for group in NAMED_GROUPS}
+    unnamed = [group for group in NAMED_GROUPS if (tree.get(group) or {}).get("name") == UNKNOWN]
+    if (tree.get("engine") or {}).get("kind") == "external" and _is_served_as(tree.get("model") or {}, files):
+        unnamed.append("model")
+    return tree | {group: {**tree[group], "name": files[group]["name"]} for group in unnamed}
+
+
+def _is_served_as(model: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> bool:
+    """True of a model named by its served name alone: what else it has is of the default's file."""
+    names = ("name", "served_name")
+    facts = {
+        key: value for key, value in files["model"].items() if key not in (*names, "step_time", "posterior")
     }
+    return model.get("name") == model.get("served_name") and facts.items() <= model.items()
 
 
 def _names_a_file(tree: Mapping[str, Any], values: Sequence[str]) -> bool:

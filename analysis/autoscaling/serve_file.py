@@ -1,7 +1,9 @@
 """Ray Serve's config file with a plan's autoscaling, as text; knows no engine and writes nothing."""
 
+import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -15,14 +17,29 @@ WIDTH = 108
 LOOPBACK = "127.0.0.1"
 
 
-def serve_file(found: ServeScaling, application: Tree, of: str) -> str:
+@dataclass(frozen=True, slots=True)
+class ServeFront:
+    """What stands around the application: `options` of Serve's front in the file, and in its comments the
+    variables of Serve's processes and the notes.
+    """
+
+    options: Tree = field(default_factory=lambda: {"http_options": {"host": LOOPBACK}})
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+ALONE = ServeFront()
+
+
+def serve_file(found: ServeScaling, application: Tree, of: str, front: ServeFront = ALONE) -> str:
     """The whole file: comments with what it is `of`, each rule and its numbers, then the application.
 
     The settings take the place of every `autoscaling_config` of the application's tree.
     """
-    tree = {"http_options": {"host": LOOPBACK}, "applications": [_with(application, found.config)]}
+    tree = {**front.options, "applications": [_with(application, found.config)]}
     text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=WIDTH)
-    return "".join(f"# {line}".rstrip() + "\n" for line in _comments(found, of)) + text
+    comments = _wrapped(_reasons(found, of)) + _around(front)
+    return "".join(f"# {line}".rstrip() + "\n" for line in comments) + text
 
 
 class _Dumper(yaml.SafeDumper):
@@ -44,13 +61,25 @@ def _with(tree: Any, config: Tree) -> Any:
     return [_with(value, config) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def _comments(found: ServeScaling, of: str) -> list[str]:
+def _wrapped(reasons: Iterable[str]) -> list[str]:
     lines = []
-    for reason in _reasons(found, of):
+    for reason in reasons:
         lines += textwrap.wrap(printable(reason), WIDTH, subsequent_indent="  ", break_long_words=False) or [
             ""
         ]
     return lines
+
+
+def _around(front: ServeFront) -> list[str]:
+    """The notes, and the variables as a shell sets them."""
+    notes = ["", *(f"note: {note}" for note in front.notes)] if front.notes else []
+    if not front.environment:
+        return _wrapped(notes)
+    head = "", "On all nodes before ray start; these variables decide, too, who chooses a replica:"
+    variables = [
+        f"export {name}={shlex.quote(printable(value))}" for name, value in front.environment.items()
+    ]
+    return [*_wrapped([*notes, *head]), *variables]
 
 
 def _reasons(found: ServeScaling, of: str) -> list[str]:

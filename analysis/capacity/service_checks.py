@@ -37,6 +37,8 @@ HIT_ERROR = 0.01
 FORM_SHARE = 0.01
 """Largest share of answers that failed for a reason other than load (our choice): they count as late, and a
 hundredth of them lowers the capacity under a p90 by about a hundredth."""
+LEAST_BROKEN = 3
+"""Fewest broken answers of a warm-up that show a fault without load (our choice)."""
 LEAST_QUEUE_TOLD = 0.99
 """Least share of the answers that tell their time in the queue, where a bound asks for it (our choice)."""
 BLOCK_TOKENS = 16
@@ -103,10 +105,10 @@ def form(rows: pa.Table, unloaded: pa.Table | None) -> tuple[Check, ...]:
 
 
 def _grown(unloaded: pa.Table, share: float, total: int) -> bool:
-    """True if a share of broken answers is larger than without load: one chance in 40 if they are equal."""
-    before = failures.answered(unloaded)
-    own = float(failures.broken(unloaded).sum()) / max(before, 1)
-    if own <= FORM_SHARE:
+    """True if a share of broken answers is larger than without load: one chance in 20 if they are equal."""
+    before, broken = failures.answered(unloaded), int(failures.broken(unloaded).sum())
+    own = broken / max(before, 1)
+    if broken < LEAST_BROKEN or own <= FORM_SHARE:
         return True
     mean = (own * before + share * total) / (before + total)
     return share - own > NORMAL_95 * math.sqrt(mean * (1 - mean) * (1 / before + 1 / total))

@@ -25,7 +25,7 @@ REMEDIES = {
     "path_slow": "Time was lost before the engine: see what stood still or lacked CPU, replica or proxy.",
     "replica_lost": "A replica was replaced or unknown: look at its log, redeploy, and run again.",
     "actor_lost": "A load actor died: look at its node's memory and log, and resume the run.",
-    "malformed_answers": "Answers fail whatever the load.",
+    "malformed_answers": "Mend the answers that fail whatever the load.",
     "burst_delivery": "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
     "hidden_tokens": "Counted tokens were not streamed: let the server stream its reasoning, or turn it off.",
     "wrong_prompts": "The server counts other prompt lengths than planned: use workload.prompt=token_ids.",

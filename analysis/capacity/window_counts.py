@@ -222,11 +222,12 @@ def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
 def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
     """TPOT in ms per row; of an unfinished answer of 15 events or more its pace, of a shorter one nan.
 
-    An answer in flight has no count of tokens yet: its events hold as many as those of the whole answers.
+    Most answers in flight have no count of tokens yet: their events hold as many as those of whole answers.
     """
-    events = metrics.numbers(requests, "output_tokens")
+    events, first = metrics.numbers(requests, "output_tokens"), metrics.first_read_tokens(requests)
+    counted = events > metrics.numbers(requests, "events")
+    after = (events - first) * np.where(counted, 1.0, _tokens_per_event(requests))
     paced = metrics.status_in(requests, records.PENDING) & (events >= PACE_TOKENS)
-    after = (events - metrics.first_read_tokens(requests)) * _tokens_per_event(requests)
     paced &= (after > 0) & ~metrics.burst(requests)
     first_ns = metrics.numbers(requests, "due_ns") + metrics.numbers(requests, "first_token_offset_ns")
     pace_ms = (now_ns - first_ns) / metrics.NS_PER_MS / np.where(paced, after, np.nan)
@@ -234,7 +235,7 @@ def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
 
 
 def _tokens_per_event(requests: pa.Table) -> float:
-    """Streamed tokens for each event with output, over the whole answers; 1 without any."""
+    """Streamed tokens for each event with text, over the whole answers; 1 without any."""
     events = metrics.numbers(requests, "events")
     whole = metrics.status_in(requests, records.OK) & (events > 0)
     tokens = metrics.streamed_tokens(requests)

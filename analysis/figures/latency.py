@@ -29,6 +29,7 @@ from analysis.figures.windows import (
     qps,
 )
 from analysis.results.runs import Run
+from analysis.results.text.certified_text import rounded_down
 from analysis.stats.quantiles import sectioning
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 
@@ -121,11 +122,16 @@ def latency_alt(run: Run) -> str:
     capacity = several.of_run(run)
     if not capacity.known:
         return " ".join([*said, "No capacity is claimed."])
-    certified = "" if capacity.certified is None else f", certified {qps(capacity.certified)}"
+    certified = "" if capacity.certified is None else f", certified {_certified(capacity.certified)}"
     said.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
     if (ends := capacity.closed) and ends[2] > valid[-1].load:
         said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
     return " ".join(said)
+
+
+def _certified(rate: float) -> str:
+    """A certified rate as `qps` shows rates, but rounded down."""
+    return qps(rounded_down(rate, 2 if rate < 100 else 0))
 
 
 def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float | None) -> str:
@@ -197,7 +203,7 @@ def _band(ax: Axes, capacity: CapacityRow) -> None:
     if capacity.estimate is not None:
         ax.axvline(capacity.estimate, **look)
     if capacity.certified is not None:
-        certified = f"certified {qps(capacity.certified)}"
+        certified = f"certified {_certified(capacity.certified)}"
         ax.axvline(capacity.certified, **look, linestyle="-.", label=certified)
 
 

@@ -33,7 +33,7 @@ KINDS = ("ramp", "dwell", "hold")
 SHAPES = {"ramp": "^", "dwell": "o", "hold": "s"}
 LIGHT = "#faeed1"
 """`canvas.ORANGE` at 18 % on white."""
-NAMES = {"ramp": "step of the ramp", "hold": "hold of the certified rate"}
+NAMES = {"ramp": "step of the ramp", "hold": "hold of the 5 % quantile"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,8 @@ def search_alt(run: Run) -> str:
         )
     answer = several.of_run(run)
     said.append(f"The answer is {answer.words}." if answer.known else "No answer is claimed.")
-    if beliefs and (ends := answer.closed) and _ends(beliefs[-1]) != f"[{qps(ends[1])}, {qps(ends[2])}]":
+    ends = answer.sampling or answer.closed
+    if beliefs and ends and _ends(beliefs[-1]) != f"[{qps(ends[1])}, {qps(ends[2])}]":
         said.append(
             "It may differ from the last interval, which was printed while answers were out: the answer "
             "counts every window again with all its rows."

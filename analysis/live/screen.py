@@ -50,7 +50,8 @@ def interval_axis(belief: Belief, beliefs: Sequence[Belief], width: int) -> str:
 
     An open end is an arrow at the end of the axis.
     """
-    least, most = min(one.low for one in beliefs), max(one.high for one in beliefs)
+    lows = [one.low for one in beliefs if one.low is not None]
+    least, most = min(lows, default=0.0), max(one.high for one in beliefs)
     margin = AXIS_MARGIN * (most - least)
     least, most = max(0.0, least - margin), most + margin
     ends = f"{least:.2f} ", f" {most:.2f}"
@@ -61,7 +62,7 @@ def interval_axis(belief: Belief, beliefs: Sequence[Belief], width: int) -> str:
         return min(room - 1, max(0, round(share * (room - 1))))
 
     cells = ["."] * room
-    low, high = place(belief.low), place(belief.high)
+    low, high = place(belief.low or 0.0), place(belief.high)
     cells[low : high + 1] = "=" * (high + 1 - low)
     cells[low], cells[high] = "[", "]"
     if belief.open_below:
@@ -150,11 +151,14 @@ def _belief(state: LiveState, width: int) -> Iterator[str]:
         return
     limit = f", limited by {_words(belief.binding)}" if belief.binding else ""
     yield ""
-    yield from _wrapped(
-        f"capacity so far {belief.qps_per_node:.2f} QPS per node, 95 % interval [{belief.low:.2f}, "
-        f"{belief.high:.2f}], 5 % quantile {belief.certified:.2f}{limit}",
-        width,
-    )
+    if belief.low is None or belief.certified is None:
+        text = f"capacity at most {belief.high:.2f} QPS per node, as the queue still grew{limit}"
+    else:
+        text = (
+            f"capacity so far {belief.qps_per_node:.2f} QPS per node, 95 % interval [{belief.low:.2f}, "
+            f"{belief.high:.2f}], 5 % quantile {belief.certified:.2f}{limit}"
+        )
+    yield from _wrapped(text, width)
     yield INDENT + interval_axis(belief, state.beliefs, width - len(INDENT))
 
 

@@ -26,12 +26,15 @@ _OVER = re.compile(r"over_[a-z][a-z0-9_]{0,40}_pct")
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """The posterior of the capacity after a window, in QPS per node; an open end is said."""
+    """The posterior of the capacity after a window, in QPS per node; an open end is said.
+
+    `low` and `certified` are None where the queue still grew in the windows: only the high end is shown.
+    """
 
     qps_per_node: float
-    low: float
+    low: float | None
     high: float
-    certified: float
+    certified: float | None
     binding: str
     open_above: bool
     open_below: bool

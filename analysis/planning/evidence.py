@@ -13,6 +13,7 @@ from analysis.planning.request_means import MeanLengths
 from analysis.results.runs import RunError
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.pooling import NORMAL_975
+from conf.composed import UNKNOWN
 
 
 class NotPlannable(RunError):
@@ -107,6 +108,11 @@ class Evidence:
         same = ("engine", "model", "hardware", "layout", "routing", "data_path", "slo", "arrivals")
         return {
             "predicted": self.predicted,
-            **{name: getattr(self.asked, name) or None for name in same},
+            **{name: _said(getattr(self.asked, name)) for name in same},
             "engine settings": self.engine_settings,
         }
+
+
+def _said(value: Any) -> Any:
+    """A property of a service; None where it is unknown."""
+    return None if value == UNKNOWN else value or None

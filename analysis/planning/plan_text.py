@@ -11,6 +11,7 @@ from analysis.planning.at_scale import (
     STREAM_BYTES,
 )
 from analysis.results import summary
+from analysis.results.text.certified_text import rounded_down
 from conf.labels import named
 from conf.specs.bounds import Slo
 
@@ -78,7 +79,7 @@ def _e(tree: Tree) -> str:
 
 def _capacity(tree: Tree) -> list[str]:
     on, answer = tree["planned_on"], tree["answer"]
-    planned = f"planned with {BASES[answer['basis']]}, {_rate(answer['planned_qps_per_node'])}"
+    planned = f"planned with {BASES[answer['basis']]}, {_planned(answer, answer['planned_qps_per_node'])}"
     seen = f"{on['name']}: {on['found_by']} {_interval(on['qps_per_node'])}"
     if noise := on["sampling_qps_per_node"]:
         seen += f"; sampling noise of this run alone {_ends(noise)}"
@@ -104,7 +105,7 @@ def _service(asked: Tree) -> list[str]:
 def _interval(q: Tree) -> str:
     if q["estimate"] is None:
         return f"at least {_rate(q['low'])} QPS per node"
-    certified = "" if q["certified"] is None else f", certified {_rate(q['certified'])}"
+    certified = "" if q["certified"] is None else f", certified {_certified(q['certified'])}"
     return f"{_rate(q['estimate'])} QPS per node, 95 % interval {_ends(q)}{certified}"
 
 
@@ -114,7 +115,8 @@ def _ends(q: Tree) -> str:
 
 def _rules(tree: Tree) -> list[str]:
     rules, care, answer = tree["rules"], tree["care"], tree["answer"]
-    peak, per_node, k = f"{rules['demand_qps']:g}", _rate(rules["qps_per_node"]), care["spare_nodes"]
+    peak, k = f"{rules['demand_qps']:g}", care["spare_nodes"]
+    per_node = _planned(answer, rules["qps_per_node"])
     normal = f"normal: {peak} <= n x {per_node} x {1 - care['headroom']:g} x E(n){_since(tree)}"
     degraded = f"{_nodes(k)} lost: {peak} <= (n - {k}) x {per_node} x E(n - {k}){_since(tree)}"
     at = ", ".join(f"{BASES[end]}: {nodes:,}" for end, nodes in tree["nodes_at"].items())
@@ -295,6 +297,16 @@ def _nodes(count: int) -> str:
 
 def _rate(qps_per_node: float) -> str:
     return f"{qps_per_node:.2f}" if qps_per_node >= 1 else f"{qps_per_node:.3g}"
+
+
+def _planned(answer: Tree, qps_per_node: float) -> str:
+    return (_certified if answer["basis"] == "certified" else _rate)(qps_per_node)
+
+
+def _certified(qps_per_node: float) -> str:
+    """A certified rate as `_rate` shows rates, but rounded down."""
+    small = 0 < qps_per_node < 1
+    return _rate(rounded_down(qps_per_node, 2 - math.floor(math.log10(qps_per_node)) if small else 2))
 
 
 def _share(share: float) -> str:

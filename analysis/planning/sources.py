@@ -147,10 +147,10 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
     name = name or verdict.run_id or "the result"
     capacity = _capacity(verdict, name)
     if capacity.open_below:
-        raise NotPlannable(
-            f"{name} shows only an upper bound of the capacity; measure at lower rates (search.lowest_qps)",
-            summary.EXIT_OPEN,
-        )
+        remedy = "measure at lower rates (search.lowest_qps)"
+        if capacity.queue_grew:
+            remedy = "measure with longer windows (search.window_s), for the queue still grew in them"
+        raise NotPlannable(f"{name} shows only an upper bound of the capacity; {remedy}", summary.EXIT_OPEN)
     q = capacity.qps_per_node
     return Evidence(
         name=name,

@@ -275,7 +275,8 @@ def _measured_ln_qps(cells: Sequence[MatrixCell]) -> list[Floats]:
     first: Floats | None = None
     out = []
     for cell in cells:
-        q, ratio, normal = cell.qps_per_node, cell.ratio, rng.standard_normal(MEASURED_DRAWS)
+        q, ratio = cell.sampling_qps or cell.qps_per_node, cell.ratio
+        normal = rng.standard_normal(MEASURED_DRAWS)
         assert q is not None
         if ratio and ratio.how == PAIRED and first is not None:
             drawn = first + math.log(ratio.value) + _sd(ratio.low, ratio.high) * normal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
-from analysis.report.wording import bound, figure, qps
+from analysis.report.wording import bound, certified_qps, figure, qps
 from analysis.results import engine_agreement, integrity, joint, matrix_table, studies, summary
 from analysis.results.runs import Run
 from analysis.results.text import capacity_text, probe_text, quality_text, ratio_text, sessions_text
@@ -191,7 +191,7 @@ def _capacity(verdict: Verdict) -> Claim:
         # A queue that grew is the reason of the verdict already.
         own = () if capacity.queue_grew else (missed,)
         return f"At most {qps(q.high)} QPS per node", (), (*own, *kinds)
-    headline = f"{qps(q.estimate)} QPS per node, certified {qps(q.certified)}"
+    headline = f"{qps(q.estimate)} QPS per node, certified {certified_qps(q.certified)}"
     kind, interval = joint.kind(verdict.asked, capacity), f"{qps(q.low)} to {qps(q.high)}"
     named, caveat = "95 % interval", ""
     noise: Figures = ()
@@ -206,7 +206,7 @@ def _capacity(verdict: Verdict) -> Claim:
     spans = "; ".join([f"{named}: {interval}", *(f"{name.lower()}: {alone}" for name, alone in noise)])
     one = "One simulated node" if kind else "One node"
     answer = f"{one} serves {qps(q.estimate)} requests per second within {bounds} ({spans})."
-    quote = f"Quote {qps(q.certified)}, the certified rate: {PROMISE}.{caveat}"
+    quote = f"Quote {certified_qps(q.certified)}, the certified rate: {PROMISE}.{caveat}"
     return headline, figures, (answer, quote, *_limits(verdict, capacity))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.report.blocks import Cell, Facts, Table
-from analysis.report.wording import UNKNOWN, figure, qps, value
+from analysis.report.wording import UNKNOWN, certified_qps, figure, qps, value
 from analysis.results import matrix_table, studies
 from analysis.results.runs import RECORDED, Run, load_run
 from analysis.results.types.shared_figures import QpsFigures
@@ -99,7 +99,7 @@ def _answer(cell: MatrixCell) -> tuple[str, ...]:
     if cell.open_below:
         return f"at most {qps(q.high)}", "open below", UNKNOWN, limit
     kind = f" (SIMULATED, {cell.simulated})" if cell.simulated else ""
-    return qps(q.estimate), f"{_ends(q)}{kind}", qps(q.certified), limit
+    return qps(q.estimate), f"{_ends(q)}{kind}", certified_qps(q.certified), limit
 
 
 def _ratio(ratio: CellRatio | None) -> tuple[str, str]:

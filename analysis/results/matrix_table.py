@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.results import grid_table, joint
 from analysis.results.text import quality_text
+from analysis.results.text.certified_text import certified_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
 from conf.specs.bounds import short
@@ -43,6 +44,7 @@ def row(
         open_above=capacity.open_above if capacity else None,
         open_below=capacity.open_below if capacity else None,
         simulated=joint.kind(verdict.asked, capacity) if capacity else "",
+        sampling_qps=capacity.sampling if capacity and capacity.constants else None,
     )
 
 
@@ -125,7 +127,7 @@ def _figures(cell: MatrixCell) -> list[str] | None:
         return [f">= {q.low:.2f}", "open", "unknown", limit, "", ""]
     if cell.open_below:
         return [f"<= {q.high:.2f}", "open", "unknown", limit, "", ""]
-    figures = [f"{q.estimate:.2f}", f"[{q.low:.2f}, {q.high:.2f}]", f"{q.certified:.2f}", limit]
+    figures = [f"{q.estimate:.2f}", f"[{q.low:.2f}, {q.high:.2f}]", certified_text(q.certified), limit]
     if ratio is None:
         return [*figures, "", ""]
     if ratio.how == REFERENCE:

@@ -182,7 +182,8 @@ def _capacity(
 
     Simulated parts have the constants of the engine model in common.
     """
-    figures = QpsFigures(qps.value, qps.low, qps.high, certified)
+    # Student's t knows no sign: few repeats that differ much have no lower end.
+    figures = QpsFigures(qps.value, _positive(qps.low), qps.high, _positive(certified))
     binding, probability = _likeliest(_capacities(parts))
     together = CapacityFigures(
         qps_per_node=figures,
@@ -191,7 +192,12 @@ def _capacity(
         binding=binding,
         binding_probability=probability,
     )
-    return joint.joined_like(together, _capacities(parts)[0])
+    known = [capacity for capacity in _capacities(parts) if capacity.constants]
+    return joint.joined_like(together, (known or _capacities(parts))[0])
+
+
+def _positive(qps: float) -> float | None:
+    return qps if qps > 0 else None
 
 
 def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:

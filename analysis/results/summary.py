@@ -23,6 +23,7 @@ from analysis.results.text import (
     replay_text,
     sessions_text,
 )
+from analysis.results.text.certified_text import certified_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
@@ -241,7 +242,7 @@ def _of_capacity(verdict: Verdict, capacity: CapacityFigures) -> str:
     if capacity.open_below:
         why = "the queue still grew: an upper bound only" if capacity.queue_grew else "an upper bound only"
         return f"at most {q.high:.2f} QPS per node ({why})"
-    interval = f"95 % interval [{q.low:.2f}, {q.high:.2f}], certified {q.certified:.2f}"
+    interval = f"95 % interval {capacity_text.interval(q)}, certified {certified_text(q.certified)}"
     kind = joint.kind(verdict.asked, capacity) if lead(verdict) else ""
     before = {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")
     return f"{q.estimate:.2f} QPS per node, {before}{interval}"

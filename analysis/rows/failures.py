@@ -77,8 +77,10 @@ NEARLY_ALL = 0.9
 """Failed share of the answers from which on they say nothing of a capacity (our choice)."""
 NEVER_LOAD = ("no_usage", "no_finish_reason", "not_a_stream", "bad_event", "content_encoding", "endless")
 """Kinds of answers that are wrong in their form, at any load."""
-REFUSALS = tuple(str(code) for code in range(300, 500) if code not in (403, 408, 425, 429))
-"""HTTP statuses that refuse the request itself; limits of rates answer with the four that are left out."""
+MAY_BE_LOAD = (403, 408, 424, 425, 429, 460, 499)
+"""HTTP statuses of limits of rates, of failed model containers and of proxies that gave up."""
+REFUSALS = tuple(str(code) for code in range(300, 500) if code not in MAY_BE_LOAD)
+"""HTTP statuses that refuse the request itself."""
 IF_ENDED = ("token_count", "no_done")
 """Kinds of answers that are wrong in their form if the server ended them by itself."""
 CUT_OFF = ("abort", "error")

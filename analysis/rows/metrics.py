@@ -28,6 +28,8 @@ BURST_TOKENS, BURST_READS = 10, 2
 """An answer of at least so many tokens in at most so many reads was held back on its way (our choice)."""
 BURST_SHARE = 0.25
 """It was held back too if more than this share of its tokens came with the first read (our choice)."""
+BURST_FIRST = 4
+"""But not if these are so few: an answer may begin with tokens that print nothing (our choice)."""
 BURST_PACE_MS = 0.3
 """And if its tokens came faster than this, in real time: no engine makes 3,300 a second for one request."""
 HIDDEN_SHARE = 0.25
@@ -132,21 +134,33 @@ def streamed_tokens(requests: pa.Table) -> Floats:
 
 
 def hidden(requests: pa.Table) -> Bools:
-    """Mask of whole answers that counted many tokens which were never streamed, as of hidden reasoning."""
+    """Mask of whole answers of 10 tokens or more of which many were not streamed, as of hidden reasoning."""
     tokens = numbers(requests, "output_tokens")
-    return status_in(requests, records.OK) & (streamed_tokens(requests) < (1 - HIDDEN_SHARE) * tokens)
+    hides = streamed_tokens(requests) < (1 - HIDDEN_SHARE) * tokens
+    return status_in(requests, records.OK) & (tokens >= BURST_TOKENS) & hides
 
 
 def burst(requests: pa.Table) -> Bools:
     """Mask of answers, whole or in flight, of 10 tokens or more that were held back on their way.
 
     They came in one or two reads, with much of them in the first, or faster than any engine makes tokens.
-    How fast the engine made them cannot be known then. False where reads were not counted.
+    How fast the engine made them cannot be known then. False where reads were not counted. An engine that
+    reports its own times may have the first read late, but its tokens are where they were.
     """
     tokens, first = numbers(requests, "output_tokens"), first_read_tokens(requests)
     answered = status_in(requests, records.OK, records.PENDING) & (tokens >= BURST_TOKENS)
-    merged = (numbers(requests, "reads") <= BURST_READS) | (first > BURST_SHARE * tokens)
-    return answered & (merged | (_read_pace(requests) < BURST_PACE_MS))
+    late_first = (first > np.maximum(BURST_SHARE * tokens, BURST_FIRST)) & ~_engine_reports(requests)
+    return answered & ((numbers(requests, "reads") <= BURST_READS) | late_first | _too_fast(requests))
+
+
+def _engine_reports(requests: pa.Table) -> Bools:
+    """Mask of the rows whose engine reported the times of its tokens."""
+    return ~np.isnan(numbers(requests, "engine_first_token_ns"))
+
+
+def _too_fast(requests: pa.Table) -> Bools:
+    """Mask of answers whose tokens were read faster than any engine makes them."""
+    return _read_pace(requests) < BURST_PACE_MS
 
 
 def _read_pace(requests: pa.Table) -> Floats:
@@ -155,7 +169,7 @@ def _read_pace(requests: pa.Table) -> Floats:
     after = np.maximum(streamed_tokens(requests) - first_read_tokens(requests), 1)
     pace = (last - first) / time_scale(requests) / after / NS_PER_MS
     reads_known = ~np.isnan(numbers(requests, "reads"))
-    return np.where(reads_known & np.isnan(numbers(requests, "engine_first_token_ns")), pace, np.nan)
+    return np.where(reads_known & ~_engine_reports(requests), pace, np.nan)
 
 
 def ttft(requests: pa.Table) -> Floats:
@@ -174,12 +188,14 @@ def tpot(requests: pa.Table) -> Floats:
 
     That read is one token of most servers; with more in it, it says nothing of the time before it. nan for
     fewer than 2 tokens (planned ones, if the request failed), and of an answer that was held back or hides
-    tokens: theirs may have taken any time, and what is left would flatter.
+    tokens: theirs may have taken any time, and what is left would flatter. Where the engine reports its own
+    time, only the way to the first read is real: the tokens that came with it count less on a fast clock.
     """
     failed = status_in(requests, *records.FAILURES)
     tokens = np.where(failed, numbers(requests, "requested_output_tokens"), streamed_tokens(requests))
-    after = tokens - np.where(failed, 1, first_read_tokens(requests))
-    applies = (after >= 1) & ~burst(requests) & ~hidden(requests)
+    scale = np.where(_engine_reports(requests), time_scale(requests), 1.0)
+    after = tokens - 1 - np.where(failed, 0, (first_read_tokens(requests) - 1) / scale)
+    applies = (after > 0) & ~burst(requests) & ~hidden(requests) & (failed | ~_too_fast(requests))
     first, last = token_offset_ns(requests, "first"), token_offset_ns(requests, "last")
     paces = (last - first) / np.where(applies, after, np.nan) / NS_PER_MS
     return np.where(applies, _judged(requests, paces), np.nan)

@@ -90,8 +90,13 @@ _COLUMNS: tuple[Column, ...] = (
     ("prompt_tokens", pa.int32(), "tokens", "server usage, images included; null if not given"),
     ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
     ("output_tokens", pa.int32(), "tokens", "server usage; of an unfinished answer the tokens seen"),
-    ("events", pa.int32(), "", "streamed events that carried output"),
-    ("reads", pa.int32(), "", "socket reads that carried output; fewer than events = merged delivery"),
+    ("events", pa.int32(), "", "streamed events with text"),
+    (
+        "reads",
+        pa.int32(),
+        "",
+        "socket reads that carried output; fewer than output_tokens: several came together",
+    ),
     (
         "first_read_tokens",
         pa.int32(),

@@ -118,6 +118,8 @@ def _refuse(response: HTTPResponse) -> None:
 
 def redirect_text(location: str) -> str:
     """The reason why a redirect is a failure, with the remedy."""
+    if location == NOWHERE:
+        return "it redirects without saying where"
     return f"it redirects, which is not followed; give the address that it leads to: {location}"
 
 

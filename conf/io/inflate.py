@@ -3,6 +3,8 @@
 import zlib
 
 PLAIN = "identity"
+UNPACKED = ("", "none", PLAIN)
+"""Encodings that change nothing; `none` keeps proxies from compressing a stream."""
 ENCODINGS = ("gzip", "x-gzip", "deflate")
 EITHER_FORMAT = zlib.MAX_WBITS + 32
 """zlib reads from the first bytes which of gzip and zlib they are."""
@@ -10,7 +12,12 @@ EITHER_FORMAT = zlib.MAX_WBITS + 32
 
 def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
     """A whole body with this Content-Encoding, decompressed. Raises ValueError as `Inflater` does."""
-    return body if encoding.lower() == PLAIN else Inflater(encoding, most_bytes).feed(body)
+    return Inflater(encoding, most_bytes).feed(body) if is_packed(encoding) else body
+
+
+def is_packed(encoding: str) -> bool:
+    """True for a Content-Encoding under which a body is not its own bytes."""
+    return encoding.strip().lower() not in UNPACKED
 
 
 class Inflater:
@@ -31,6 +38,8 @@ class Inflater:
 
     def feed(self, piece: bytes) -> bytes:
         """The bytes that a further piece gives. Raises ValueError for damage, and for more than the bound."""
+        if self._decoder.eof:
+            raise ValueError("the compressed answer goes on after its end")
         try:
             plain = self._decoder.decompress(piece, self._most_bytes + 1)
         except zlib.error as error:

@@ -74,7 +74,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 """Flags that only some verbs have: those verbs, and what argparse is told."""
 EXIT_CODES = (
     "exit codes: 0 valid; 1 internal error; 2 wrong usage; 3 a bound is missed; 4 measurement void;\n"
-    "5 target or deployment failed; 6 budget spent, the interval is open;\n"
+    "5 target or deployment failed; 6 valid, but not shown;\n"
     "7 the quality gate found the answers degraded; 130 interrupted\n"
     "predict and sweep of a grid (matrix.KEY=[a,b] for any keys) end with the highest code of its cells"
 )

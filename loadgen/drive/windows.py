@@ -24,7 +24,7 @@ from analysis.capacity.window_counts import (
     waiting,
     without_lag,
 )
-from analysis.rows import failures, metrics
+from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import allowed_over
 from loadgen.drive.plan import LoadPlan, Past
@@ -144,7 +144,7 @@ class Windows:
             lost_actors=seen.lost_actors,
             in_flight_mean=seen.in_flight,
             block_tokens=self.plan.block_tokens,
-            unloaded=self.ledger.rows(-1),
+            unloaded=self._warmup_before(window),
         )
         verdict = judge_window(table, window, self.plan.slo, evidence)
         self.verdicts[window.index] = verdict = invalidated(verdict) if seen.loss else verdict
@@ -153,6 +153,12 @@ class Windows:
         streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
         parts = count_by_stream(table, window, streams, *asked, now_ns) if streams else ()
         return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
+
+    def _warmup_before(self, window: Window) -> pa.Table:
+        """Rows of the last warm-up before a window; a resumed run has several."""
+        rows = records.by_due(self.ledger.rows(-1))
+        before = rows.filter(pa.array(metrics.numbers(rows, "due_ns") < window.start_ns))
+        return before.slice(max(0, len(before) - self.plan.warmup_requests))
 
     def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:
         """A ramp step as the ramp uses it: bad or not, and void only where a late client decides that.
@@ -200,8 +206,8 @@ class Windows:
             self.emit(
                 "segment_final",
                 **figures,
-                changed=figures != self.reported.get(index, figures),
-                capacity=dataclasses.asdict(claimed) if claimed and is_last else None,
+                changed=figures != self.reported.get(index),
+                capacity=_claim(claimed) if claimed and is_last else None,
             )
 
     def _figures(self, outcome: Outcome, now_ns: int) -> dict[str, Any]:
@@ -224,6 +230,12 @@ class Windows:
             "bad": outcome.bad,
             "void": outcome.void,
         }
+
+
+def _claim(capacity: Capacity) -> dict[str, Any]:
+    """The figures of a capacity; those that a growing queue leaves unknown are None."""
+    unknown = {"low": None, "certified": None} if capacity.queue_grew else {}
+    return dataclasses.asdict(capacity) | unknown
 
 
 def word(outcome: Outcome, verdict: Verdict) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from conf.io.http_get import NOWHERE, REDIRECTS, redirect_text
-from conf.io.inflate import PLAIN, Inflater
+from conf.io.inflate import PLAIN, Inflater, is_packed
 from conf.io.one_line import printable
 from loadgen.fleet.sse import STAMP_DIGITS, WORD_CHARS, ErrorReader, EventReader, Exchange, StampedReader
 
@@ -25,8 +25,8 @@ HAProxy takes 16 kB of headers (our choice)."""
 BARREN_BYTES_LIMIT = 2**20
 """Most bytes of a good answer without a token among them: three thousand events that say nothing, or what
 follows the last one (our choice)."""
-UNPACKED_BYTES_LIMIT = 2**24
-"""Most bytes that a read of a compressed answer may hold: 256 kB, 64 times as long (our choice)."""
+UNPACKED_BYTES_LIMIT = 2**20
+"""Most bytes that a read of a compressed answer may hold: some three thousand events (our choice)."""
 
 
 class Connection(asyncio.Protocol):
@@ -80,19 +80,19 @@ class Connection(asyncio.Protocol):
         if exchange.first_byte_ns is None:
             exchange.first_byte_ns = now_ns
         text = exchange.text
-        events, silent = text.events, text.silent
+        events, silent = text.events, text.silent + text.silent_end
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self._kept is None:
                 exchange.fail("conn_error", "bad_http", str(error))
             self._kept = False
-        if text.silent != silent:
-            exchange.silent_at(now_ns)
         if text.events != events:
             exchange.output_at(now_ns)
             self._barren_bytes = 0
         else:
+            if text.silent + text.silent_end != silent:
+                exchange.silent_at(now_ns)
             self._refuse_endless(exchange, len(data))
         if self._kept is not None:
             exchange.judge()
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
             self.exchange.http_status = status
             if status in REDIRECTS:
                 self.exchange.fail("http_error", str(status), redirect_text(self._location))
-            if self._encoding.lower() != PLAIN:
+            if is_packed(self._encoding):
                 self._expect_packed(self.exchange)
             if not self.exchange.is_success:
                 self._reader = ErrorReader(self.exchange, self._client.redact)
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
             except ValueError as error:
                 self._refuse_packed(self.exchange, error)
                 return
-            self._barren_bytes += len(body) - packed_bytes
+            self._barren_bytes += max(len(body) - packed_bytes, 0)
         if self._reader is not None:
             self._reader.feed(body)
 

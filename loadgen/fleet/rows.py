@@ -5,7 +5,7 @@ time would cost a tenth of the request itself.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -145,6 +145,7 @@ def batch(
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
     plans = [plan for plan, _ in attempts]
     ends = [exchange for _, exchange in attempts]
+    counted = [exchange.text.counts(exchange.tokens) if exchange.events else None for exchange in ends]
     columns = plan_columns(plans)
     due_ns = columns["due_ns"].to_numpy()
     columns |= {
@@ -159,10 +160,10 @@ def batch(
         "prompt_tokens": [(exchange.usage or {}).get("prompt_tokens") for exchange in ends],
         "cached_tokens": [(exchange.usage or {}).get("cached_tokens") for exchange in ends],
         "output_tokens": [exchange.tokens if exchange.events else None for exchange in ends],
-        "events": [exchange.events for exchange in ends],
+        "events": [exchange.text.events for exchange in ends],
         "reads": [exchange.reads for exchange in ends],
-        "first_read_tokens": [_text_tokens(exchange, "first_read_tokens") for exchange in ends],
-        "streamed_tokens": [_text_tokens(exchange, "streamed_tokens") for exchange in ends],
+        "first_read_tokens": [None if counts is None else counts.first_read for counts in counted],
+        "streamed_tokens": [None if counts is None else counts.streamed for counts in counted],
         "engine_steps": [(exchange.engine or {}).get("steps") for exchange in ends],
         "engine_late_steps": [(exchange.engine or {}).get("late_steps") for exchange in ends],
         "time_scale": np.full(len(plans), clock.scale),
@@ -192,12 +193,6 @@ def _status(exchange: Exchange) -> str | None:
     """An outcome counts once the exchange has ended; a request that was missed never began."""
     ended = exchange.end_ns is not None or exchange.status == "missed"
     return exchange.status if ended else records.PENDING
-
-
-def _text_tokens(exchange: Exchange, which: str) -> int | None:
-    """A count of tokens by the answer's text; None without any output."""
-    count: Callable[[int], int] = getattr(exchange.text, which)
-    return count(exchange.tokens) if exchange.events else None
 
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:

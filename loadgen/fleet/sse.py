@@ -56,7 +56,8 @@ class Exchange:
     `gaps_us` are the microseconds between consecutive socket reads that carried output. A simulated
     engine whose clock runs `time_scale` times as fast tells its own time: `accepted_virtual_ns` of the
     request, and first and last of its tokens. `queue_ms` is the time in the server's queue, by the server's
-    word and clock. `text` counts the output, `last_silent_ns` is the last read of events without text.
+    word and clock. `text` counts the output. Of reads with events that have no text `silent_reads` is the
+    number, `silent_end_ns` the one with the finish reason.
     """
 
     seq: int
@@ -80,16 +81,17 @@ class Exchange:
     last_virtual_ns: int | None = None
     queue_ms: float | None = None
     text: StreamedText = field(default_factory=StreamedText)
+    silent_reads: int = 0
     first_silent_ns: int | None = None
     last_silent_ns: int | None = None
+    silent_end_ns: int | None = None
     done: bool = False
     gaps_us: "array[int]" = field(default_factory=partial(array, "i"))
 
     @property
     def events(self) -> int:
         """Events that carried output: text, or, where the server's count includes them, tokens without."""
-        text = self.text
-        return text.events + text.silent if text.silent_are_tokens(self.tokens) else text.events
+        return self.text.events + self.text.silent_tokens(self.tokens)
 
     @property
     def is_success(self) -> bool:
@@ -104,7 +106,8 @@ class Exchange:
     @property
     def reads(self) -> int:
         """Socket reads that carried output; fewer than `events` where several came at once."""
-        return len(self.gaps_us) + (self.first_token_ns is not None)
+        silent = self.silent_reads if self.text.silent_tokens(self.tokens) else 0
+        return len(self.gaps_us) + (self.text.events > 0) + silent
 
     def output_at(self, now_ns: int) -> None:
         """Take note of a socket read that carried output."""
@@ -117,9 +120,12 @@ class Exchange:
         self.last_token_ns = now_ns
 
     def silent_at(self, now_ns: int) -> None:
-        """Take note of a socket read with events that had no text: tokens that print nothing, or none."""
-        if self.first_silent_ns is None:
-            self.first_silent_ns = now_ns
+        """Take note of a socket read with events that all had no text: tokens that print nothing, or none."""
+        self.silent_reads += 1
+        if self.text.silent_end and self.silent_end_ns is None:
+            self.silent_end_ns = now_ns
+            return
+        self.first_silent_ns = self.first_silent_ns or now_ns
         self.last_silent_ns = now_ns
 
     def stamped(self, virtual_ns: int) -> None:
@@ -136,10 +142,12 @@ class Exchange:
 
     def judge(self) -> None:
         """Name the outcome of a complete answer: ok only with all that a whole one has."""
-        if self.text.silent_are_tokens(self.tokens):
+        if silent := self.text.silent_tokens(self.tokens):
             # The first text is still the first that a user sees, but the last token may print nothing.
-            self.first_token_ns = self.first_token_ns or self.first_silent_ns
-            self.last_token_ns = max(self.last_token_ns or 0, self.last_silent_ns or 0)
+            end_ns = self.silent_end_ns if silent > self.text.silent else None
+            ends_ns = [at_ns for at_ns in (self.last_token_ns, self.last_silent_ns, end_ns) if at_ns]
+            self.first_token_ns = self.first_token_ns or self.first_silent_ns or end_ns
+            self.last_token_ns = max(ends_ns, default=None)
         if not self.is_success:
             self.fail("http_error", str(self.http_status))
         elif not self.events:
@@ -201,12 +209,18 @@ class EventReader:
         data = (self._rest + body).replace(b"\r\n", b"\n")
         start = 0
         while (end := data.find(b"\n\n", start) + 2) > 1:
-            self._event(data[start:end])
+            if end - start <= EVENT_BYTES_LIMIT:
+                self._event(data[start:end])
+            else:
+                self._refuse_long()
             start = end
         self._rest = data[start:]
         if len(self._rest) > EVENT_BYTES_LIMIT:
-            self._exchange.fail("http_error", "bad_event", f"longer than {EVENT_BYTES_LIMIT} bytes")
+            self._refuse_long()
             self._rest = b""
+
+    def _refuse_long(self) -> None:
+        self._exchange.fail("http_error", "bad_event", f"longer than {EVENT_BYTES_LIMIT} bytes")
 
     def _is_token(self, event: bytes) -> bool:
         """Take an event in which only the text differs from the last token parsed: some, up to the quote."""
@@ -241,16 +255,19 @@ class EventReader:
         if data == b"[DONE]":
             exchange.done = True
             return
-        before = exchange.text.events
+        before, place = exchange.text.events, _TEXT.search(event)
         try:
-            self._message(_typed(json.loads(data.decode()), dict))
+            self._message(_typed(json.loads(data.decode()), dict), place.group(1) if place else b"")
         except (ValueError, RecursionError):
             exchange.fail("http_error", "bad_event", self._redact(data.decode(errors="replace")))
-        if exchange.text.events > before and (place := _TEXT.search(event)):
+        if place and exchange.text.events > before:
             self._before, self._after = event[: place.start(1)], _shared(event[place.end(1) :])
 
-    def _message(self, message: dict[str, Any]) -> None:
-        """Take all facts of one event, or none; ValueError if one has a wrong type."""
+    def _message(self, message: dict[str, Any], raw_text: bytes) -> None:
+        """Take all facts of one event, or none; ValueError if one has a wrong type.
+
+        `raw_text` is its text as JSON has it, empty where it stands in several places.
+        """
         exchange = self._exchange
         if (error := _error_in(message)) is not None:
             exchange.fail("http_error", "in_band", self._redact(_words(error)))
@@ -263,7 +280,7 @@ class EventReader:
         choice = _typed(next(iter(_typed(message.get("choices"), list)), None), dict)
         reason = _typed(choice.get("finish_reason"), str)
         reason.encode()  # half a surrogate pair is no text and could not be recorded
-        output = _output(choice)
+        output = _output(choice, is_first=not (exchange.text.events or exchange.text.silent))
         exchange.usage = exchange.usage if usage is None else usage
         exchange.engine = exchange.engine if engine is None else engine
         queue_ms = _queue_ms(message.get("metrics"))
@@ -271,7 +288,9 @@ class EventReader:
         if reason:
             exchange.finish_reason = printable(self._redact(reason)[:WORD_CHARS])
         if output:
-            exchange.text.add(output.encode(errors="replace").replace(END, b"'") + END)
+            exchange.text.add((raw_text or output.encode(errors="replace")).replace(END, b"'") + END)
+        elif output is not None and reason:
+            exchange.text.silent_end = 1
         elif output is not None:
             exchange.text.silent += 1
 
@@ -296,13 +315,16 @@ def _shared(ending: bytes) -> bytes:
     return ending
 
 
-def _output(choice: dict[str, Any]) -> str | None:
-    """The text of a choice; empty for a token that prints nothing, None where there is no output."""
+def _output(choice: dict[str, Any], *, is_first: bool) -> str | None:
+    """The text of a choice; empty for a token that prints nothing, None where there is no output.
+
+    A chat may begin with an empty delta that names the role and is no token.
+    """
     if choice.get("delta") is None:
         return _typed(choice["text"], str) if "text" in choice else None
     delta = _typed(choice["delta"], dict)
     parts = [delta[key] for key in CONTENT_KEYS if delta.get(key) or delta.get(key) == ""]
-    if not parts or ("role" in delta and not any(parts)):  # a chat begins with a delta that names the role
+    if not parts or (is_first and delta.get("role") and not any(parts) and not choice.get("finish_reason")):
         return None
     return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
 

@@ -3,11 +3,13 @@
 Knows how requests are spaced and what their latencies are held against; the engine model is handed in.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
-from conf.specs.bounds import GAPS, JOINT, Limit, Slo, metric_of
+from analysis.stats.quantiles import quantile
+from conf.specs.bounds import GAPS, JOINT, Limit, Slo, allowed_over, metric_of, quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import OperatingPoint, RateSimulator, Simulate
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
@@ -32,24 +34,52 @@ def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
 
 
 def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate: Simulate) -> str:
-    """The reason why no rate at which requests meet keeps a bound on gaps; empty if such rates keep it.
+    """The reason why no rate at which requests meet keeps a bound on gaps; empty if such rates may keep it.
 
-    The bounds are just kept at the `point`. Where one prompt that is computed beside an answer makes a gap
-    over the bound, it is kept only while few requests meet, and a quantile of gaps jumps with the rate.
+    The bounds are just kept at the `point`. Where a bound on gaps limits it, and prompts that are computed
+    beside answers break that bound, it is kept only while few requests meet, and a quantile of gaps jumps
+    with the rate.
     """
-    limits = [limit for limit in experiment.slo.limits if metric_of(limit) in GAPS]
+    limit = point.binding
     engines = experiment.layout.replicas_per_node
-    if not limits or point.rate_qps * point.e2e_s / engines >= MET_BY_CHANCE:
+    if metric_of(limit) not in GAPS or point.rate_qps * point.e2e_s / engines >= MET_BY_CHANCE:
         return ""
     gap_ms = gap_beside_prompt_ms(experiment, simulate)
-    limit = min(limits, key=experiment.slo.of)
     bound_ms = experiment.slo.of(limit)
-    if gap_ms <= bound_ms:
+    if gap_ms <= bound_ms or _where_requests_meet_ms(limit, experiment, gap_ms) <= bound_ms:
         return ""
     return (
         f"{_no_rate(experiment, limit)} where requests meet: one prompt beside an answer makes a gap of "
         f"{_beyond(gap_ms, bound_ms)}; it is kept below {point.rate_qps:.2g} QPS per node, where few do"
     )
+
+
+def _where_requests_meet_ms(limit: Limit, experiment: Experiment, gap_ms: float) -> float:
+    """The least that the quantile of a bound on gaps is with one request in flight per engine.
+
+    Each answer then meets a prompt in the mean, and every prompt makes a gap of `gap_ms`; other gaps count 0.
+    """
+    gaps = max(2, round(experiment.workload.output_tokens.mean)) - 1
+    if metric_of(limit) == "itl_pooled":
+        return gap_ms if 1 / gaps > allowed_over(limit) else 0.0
+    long = min(prompts_met(quantile_of(limit)), gaps)
+    own_ms = np.repeat([0.0, gap_ms], [gaps - long, long])
+    return quantile(own_ms, experiment.slo.itl_within) or 0.0
+
+
+def prompts_met(share: float) -> int:
+    """Prompts that this share of answers meets at most, where an answer meets one in the mean (Poisson).
+
+    >>> [prompts_met(share) for share in (0.5, 0.9, 0.99)]
+    [1, 2, 4]
+    """
+    met, likely = 0, math.exp(-1)
+    within = likely
+    while within < share:
+        met += 1
+        likely /= met
+        within += likely
+    return met
 
 
 def gap_beside_prompt_ms(experiment: Experiment, simulate: Simulate) -> float:

@@ -28,6 +28,7 @@ from analysis.results.types.shared_figures import ConstantsRatio
 from analysis.rows import gathering, time_series
 from conf import Experiment
 from conf.composed import dump
+from conf.io.one_line import reason
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import Past
@@ -312,6 +313,8 @@ class RunLifecycle:
             constants = self.constants(self.experiment, self.emit)
         except KeyboardInterrupt:
             constants = "interrupted"
+        except Exception as error:  # noqa: BLE001  the boundary of a run: its result is there already
+            constants = reason(error)
         return replace(verdict, capacity=joint.joined(verdict.capacity, constants))
 
     def _finish(self, conclude: Conclude) -> RunVerdict:

@@ -84,7 +84,7 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         return _ended(verdict, EXIT_VOID, f"{whole.reason}: {whole.remedy}", valid=False)
     verdict = replace(verdict, hold=_held(experiment, driver))
     if verdict.hold and verdict.hold.vetoed:
-        why = "vetoed: the certified rate was held, and what it showed lies below it; search again, longer"
+        why = "vetoed: the 5 % quantile was held, and what it showed lies below it; search again, longer"
         return _ended(verdict, EXIT_VOID, why, valid=False)
     if capacity.queue_grew:
         return _ended(verdict, EXIT_OPEN, QUEUE_GREW)

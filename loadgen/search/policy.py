@@ -12,6 +12,7 @@ from typing import Literal
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import posterior
+from analysis.rows.failures import NEARLY_ALL
 from conf.specs.experiment import Search
 from loadgen.search.next_rate import missed_bound, next_rate
 from loadgen.search.pacing import DWELL_LEAST, TRANSITION_E2E, fitted, lasting_s, within_bounds
@@ -26,6 +27,7 @@ from loadgen.search.segments import (
     dwells_of,
     nearly_all_failed,
     overloaded,
+    share_over,
 )
 
 NEAR = 0.06
@@ -35,7 +37,9 @@ FIRST_OVER_LATER = 1.5
 CONFIRMATION_TRIES = 2
 VOID_SPARES = 2
 """Void windows are replaced beyond the budget, up to this many times `min_dwells` windows in all; after a
-window whose requests nearly all failed nothing is granted."""
+window that failed nothing is granted."""
+VOID_FAILED = 0.2
+"""Failed share of the requests of a void window from which on the failures are its reason (our choice)."""
 
 
 def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapsed_s: float) -> Segment | Stop:
@@ -53,9 +57,9 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
     segment = _segment(spec, start, outcomes, "dwell", within_bounds(spec, wanted), reason)
     valid = sum(not outcome.void for outcome in dwells)
     granted = valid < spec.min_dwells and len(dwells) < VOID_SPARES * spec.min_dwells
-    granted = granted and not (dwells and nearly_all_failed(dwells[-1].dwell))
-    if valid < spec.min_dwells:
-        # Windows of many requests at a low rate, as where all answers fail, would outlast the budget.
+    granted = granted and not (dwells and _fails(dwells[-1]))
+    if valid < spec.min_dwells and outcomes and share_over(outcomes[-1]) >= NEARLY_ALL:
+        # The rate falls, and windows of many requests at a low rate would outlast the budget.
         share_s = (spec.budget_s - elapsed_s) / (spec.min_dwells - valid)
         longest_s = max(spec.window_s, share_s - segment.transition_s)
         segment = replace(segment, window_s=min(segment.window_s, longest_s))
@@ -136,3 +140,9 @@ def _transition_s(
 def _leaves_backlog(last: Outcome, rate: float) -> bool:
     """True if the last window left a backlog that the next one, well below it at `rate`, must not inherit."""
     return last.aborted or (overloaded(last) and math.log(last.segment.rate_qps / rate) > NEAR)
+
+
+def _fails(window: Outcome) -> bool:
+    """True if nearly all requests of a window failed, or so many that they are why it is void."""
+    dwell = window.dwell
+    return nearly_all_failed(dwell) or (window.void and dwell.failed > VOID_FAILED * dwell.requests)

@@ -123,7 +123,9 @@ def _certified_qps(path: Path, ended: RunVerdict | None) -> float:
         )
     if not ended.valid:
         raise ConfigError(f"{path} is void ({ended.reason}): it certifies no rate; measure again")
-    return float(ended.capacity.qps_per_node.certified or 0.0)
+    if (certified := ended.capacity.sampling.certified) is None:
+        raise ConfigError(f"{path} has an upper bound alone: it certifies no rate; measure longer")
+    return certified
 
 
 def _refuse(asked: Experiment, engine: SimulatedEngine) -> None:

@@ -86,3 +86,16 @@ def test_a_saved_external_experiment_keeps_what_is_unknown_and_gives_an_engine_o
     simulated = load(["engine=simulated"], saved)
     assert simulated.model.name == load().model.name and simulated.hardware.name == "MI300X"
     assert (simulated.layout.name, simulated.routing.name) == ("dp1_tp8_ep8", "leastconn")
+
+
+@pytest.mark.parametrize("served", ["foo", "tiny-qwen3-moe"])
+def test_a_served_name_is_no_name_of_the_model_whose_constants_an_engine_of_ours_has(
+    served: str, tmp_path: Path
+) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(load([*URL, f"model.served_name={served}"])))
+    assert load(base=saved).model.name == served
+    simulated = load(["engine=simulated"], saved).model
+    assert (simulated.name, simulated.served_name) == (load().model.name, served)
+    saved.write_text(dump(load([*URL, "model=tiny_qwen3_moe", "layout=dp1_tp1"])))
+    assert load(["engine=simulated"], saved).model.name == "tiny-qwen3-moe"

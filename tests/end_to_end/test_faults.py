@@ -233,10 +233,13 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(
 
 
 FORMS: dict[str, tuple[Script, str]] = {
-    "no usage": (lambda body: [*answer(body)[:-2], END], "truncated no_usage (no count of the tokens). Let "),
+    "no usage": (
+        lambda body: [*answer(body)[:-2], END],
+        'truncated no_usage (no count of the tokens); the first says "nothing counts its tokens; ',
+    ),
     "too few tokens": (
         lambda _: [head(), token(finish="stop"), usage(3, 1), END],
-        'truncated token_count (another length than requested); the first says "1 tokens instead of 4". ',
+        'truncated token_count (another length than requested); the first says "1 tokens instead of 4; ',
     ),
     "no end": (lambda body: [*answer(body)[:-1], END[-5:]], "truncated no_done (no [DONE] at the end). Let "),
     "an error in the stream": (

@@ -8,6 +8,7 @@ from analysis.results import grid_table
 from analysis.results.grid_table import COUNT, FIGURE, TEXT, TRUTH
 from analysis.results.json_border import to_tree
 from analysis.results.text import capacity_text, constants_text
+from analysis.results.text.certified_text import certified_text
 from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict, RateDraws, RateForecast
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from conf.specs.bounds import LIMITS, column, short
@@ -64,8 +65,8 @@ def headline(prediction: PredictionVerdict, capacity: CapacityFigures) -> str:
     if capacity.at_end:
         end = f"{q.estimate:.2f} QPS per node"
         return f"at least {end}: the bounds are kept even there (search.highest_qps){kept(prediction)}"
-    certified = "unknown" if q.certified is None else f"{q.certified:.2f}"
-    return f"{q.estimate:.2f} QPS per node, 95 % interval {capacity_text.interval(q)}, certified {certified}"
+    interval = f"95 % interval {capacity_text.interval(q)}, certified {certified_text(q.certified)}"
+    return f"{q.estimate:.2f} QPS per node, {interval}"
 
 
 def kept(prediction: PredictionVerdict) -> str:

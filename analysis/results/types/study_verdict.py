@@ -68,7 +68,8 @@ class CellRatio:
 class MatrixCell:
     """One cell of a measured grid; `exit_code` is None of one that is still to come.
 
-    `simulated` is the kind of a simulated interval (`analysis.results.joint`).
+    `simulated` is the kind of a simulated interval (`analysis.results.joint`), `sampling_qps` what the run's
+    sampling noise alone says, where that is another one: the constants are common to all cells.
     """
 
     name: str
@@ -81,6 +82,7 @@ class MatrixCell:
     open_above: bool | None = always(None)
     open_below: bool | None = always(None)
     simulated: str = ""
+    sampling_qps: QpsFigures | None = None
     ratio: CellRatio | None = always(None)
     quality: GateVerdict | None = None
     scores: PairedScores | None = None

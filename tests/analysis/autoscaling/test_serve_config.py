@@ -1,6 +1,7 @@
 """`python -m analysis plan --serve-config`: the file, its numbers by Little's law, and the simulated day."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,23 @@ from analysis import load_run, planning, report
 from analysis.acts import plan as act
 from analysis.autoscaling import elastic
 from analysis.autoscaling.elastic import ElasticDay, FleetRun
-from analysis.autoscaling.request_life import mean_life
+from analysis.autoscaling.request_life import RequestLife, mean_life
+from analysis.autoscaling.serve_file import serve_file
+from analysis.autoscaling.serve_scaling import ServeScaling
 from analysis.grammar import grammar
 from analysis.into_service import _application
+from analysis.planning.evidence import IntervalEstimate
 from analysis.results.runs import RunError
 from conf import ConfigError, load
 from conf.specs.planning import Care, Demand
 from loadgen.predict import elastic_day
+from serve_apps.__main__ import main as render
 from serve_apps.vllm_engine.config_file import OUR_BUILDER
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = [str(GOLDEN), "plan.scale_up_minutes=5"]
+TWO = IntervalEstimate(2.0, None, None)
+SCALING = ServeScaling(1, 2, TWO, 10.0, 600.0, 2, 2.0, 1.7, 0.15, RequestLife(TWO, "a test"), 5.0, "a test")
 
 
 def planned(out: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -44,7 +51,11 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     assert 1 <= config["min_replicas"] < config["max_replicas"]
     assert config["upscale_delay_s"] == 30 and config["downscale_delay_s"] == 600
     assert application["import_path"] == "serve_apps.simulated.configured:application"
-    assert file["http_options"] == {"host": "127.0.0.1"}
+    assert file["http_options"] == {"host": "127.0.0.1", "keep_alive_timeout_s": 600}
+    assert file["proxy_location"] == "HeadOnly"
+    assert (
+        "\n# export RAY_SERVE_HAPROXY_BALANCE_ALGORITHM=leastconn\n" in (tmp_path / "serve.yaml").read_text()
+    )
     assert tree["into_service"]["autoscaling_config"] == config and tree["into_service"]["day"] is None
     assert "demand.hourly=FILE" in capsys.readouterr().out
 
@@ -69,11 +80,33 @@ def test_a_day_of_fleets_is_told_and_drawn(
 
 
 def test_a_real_engine_has_room_for_autoscaling_instead_of_a_number() -> None:
-    application = _application(load(["engine=vllm", "cluster.session=fake", "layout=dp2_tp4_ep4"]))
+    application, _ = _application(load(["engine=vllm", "cluster.session=fake", "layout=dp2_tp4_ep4"]))
     assert application["import_path"] == OUR_BUILDER
     [config] = application["args"]["llm_configs"]
     assert config["deployment_config"]["autoscaling_config"] == {}
     assert "num_replicas" not in config["deployment_config"]
+
+
+@pytest.mark.parametrize("routing", ["leastconn", "client_side", "bounded_hash"])
+def test_the_file_of_a_real_engine_has_all_that_its_rendering_has(
+    routing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["cluster.session=fake", "layout=dp2_tp4_ep4", "workload=chat_sessions", f"routing={routing}"]
+    assert render(["render", *words, "--json"]) == 0
+    rendered = json.loads(capsys.readouterr().out)
+    application, front = _application(load(["engine=vllm", *words]))
+    expected = rendered["ray_serve"]
+    text = serve_file(SCALING, application, "a test", front)
+    file = yaml.safe_load(text)
+    assert {key: value for key, value in file.items() if key != "applications"} == {
+        key: value for key, value in expected.items() if key != "applications"
+    }
+    assert file["applications"][0]["import_path"] == expected["applications"][0]["import_path"]
+    exported = dict(re.findall(r"^# export (\w+)=(.*)$", text, re.MULTILINE))
+    assert exported == rendered["ray_serve_environment"]
+    assert set(front.notes) <= set(rendered["notes"])
+    flat = " ".join(line.removeprefix("#").strip() for line in text.splitlines())
+    assert front.notes and all(f"note: {note}" in flat for note in front.notes)
 
 
 @pytest.mark.parametrize("words", [["layout=1p1d_tp4_ep4"], ["engine=vllm", "layout=1p1d_tp4_ep4"]])

@@ -20,6 +20,7 @@ from analysis.capacity.window_counts import (
     WindowCounts,
     count,
     request_work,
+    tpot_so_far,
     waiting,
 )
 from analysis.rows.records import table
@@ -75,6 +76,32 @@ def both(dwell):
 def test_labels(request_row, ttft, tpot):
     window = replace(WINDOW, window_end_ns=60 * NS, planned_end_ns=60 * NS)
     assert both(counted(request_row, window=window)) == [ttft, tpot]
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens", "first"),
+    [
+        (20, 20, 1),  # an event a token
+        (10, 10, 1),  # too few to have a pace
+        (20, 20, 2),
+    ],
+)
+def test_an_answer_in_flight_has_as_many_tokens_an_event_as_the_whole_ones(events, tokens, first):
+    """Whole answers hold 50 tokens in 25 events: the one in flight is half as slow as its events."""
+    whole = row(20, reads=25, events=25)
+    flying = row(
+        55, "pending", first_ms=500, tokens=tokens, reads=events, events=events, first_read_tokens=first
+    )
+    pace_ms = tpot_so_far(table([whole, flying]), 60 * NS)[1]
+    assert np.isnan(pace_ms) if events < 15 else pace_ms == pytest.approx(4500 / (2 * (events - first)))
+
+
+def test_an_answer_in_flight_whose_server_counts_its_tokens_needs_no_guess():
+    whole, flying = (
+        row(20, reads=25, events=25),
+        row(55, "pending", first_ms=500, tokens=41, events=20, reads=20),
+    )
+    assert tpot_so_far(table([whole, flying]), 60 * NS)[1] == pytest.approx(4500 / 40)
 
 
 def test_only_the_requests_due_in_the_window_of_this_segment_count():

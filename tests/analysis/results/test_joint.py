@@ -76,7 +76,7 @@ def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None
 
 def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
     first, second, third, *_ = summary.text(golden()).splitlines()
-    assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.56, 4.15], certified 2.66"
+    assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.56, 4.15], certified 2.65"
     assert second.startswith("  joint: the uncertainty of the engine model's constants, and sampling noise")
     assert third == "  sampling noise of this run alone: 95 % interval [3.18, 3.55]"
 
@@ -92,10 +92,10 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(tmp_path: Path) ->
         "compare": side_by_side.text([GOLDEN, other]),
     }
     for name, text in shown.items():
-        assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.66"}, name
+        assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.65"}, name
         assert "3.21" not in text and "SIMULATED" in text, name
     (row,) = tables.capacity_table([load_run(GOLDEN)]).to_pylist()
-    assert (f"{row['certified_qps_per_node']:.2f}", row["interval_of"]) == ("2.66", "joint")
+    assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.6555", "joint")
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     assert json.dumps(tree["capacity"]).count('"certified": 2.6') == 2  # per node and per replica
     assert json.dumps(tree["capacity"]).count('"certified"') == 3  # and the ratio of the constants
@@ -129,7 +129,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
 def test_a_measured_run_and_a_void_one_say_nothing_of_it() -> None:
     verdict = unjoined(golden())
     real = summary.text(replace(verdict, asked=replace(verdict.asked, engine="vllm")))
-    assert real.startswith("VALID  3.31 QPS per node, 95 % interval [3.18, 3.55], certified 3.21\n  limited")
+    assert real.startswith("VALID  3.31 QPS per node, 95 % interval [3.18, 3.55], certified 3.20\n  limited")
     assert summary.text(replace(golden(), valid=False, exit_code=4)).startswith(
         "VOID  no capacity is claimed"
     )

@@ -106,6 +106,38 @@ def test_where_the_engine_told_its_own_time_only_its_part_is_multiplied():
     assert metrics.tpot(table([told])).tolist() == pytest.approx([260 / 12])
 
 
+@pytest.mark.parametrize("scale", [1.0, 5.0, 20.0])
+def test_tokens_that_came_with_a_late_first_read_change_no_pace_on_a_fast_clock(scale):
+    """20 tokens of 10 ms in the engine; the first read is late by two of them, and real time is scaled."""
+    late = OK | {
+        "time_scale": scale,
+        "output_tokens": 20,
+        "reads": 18,
+        "first_read_tokens": 3,
+        "engine_first_token_ns": 40 * MS,
+        "engine_last_token_ns": 230 * MS,
+        "first_token_offset_ns": 60 * MS,
+        "last_token_offset_ns": 230 * MS,
+    }
+    assert metrics.tpot(table([late])).tolist() == pytest.approx([10.0])
+
+
+@pytest.mark.parametrize(
+    ("counts", "tpot"),
+    [
+        ({"first_read_tokens": 2}, 240 / 11),
+        ({"first_read_tokens": 4}, 240 / 9),
+        ({"first_read_tokens": 5}, np.nan),  # held back: more than four, and more than a quarter
+        ({"streamed_tokens": 11, "first_read_tokens": 1}, 24.0),
+        ({"streamed_tokens": 9, "first_read_tokens": 1}, np.nan),  # hides more than a quarter
+        ({"last_token_offset_ns": 103 * MS}, np.nan),  # faster than any engine
+    ],
+)
+def test_tpot_counts_the_streamed_tokens_after_the_first_read(counts, tpot):
+    rows = table([OK | {"reads": 12} | counts])
+    np.testing.assert_allclose(metrics.tpot(rows), [tpot])
+
+
 def test_unrecorded_gaps_are_unknown_not_zero():
     assert len(metrics.itl(table([OK | {"itl_us": None}, OK | {"itl_us": None, "status": "timeout"}]))) == 0
 

@@ -46,7 +46,7 @@ def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     # The engine model's own long runs put the knee near 3.35 QPS.
     assert 3.15 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 3.6
     assert [kind for kind, _ in events].count("segment_done") == len(tree["dwells"])
-    assert "QPS per node, 95 % interval" in text_of(tree)
+    assert "QPS per node, sampling noise alone: 95 % interval" in text_of(tree)
 
 
 @pytest.mark.slow

@@ -163,6 +163,20 @@ def counted_in_each(sizes: Sequence[int], texts: Sequence[str]) -> list[Read]:
     ]
 
 
+def with_role_in_each(reads: Sequence[Read]) -> list[Read]:
+    """A chat whose every delta names the role, as some servers send it."""
+    return [(at, data.replace(b'"delta": {', b'"delta": {"role": "assistant", ')) for at, data in reads]
+
+
+def escaped(reads: Sequence[Read]) -> list[Read]:
+    """The same events with every character beyond ASCII as JSON escapes it."""
+    return [
+        (at, "".join(c if c < "\x80" else f"\\u{ord(c):04x}" for c in data.decode()).encode())
+        for at, data in reads
+    ]
+
+
+THIRDS = ["" if i % 3 == 2 else w for i, w in enumerate(PLAIN)]
 HALF = [70, *[1] * 70]
 INTERVAL = [1, *[10] * 13, 9]
 CUMULATIVE = ["".join(ONES[: i + 1]) for i in range(TOKENS)]
@@ -183,7 +197,27 @@ RIGHT: dict[str, tuple[list[Read], tuple[float, float]]] = {
     "an empty text long before the first token": ([(3, completion("")), *late(plain(), 1000)], (1050, 10)),
     "the first token prints nothing": (plain(["", *PLAIN[1:]]), (60, 10)),
     "the last token prints nothing": (plain([*PLAIN[:-1], ""]), TRUE),
-    "every third token prints nothing": (plain(["" if i % 3 == 2 else w for i, w in enumerate(PLAIN)]), TRUE),
+    "every third token prints nothing": (plain(THIRDS), TRUE),
+    "the same in a chat, the role in each delta": (with_role_in_each(chat_events(THIRDS)), TRUE),
+    "the same, the finish reason in a delta of its own": (
+        [
+            *chat_events(THIRDS)[:-2],
+            (at_ms(139), chat(content="")),
+            (at_ms(139), chat("length", content="")),
+            *closing(),
+        ],
+        TRUE,
+    ),
+    "two words, and then tokens that print nothing": (plain([*PLAIN[:2], *[""] * 138]), TRUE),
+    "no token prints anything": (plain([""] * TOKENS), TRUE),
+    "emoji of several tokens, the empty ones not sent": (
+        [*streamed(["\N{GRINNING FACE}"] * 47, [*range(2, 138, 3), 139]), *closing()],
+        (70, 10),
+    ),
+    "escaped, twenty tokens in the first event": (
+        escaped([*grouped([20, *[1] * 120], HAN), *closing()]),
+        (at_ms(19), 10),
+    ),
     "the finish reason 300 ms later, without text": (
         [*streamed(PLAIN), (at_ms(TOKENS + 29), completion("", "length")), *closing(at=at_ms(TOKENS + 29))],
         TRUE,

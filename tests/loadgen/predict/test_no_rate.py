@@ -1,5 +1,7 @@
 """Bounds that no rate keeps are said in words, with the latency that misses them, and have no interval."""
 
+import doctest
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,36 @@ def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval(word
     screen = summary.text(found)
     assert screen.startswith("PREDICTED  no rate keeps the bounds; requests of 5600/140 tokens\n")
     assert "95 %" not in screen and "noise" not in screen
+
+
+@pytest.mark.parametrize("own", [["slo.itl_p50_ms=150"], ["slo.itl_p90_ms=150", "slo.itl_within=0.9"]])
+def test_a_bound_on_gaps_takes_no_capacity_that_another_bound_limits(own: list[str]) -> None:
+    found = predicted("slo.ttft_p90_ms=340", "workload.output_tokens.mean=40", *own)
+    assert (found.exit_code, found.no_rate, found.reason) == (summary.EXIT_OK, False, "")
+    assert found.capacity and found.capacity.binding == "ttft"
+    assert found.capacity.qps_per_node.estimate == pytest.approx(0.58, rel=0.05)
+
+
+def test_the_answers_at_a_quantile_meet_as_many_prompts_as_a_poisson_number() -> None:
+    assert doctest.testmod(no_rate).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "is_missed"),
+    [
+        (["slo.itl_p99_ms=150"], True),
+        (["slo.itl_p50_ms=150"], False),  # one prompt of the median answer is one gap in 139
+        (["slo.itl_p99_ms=150", "slo.itl_within=0.9"], False),
+        (["slo.itl_p50_ms=150", "slo.itl_within=0.999"], True),
+        (["slo.itl_pooled_p99_ms=150"], False),
+        (["slo.itl_pooled_p99_ms=150", "workload.output_tokens.mean=40"], True),
+    ],
+)
+def test_gaps_that_a_bound_ignores_do_not_break_it(words: list[str], is_missed: bool) -> None:
+    experiment = asked(*words)
+    (limit,) = experiment.slo.at_most_ms
+    found_ms = no_rate._where_requests_meet_ms(limit, experiment, gap_ms=219.1)
+    assert (found_ms > 150) == is_missed
 
 
 def test_a_bound_that_requests_alone_miss_has_no_rate() -> None:

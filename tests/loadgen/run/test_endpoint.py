@@ -89,7 +89,7 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
     ("answer", "why"),
     [
         (says(b"", 401), "HTTP 401"),
-        (says(b"", 302), "leads to: it names none"),
+        (says(b"", 302), "without saying where"),
         (says(b"", 302, Location="file:///etc/hostname"), "leads to: file:///etc/hostname"),
         (says(b"<html>"), "Expecting value"),
         (says(b"{}"), "no list of models"),
