@@ -1,7 +1,4 @@
-"""The act of each verb of `python -m analysis`; what ends it is an exit code, and one line if it failed.
-
-Knows acts and errors; knows no grammar.
-"""
+"""The act of each verb of `python -m analysis`; what ends it is an exit code, and one line if it failed."""
 
 # A composition root: `calibrate` and `plan` ask the engine model.
 

@@ -1,6 +1,6 @@
 """A plan taken into service: Ray Serve's file with its autoscaling, and the simulated day of such a fleet.
 
-Knows a run and its plan; the rules stand in `analysis/planning/`.
+The rules stand in `analysis/planning/`.
 """
 
 # A composition root: it asks for the application that serves, and for the engine model.

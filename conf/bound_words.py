@@ -1,7 +1,4 @@
-"""Short words of bounds: `slo.itl_p99_ms=80`, and a whole list, `slo.bounds=[{metric: itl, ...}]`.
-
-Knows how both are spelled as keys of the spec; knows no latency and merges nothing.
-"""
+"""Short words of bounds: `slo.itl_p99_ms=80`, and a whole list, `slo.bounds=[{metric: itl, ...}]`."""
 
 import re
 from collections.abc import Mapping, Sequence

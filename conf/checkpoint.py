@@ -1,4 +1,4 @@
-"""Architecture facts of a checkpoint from its config.json; knows nothing of speed and reads no file.
+"""Architecture facts of a checkpoint from its config.json.
 
 Families: Qwen3-MoE and Llama (also dense Qwen3), and DeepSeek's latent attention, which Kimi shares. The text
 part of a vision model counts. What is left out (norms, vision towers, extra prediction layers) is left out of

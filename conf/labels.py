@@ -1,7 +1,4 @@
-"""Names in sentences: of a workload as it is and not as its file is, and of what nobody said.
-
-Knows the spec of a workload and the files of its group; knows no figure.
-"""
+"""Names in sentences: of a workload as it is and not as its file is, and of what nobody said."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,6 +1,6 @@
 """Grids of experiments: words `matrix.KEY=[a,b]` become the lists of words of every combination.
 
-Knows words only; `load` decides if a combination makes an experiment.
+`load` decides if a combination makes an experiment.
 """
 
 import itertools

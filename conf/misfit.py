@@ -1,7 +1,4 @@
-"""Messages for a value that does not fit the type of its key, and for an unknown key.
-
-Knows types (of dataclasses, numbers, lists and choices) and no spec.
-"""
+"""Messages for a value that does not fit the type of its key, and for an unknown key."""
 
 import dataclasses
 import types

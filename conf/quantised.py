@@ -1,4 +1,4 @@
-"""Number formats of a checkpoint's weights, from its `quantization_config`; knows no file, bytes or speed.
+"""Number formats of a checkpoint's weights, from its `quantization_config`.
 
 Lists of modules that stay in 16 bits are read name by name. A format that the fields of `Model` cannot say is
 refused. Norms, routers, embeddings and the lm_head always stay in 16 bits; zero points are not counted;

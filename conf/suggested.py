@@ -1,7 +1,4 @@
-"""Words that a shell may offer while one is typed: groups with their choices, keys with theirs.
-
-Knows names and types; checks no word.
-"""
+"""Words that a shell may offer while one is typed: groups with their choices, keys with theirs."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin

@@ -1,7 +1,4 @@
-"""Trees of plain values with their types checked against the specs, kept so that none is checked twice.
-
-Knows the specs, their kinds of engines and omegaconf; knows no word of a command line and no file of ours.
-"""
+"""Trees of plain values with their types checked against the specs, kept so that none is checked twice."""
 
 import copy
 import dataclasses

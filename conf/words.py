@@ -1,7 +1,4 @@
-"""The grammar of the command line: words `key=value` that choose a file of a group or set a value.
-
-Knows the names of groups and of their files, and no key within them.
-"""
+"""The grammar of the command line: words `key=value` that choose a file of a group or set a value."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """The console command: finds the room of a verb and hands it the words.
 
-Knows which room has which verb; knows no room. It imports none before it knows which, so that help and
-version answer at once.
+It imports none before it knows which, so that help and version answer at once.
 """
 
 import os

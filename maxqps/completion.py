@@ -1,6 +1,6 @@
 """Completes the command line of `maxqps` in a shell: verbs, flags, groups, keys and their choices.
 
-Knows the grammars of the rooms that name their flags in one; of the others it offers verbs and words.
+Of the others it offers verbs and words.
 """
 
 import argparse

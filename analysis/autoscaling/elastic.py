@@ -1,6 +1,6 @@
 """Outcomes of fleets that serve one simulated day: the question, and the figures with their intervals.
 
-Knows shares over bounds and node-hours; the day is simulated elsewhere.
+The day is simulated elsewhere.
 """
 
 from collections.abc import Sequence

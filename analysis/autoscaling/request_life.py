@@ -1,4 +1,4 @@
-"""Mean life of a request near the rate that a plan works at, from rows of valid windows; knows no demand."""
+"""Mean life of a request near the rate that a plan works at, from rows of valid windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Ray Serve's config file with a plan's autoscaling, as text; knows no engine and writes nothing."""
+"""Ray Serve's config file with a plan's autoscaling, as text."""
 
 import shlex
 import textwrap

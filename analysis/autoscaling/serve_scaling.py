@@ -1,4 +1,4 @@
-"""Ray Serve's autoscaling settings for a planned layout, by Little's law; knows no file and no simulation."""
+"""Ray Serve's autoscaling settings for a planned layout, by Little's law."""
 
 from dataclasses import dataclass
 

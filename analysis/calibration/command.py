@@ -1,6 +1,6 @@
 """`python -m analysis calibrate`: from the words of the command line to fitted constants and their file.
 
-Knows words and folders; the fit is that of `fit`, and the engine model is handed in.
+The fit is that of `fit`, and the engine model is handed in.
 """
 
 from collections.abc import Sequence

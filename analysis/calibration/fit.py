@@ -1,7 +1,4 @@
-"""Step-time constants fitted to recorded runs against their prior, and checked on runs that were not fitted.
-
-Knows constants and observed figures; knows no file, and the engine model is handed in.
-"""
+"""Step-time constants fitted to recorded runs against their prior, and checked on others."""
 
 import math
 from collections.abc import Mapping, Sequence

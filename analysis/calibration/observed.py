@@ -1,7 +1,7 @@
 """Evidence of a recorded run on the engine that served it: its requests, and a few figures of their
 latencies.
 
-Knows run folders and request rows; the engine model that serves the same requests is handed in.
+The engine model that serves the same requests is handed in.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Checks of the load generator in a window: actors lost, requests sent late or not at all, a busy CPU.
-
-Knows request rows and the health of the load actors; knows no service.
-"""
+"""Checks of the load generator in a window: actors lost, requests sent late or not at all, a busy CPU."""
 
 from collections.abc import Collection, Mapping
 

@@ -1,7 +1,4 @@
-"""The table dwells.parquet: one row per ramp step and measurement window, and the basis of the posterior.
-
-Knows columns, their units and the file's metadata; decides nothing.
-"""
+"""The table dwells.parquet: one row per ramp step and measurement window, and the basis of the posterior."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""Checks of how requests come and leave: Little's law, a growing backlog, a closed loop's rounds.
-
-Knows when requests were due and ended; knows no latency and no bound on one.
-"""
+"""Checks of how requests come and leave: Little's law, a growing backlog, a closed loop's rounds."""
 
 import math
 

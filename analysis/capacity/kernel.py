@@ -1,7 +1,4 @@
-"""The blocks of time whose load the requests of one block feel, and the mean load that was offered in them.
-
-Knows the loads of measurement windows and how long an answer lasts; knows no count and no limit rate.
-"""
+"""The blocks of time whose load the requests of one block feel, and the mean load offered in them."""
 
 import math
 from collections.abc import Sequence

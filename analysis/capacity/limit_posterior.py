@@ -1,11 +1,11 @@
 """Posterior of the highest rate at which one limit is kept, from the 5 s blocks of all measurement windows.
 
-Knows counts, offered loads and a prior; knows neither other limits nor the next rate. The model: of the
-requests due in a block a share logistic(logit a + slope (x - limit load)) is over the limit, x being the
-logarithm of the load around the block (`Kernel`) and a the share that may be over. Bursts of load explain
-most of the likeness of neighbours, so that a block is worth many more independent requests than it is within
-whole windows. The share at an offered rate is the mean of that curve over the loads that arrive at it: the
-limit rate lies below the limit load by a shift. All loads and rates are per node, most of them logarithms.
+The model: of the requests due in a block a share logistic(logit a + slope (x - limit load)) is over the
+limit, x being the logarithm of the load around the block (`Kernel`) and a the share that may be over.
+Bursts of load explain most of the likeness of neighbours, so that a block is worth many more independent
+requests than it is within whole windows. The share at an offered rate is the mean of that curve over the
+loads that arrive at it: the limit rate lies below the limit load by a shift. All loads and rates are per
+node, most of them logarithms.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Differences between nodes that each had a stream of their own, and what they add to the interval.
-
-Knows window counts by stream and their posterior; knows no request and no address.
-"""
+"""Differences between nodes that each had a stream of their own, and what they add to the interval."""
 
 import math
 from collections.abc import Sequence

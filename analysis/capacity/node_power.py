@@ -1,6 +1,6 @@
 """Mean power of a node over a window, from samples of its power.
 
-Knows samples and time; knows no request. A stretch without samples counts as unknown, never as 0 W.
+A stretch without samples counts as unknown, never as 0 W.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """Ratio of two services' capacities, from windows that had the same requests.
 
-Knows pairs of windows and ratios of rates; knows no folder, no service and no next rate.
 Common random numbers: the method, section 2.5. The comparison is ours: over each bound the share of A's
 window minus that of B's, in which the luck of the common arrivals cancels.
 """

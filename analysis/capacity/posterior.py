@@ -1,6 +1,6 @@
 """Posterior of the capacity from measurement windows: estimate, 95 % interval, certified QPS, binding limit.
 
-Knows the posteriors of all limits; knows no request, no clock and no next rate. Rates are QPS per node.
+Rates are QPS per node.
 """
 
 import math

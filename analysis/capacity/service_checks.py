@@ -1,7 +1,4 @@
-"""Checks of the service and its answers in a window: late engine, lost replicas, other prompts than planned.
-
-Knows request rows and the replicas that are expected; knows no load actor and no limit's outcome.
-"""
+"""Checks of the service and its answers in a window: late engine, lost replicas, other prompts."""
 
 import math
 from collections.abc import Collection

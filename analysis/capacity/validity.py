@@ -1,7 +1,6 @@
 """The judgement of a window, or of a whole run: valid, or void for a reason with its remedy.
 
-Knows the checks and in which order they count; knows no limit's outcome. A void window neither passes nor
-fails and is never averaged in. Unknown is None, never True.
+A void window neither passes nor fails and is never averaged in. Unknown is None, never True.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,7 +1,4 @@
-"""Counts of a measurement window: its requests over each limit, and the work they were under.
-
-Knows request rows, the bounds and the workload's means; knows no posterior and no search.
-"""
+"""Counts of a measurement window: its requests over each limit, and the work they were under."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""A window of service A paired with its replay on B: how many of the common requests were over each limit.
-
-Knows latencies request by request over their bounds; knows no ratio of capacities and no service.
-"""
+"""A window of service A paired with its replay on B: how many of the common requests were over each limit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

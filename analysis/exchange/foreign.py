@@ -1,7 +1,6 @@
 """A load of another tool as request rows of ours, judged by our definitions, with notes on what is unknown.
 
-Knows no tool and no file format. Nothing here is valid or void, because no other tool proves that its client
-kept its schedule.
+Nothing here is valid or void, because no other tool proves that its client kept its schedule.
 """
 
 import math

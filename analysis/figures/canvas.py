@@ -1,7 +1,4 @@
-"""Frame of all figures: sizes, colours with a second carrier, log ticks, legends, and small stable SVG.
-
-Knows matplotlib, and alone imports it, when something is drawn; knows no run and no meaning of a figure.
-"""
+"""Frame of all figures: sizes, colours with a second carrier, log ticks, legends, and small stable SVG."""
 
 import io
 import warnings

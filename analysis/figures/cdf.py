@@ -1,6 +1,6 @@
 """Figure of the whole distribution of TTFT and TPOT at each rate, against the bounds.
 
-Knows the requests of windows; a failed request is infinitely late, so its curve does not reach 1.
+A failed request is infinitely late, so its curve does not reach 1.
 """
 
 from collections.abc import Sequence

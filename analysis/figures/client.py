@@ -1,6 +1,6 @@
 """Figure of the load generator's own lateness, and how busy its actors were.
 
-Knows sends and the load actors' health; the gates are those of `analysis.capacity.client_checks`.
+The gates are those of `analysis.capacity.client_checks`.
 """
 
 from collections.abc import Sequence

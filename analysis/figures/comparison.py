@@ -1,6 +1,6 @@
 """Figure of capacities side by side, of all together, and of their ratios to the first.
 
-Knows capacities and ratios as a study found them; runs without common arrivals are independent estimates.
+Runs without common arrivals are independent estimates.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """An exhibit: a figure's drawing, the table under it, the same in words, and its source.
 
-Knows no run and no subject; `analysis.figures` lists the exhibits there are.
+`analysis.figures` lists the exhibits there are.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Figure of fleets over a simulated day: the demand, the nodes of each fleet, the share over the bounds.
-
-Knows the outcomes of fleets; simulates nothing.
-"""
+"""Figure of fleets over a simulated day: the demand, the nodes of each fleet, the share over the bounds."""
 
 import pyarrow as pa
 

@@ -1,7 +1,4 @@
-"""Turns matplotlib's SVG into a small <svg> element that can share a page with others.
-
-Knows matplotlib's SVG as text; draws nothing.
-"""
+"""Turns matplotlib's SVG into a small <svg> element that can share a page with others."""
 
 import re
 

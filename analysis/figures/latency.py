@@ -1,7 +1,4 @@
-"""Figure of latency against the load that arrived, with the bounds and the capacity.
-
-Knows windows and the posterior as they were written; estimates nothing.
-"""
+"""Figure of latency against the load that arrived, with the bounds and the capacity."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Figure of throughput per GPU against interactivity, on the axes that InferenceX uses.
 
-Draws what `analysis.results.per_gpu` defines; knows no bound.
+Draws what `analysis.results.per_gpu` defines.
 """
 
 import pyarrow as pa

@@ -1,7 +1,4 @@
-"""Figure of the nodes that a demand needs: over the demand, and over the hours of a day if known.
-
-Knows the tree of a plan; sizes nothing.
-"""
+"""Figure of the nodes that a demand needs: over the demand, and over the hours of a day if known."""
 
 from collections.abc import Mapping
 from typing import Any

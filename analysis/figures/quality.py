@@ -1,6 +1,6 @@
 """Figures of a quality gate: its intervals prompt after prompt, and the divergence along an answer.
 
-Knows the evidence of prompts; the statistics are those of `analysis.quality`.
+The statistics are those of `analysis.quality`.
 """
 
 from collections.abc import Sequence

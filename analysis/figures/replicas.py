@@ -1,7 +1,4 @@
-"""Figure of each replica's part of the requests, and its p90 TTFT window by window.
-
-Knows `by_replica` of the windows as it was written; knows no routing policy.
-"""
+"""Figure of each replica's part of the requests, and its p90 TTFT window by window."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

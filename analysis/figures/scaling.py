@@ -1,7 +1,4 @@
-"""Figure of the scaling efficiency E(n): as measured, between the measured node counts, and beyond.
-
-Knows E(n) as `analysis.planning` found it; measures nothing.
-"""
+"""Figure of the scaling efficiency E(n): as measured, between the measured node counts, and beyond."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""Figure of the search: the rate of each window over time, and the posterior after it.
-
-Knows windows and events as they were written; estimates nothing.
-"""
+"""Figure of the search: the rate of each window over time, and the posterior after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

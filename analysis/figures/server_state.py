@@ -1,7 +1,4 @@
-"""State of all replicas together at given instants, from their samples of once a second.
-
-Knows gauges and counters; knows no request and no window.
-"""
+"""State of all replicas together at given instants, from their samples of once a second."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Capacities side by side: those of several runs, or of the parts of a study.
-
-Knows the trees of sweep.json and study.json; measures and pools nothing.
-"""
+"""Capacities side by side: those of several runs, or of the parts of a study."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

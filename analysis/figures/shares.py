@@ -1,7 +1,4 @@
-"""Figure of the share over each bound against the load, of runs with other bounds than p90 TTFT and p90 TPOT.
-
-Knows counts of windows; computes no statistics.
-"""
+"""Figure of the share over each bound against the load, of runs with other bounds than the two p90s."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

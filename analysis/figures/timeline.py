@@ -1,7 +1,4 @@
-"""Figure over time: requests in flight, the servers' state, rolling latencies, the windows.
-
-Knows offsets of requests and the servers' samples of once a second; judges nothing.
-"""
+"""Figure over time: requests in flight, the servers' state, rolling latencies, the windows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

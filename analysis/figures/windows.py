@@ -1,7 +1,6 @@
 """Shared by the figures of one run: its windows with their requests and marks, its bounds, figures in words.
 
 A mark is filled where a window passes and hollow where it fails; a void window is neither, and crossed.
-Knows rows and columns; computes no statistics.
 """
 
 import math

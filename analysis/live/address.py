@@ -1,7 +1,4 @@
-"""The address that a live view listens on: loopback unless a host is asked for.
-
-Knows how it is written on a command line and which names reach it; serves nothing.
-"""
+"""The address that a live view listens on: loopback unless a host is asked for."""
 
 import ipaddress
 import socket

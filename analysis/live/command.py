@@ -1,6 +1,6 @@
 """The verb `live`: follow a run folder in a browser until Ctrl-C.
 
-Knows the folder, the page's address and the pace of looks; what is read and what is served stand beside it.
+What is read and what is served stand beside it.
 """
 
 import threading

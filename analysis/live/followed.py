@@ -1,8 +1,7 @@
 """Follows a run folder, or a study's, while somebody else fills it: events, the running window, the end.
 
-Knows the files of a folder and their order; knows no browser. The folder may be a stranger's: what is read of
-it at once is bounded, a line that is damaged or too long is skipped, links are not followed, and a file that
-was replaced is read anew.
+The folder may be a stranger's: what is read of it at once is bounded, a line that is damaged or too long is
+skipped, links are not followed, and a file that was replaced is read anew.
 """
 
 import json

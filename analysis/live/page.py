@@ -1,8 +1,4 @@
-"""The page of a live view: one HTML file with its style, its script and the state as it stands.
-
-Knows the template and its Content-Security-Policy, which lets nothing run or load but what the file holds;
-knows no server.
-"""
+"""The page of a live view: one HTML file with its style, its script and the state as it stands."""
 
 import base64
 import hashlib

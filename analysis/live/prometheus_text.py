@@ -1,7 +1,7 @@
 """The figures of a running run as Prometheus metrics: the load, its latencies, the search, the budget.
 
-Knows snapshots and metric names; counts nothing itself. What is unknown is absent, never 0. Units are
-Prometheus's base units: seconds, and ratios from 0 to 1. Rates are QPS per node, as everywhere here.
+What is unknown is absent, never 0. Units are Prometheus's base units: seconds, and ratios from 0 to 1.
+Rates are QPS per node, as everywhere here.
 """
 
 import math

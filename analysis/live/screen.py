@@ -1,7 +1,4 @@
-"""A live view as lines of text: what a terminal shows of a run while it goes on.
-
-Knows the state of a run and a width; knows no terminal, and judges nothing.
-"""
+"""A live view as lines of text: what a terminal shows of a run while it goes on."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
 """The HTTP server of a live view: a page, a stream of states, JSON and metrics, for a few readers.
 
-Knows requests, and bounds each reader in number, bytes and time, so that none can hold the run up; knows no
-run. It answers GET and HEAD alone, and only to the names that it is asked for.
+It answers GET and HEAD alone, and only to the names that it is asked for.
 """
 
 import io

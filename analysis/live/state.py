@@ -1,7 +1,6 @@
 """The state of a run that its events add up to: phase, windows, belief about the capacity, end.
 
-Knows events as `events.jsonl` holds them; knows no terminal, no browser and no clock. An event that is not
-understood changes nothing: a folder may be of another version.
+An event that is not understood changes nothing: a folder may be of another version.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""A run as it is watched: its newest state and, at last, its end; one thread writes them, others read.
-
-Knows states and their JSON; knows no server and no folder.
-"""
+"""A run as it is watched: its newest state and, at last, its end; one thread writes them, others read."""
 
 import json
 import math

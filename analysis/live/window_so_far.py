@@ -1,6 +1,6 @@
 """The running window as known at one moment: counts, latencies so far, and how much is still out.
 
-Knows figures and their JSON form only; `loadgen/drive` counts them, and nothing here judges a window.
+`loadgen/drive` counts them, and nothing here judges a window.
 """
 
 from collections.abc import Mapping

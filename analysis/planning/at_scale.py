@@ -1,7 +1,6 @@
 """Traffic of a service at some rate, and the load generator that tests it: connections, cores, memory, bytes.
 
-Knows rates, lengths and lifetimes of requests, and benchmarks of this project's load generator; knows no
-capacity. Bytes are those of HTTP bodies with their framing, without TCP and TLS.
+Bytes are those of HTTP bodies with their framing, without TCP and TLS.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Nodes hour by hour over a day of 24 rates, and node-hours of a fixed and of an autoscaled fleet.
-
-Knows rates, nodes and the minutes until a new node serves; knows no capacity and no price.
-"""
+"""Nodes hour by hour over a day of 24 rates, and node-hours of a fixed and of an autoscaled fleet."""
 
 import csv
 import math

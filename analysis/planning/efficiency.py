@@ -1,7 +1,7 @@
 """E(n), the efficiency of n nodes: capacity per node at n over that at the fewest nodes measured.
 
-Knows capacities by node count; knows no demand. E(n) holds for one routing policy: behind a balancer each
-node serves more than one alone, until the balancer or the skew of its choices costs more than pooling gains.
+E(n) holds for one routing policy: behind a balancer each node serves more than one alone, until the
+balancer or the skew of its choices costs more than pooling gains.
 """
 
 import math

@@ -4,8 +4,7 @@ ln c is fitted by least squares in u = ln(uncached prompt), o = ln(answer) and h
 first run, and in their products where the design shows them: without products a grid of hit rates 0 to 0.95
 is fitted within 17 %, with them within 3 % (the engine model). The first three coefficients are therefore
 elasticities at the first run. Uncached tokens have to be computed; at the same uncached length a higher hit
-rate means more cache to read. Knows lengths and capacities; knows no demand, and refuses lengths beyond 1.5
-times the measured box.
+rate means more cache to read.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Evidence for a plan from a run, a study or a prediction; knows no demand, no price and no rule.
+"""Evidence for a plan from a run, a study or a prediction.
 
 The interval is that of the answer: for a run the sampling noise of its posterior, for a prediction the
 uncertainty of the engine model's constants, for a simulated run both. `word` and `caution` say which.

@@ -1,4 +1,4 @@
-"""Power and energy of a fleet from the watts of a node, as given or as measured; knows no price."""
+"""Power and energy of a fleet from the watts of a node, as given or as measured."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Means over the requests of a run that a plan needs: lengths, and CPU of the load generator.
-
-Knows the rows and windows of a run; knows no capacity.
-"""
+"""Means over the requests of a run that a plan needs: lengths, and CPU of the load generator."""
 
 from dataclasses import dataclass
 

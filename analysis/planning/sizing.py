@@ -1,4 +1,4 @@
-"""The fewest nodes that serve a rate by two rules, and of which enough are up; knows no run and no price.
+"""The fewest nodes that serve a rate by two rules, and of which enough are up.
 
 Normal: D <= n L (1 - h) E(n). Degraded: D <= (n - k) L E(n - k). Adding k spares to the nodes of the normal
 rule would count twice, because the headroom may be used when k nodes fail. Nodes that are up follow the

@@ -1,4 +1,4 @@
-"""Read the evidence for a plan from run folders, studies and predictions; knows no demand, price or rule."""
+"""Read the evidence for a plan from run folders, studies and predictions."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""The file answers.parquet of one side: what each prompt was answered, with its likely alternatives.
-
-Knows columns and bounds of the file; knows neither divergence nor verdict.
-"""
+"""The file answers.parquet of one side: what each prompt was answered, with its likely alternatives."""
 
 import zlib
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Answers of three sides to one prompt, and where two of them differ; knows neither request nor file.
+"""Answers of three sides to one prompt, and where two of them differ.
 
 The sides are `base`, the configuration that decides what is right, `again`, the same once more (the repeat),
 whose distance from `base` is the noise of batching, and `candidate`.

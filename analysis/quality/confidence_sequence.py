@@ -1,8 +1,8 @@
 """Confidence sequences for the mean of bounded values by betting: an end that holds at every moment.
 
 Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86, 2024 (arXiv
-2010.09686), Theorem 3, each side by itself. Knows values in order and their bounds; knows no prompt.
-Values may depend on each other as long as each has the mean, given all before it.
+2010.09686), Theorem 3, each side by itself. Values may depend on each other as long as each has the mean,
+given all before it.
 """
 
 import math

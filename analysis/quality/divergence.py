@@ -1,7 +1,4 @@
-"""Divergence of two next-token distributions of which only the most likely tokens are known.
-
-Knows ids of tokens and log probabilities; knows no prompt and no engine.
-"""
+"""Divergence of two next-token distributions of which only the most likely tokens are known."""
 
 import math
 from collections.abc import Mapping

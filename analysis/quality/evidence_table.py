@@ -1,4 +1,4 @@
-"""The evidence of a gate as rows, and as Parquet, from which the verdict follows again; knows no margin."""
+"""The evidence of a gate as rows, and as Parquet, from which the verdict follows again."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

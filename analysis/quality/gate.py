@@ -1,8 +1,8 @@
 """The verdict of the quality gate: same, degraded or undecided, from prompt after prompt.
 
-Knows the evidence of prompts and two margins; knows no request and no file. The prompt is the unit, never
-the token: tokens of one answer depend on each other. Prompts count in the order of their numbers, whichever
-answer came first, so that none is left out for being slow, and a file tells what the run told.
+The prompt is the unit, never the token: tokens of one answer depend on each other. Prompts count in the
+order of their numbers, whichever answer came first, so that none is left out for being slow, and a file
+tells what the run told.
 """
 
 from collections.abc import Iterable

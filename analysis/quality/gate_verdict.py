@@ -1,4 +1,4 @@
-"""The verdict of a gate with its evidence in numbers; knows no bet and no file."""
+"""The verdict of a gate with its evidence in numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Right and wrong answers of two sides to the same questions: McNemar's test, and the difference of shares.
-
-Knows pairs of right and wrong; knows no question.
-"""
+"""Right and wrong answers of two sides to the same questions: McNemar's test, the difference of shares."""
 
 import math
 from collections.abc import Iterable

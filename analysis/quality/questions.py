@@ -1,4 +1,4 @@
-"""Questions with an exact answer, read from JSON lines, and whether a text gives it; knows no server."""
+"""Questions with an exact answer, read from JSON lines, and whether a text gives it."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""The file task_answers.parquet of one side: its answers to questions with exact answers, and their scores.
-
-Knows columns and bounds of the file, and pairs of them; knows no server.
-"""
+"""The file task_answers.parquet of one side: answers to questions with exact answers, and their scores."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

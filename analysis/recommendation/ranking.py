@@ -1,4 +1,4 @@
-"""The order of shapes by the nodes they need, over joint draws of capacities; knows none by name.
+"""The order of shapes by the nodes they need, over joint draws of capacities.
 
 Column d of every table is one draw of all constants, the same one for all shapes: what they share cancels.
 """

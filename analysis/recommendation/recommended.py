@@ -1,7 +1,4 @@
-"""A recommendation from capacities of shapes: their order, and the same once a study has measured some.
-
-Knows demands, margins and draws; knows no engine model and runs nothing.
-"""
+"""A recommendation from capacities of shapes: their order, and the same once a study has measured some."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """report.html: one self-contained page on a run, a study, or several runs side by side.
 
-Knows which page a folder gets and where the page is written: without script or network, and the same bytes
-for the same page. Jinja and matplotlib are imported on use.
+Jinja and matplotlib are imported on use.
 """
 
 from collections.abc import Mapping, Sequence

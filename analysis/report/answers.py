@@ -1,7 +1,4 @@
-"""Tables behind a verdict: the asked load, p90s against their bounds, windows, errors.
-
-Knows the verdicts of runs and studies and the rows of a run; computes nothing but counts.
-"""
+"""Tables behind a verdict: the asked load, p90s against their bounds, windows, errors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """The banner of a page: the claim with its interval, or the reason why nothing is claimed and a remedy.
 
-Knows the verdicts of runs and studies; shows a figure only where the verdict claims it.
+Shows a figure only where the verdict claims it.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Parts of a page before any HTML: sections of figures, tables, facts and paragraphs.
 
-Knows shapes only; other modules fill them, and the template lays them out.
+Other modules fill them, and the template lays them out.
 """
 
 from collections.abc import Sequence

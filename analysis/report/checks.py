@@ -1,6 +1,6 @@
 """Checks of a run as table rows, each with its meaning.
 
-Knows the words for each check; figures and bounds come from `analysis.capacity.validity`.
+Figures and bounds come from `analysis.capacity.validity`.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Definitions on the page: words and formula of every metric, the capacity and its interval.
-
-Knows the definitions of `analysis.rows.metrics`; adds none.
-"""
+"""Definitions on the page: words and formula of every metric, the capacity and its interval."""
 
 from analysis.report.blocks import Block, Paragraph, Section, Table
 from analysis.report.wording import bound

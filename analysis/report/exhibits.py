@@ -1,6 +1,6 @@
 """Figures of a run in the order of a reader's questions.
 
-Knows which figure answers which question; draws nothing itself. A figure that cannot be drawn says why.
+A figure that cannot be drawn says why.
 """
 
 from collections.abc import Sequence

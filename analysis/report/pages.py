@@ -1,7 +1,4 @@
-"""Whole pages: of one run, of a study, of several runs side by side.
-
-Knows the order of sections; other modules fill them.
-"""
+"""Whole pages: of one run, of a study, of several runs side by side."""
 
 import os
 from collections.abc import Sequence

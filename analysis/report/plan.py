@@ -1,7 +1,4 @@
-"""The page of a plan: the nodes, the rules that ask for them, the day, and Ray Serve's settings if written.
-
-Knows the tree of a plan and the outcome of a simulated day; sizes and simulates nothing.
-"""
+"""The page of a plan: the nodes, the rules that ask for them, the day, Ray Serve's settings if written."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Origin of a run and the way to repeat it: versions, machine, engine, seeds, files, command.
-
-Knows the manifest and the saved configuration; leaves out anything that looks like credentials of a URL.
-"""
+"""Origin of a run and the way to repeat it: versions, machine, engine, seeds, files, command."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """The quality gate on a study's page: its intervals, its figures, and the worst prompts side by side.
 
-Knows the files of a gate; the statistics are those of `analysis.quality`.
+The statistics are those of `analysis.quality`.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """A study on the page: its folder with the parts that have begun, and tables of its answers.
 
-Knows the verdict of a study; each part has a report of its own.
+Each part has a report of its own.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Values as text: unknown and infinite are words, and no figure has idle digits.
-
-Knows types of values; knows no run.
-"""
+"""Values as text: unknown and infinite are words, and no figure has idle digits."""
 
 import math
 from collections.abc import Mapping, Sequence

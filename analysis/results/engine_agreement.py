@@ -1,7 +1,4 @@
-"""Agreement of two engines that served the same requests: each p90 of one against that of the other.
-
-Knows latencies and how far they may lie apart; knows neither engine.
-"""
+"""Agreement of two engines that served the same requests: each p90 of one against that of the other."""
 
 from analysis.results.types.run_verdict import EngineCheck, EngineComparison
 from analysis.stats.quantiles import Floats, quantile

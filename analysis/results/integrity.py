@@ -1,7 +1,6 @@
 """Compares the files of a run or study with the checksums in its folder.
 
-Knows files and sums, not their contents. Nobody signs the sums: a change of manifest.json along with another
-file goes unnoticed.
+Nobody signs the sums: a change of manifest.json along with another file goes unnoticed.
 """
 
 import hashlib

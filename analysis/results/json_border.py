@@ -1,8 +1,7 @@
 """The one border between verdicts and JSON: a dataclass as a tree of plain values, and back.
 
-Knows the marks of `types.fields` and the kinds of JSON; knows no verdict. What is read may be a stranger's:
-every value is checked against the type of its field, keys without a field are left out, and a missing key
-takes the default of its field, as in files of older versions.
+What is read may be a stranger's: every value is checked against the type of its field, keys without a field
+are left out, and a missing key takes the default of its field, as in files of older versions.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Finds run folders: paths, globs, the parts of a study, on any file system that Arrow knows.
 
-Knows the file that makes a folder a run or a study; `runs` reads what is in it.
+`runs` reads what is in it.
 """
 
 import atexit

@@ -1,7 +1,4 @@
-"""A measured grid: its cells as study.json holds them, and the same as a table.
-
-Knows the verdicts of sweeps and the ratios that were found for them; computes no statistics.
-"""
+"""A measured grid: its cells as study.json holds them, and the same as a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

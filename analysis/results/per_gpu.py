@@ -1,7 +1,4 @@
-"""Tokens per second and GPU, and what one user feels of them: the two axes that InferenceX uses.
-
-Knows when tokens came and which GPUs serve; knows no bound and no format.
-"""
+"""Tokens per second and GPU, and what one user feels of them: the two axes that InferenceX uses."""
 
 import math
 

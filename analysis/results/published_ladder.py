@@ -1,7 +1,4 @@
-"""Levels of the MI325X paper's benchmark: their figures, its statuses, and what its tables could not show.
-
-Knows request tables and the paper's own rules (arXiv 2603.10031, table 7); knows no engine and no load.
-"""
+"""Levels of the MI325X paper's benchmark: their figures, its statuses, and what its tables could not show."""
 
 import math
 from collections.abc import Sequence

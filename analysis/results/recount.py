@@ -1,7 +1,7 @@
 """The capacity of a run again, from its Parquet files alone, beside the recorded one.
 
-Knows dwells.parquet and the request rows; reads the verdict only to compare it. Counts are compared
-exactly, figures derived from them within `TOLERANCE`: CPUs with other instructions add in another order.
+Counts are compared exactly, figures derived from them within `TOLERANCE`: CPUs with other instructions add
+in another order.
 """
 
 import json

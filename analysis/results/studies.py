@@ -1,6 +1,6 @@
 """Studies: a study's folder read and shown, and the verdict of several runs together.
 
-Knows the verdicts of parts; the statistics are those of `analysis.stats.pooling`.
+The statistics are those of `analysis.stats.pooling`.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""A verdict as a screen of text, the verdict above the number, every number with its unit and its evidence.
-
-Knows what a planner must read and in which order; computes nothing but sums of counts.
-"""
+"""A verdict as a screen of text, the verdict above the number, every number with its unit and evidence."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Reads an Arrow stream as far as it can be read: a kill may have cut it, and a file may be damaged.
 
-Knows how Arrow frames messages, and no schema; a kill leaves a torn end, anything else unreadable is damage.
+A kill leaves a torn end, anything else unreadable is damage.
 """
 
 from pathlib import Path

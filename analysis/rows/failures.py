@@ -1,7 +1,6 @@
 """Failed requests by kind: the meaning of each kind, its remedy, and whether load may be its cause.
 
-Knows request rows; knows no window and no verdict. A kind is the status of a request and its finer kind, as
-in `http_error 429` and `truncated no_usage`.
+A kind is the status of a request and its finer kind, as in `http_error 429` and `truncated no_usage`.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Words from servers, such as a replica's name, bounded in number and length so that a column holds them.
-
-Knows Arrow's dictionaries; knows no column by its name.
-"""
+"""Words from servers, such as a replica's name, bounded in number and length so that a column holds them."""
 
 from itertools import islice
 

@@ -1,6 +1,6 @@
 """Joins the tables, shards and plans of a run to one row per planned request.
 
-Knows which record of a request is the better one; hands rows out in pieces (`piecewise`).
+Hands rows out in pieces (`piecewise`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Latency columns of requests/*.parquet beside the record, so that a line of SQL can ask for them.
 
-Knows which `metrics` are worth a column. They are computed when the rows are written and never read back:
-the raw offsets are the truth, and a changed definition needs no new run.
+They are computed when the rows are written and never read back: the raw offsets are the truth, and a
+changed definition needs no new run.
 """
 
 import json

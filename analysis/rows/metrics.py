@@ -1,7 +1,7 @@
 """Definition of each latency, in words and as one vectorised function over a request table.
 
-Knows the columns of `records.REQUESTS`; knows no bound, no quantile and no rate. All results are
-float64 in ms: a failed request is +inf, a pending or not applicable one is nan (unknown, never 0).
+All results are float64 in ms: a failed request is +inf, a pending or not applicable one is nan (unknown,
+never 0).
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """Schemas with a unit and a meaning for every column, and tables written as Parquet, whole or not at all.
 
-Knows types and nothing of columns. `tests/benchmarks/parquet.py` measures what it chooses beside what Parquet
-would choose itself.
+`tests/benchmarks/parquet.py` measures what it chooses beside what Parquet would choose itself.
 """
 
 from collections.abc import Iterable, Mapping

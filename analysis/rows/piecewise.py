@@ -1,7 +1,7 @@
 """Takes rows of tables in any order, in pieces: an Arrow list counts its elements in 31 bits.
 
-Knows Arrow tables and nothing of their columns. Arrow's own `take` joins all chunks of a list into one, which
-fails beyond 2^31 elements, 4 h of 1000 answers of 140 tokens a second.
+Arrow's own `take` joins all chunks of a list into one, which fails beyond 2^31 elements, 4 h of 1000
+answers of 140 tokens a second.
 """
 
 from collections.abc import Iterator, Sequence

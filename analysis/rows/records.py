@@ -1,6 +1,5 @@
 """The request record: one row for every planned request, whatever its outcome.
 
-Knows the Arrow schema, its units and how it is read; knows neither sender nor server.
 Raw monotonic offsets are the truth; latencies are derived from them in `metrics`, and written beside them
 by `latency_columns` for other readers.
 """

@@ -1,6 +1,6 @@
 """Spread of a window's requests over replicas and sessions, as the routing made it.
 
-Knows request rows; knows no policy. An unknown figure, as without sessions or replica ids, is None.
+An unknown figure, as without sessions or replica ids, is None.
 """
 
 from typing import Any

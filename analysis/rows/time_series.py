@@ -1,7 +1,6 @@
 """Samples of once a second during a run: of the engines by their own count, of the load actors, of the power.
 
-Knows three Arrow schemas, their units and their files; neither samples nor judges. Seconds are
-those of the run's clock, milliseconds are real.
+Seconds are those of the run's clock, milliseconds are real.
 """
 
 from pathlib import Path

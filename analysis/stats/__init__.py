@@ -1,1 +1,1 @@
-"""Quantiles, pooling and fits; knows no request."""
+"""Quantiles, pooling and fits."""

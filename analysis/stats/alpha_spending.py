@@ -1,7 +1,4 @@
-"""Level of each of several interim analyses, so that all of them together keep one level.
-
-Knows shares of the longest time and tail probabilities; knows no window and no rate.
-"""
+"""Level of each of several interim analyses, so that all of them together keep one level."""
 
 import math
 from collections.abc import Sequence

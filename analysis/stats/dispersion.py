@@ -1,7 +1,4 @@
-"""Dispersion: the variance of counts in consecutive blocks over that of independent requests.
-
-Knows counts per block in order of time; knows no request, no limit and no load.
-"""
+"""Dispersion: the variance of counts in consecutive blocks over that of independent requests."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Least squares in logarithms against a prior, by damped Gauss-Newton; knows no constants and no engine.
+"""Least squares in logarithms against a prior, by damped Gauss-Newton.
 
 The scatter of the data around the model is estimated with the fit, so that it says by itself how much the
 prior counts beside the data.

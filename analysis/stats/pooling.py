@@ -1,7 +1,4 @@
-"""One answer from several: estimates with intervals pooled by random effects, and repeats by Student's t.
-
-Knows estimates and their standard deviations; knows no window, no run and no folder.
-"""
+"""One answer from several: estimates with intervals pooled by random effects, and repeats by Student's t."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""Quantiles of samples with infinite values, and their intervals from batches.
-
-Knows arrays of numbers in order of arrival; knows no request and no bound.
-"""
+"""Quantiles of samples with infinite values, and their intervals from batches."""
 
 import math
 

@@ -1,7 +1,6 @@
 """Deploys one Serve application, waits until it is ready, checks it, waits for its return, removes it.
 
 Ready means: exactly the expected replicas run, and each has answered requests until its latency was stable.
-Knows nothing of what the replicas compute.
 """
 
 import os

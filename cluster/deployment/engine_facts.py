@@ -1,6 +1,6 @@
 """Facts that a replica reports over HTTP: models, version, engine arguments, vLLM's cache configuration.
 
-Knows these four answers of a model server; a fact that is not reported is left out.
+A fact that is not reported is left out.
 """
 
 import hashlib

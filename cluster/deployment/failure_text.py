@@ -1,7 +1,6 @@
 """Last log lines of an application that does not start: Serve's messages, and its processes' output.
 
-Knows Ray's log files by their first lines, and the words of usual causes. Reads only, and raises nothing: the
-caller already has an error to report.
+Reads only, and raises nothing: the caller already has an error to report.
 """
 
 import re

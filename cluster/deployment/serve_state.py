@@ -1,7 +1,4 @@
-"""The state of one application from Serve's controller: replicas, their processes and addresses, the front.
-
-Knows Serve's tree of details; changes nothing, and knows nothing of what replicas compute.
-"""
+"""The state of one application from Serve's controller: replicas, processes, addresses, the front."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Sends requests like those of the measurement until a replica's latency is stable; knows no Ray.
+"""Sends requests like those of the measurement until a replica's latency is stable.
 
 Serve calls a replica running before its first request has compiled anything.
 """

@@ -1,4 +1,4 @@
-"""The kinds of checks and how they are judged, on one node or across all; reads nothing, knows no Ray.
+"""The kinds of checks and how they are judged, on one node or across all; reads nothing.
 
 A judge turns a node's facts into pass, warn, fail or unknown, with the figure found, the one expected and the
 remedy. A fact that is not known is unknown and never passes.

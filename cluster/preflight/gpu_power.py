@@ -1,4 +1,4 @@
-"""Power of one node's GPUs, and of the machine, in watts; knows no Ray.
+"""Power of one node's GPUs, and of the machine, in watts.
 
 The kernel's files tell it in microseconds and to everybody. Where they do not, as in some virtual machines,
 `amd-smi` or `nvidia-smi` is asked. What nobody tells is None, never 0.

@@ -1,6 +1,6 @@
 """Reads the power of chosen nodes of a Ray session, about once a second if it is asked so often.
 
-Knows Ray's actors, one on each node; `gpu_power` reads. A node that is slow or gone delays no other.
+`gpu_power` reads. A node that is slow or gone delays no other.
 """
 
 import time

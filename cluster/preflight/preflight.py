@@ -1,7 +1,7 @@
 """Inspects every node of a running Ray session at once, and reports what is not as expected.
 
-Knows Ray's tasks and clocks; `node_facts` and `gpu_facts` read facts, `checks` judges them. A node that does
-not answer in time, or whose task raises, is a failure with that reason; the others count.
+`node_facts` and `gpu_facts` read facts, `checks` judges them. A node that does not answer in time, or whose
+task raises, is a failure with that reason; the others count.
 """
 
 import time

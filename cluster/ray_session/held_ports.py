@@ -1,4 +1,4 @@
-"""Ports of a session of our own, held from their choice until the session ends; knows no server."""
+"""Ports of a session of our own, held from their choice until the session ends."""
 
 import secrets
 import socket

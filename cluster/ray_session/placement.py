@@ -1,4 +1,4 @@
-"""Placement of replicas and load actors: resources and node labels; pure, knows no Ray."""
+"""Placement of replicas and load actors: resources and node labels; pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

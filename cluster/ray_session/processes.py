@@ -1,4 +1,4 @@
-"""Processes of this machine by id and start time, read from /proc; knows no Ray."""
+"""Processes of this machine by id and start time, read from /proc."""
 
 import os
 import signal

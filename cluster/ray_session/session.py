@@ -1,4 +1,4 @@
-"""A Ray session with Serve started in it: on this machine, or joined by address; knows no application.
+"""A Ray session with Serve started in it: on this machine, or joined by address.
 
 A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
 It listens on the loopback address only, and leaves nothing behind when it ends, by an error or Ctrl-C too.

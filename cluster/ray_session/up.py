@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine that outlives the command that started it; knows no application.
+"""A Ray cluster on this machine that outlives the command that started it.
 
 It is a session of our own (`session`) that stays: loopback only, a token of its own, all files in one private
 folder. A state file notes each process's id and start time, so that `stop` ends exactly those. There is one

@@ -1,6 +1,6 @@
 """Reads untrusted YAML within bounds of time and memory, also if it refers to itself.
 
-Knows YAML and no key; every YAML file is read through this module.
+Every YAML file is read through this module.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Functions by which specs refuse values; knows no spec."""
+"""Functions by which specs refuse values."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, so that they survive a power cut; knows nothing of their content.
+"""Writes files whole or not at all, so that they survive a power cut.
 
 Every file of a run folder is written by `replacing`: a reader sees the old file or the new one, and a link
 that a stranger left there is never followed.

@@ -1,4 +1,4 @@
-"""One HTTP request and its whole answer, within bounds of time and size; knows no endpoint.
+"""One HTTP request and its whole answer, within bounds of time and size.
 
 It goes straight to its server, as the load does: through no proxy, and a redirect is refused, because it
 would give the key to another server. The standard library's client reads the answer (at most 100 headers of

@@ -1,4 +1,4 @@
-"""Decompresses an HTTP body piece by piece, within a bound; knows no socket."""
+"""Decompresses an HTTP body piece by piece, within a bound."""
 
 import zlib
 

@@ -1,4 +1,4 @@
-"""Printable text on one line, without control characters that a terminal would obey; knows no verb.
+"""Printable text on one line, without control characters that a terminal would obey.
 
 Every room shows foreign text through this module: a server's answer, a file's content, an exception.
 """

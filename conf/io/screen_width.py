@@ -1,4 +1,4 @@
-"""Fits text to a screen: lines break at words, wide tables at a gap between columns; knows no stream."""
+"""Fits text to a screen: lines break at words, wide tables at a gap between columns."""
 
 import re
 import textwrap

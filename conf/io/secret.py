@@ -1,7 +1,4 @@
-"""Secrets: names that say a value is one, the key for a server, and how both are kept out of texts.
-
-Knows no server and no file.
-"""
+"""Secrets: names that say a value is one, the key for a server, and how both are kept out of texts."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """The spec of the bounds on latencies: a quantile over the requests of each, and the most it may be.
 
-Knows the latencies by name only; how one is measured is known in `analysis.rows.metrics`. The name of a bound
-says its latency and its quantile: `itl_p99`; `ttft` and `tpot` alone are those of the 90th percentile.
+How one is measured is known in `analysis.rows.metrics`. The name of a bound says its latency and its
+quantile: `itl_p99`; `ttft` and `tpot` alone are those of the 90th percentile.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Combinations of specs that are refused: rules about two or more groups, each with its remedy.
 
-Every function raises ValueError with one line, and knows no more than the specs that it compares.
+Every function raises ValueError with one line.
 """
 
 from conf.io.check import require

@@ -1,4 +1,4 @@
-"""The experiment, made of the typed specs of its groups; knows no file and no other package.
+"""The experiment, made of the typed specs of its groups.
 
 Specs are frozen: an experiment never changes during a run. Every field that has a unit carries it in its
 name. Most specs can be imported from here too. Rules about two groups are in `combinations`.

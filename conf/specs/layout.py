@@ -1,7 +1,4 @@
-"""The spec of a layout: the engines of a node, what each has of its GPUs, and who computes prompts.
-
-Knows sizes and names; knows no model, no memory and no flag of vLLM.
-"""
+"""The spec of a layout: the engines of a node, what each has of its GPUs, and who computes prompts."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Specs of a plan: the demand to serve, and the margins; knows no run and no price."""
+"""Specs of a plan: the demand to serve, and the margins."""
 
 from dataclasses import dataclass, field
 from typing import Literal

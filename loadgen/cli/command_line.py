@@ -1,7 +1,4 @@
-"""The experiment that the words of `python -m loadgen` ask for; knows which words and flags a verb honours.
-
-Knows no grammar, and does nothing itself.
-"""
+"""The experiment that the words of `python -m loadgen` ask for, and the words that a verb honours."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""The act of each verb, and what ends it: an exit code, and one line for what went wrong.
-
-Knows acts and errors; knows no grammar.
-"""
+"""The act of each verb, and what ends it: an exit code, and one line for what went wrong."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The plan of a command as text, with an example prompt of conversations; knows no engine."""
+"""The plan of a command as text, with an example prompt of conversations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Fleets of the engine model that follow a day's demand: fixed, scheduled and autoscaled. A composition root.
 
-Knows how a fleet's name becomes a number of engines at any time; the day itself is in `elastic_day`.
+The day itself is in `elastic_day`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The engine model bound to experiments: a simulated service and its figures. A composition root.
 
-Knows how an experiment becomes a simulated service; `prediction` and `published_benchmark` ask it.
+`prediction` and `published_benchmark` ask it.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""The grammar of `python -m loadgen`: verbs, words and flags, and their help.
-
-Knows no act and imports nothing heavy, so that help answers at once.
-"""
+"""The grammar of `python -m loadgen`: verbs, words and flags, and their help."""
 
 import argparse
 from pathlib import Path

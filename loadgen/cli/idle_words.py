@@ -1,6 +1,6 @@
 """Words without effect: of an engine, a policy or a search that was not chosen.
 
-Knows which choice a key belongs to; looks only at typed words, because a saved file holds every key.
+Looks only at typed words, because a saved file holds every key.
 """
 
 from collections.abc import Callable, Sequence

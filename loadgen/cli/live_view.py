@@ -1,6 +1,6 @@
 """The flag `--live`: the page that follows a command while it loads a service.
 
-Knows the flag and when it would do nothing; `analysis.live` has the page and its server.
+`analysis.live` has the page and its server.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""Checks of this machine before anything starts: the run folder, and the number of load actors.
-
-Knows disks and cores; knows no engine.
-"""
+"""Checks of this machine before anything starts: the run folder, and the number of load actors."""
 
 import os
 import tempfile

@@ -1,6 +1,6 @@
 """The verbs that put load on a service: check the words, print the plan or measure.
 
-Knows arguments and plans; `verbs` measures. It is imported late, because Ray comes with it.
+`verbs` measures. It is imported late, because Ray comes with it.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The verb `predict`: what it refuses, its work spread over processes, its answer printed and written.
 
-Knows arguments and grids; the engine model bound to an experiment is in `engine_model`.
+The engine model bound to an experiment is in `engine_model`.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""Arguments of the quality gate: its two sides, and the load beside its questions.
-
-Knows saved configurations and the engine model's answer; measures nothing.
-"""
+"""Arguments of the quality gate: its two sides, and the load beside its questions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

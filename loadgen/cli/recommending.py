@@ -1,6 +1,6 @@
 """The verb `recommend`: every shape predicted, their order, what to measure; with --measure, measured.
 
-Knows arguments; the words are in `shape_words`, the order and what would decide in `analysis.planning`.
+The words are in `shape_words`, the order and what would decide in `analysis.planning`.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""The words of `recommend`: what belongs to the demand, what to the service, and the shapes that they name.
-
-Knows words; predicts and measures nothing.
-"""
+"""The words of `recommend`: what belongs to the demand, what to the service, and the shapes they name."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Runs and studies: the folder and the act of each verb, and how one that was cut short goes on.
-
-Knows experiments and folders; knows no argument, and prints nothing.
-"""
+"""Runs and studies: the folder and the act of each verb, and how one that was cut short goes on."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing

@@ -1,7 +1,6 @@
 """Warms up prefix caches before a window is measured: load at its rate until the hit rate has settled.
 
-Knows short pieces of load, their hit rates and answer times, and when those are settled; the driver offers
-and counts them.
+The driver offers and counts them.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Drives a target window by window: settles it, offers a segment, watches it, and waits for its answers.
 
-Knows the order of a window's life; arrivals are offered in `load_feed`, windows are counted and judged in
-`windows`, and a lost service is noticed and awaited in `loss_recovery`.
+Arrivals are offered in `load_feed`, windows are counted and judged in `windows`, and a lost service is
+noticed and awaited in `loss_recovery`.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Offers one window without a search: a fixed rate, a profile, a trace, or a closed loop.
 
-Knows how each becomes a segment and its arrivals; the driver loads and judges them.
+The driver loads and judges them.
 """
 
 from dataclasses import replace

@@ -1,6 +1,5 @@
 """Feeds load to a target and takes in what it reports, on one clock and with one numbering of requests.
 
-Knows the seam `Target`, the time and the budget; knows neither HTTP nor Ray, and no limit and no verdict.
 All randomness comes from the schedule's seed, so the same rows give the same decisions again.
 """
 

@@ -1,6 +1,6 @@
 """Notices the loss of a service, waits until it is back, and invalidates the windows that felt the loss.
 
-Knows the load and the windows of a run; which windows may have felt a loss is said in `service_loss`.
+Which windows may have felt a loss is said in `service_loss`.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The plan of a run's load, and what earlier sessions of the run left; knows no target."""
+"""The plan of a run's load, and what earlier sessions of the run left."""
 
 from dataclasses import dataclass, replace
 

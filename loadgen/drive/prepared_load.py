@@ -2,7 +2,6 @@
 
 Before the first segment, untimed requests of the real shape warm the service up. After a break it is loaded
 until it is in steady state: the batch of a service that fills is too small, and what it shows too good.
-Knows the order of these steps and which segments need them; judges no window.
 """
 
 import math

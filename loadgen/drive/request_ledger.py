@@ -1,7 +1,4 @@
-"""Every request of a run as known now: ended, in flight, or lost with its load actor.
-
-Knows request tables by segment; knows no limit and no verdict.
-"""
+"""Every request of a run as known now: ended, in flight, or lost with its load actor."""
 
 from collections import defaultdict
 

@@ -1,6 +1,6 @@
 """Offers one required rate in windows without a gap until it is accepted or rejected, or time is over.
 
-Knows when to load and when to analyse; the rule that decides is in `search.acceptance`.
+The rule that decides is in `search.acceptance`.
 """
 
 from collections.abc import Sequence

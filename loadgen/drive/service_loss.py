@@ -1,7 +1,6 @@
 """Tells a dead service from an overloaded one by its answers, and which windows may have felt its loss.
 
 An overloaded service is slow or refuses some requests; a dead one refuses everything or says nothing.
-Knows request rows and windows; waits for nothing and knows no deployment.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The search over a driver: from the first segment to the posterior, whatever ends it.
 
-Knows the order of things; the search decides rates, the driver loads and judges.
+The search decides rates, the driver loads and judges.
 """
 
 from collections.abc import Callable

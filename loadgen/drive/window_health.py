@@ -1,7 +1,4 @@
-"""Health of the load actors during one window, from their samples of a second each.
-
-Knows rows of schema `series.CLIENTS`; knows no request.
-"""
+"""Health of the load actors during one window, from their samples of a second each."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,4 @@
-"""The running window as it stands, for whoever watches: counts, latencies so far, send lag, the budget.
-
-Knows the rows and the health of a window; judges nothing, and no search depends on it.
-"""
+"""The running window as it stands, for whoever watches: counts, latencies so far, send lag, the budget."""
 
 from collections.abc import Sequence
 from typing import Any

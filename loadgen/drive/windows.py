@@ -1,7 +1,4 @@
-"""Counts and judges the windows of a run, and does it again when late answers change them.
-
-Knows request rows, the health of the load actors, and the analysis; knows no target and no clock.
-"""
+"""Counts and judges the windows of a run, and does it again when late answers change them."""
 
 import dataclasses
 import math

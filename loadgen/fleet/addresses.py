@@ -1,7 +1,4 @@
-"""Takes the URLs of servers apart, looks them up before the load, and chooses one for each request.
-
-Knows names, addresses and connections; knows nothing of what is sent over them.
-"""
+"""Takes the URLs of servers apart, looks them up before the load, and chooses one for each request."""
 
 import asyncio
 import socket

@@ -1,7 +1,7 @@
 """Durable shards: rows appended to an Arrow IPC stream that survives a killed process.
 
-Knows files, locks and one schema; knows nothing of HTTP. A kill costs at most the rows since the last
-flush, a full disk no row as long as it does not last; Parquet is made once, at the end, by rename.
+A kill costs at most the rows since the last flush, a full disk no row as long as it does not last; Parquet
+is made once, at the end, by rename.
 """
 
 import contextlib

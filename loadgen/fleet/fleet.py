@@ -1,7 +1,6 @@
 """The load fleet: Ray actors around workers, one common clock, one master schedule cut by stride.
 
-Knows Ray and the run's clock; knows URLs, but nothing of what serves them. Actors are neither
-restarted nor retried: a repeated task would send its requests twice.
+Actors are neither restarted nor retried: a repeated task would send its requests twice.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""The columns of a row that tell of the gaps between tokens: all of them, and figures that bounds ask for.
-
-Knows the gaps of exchanges in microseconds; knows neither sockets nor files.
-"""
+"""The columns of a row that tell of the gaps between tokens: all of them, and figures that bounds ask for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
 """Samples a load actor's own health once a second, to prove or disprove that it kept up.
 
-Knows this process, its event loop's thread and the garbage collector; knows no server. Rows are of schema
-`series.CLIENTS`.
+Rows are of schema `series.CLIENTS`.
 """
 
 import gc

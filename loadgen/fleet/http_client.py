@@ -1,7 +1,6 @@
 """Sends streamed requests over HTTP/1.1 on the hot path: a connection for each, new or kept, and its timeout.
 
-Knows URLs and connections; knows nothing of events (`sse`), schedules, records or Ray. A name is looked up
-before the load and not during it.
+A name is looked up before the load and not during it.
 """
 
 import asyncio

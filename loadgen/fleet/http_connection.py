@@ -1,8 +1,7 @@
 """One kept-alive HTTP/1.1 connection: from the written bytes of a request to a finished exchange.
 
-Knows one socket and the answer's head; knows nothing of URLs and other connections (`http_client`) or of
-events (`sse`). One timestamp is taken per socket read. The garbage collector is off during a run, so what is
-closed must not be part of a reference cycle.
+One timestamp is taken per socket read. The garbage collector is off during a run, so what is closed must
+not be part of a reference cycle.
 """
 
 import asyncio

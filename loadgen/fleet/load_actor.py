@@ -1,6 +1,6 @@
 """One load actor: a worker in a process of its own, on a node of the Ray cluster.
 
-Knows its process (garbage collector, open files, the life of its driver); the fleet knows the other actors.
+The fleet knows the other actors.
 """
 
 import asyncio

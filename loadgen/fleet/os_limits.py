@@ -1,7 +1,4 @@
-"""Counts the streams that a load actor can hold open before the operating system refuses one.
-
-Knows the limits of this process and of its machine (Linux); knows no rate and no server.
-"""
+"""Counts the streams that a load actor can hold open before the operating system refuses one."""
 
 import resource
 from contextlib import suppress

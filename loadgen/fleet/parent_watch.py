@@ -1,4 +1,4 @@
-"""Tells a process at once that another one on the same machine has died; knows nothing of what they do.
+"""Tells a process at once that another one on the same machine has died.
 
 Ray ends the actors of a driver that died, but where its own processes die with the driver it takes seconds
 to notice. On another machine, or where the kernel has no pidfd, there is only Ray.

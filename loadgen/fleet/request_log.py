@@ -1,7 +1,4 @@
-"""Keeps completed requests and health samples of one worker until they are written and reported.
-
-Knows rows and Arrow streams; knows no connection and sends nothing.
-"""
+"""Keeps completed requests and health samples of one worker until they are written and reported."""
 
 import contextlib
 import time

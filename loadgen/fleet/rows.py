@@ -1,7 +1,6 @@
 """Makes request rows from plans and exchanges: many at once, column by column, into Arrow.
 
-Knows the columns of schema `SHARD` and which of them a plan says; knows neither sockets nor files. A row at a
-time would cost a tenth of the request itself.
+A row at a time would cost a tenth of the request itself.
 """
 
 import itertools

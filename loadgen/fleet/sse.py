@@ -1,7 +1,7 @@
 """Reads the answer to a request: SSE events from body bytes, into one `Exchange` for each request.
 
-Knows the events of an OpenAI-compatible server; knows no socket, schedule or record. Only events
-that are not plainly one more token are parsed, and what is kept of them has the type it should have.
+Only events that are not plainly one more token are parsed, and what is kept of them has the type it should
+have.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Turns of conversations: nobody sends the next turn of a session before the answer to the last one has come.
-
-Knows which sessions have a turn in flight and which turns wait; knows no connection and no clock.
-"""
+"""Turns of conversations: nobody sends the next turn of a session before the last one is answered."""
 
 from collections import deque
 

@@ -1,7 +1,6 @@
 """The engine model's verdict on a service, at one operating point.
 
-Knows what a planner asks (capacity or one rate, interval, limit, throughput, sensitivity); the engine model
-is handed in.
+The engine model is handed in.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Quantiles at a given load under drawn constants, and the interval from their uncertainty and noise.
 
-Knows draws and quantiles; the load and its simulation are handed in.
+The load and its simulation are handed in.
 """
 
 import math

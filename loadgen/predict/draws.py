@@ -1,11 +1,11 @@
 """Draws of the engine model's constants: joint, stratified, and equal wherever a constant is the same.
 
-Knows intervals and correlations; knows no rate and no request. A draw is one column of standard normals for
-each constant. The owner of a constant decides what two experiments share. `deployment_scale` has no owner,
-since the same people deploy both services, so every cell of a grid draws it alike. A constant of the step
-time belongs to its model, one of the accelerator to that, and `hardware` constants that were fitted with a
-model to all hardware of that fit. Each layout draws its own `layout_scale`, by tensor and expert parallelism.
-The constants of transfers are the same for all split layouts.
+A draw is one column of standard normals for each constant. The owner of a constant decides what two
+experiments share. `deployment_scale` has no owner, since the same people deploy both services, so every
+cell of a grid draws it alike. A constant of the step time belongs to its model, one of the accelerator to
+that, and `hardware` constants that were fitted with a model to all hardware of that fit. Each layout draws
+its own `layout_scale`, by tensor and expert parallelism. The constants of transfers are the same for all
+split layouts.
 """
 
 import math

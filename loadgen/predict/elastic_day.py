@@ -1,6 +1,6 @@
 """A day of a planned service on fleets that differ in how they follow the demand, on the virtual clock.
 
-Knows the day's rates, its crowd and its loss, and counts requests over their bounds; engines are handed in.
+Engines are handed in.
 """
 
 import math

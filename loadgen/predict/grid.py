@@ -1,6 +1,6 @@
 """Predictions for every cell of a grid, on the same requests and the same drawn constants.
 
-Knows cells and their ratios; the engine model is handed in.
+The engine model is handed in.
 """
 
 import math

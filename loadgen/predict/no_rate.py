@@ -1,6 +1,6 @@
 """Bounds that no rate keeps: a request misses them that meets no other, or that meets a single prompt.
 
-Knows how requests are spaced and what their latencies are held against; the engine model is handed in.
+The engine model is handed in.
 """
 
 import math

@@ -1,6 +1,6 @@
 """One experiment's service at one rate on the virtual clock, always under the same requests.
 
-Knows how long to simulate, which requests count and their latencies; the engine model is handed in.
+The engine model is handed in.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Replays of so many requests on the engine model: latencies, throughput, their intervals.
 
-Knows the requests and the figures; the engine model is handed in. The service begins empty and all requests
-count, as in other tools' benchmarks.
+The engine model is handed in. The service begins empty and all requests count, as in other tools'
+benchmarks.
 """
 
 import math

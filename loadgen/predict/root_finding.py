@@ -1,4 +1,4 @@
-"""The root of a noisy rising function of the rate; knows no request and no engine."""
+"""The root of a noisy rising function of the rate."""
 
 import math
 from bisect import insort

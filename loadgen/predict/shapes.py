@@ -1,7 +1,4 @@
-"""Capacities of several shapes of a node under the same drawn constants, for a choice between them.
-
-Knows what a drawn capacity is; knows no demand and no engine.
-"""
+"""Capacities of several shapes of a node under the same drawn constants, for a choice between them."""
 
 import math
 import zlib

@@ -1,7 +1,4 @@
-"""Interval of the engine model's answer from the uncertainty of its constants, and each one's share.
-
-Knows draws of the constants and a prediction to vary; knows no engine and no constant.
-"""
+"""Interval of the engine model's answer from the uncertainty of its constants, and each one's share."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Request bodies of exact token length, spliced from bytes made before the start.
 
-Knows the JSON bodies of vLLM's completions and chat APIs; knows nothing of sockets. The position of every
-token in one long string is known, so a prompt of n tokens is a slice of it: building a body costs a copy, not
-a tokeniser.
+The position of every token in one long string is known, so a prompt of n tokens is a slice of it: building
+a body costs a copy, not a tokeniser.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A bounded Jinja2 for templates of strangers: values, conditions and loops, with limits on text and steps.
 
-Knows what may stand in a template; knows no part of a prompt. Everything that could grow without end (macros,
-variables, most filters) is left out, so that a template costs at most a moment and a few megabytes.
+Everything that could grow without end (macros, variables, most filters) is left out, so that a template
+costs at most a moment and a few megabytes.
 """
 
 import operator

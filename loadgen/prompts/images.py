@@ -1,9 +1,8 @@
 """Synthetic images as data URLs, spliced from bytes made before the start.
 
-Knows the PNG format as far as it writes it, and the form of an image part of a message. Pixels of a PNG with
-a palette are indices into it: all images of a run have the same indices, compressed once, and each has a
-palette of its own, so that no two decode to the same pixels. A palette costs one checksum of some sixty
-bytes; compressing anew would cost milliseconds.
+Pixels of a PNG with a palette are indices into it: all images of a run have the same indices, compressed
+once, and each has a palette of its own, so that no two decode to the same pixels. A palette costs one
+checksum of some sixty bytes; compressing anew would cost milliseconds.
 """
 
 import struct

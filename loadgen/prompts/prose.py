@@ -1,7 +1,6 @@
 """Endless English-like text from a small grammar: sentences, and lines of a dialogue.
 
-Knows a few hundred words and patterns of our own; knows no tokens. The text is plain ASCII, so that no
-tokenizer can cut a letter in two.
+The text is plain ASCII, so that no tokenizer can cut a letter in two.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Prompt templates: parts of Jinja2 text, rendered to tokens and cut to a limit.
 
-Knows templates and tokenizers; knows no traffic. The form is that of Character.ai's prompt-poet (parts with
-name, content, role and truncation priority, truncation in fixed steps), written anew: here the YAML comes
-first and Jinja2 fills one part's content, so that no user text can add a part.
+The form is that of Character.ai's prompt-poet (parts with name, content, role and truncation priority,
+truncation in fixed steps), written anew: here the YAML comes first and Jinja2 fills one part's content, so
+that no user text can add a part.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Prompts of real text: sentences encoded once by a model's tokenizer and cut between tokens.
-
-Knows the tokenizer and the template of a workload; knows nothing of requests.
-"""
+"""Prompts of real text: sentences encoded once by a model's tokenizer and cut between tokens."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Source of prompt tokens: one long string with the position of each token, and words that spell names.
-
-Knows bytes and positions; knows neither tokenizers nor requests.
-"""
+"""Source of prompt tokens: one long string with the position of each token, and words that spell names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

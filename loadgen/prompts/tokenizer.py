@@ -1,7 +1,4 @@
-"""The tokenizer of a model's folder: token ids of a text, and the positions where they begin.
-
-Knows the package `tokenizers`, an optional requirement; knows nothing of prompts.
-"""
+"""The tokenizer of a model's folder: token ids of a text, and the positions where they begin."""
 
 import importlib
 import re

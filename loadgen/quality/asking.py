@@ -1,4 +1,4 @@
-"""Asks questions of a service at a pace, in threads of their own; knows neither load nor verdict."""
+"""Asks questions of a service at a pace, in threads of their own."""
 
 import threading
 import time

@@ -1,7 +1,4 @@
-"""Prompts of the quality gate as token ids: slices of real text, the same for every side.
-
-Knows a workload's tokenizer; knows neither a service nor a pace.
-"""
+"""Prompts of the quality gate as token ids: slices of real text, the same for every side."""
 
 import json
 from dataclasses import replace

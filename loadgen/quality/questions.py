@@ -1,7 +1,4 @@
-"""One question of the quality gate: the body of its request, and its answer with every bound checked.
-
-Knows vLLM's /v1/completions; knows nothing of sockets, of load and of what divergence means.
-"""
+"""One question of the quality gate: the body of its request, and its answer with every bound checked."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A service that is asked the gate's questions, a request each; knows neither pace nor verdict."""
+"""A service that is asked the gate's questions, a request each."""
 
 import secrets
 from collections.abc import Sequence

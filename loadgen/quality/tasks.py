@@ -1,7 +1,4 @@
-"""Questions with exact answers: their file, the body of a request for one, and the text that came back.
-
-Knows vLLM's /v1/completions; knows neither pace nor score.
-"""
+"""Questions with exact answers: their file, the body of a request for one, and the text that came back."""
 
 import json
 import secrets

@@ -1,7 +1,4 @@
-"""The file that `--out` names: an answer's table as Parquet or CSV, or all of it as JSON, as the suffix says.
-
-Knows suffixes and how unknown figures are written; knows no verb and no column.
-"""
+"""The file that `--out` names: an answer's table as Parquet or CSV, or all of it as JSON, by the suffix."""
 
 import json
 from collections.abc import Mapping

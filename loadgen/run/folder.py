@@ -1,7 +1,4 @@
-"""A folder that one process at a time fills: an event log, and files written whole or not at all.
-
-Knows how a kill at any moment leaves something readable; knows nothing of what is in the files.
-"""
+"""A folder that one process at a time fills: an event log, and files written whole or not at all."""
 
 import contextlib
 import json

@@ -1,6 +1,6 @@
 """One measured run from start to folder: fleet, driver, conclusion, files; whatever happens in between.
 
-Knows in which order things start, end and are written; the service under test is handed in.
+The service under test is handed in.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Fills one run folder (deploys, loads, concludes), or goes on with what an earlier session left in it.
 
-Knows which act belongs to a verb. What joins the rooms is handed in as a `Site`.
+What joins the rooms is handed in as a `Site`.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Samples /metrics of every replica once a second into an Arrow IPC stream, in a thread of its own.
 
-Knows vLLM's metric names, also older ones, and one clock; knows nothing of the load. Whatever a server does
-ends as a row with its reason: a sample may be missing, but the run goes on. The library bounds an answer's
-headers (128 of 8 kB), and its time is the sample's; its size and its lines are bounded here.
+Whatever a server does ends as a row with its reason: a sample may be missing, but the run goes on. The
+library bounds an answer's headers (128 of 8 kB), and its time is the sample's; its size and its lines are
+bounded here.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Samples the power of the nodes about once a second into an Arrow IPC stream, in a thread of its own.
 
-Knows one clock and a source of readings; knows neither how nodes are asked nor what is served. A reading may
-be missing, but the run goes on.
+A reading may be missing, but the run goes on.
 """
 
 import threading

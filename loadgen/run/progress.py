@@ -1,6 +1,6 @@
 """Shows a run while it goes on: one screen on a terminal, plain lines in a pipe, or JSON lines.
 
-Knows the events of a run and how to show them; decides nothing. Progress goes to stderr, results to stdout.
+Progress goes to stderr, results to stdout.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Writes report.html once a run or study has ended; whatever goes wrong with that changes no result.
 
-Knows when a report is due; what stands in it is for `analysis.report`.
+What stands in it is for `analysis.report`.
 """
 
 from dataclasses import replace

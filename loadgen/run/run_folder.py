@@ -1,7 +1,4 @@
-"""The run folder: what a run leaves behind, written so that a kill at any moment loses nothing.
-
-Knows file names and their order of writing (outputs of a run); knows nothing of what the numbers mean.
-"""
+"""The run folder: what a run leaves behind, written so that a kill at any moment loses nothing."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""The service under load as a run is handed it; knows neither how it is deployed nor how it is loaded."""
+"""The service under load as a run is handed it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Verdicts from what a driver saw: the rules that end in sweep.json and in the exit code.
-
-Knows that void is neither pass nor fail, and an open end a bound and not a number; prints and writes nothing.
-"""
+"""Verdicts from what a driver saw: the rules that end in sweep.json and in the exit code."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

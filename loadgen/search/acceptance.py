@@ -1,7 +1,4 @@
-"""Accepts or rejects one required rate: an interim analysis after each window, all of them within one level.
-
-Knows the counts of the windows and the posterior; does no I/O and knows no driver.
-"""
+"""Accepts or rejects one required rate: an interim analysis after each window, all within one level."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,6 @@
 """The rate of the next window: near the posterior's median, never far from the last window's rate.
 
-Knows the windows so far and the prior; knows no times. Source of the constants: the method, sections 4.1 and
-4.2, where no other is named.
+Source of the constants: the method, sections 4.1 and 4.2, where no other is named.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Judges a window while it runs and a ramp step at its end: too many requests over a bound, or a queue.
 
-Knows counts and bounds of one window; knows no search. Source of the constants: the method, sections 4.1 and
-4.2, where no other is named.
+Source of the constants: the method, sections 4.1 and 4.2, where no other is named.
 """
 
 from analysis.capacity.window_counts import NS, Window, WindowCounts

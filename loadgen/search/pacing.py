@@ -1,7 +1,4 @@
-"""Lengths of windows, transitions and budgets for answers that last as long as those seen so far.
-
-Knows times and the least number of requests; decides no rate.
-"""
+"""Lengths of windows, transitions and budgets for answers that last as long as those seen so far."""
 
 import math
 from collections.abc import Sequence

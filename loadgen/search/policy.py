@@ -1,8 +1,7 @@
 """The search "ramp, then focus": the next segment of load as a function of what was seen so far.
 
-Knows the order of ramp, windows and confirmation run; does no I/O and reads no clock, so that a resumed run
-replays it from its outcomes. Source of the constants: the method, sections 4.1 and 4.2, where no other is
-named.
+Does no I/O and reads no clock, so that a resumed run replays it from its outcomes. Source of the constants:
+the method, sections 4.1 and 4.2, where no other is named.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The ramp of a search: rates that rise until the capacity is bracketed, or the ramp's budget is spent.
 
-Knows the ramp steps so far; knows nothing of the windows that follow. Source of the constants: the method,
-sections 4.1 and 4.2, where no other is named.
+Source of the constants: the method, sections 4.1 and 4.2, where no other is named.
 """
 
 import math

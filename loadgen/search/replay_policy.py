@@ -1,6 +1,6 @@
 """Chooses the window of A that B replays next, and its rate; pure, so that a resumed run repeats it.
 
-Knows the windows of A, B's segments so far and the ratio as believed now; does no I/O and reads no clock.
+Does no I/O and reads no clock.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Segments of load and what became of them: the words in which a search decides.
-
-Knows rates per node and counts; decides nothing.
-"""
+"""Segments of load and what became of them: the words in which a search decides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

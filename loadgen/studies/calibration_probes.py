@@ -1,8 +1,7 @@
 """The calibration recipe: probes of one service from which `python -m analysis calibrate` fits the engine
 model.
 
-Knows which load shows which constant (docs/engine_model.md, section 9). Each part is an ordinary probe; one
-that was cut short is measured anew.
+Each part is an ordinary probe; one that was cut short is measured anew.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """Replay of one run's windows on another service, scaled in time, and the study of two services that uses it.
 
-Knows the parts and how their windows become pairs. `search.replay_policy` chooses rates,
-`analysis.capacity.paired_ratio` holds the statistics.
+`search.replay_policy` chooses rates, `analysis.capacity.paired_ratio` holds the statistics.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Arguments of a comparison: the two sides, from words or from two saved configurations.
-
-Knows which words belong to which side and what may differ between them; measures nothing.
-"""
+"""Arguments of a comparison: the two sides, from words or from two saved configurations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

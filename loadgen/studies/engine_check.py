@@ -1,7 +1,6 @@
 """Replays a sweep's certified rate through an emulated vLLM, and compares the simulated engine with it.
 
-Knows which runs can be replayed and how one engine's settings become the other's. `analysis.results.
-engine_agreement` decides how far they may differ; the engine model is handed in.
+`analysis.results. engine_agreement` decides how far they may differ; the engine model is handed in.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Answers of two run folders side by side: the gate's evidence, its verdict, and the study's words for it.
-
-Knows folders and margins; asks nothing and starts nothing, so that a command line may import it.
-"""
+"""Answers of two run folders side by side: the gate's evidence, its verdict, and the study's words for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

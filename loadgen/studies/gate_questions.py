@@ -1,6 +1,6 @@
 """Asks one side of the quality gate its questions beside a load, and writes its answers into the run folder.
 
-Knows a driver and the service under it; when and why a side is asked is for `quality_study`.
+When and why a side is asked is for `quality_study`.
 """
 
 import time

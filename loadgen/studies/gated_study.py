@@ -1,6 +1,6 @@
 """A comparison or a matrix whose sweeps are followed by the quality gate: the base first, then candidates.
 
-Knows where the gate's verdicts stand in those of a study; `quality_study` asks and judges.
+`quality_study` asks and judges.
 """
 
 from collections.abc import Mapping, Sequence

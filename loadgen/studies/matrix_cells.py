@@ -1,7 +1,4 @@
-"""The cells of a measured grid: their order, their experiments, and the plan as text.
-
-Knows which groups decide what is deployed; measures nothing.
-"""
+"""The cells of a measured grid: their order, their experiments, and the plan as text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A study of kind `matrix`: one sweep per cell of a grid; later cells replay the first one's requests.
 
-Knows the cells and their verdicts. `shared_service` decides which service is up, `comparison` replays.
+`shared_service` decides which service is up, `comparison` replays.
 """
 
 from collections.abc import Sequence

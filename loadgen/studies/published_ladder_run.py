@@ -1,6 +1,6 @@
 """The MI325X paper's benchmark over HTTP: a study of whole runs, each on a service deployed anew.
 
-Knows how the load generator plays a level; `published_ladder` has the levels, `published_verdict` the table.
+`published_ladder` has the levels, `published_verdict` the table.
 """
 
 from dataclasses import replace

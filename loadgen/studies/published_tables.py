@@ -1,4 +1,4 @@
-"""The MI325X paper's tables and models, and the requests behind their rows; knows no engine.
+"""The MI325X paper's tables and models, and the requests behind their rows.
 
 The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency. The experiment behind them follows
 from Little's law (docs/engine_model.md, section 4): `saturation` rows are one burst of min(C, 450) requests,

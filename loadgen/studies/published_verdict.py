@@ -1,6 +1,6 @@
 """Table, verdict and plan text of the MI325X paper's benchmark.
 
-Knows the figures of levels that were played; the player, the engine model or an HTTP service, is handed in.
+The player, the engine model or an HTTP service, is handed in.
 """
 
 from collections.abc import Callable, Mapping, Sequence

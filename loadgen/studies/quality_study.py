@@ -1,6 +1,5 @@
 """The quality gate: A answers every prompt twice under load, then B until the verdict is clear.
 
-Knows the order of the sides, alone as a study of its own or after the sweeps of another one.
 `analysis.quality` holds the statistics.
 """
 

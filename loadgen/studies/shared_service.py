@@ -1,6 +1,6 @@
 """A service that stays up from one run to the next as long as the next one needs the same deployment.
 
-Knows when a service fits another run; deploying is handed in.
+Deploying is handed in.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """A study: several runs that answer one question, each a run folder of its own in the study's folder.
 
-Knows the order of the parts, their seeds and budgets, and how the study ends; a part is measured like any
-other run, and what the parts say together is computed in `analysis.stats.pooling`.
+A part is measured like any other run, and what the parts say together is computed in
+`analysis.stats.pooling`.
 """
 
 import zlib

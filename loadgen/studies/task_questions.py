@@ -1,6 +1,6 @@
 """Asks one side of the quality gate its questions with exact answers, and writes what it answers.
 
-Knows a driver, the service under it, and the run folders; `gate_questions` asks beside the load.
+`gate_questions` asks beside the load.
 """
 
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 A folder has two files a client: `chunk-N-trace.csv`, a line per span of time (its start in s, the rate in
 requests/s, the coefficient of variation of the gaps, and the gaps' distribution with two parameters), and
-`chunk-N-dataset.json`, shares of prompt and answer lengths by start of a longer span. Knows no schedule.
+`chunk-N-dataset.json`, shares of prompt and answer lengths by start of a longer span.
 """
 
 import csv

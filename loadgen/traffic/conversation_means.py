@@ -1,6 +1,6 @@
 """Mean request of a conversation workload, computed without drawing any.
 
-Knows the spec of conversations; the population itself is in `population`.
+The population itself is in `population`.
 """
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,6 @@
 """Token counts of requests, drawn from the distributions of a workload.
 
-Knows one column at a time; knows no due times. A trace draws its lines together with its arrivals.
+A trace draws its lines together with its arrivals.
 """
 
 import math

@@ -1,9 +1,9 @@
 """The population of chat sessions, and schedules of their turns: stationary, with the same users at any rate.
 
-Knows times, rates and marks; `sessions` knows the turns of one session. Sessions begin as a Poisson process
-over time and rate: each has a mark, and at r messages per second the sessions with a mark below r exist. A
-higher rate therefore keeps all users of a lower one and adds more, and a change of rate leaves the users
-below both rates as they are. Time 0 meets the mean number of sessions, at any rate.
+`sessions` knows the turns of one session. Sessions begin as a Poisson process over time and rate: each has
+a mark, and at r messages per second the sessions with a mark below r exist. A higher rate therefore keeps
+all users of a lower one and adds more, and a change of rate leaves the users below both rates as they are.
+Time 0 meets the mean number of sessions, at any rate.
 """
 
 import math

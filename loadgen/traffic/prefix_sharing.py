@@ -1,7 +1,4 @@
-"""Common beginnings of planned prompts, and what sessions mean for a service: pure figures of a schedule.
-
-Knows schedules and workloads; knows no cache, no router and no engine.
-"""
+"""Common beginnings of planned prompts, and what sessions mean for a service: pure figures of a schedule."""
 
 from typing import NamedTuple
 

@@ -1,7 +1,7 @@
 """Arrival processes: a rate over time, and the due times that follow it, also those of a trace.
 
-Knows seconds and requests; knows no schedule and no phase. The number of arrivals is random: it is never
-rescaled to rate x time. A new process goes into `_first_gap` and `_gaps`.
+The number of arrivals is random: it is never rescaled to rate x time. A new process goes into `_first_gap`
+and `_gaps`.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""The arrival schedule: every planned request of a segment as numpy arrays, before the first send.
-
-Knows due times, phases and streams; knows neither how they are drawn (`traffic`) nor who sends them.
-"""
+"""The arrival schedule: every planned request of a segment as numpy arrays, before the first send."""
 
 import zlib
 from collections.abc import Mapping, Sequence

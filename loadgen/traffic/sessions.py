@@ -1,7 +1,4 @@
-"""Chat sessions as rows of arrays: new ones, ones met in the middle, and their turns.
-
-Knows many sessions at once, each by itself; knows nothing of how many exist at which rate.
-"""
+"""Chat sessions as rows of arrays: new ones, ones met in the middle, and their turns."""
 
 import numpy as np
 from numpy.typing import NDArray

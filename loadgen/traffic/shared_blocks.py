@@ -1,4 +1,4 @@
-"""Prompts of a trace that begin alike, by the hashes of their blocks; knows no text and no cache.
+"""Prompts of a trace that begin alike, by the hashes of their blocks.
 
 A prompt's beginning is told by owners: the request that first had a block owns it. A block is the same if
 all blocks before it are too, so that a prompt is a row of runs, each the text of one owner, and a rest of

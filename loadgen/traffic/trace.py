@@ -1,8 +1,6 @@
 """Recorded requests: arrival times and token counts, read from a file.
 
-Knows two forms: JSON lines as published with Mooncake (`timestamp` in ms, `input_length`, `output_length`,
-`hash_ids`) and CSV as in the Azure LLM inference traces (`TIMESTAMP`, `ContextTokens`, `GeneratedTokens`). A
-folder is one of client records, from which requests are drawn (`client_records`).
+A folder is one of client records, from which requests are drawn (`client_records`).
 """
 
 import csv

@@ -1,6 +1,6 @@
 """Draws the requests of one workload: open loop, trace, closed loop, conversations and warm-up.
 
-Knows which part draws what; arrival processes are in `processes`, lengths in `lengths`.
+Arrival processes are in `processes`, lengths in `lengths`.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """A hash ring as Ray Serve's `ConsistentHashRouter` has it, and the bound of `bounded_hash`: pure rules.
 
-Knows names and numbers; knows no Ray. `test_balancer` holds the ring to Ray's own.
+`test_balancer` holds the ring to Ray's own.
 """
 
 import math

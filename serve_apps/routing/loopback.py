@@ -1,4 +1,4 @@
-"""Keeps a Serve replica on the loopback address if Ray keeps to it; knows nothing of what is served."""
+"""Keeps a Serve replica on the loopback address if Ray keeps to it."""
 
 import socket
 from collections.abc import Callable

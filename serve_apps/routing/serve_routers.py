@@ -1,7 +1,7 @@
 """Ray Serve's choice of the replica of a request: the request router of each policy, and its place.
 
-Knows Serve's request routers and HAProxy's hook for them; knows no engine. Requests that HAProxy balances by
-itself, or that the load generator sends straight to a replica, have no router here.
+Requests that HAProxy balances by itself, or that the load generator sends straight to a replica, have no
+router here.
 """
 
 import json

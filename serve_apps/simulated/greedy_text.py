@@ -1,8 +1,8 @@
 """The simulated engine's text where its tokens are shown: token ids and their log probabilities.
 
-They look like a language model's at temperature 0 and are the same on every replica and in every run: all of
-a position follows from the prompt's token ids, the tokens answered before it and, by a little, the name of
-the request, through hashes that no process salts. Knows no server and no clock.
+They look like a language model's at temperature 0 and are the same on every replica and in every run: all
+of a position follows from the prompt's token ids, the tokens answered before it and, by a little, the name
+of the request, through hashes that no process salts.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible answers as pure functions: bytes out; knows no clock and no server.
+"""vLLM's OpenAI-compatible answers as pure functions: bytes out.
 
 Shapes, key order, default values and error bodies are those of vLLM's completion and chat servers;
 `openai_request` reads the requests. Every answered token is the word " token", so that an answer sent back as

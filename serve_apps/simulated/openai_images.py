@@ -1,7 +1,7 @@
 """Image parts of chat messages: identity and tokens of an image from its header; decodes no pixel.
 
-The rest of an image is checked to be base64, not to be a PNG. Also the images that a replica has seen, as in
-vLLM's cache of processed images; knows no engine.
+The rest of an image is checked to be base64, not to be a PNG. Also the images that a replica has seen, as
+in vLLM's cache of processed images.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The simulated engine on the real clock; knows nothing of HTTP, of Ray and of config files.
+"""The simulated engine on the real clock.
 
 Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
 last one ended (or when work arrives), however late this process woke up. A slow machine therefore

@@ -1,4 +1,4 @@
-"""The ASGI application of a simulated engine: OpenAI's paths; knows nothing of Ray and of config files.
+"""The ASGI application of a simulated engine: OpenAI's paths.
 
 Where the engine's clock is not the real one, the engine's time is sent in-band.
 """

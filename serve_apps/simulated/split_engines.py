@@ -1,4 +1,4 @@
-"""A prompt computed by one engine and decoded by another: both sides on the real clock; knows nothing of Ray.
+"""A prompt computed by one engine and decoded by another: both sides on the real clock.
 
 The decode side answers. It asks a prefill engine for the prompt, takes blocks, waits for the KV, and only
 then lets the prefill engine give its blocks back. One call to the prefill side lasts all that time: its end

@@ -1,4 +1,4 @@
-"""One request's tokens, as a simulated engine hands them out; knows neither the engine nor HTTP."""
+"""One request's tokens, as a simulated engine hands them out."""
 
 import asyncio
 

@@ -1,7 +1,6 @@
 """vLLM's executor without a GPU: steps take the time of the step-time model and compute nothing.
 
-Knows how vLLM's engine core asks its workers (0.29 to 0.32); `platform` chooses the
-executor.
+`platform` chooses the executor.
 """
 
 import time

@@ -1,6 +1,6 @@
 """The GPU that an emulated vLLM pretends to have: the time of a step and the memory left for KV.
 
-Knows vLLM's scheduler output by its fields and the step-time model; imports no vLLM and reads no clock.
+Imports no vLLM and reads no clock.
 """
 
 import math

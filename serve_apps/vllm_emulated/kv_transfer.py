@@ -1,7 +1,7 @@
 """KV on its way between emulated engines: what is ordered, what they tell each other, and when it has come.
 
-Nothing is copied: a transfer takes the time of the engine model's link. Knows no vLLM, socket or clock.
-Times are the caller's monotonic ones; engines tell each other differences, for their clocks differ.
+Nothing is copied: a transfer takes the time of the engine model's link. Times are the caller's monotonic
+ones; engines tell each other differences, for their clocks differ.
 """
 
 import re

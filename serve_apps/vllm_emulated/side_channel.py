@@ -1,7 +1,4 @@
-"""Notices between emulated engines: small messages, to the port of the real connector's own notices.
-
-Knows ZeroMQ, which vLLM brings; knows not what a notice means.
-"""
+"""Notices between emulated engines: small messages, to the port of the real connector's own notices."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Builds the Serve application of real vLLM from the arguments of a config file; knows no running cluster.
+"""Builds the Serve application of real vLLM from the arguments of a config file.
 
 Ray's LLM library and vLLM are imported only where the application is built: in a task of the cluster, where
 both are installed and the environment is that of the replicas. The driver needs neither.

@@ -1,7 +1,7 @@
 """ASGI applications around a server: every answer names its replica; requests are handed through to it.
 
-Knows HTTP only. The caller cancels the request of a client that has left, which closes the connection to the
-server. An answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
+The caller cancels the request of a client that has left, which closes the connection to the server. An
+answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
 """
 
 import json

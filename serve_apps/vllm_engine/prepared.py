@@ -1,6 +1,6 @@
 """A vLLM engine spec made ready to deploy: its recipe, and a model folder if that is ours to write.
 
-Knows the place of such folders and the installed vLLM; starts nothing.
+Starts nothing.
 """
 
 import hashlib

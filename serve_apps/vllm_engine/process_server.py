@@ -1,7 +1,7 @@
 """vLLM's own server as a child process, behind a replica that hands requests and tokens through.
 
 Allows what Ray's LLM library does not: the `mp` executor on GPUs, and versions of vLLM it does not know.
-Costs one more hop on the loopback address; knows nothing of the engine.
+Costs one more hop on the loopback address.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Ray's LLM servers, which also report the replica that answered and its engine.
 
-Imported in the cluster only, where vLLM is installed; knows nothing of how they are deployed.
+Imported in the cluster only, where vLLM is installed.
 """
 
 import asyncio

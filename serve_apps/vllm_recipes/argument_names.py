@@ -1,4 +1,4 @@
-"""Names of vLLM's arguments, by which a misspelt one is found; knows no value and no meaning.
+"""Names of vLLM's arguments, by which a misspelt one is found.
 
 Read from the parser of `vllm serve` and from AsyncEngineArgs of vLLM 0.29.0 and 0.32.0
 (tests/vllm/test_recipes.py compares them with the installed one).

@@ -1,6 +1,5 @@
 """Writes a checkpoint's folder that vLLM can open: config.json, a tokenizer and, if asked, random weights.
 
-Knows the files of such a folder and the names of a Qwen3-MoE's or Llama's tensors; knows nothing of vLLM.
 A model served from it says nothing of the language, only of the machine: its words are drawn by lot.
 """
 

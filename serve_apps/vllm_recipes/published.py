@@ -1,4 +1,4 @@
-"""Published settings for the MI325X and their form of today, as data with sources; knows no rules.
+"""Published settings for the MI325X and their form of today, as data with sources.
 
 Two posts count as published: that of DigitalOcean and AMD on Character.ai (13 Jan 2026, "the blog") and
 arXiv 2603.10031 ("the paper"). Arguments have vLLM's Python names; underscores in a flag are dashes to vLLM.

@@ -1,4 +1,4 @@
-"""Rules about data-parallel ranks of attention, and their arguments; knows no cluster."""
+"""Rules about data-parallel ranks of attention, and their arguments."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The facts that rules about a real vLLM use, and the form of a rule; `refusals` has all rules.
 
-Also the attention backend that vLLM would choose; knows no speed.
+Also the attention backend that vLLM would choose.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Arguments, values, compilation keys and variables by the versions of vLLM that know them; knows no recipe.
+"""Arguments, values, compilation keys and variables by the versions of vLLM that know them.
 
 Only names of published deployments, guides and recipes are listed: vLLM's own parser judges the rest. Source:
 vLLM 0.9.2 to 0.33.0; the rejections of 0.29.0 and 0.32.0 are run through their parsers

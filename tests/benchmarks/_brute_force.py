@@ -1,7 +1,4 @@
-"""True capacities by brute force: hours of load at two rates around each, written to `search_truth.csv`.
-
-Knows a node's latencies at a rate; knows no search.
-"""
+"""True capacities by brute force: hours of load at two rates around each, written to `search_truth.csv`."""
 
 import math
 from collections.abc import Collection, Iterator

@@ -1,7 +1,4 @@
-"""Comparisons of a service with one on which time runs faster, whose true ratio is known.
-
-Knows whole searches of both; knows no table.
-"""
+"""Comparisons of a service with one on which time runs faster, whose true ratio is known."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The joint posterior of the default model's constants from published measurements; knows no engine.
+"""The joint posterior of the default model's constants from published measurements.
 
 Three experiments speak of it: every request at 8 QPS on two layouts, the share within both bounds at lower
 rates, and a closed loop of long prompts by another team. They are taken together, with a ratio of step times

@@ -1,4 +1,4 @@
-"""Writes fitted constants and their joint posterior into the text of a model's file; knows no fit."""
+"""Writes fitted constants and their joint posterior into the text of a model's file."""
 
 import re
 from collections.abc import Mapping, Sequence

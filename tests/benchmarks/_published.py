@@ -1,7 +1,5 @@
 """Published measurements of Qwen3-235B-A22B on this generation of GPUs, and the engine model's answers.
 
-Knows what was run, how a file of it is read and how its experiment is replayed; knows no interval and no fit.
-
 Every figure is the natural logarithm of what was measured, but for an attainment, which is a share. Files:
 
     config,request,ttft_s,itl_s                     each request of the 8 QPS experiment; itl_s is its p99 gap

@@ -1,7 +1,4 @@
-"""Searches as other tools make them, on the same scenarios: bisection, a monotone fit, early stopping.
-
-Knows probes of fresh nodes and their p90s; knows no posterior.
-"""
+"""Searches as other tools make them, on the same scenarios: bisection, a monotone fit, early stopping."""
 
 import math
 from collections.abc import Callable

@@ -2,8 +2,7 @@
 
 The application of a config file with autoscaling runs on a local Ray session behind HAProxy: simulated
 engines, one at first, four at most. Load actors send a short open-loop day. The simulation serves the same
-arrivals; its engines start as slowly as those just seen. It knows neither when Ray's replicas report nor
-which start will be slow, so both are drawn anew in each repetition, and its interval holds 95 % of them.
+arrivals; its engines start as slowly as those just seen.
 
 python -m tests.benchmarks.autoscaled [DAYS]
 """

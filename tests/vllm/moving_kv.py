@@ -1,6 +1,6 @@
 """A prefill and a decode engine of vLLM's own schedulers, and a connector that moves nothing.
 
-All on one virtual clock. Knows nothing of our engine; `Times` is asked when a transfer ends.
+All on one virtual clock. `Times` is asked when a transfer ends.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler and core loop on a virtual clock and an imaginary GPU; knows nothing of our engine."""
+"""vLLM's own scheduler and core loop on a virtual clock and an imaginary GPU."""
 
 import json
 import queue

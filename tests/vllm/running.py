@@ -1,7 +1,4 @@
-"""A service that runs: loaded by the real fleet as `loadgen` loads it, and asked for vLLM's own counters.
-
-Knows not how it came to run.
-"""
+"""A service that runs: loaded by the real fleet as `loadgen` loads it, and asked for vLLM's own counters."""
 
 import re
 import urllib.request

@@ -1,7 +1,6 @@
 """Recipes against the installed vLLM's own parser and Ray's own configuration of it, on any build.
 
-The parser proves names, types and choices. It knows nothing of a ROCm build: whether ROCM_AITER_FA is there,
-and what a kernel takes, is read in the source (`model_rules`) and is proven on an MI325X only.
+The parser proves names, types and choices.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""Grounds of a prediction's constants: measured here, fitted to others' measurements, or assumed.
-
-Knows the sources that stand beside constants, and predictions; computes nothing with values.
-"""
+"""Grounds of a prediction's constants: measured here, fitted to others' measurements, or assumed."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Marks on dataclass fields that say how a field stands in JSON; knows no field of its own.
+"""Marks on dataclass fields that say how a field stands in JSON.
 
 A field without a default is always written. One with a default is absent from the file while it holds it.
 """

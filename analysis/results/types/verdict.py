@@ -1,4 +1,4 @@
-"""The verdicts that answer one question; knows no field of theirs."""
+"""The verdicts that answer one question."""
 
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict

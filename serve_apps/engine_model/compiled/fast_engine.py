@@ -1,7 +1,4 @@
-"""Engines at O(1) per step, compiled: whole runs in one call.
-
-Knows how requests become the records of `loop`, and refuses what the loop may not serve.
-"""
+"""Engines at O(1) per step, compiled: whole runs in one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

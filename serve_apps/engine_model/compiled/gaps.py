@@ -1,4 +1,4 @@
-"""Gaps between the tokens of one request, compiled; knows no engine."""
+"""Gaps between the tokens of one request, compiled."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Machine code of the engine model's loops, by numba; knows no rule of theirs."""
+"""Machine code of the engine model's loops, by numba."""
 
 import hashlib
 import os

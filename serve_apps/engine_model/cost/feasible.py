@@ -1,7 +1,4 @@
-"""Refuses layouts whose engines cannot hold a model: its experts, its weights and one longest request.
-
-Knows bytes and numbers of experts; knows no request of a workload and no flag.
-"""
+"""Refuses layouts whose engines cannot hold a model: its experts, its weights and one longest request."""
 
 from conf.io.check import require
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine

@@ -1,4 +1,4 @@
-"""Noise of the step time: of single steps, slow drift, and stalls; knows no scheduler."""
+"""Noise of the step time: of single steps, slow drift, and stalls."""
 
 import math
 

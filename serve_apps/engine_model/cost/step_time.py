@@ -1,4 +1,4 @@
-"""Duration of one engine step: an additive roofline; knows no requests, blocks or clocks.
+"""Duration of one engine step: an additive roofline.
 
 Memory time and compute time are added, not maximised: the sum fits measured decode steps better.
 Prefill and decode tokens have GEMM efficiencies of their own in every step. The first prefill tokens of

@@ -1,4 +1,4 @@
-"""The time in which a prompt's KV gets from one engine to another; knows no engine and no schedule."""
+"""The time in which a prompt's KV gets from one engine to another."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One engine replica as a state machine: requests in, timed tokens out; knows no clock.
+"""One engine replica as a state machine: requests in, timed tokens out.
 
 Time is an argument. The tokens of a step exist at the end that `begin_step` returns, when `end_step` is due.
 """

@@ -1,4 +1,4 @@
-"""The pool of KV blocks of one engine with vLLM's prefix cache; knows no scheduling and no durations.
+"""The pool of KV blocks of one engine with vLLM's prefix cache.
 
 The rules (vLLM's block_pool.py): only full blocks are hashed, at their allocation; a freed block goes
 to the back of the free queue when it is hashed and to the front when it is not; an allocation takes

@@ -1,4 +1,4 @@
-"""Data-parallel ranks of one replica, which step together: requests in, timed tokens out; knows no clock.
+"""Data-parallel ranks of one replica, which step together: requests in, timed tokens out.
 
 Each rank is an engine with requests, KV cache and limits of its own. vLLM's DPEngineCoreProc makes every
 rank compute in every step, because the experts of a layer are spread over the GPUs of all.

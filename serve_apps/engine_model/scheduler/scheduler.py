@@ -1,4 +1,4 @@
-"""vLLM V1's scheduling rules: which tokens the next step computes; knows no clock and no durations.
+"""vLLM V1's scheduling rules: which tokens the next step computes.
 
 The rules (docs/engine_model.md, section 1): running requests first, in order; then waiting ones, first
 come first served, while token budget and request slots remain; a prompt is admitted only when the

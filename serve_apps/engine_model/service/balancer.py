@@ -1,7 +1,7 @@
 """The routing policies' choice of a replica, for one request and for arrays of them.
 
-Knows sessions and requests in flight; knows no engine and no clock. Behind HAProxy or a Serve proxy the same
-rules decide; the ring, its hash and its bound are theirs (`serve_apps.routing.hash_ring`).
+Behind HAProxy or a Serve proxy the same rules decide; the ring, its hash and its bound are theirs
+(`serve_apps.routing.hash_ring`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""Prompts that share beginnings block by block, as in a recorded trace, for the prefix caches of replicas.
-
-Knows which earlier request owns each run of a prompt's tokens; knows no hash of the trace.
-"""
+"""Prompts that share beginnings block by block, as in a recorded trace, for the prefix caches of replicas."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 """A service whose engines come and go while it serves: seconds of CPU for a day of it on the virtual clock.
 
-Knows engines, nodes and the time until a new engine serves; what says how many are wanted is handed in. A
-new engine begins with an empty prefix cache. An engine that goes gets no more requests and ends those it has;
-with a lost node the requests on it are lost, and have no times.
+What says how many are wanted is handed in. A new engine begins with an empty prefix cache. An engine that
+goes gets no more requests and ends those it has; with a lost node the requests on it are lost, and have no
+times.
 """
 
 import math

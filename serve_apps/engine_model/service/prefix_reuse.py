@@ -1,7 +1,5 @@
 """Common beginnings of prompts, and the prefix caches of many replicas as lists of such pieces.
 
-Knows no time, only the order of arrivals.
-
 The rules are those of vLLM's pool, for pieces that are used as a whole (`Prefixes`): a prompt uses its pieces
 from the first to the last, a replica forgets what was used longest ago, of one prompt the last blocks
 first. Two simplifications: blocks are used when their request arrives, not when it ends, and count

@@ -1,4 +1,4 @@
-"""Ray Serve's default rule for the number of replicas, as pure functions; knows no engine and no clock.
+"""Ray Serve's default rule for the number of replicas, as pure functions.
 
 Ray 2.60 looks at the requests in flight and queued on the replicas that run, and asks for as many replicas
 as keep `target_ongoing_requests` on each (`ray.serve.autoscaling_policy`). A wish must last for a delay

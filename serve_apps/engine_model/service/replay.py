@@ -1,7 +1,7 @@
 """One run of requests on engines that begin empty, with the gaps between the tokens of every request.
 
-Also a closed loop over several engines behind one balancer: each answer makes room for the next request.
-Knows in which order engines end steps; a step stands in `loop`, the choice of an engine in `route_loop`.
+Also a closed loop over several engines behind one balancer: each answer makes room for the next request. A
+step stands in `loop`, the choice of an engine in `route_loop`.
 """
 
 import heapq

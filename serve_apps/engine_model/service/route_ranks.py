@@ -1,6 +1,6 @@
 """Runs of requests over replicas of data-parallel ranks, in one call: routed to a replica, then to a rank.
 
-Knows the balancers' order; a step of all ranks and the choice of one stand in `compiled.lockstep`.
+A step of all ranks and the choice of one stand in `compiled.lockstep`.
 """
 
 import math

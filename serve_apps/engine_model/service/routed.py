@@ -1,6 +1,6 @@
 """Runs of requests over many replicas, in one call: routed, found in caches, computed.
 
-Knows how to call `route_loop.route`; the rules are there, in `balancer` and in `prefix_reuse`.
+The rules are there, in `balancer` and in `prefix_reuse`.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Replicas behind a balancer on one virtual clock: hours of service in seconds; knows no search.
+"""Replicas behind a balancer on one virtual clock: hours of service in seconds.
 
 Between two arrivals the replicas are independent, so each runs on its own to the next one.
 """

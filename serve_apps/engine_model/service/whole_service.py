@@ -1,6 +1,6 @@
 """A whole run of requests in one call: by the compiled loop where it may, block by block otherwise.
 
-Also a guess of a node's QPS, its peaks and the shares of its busy time; knows no rate and no bound.
+Also a guess of a node's QPS, its peaks and the shares of its busy time.
 """
 
 from collections.abc import Mapping, Sequence

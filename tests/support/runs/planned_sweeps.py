@@ -1,4 +1,4 @@
-"""Sweeps in the form that a plan rests on; knows no run folder."""
+"""Sweeps in the form that a plan rests on."""
 
 import json
 from typing import Any

@@ -1,7 +1,4 @@
-"""The services of known capacity that searches are tried on: their words and their true capacities.
-
-Knows how a fresh node of each is made; knows no search.
-"""
+"""The services of known capacity that searches are tried on: their words and their true capacities."""
 
 import csv
 import math

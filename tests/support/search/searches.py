@@ -1,7 +1,4 @@
-"""Whole searches by this project's own driver on a scenario, and what each came to.
-
-Knows how a search is begun and what its answer claims; knows no table.
-"""
+"""Whole searches by this project's own driver on a scenario, and what each came to."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""Windows whose outcomes are drawn and not served: thousands of requests per second cost milliseconds each.
-
-Knows the model of `analysis.capacity.limit_posterior` and draws from it, with a capacity that drifts, which
-that model does not know; knows no engine, no driver and no clock.
-"""
+"""Windows whose outcomes are drawn and not served: thousands of requests per second cost milliseconds."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Services of a few lines on a virtual clock: one that serves a request at a time, and one that fails some.
-
-Knows arrivals and tokens; knows no search and no bound.
-"""
+"""Services of a few lines on a virtual clock: one serves a request at a time, one fails some."""
 
 import math
 from dataclasses import dataclass, field
