@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import dwell_table
@@ -21,7 +22,7 @@ from analysis.capacity.window_counts import (
     waiting,
     without_lag,
 )
-from analysis.rows import failures, metrics, records
+from analysis.rows import failures, metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import allowed_over
 from loadgen.drive.plan import LoadPlan, Past
@@ -153,9 +154,12 @@ class Windows:
 
     def _warmup_before(self, window: Window) -> pa.Table:
         """Rows of the last warm-up before a window; a resumed run has several."""
-        rows = records.by_due(self.ledger.rows(-1))
-        before = rows.filter(pa.array(metrics.numbers(rows, "due_ns") < window.start_ns))
-        return before.slice(max(0, len(before) - self.plan.warmup_requests))
+        rows = self.ledger.rows(-1)
+        due_ns = metrics.numbers(rows, "due_ns")
+        last_ns = np.max(due_ns[due_ns < window.start_ns], initial=0.0)
+        ends_ns = (outcome.dwell.window_end_ns for outcome in self.outcomes)
+        since_ns = max((end_ns for end_ns in ends_ns if end_ns <= last_ns), default=0)
+        return metrics.chosen(rows, (due_ns >= since_ns) & (due_ns <= last_ns))
 
     def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:
         """A ramp step as the ramp uses it: bad or not, and void only where a late client decides that.

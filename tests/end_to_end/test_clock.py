@@ -147,7 +147,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
     seen = Exchange(
         3, 2, sent_ns=3 * NS + MS, first_token_ns=3 * NS + 20 * MS, last_token_ns=3 * NS + 30 * MS
     )
-    seen.status, seen.end_ns, seen.events = "ok", 3 * NS + 31 * MS, 2
+    seen.status, seen.end_ns, seen.text.events = "ok", 3 * NS + 31 * MS, 2
     seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns

@@ -117,7 +117,9 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
     text = text_of(to_tree(verdict) | {"requests": to_tree(verdicts.count_requests(rows, rows.num_rows))})
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
     kind = f"truncated {row['error_kind']}"
-    assert verdict.reason.startswith(f"malformed_answers: Answers fail whatever the load. Most: {kind}")
+    assert verdict.reason.startswith(
+        f"malformed_answers: Mend the answers that fail whatever the load. Most: {kind}"
+    )
     assert f"x {kind} (" in text and "\n  failed " in text and "check malformed" in text
     done = done_window({"event": "segment_done", **events[-1][1]})
     assert done and f"VOID malformed_answers; failed {done.failed} of {done.requests}: {done.failed} x {kind}"
