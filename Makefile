@@ -20,28 +20,10 @@ EXTRAS := dev
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header $(ARGS)
 VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-vllm-torch.lock)
-VLLM_TEST = $(VLLM_BIN)/python -m pytest -m vllm -W ignore
 # The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
 VLLM_OLDER ?= 0.29.0
-# What an older vLLM may do otherwise: its flags, its scheduler, what it asks of emulated GPUs, and one deployment
-# that is loaded. What our side does with a vLLM that runs is the same for each, and the newest shows it.
-VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same_steps.py bench_arrivals.py \
-	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
-	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters) \
-	--deselect tests/vllm/test_emulated.py::test_the_intended_hit_rate_is_met
-# An engine that starts computes on one core. Two of these lanes deploy real engines: the first and the last.
-VLLM_LANES := vllm-answers vllm-emulated $(VLLM_OLDER:%=vllm-older-%) vllm-deployed
-ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
-DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-# Five lanes of tests with Ray and four without. The first compiles the engine's loops, half a minute of CPU in
-# a fresh clone, while two lanes beside it wait more than they compute; all others find the loops compiled. A
-# session of Ray holds some 2 GB and its start both cores: AT_ONCE is how many lanes run side by side.
-LANES := test-engine test-faults test-recovery test-loadgen test-standing test-commands test-others test-end-to-end test-cluster
-AT_ONCE ?= 4
-LANE = @$(BIN)/python -m pytest -m
-
-.PHONY: help sweep quick $(QUARTERS) test $(LANES) test-digits browser vllm test-vllm $(VLLM_LANES) check bench notebook clean lock
+.PHONY: help sweep quick test test-stutter test-digits test-vllm test-all browser vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -58,73 +40,36 @@ help:  ## the targets, and what they do
 sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with ARGS="key=value ..."
 	$(BIN)/python -m loadgen sweep $(ARGS)
 
-test: $(STAMP)  ## everything that needs neither a GPU nor vLLM, in nine lanes, AT_ONCE of them side by side; what ARGS="..." names in one
+# Tests stand in three circles (quick, test, test-all), each in lanes that run side by side: a lane with Ray mostly
+# waits, the others compute. The engine's loops, which a fresh clone compiles for half a minute, begin one of them.
+SIDE_BY_SIDE = @$(MAKE) --no-print-directory --output-sync=target --jobs
+PYTEST = @$(BIN)/python -m pytest -q -m
+FAST := not ray and not slow and not vllm
+ENGINE := tests/serve_apps tests/loadgen tests/maxqps
+# What make check runs is not run again.
+OTHERS := tests $(addprefix --ignore=,$(ENGINE) tests/vllm tests/test_layers.py)
+QUICK_OTHERS := $(OTHERS) --ignore=tests/end_to_end
+# Only files with tests of Ray: to import all others takes seconds in each lane.
+RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
+
+quick: $(STAMP)  ## the inner loop, a minute: no Ray, no browser, no whole command, nothing slow
+	$(SIDE_BY_SIDE)=2 quick-engine quick-others
+
+quick-engine quick-others: $(STAMP)
+	$(PYTEST) "$(FAST)" $(if $(filter %-engine,$@),$(ENGINE),$(QUICK_OTHERS)) $(ARGS)
+
+test: $(STAMP)  ## before a commit, five minutes: all but what is slow, with a whole sweep on Ray; or what ARGS="..." names
 ifeq ($(ARGS),)
-	@echo "$(words $(LANES)) runs, $(AT_ONCE) side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory --jobs=$(AT_ONCE) --output-sync=target COMPILED=test-engine $(LANES)
+	$(SIDE_BY_SIDE)=3 test-ray test-engine test-others
 else
-	$(LANE) "not vllm" $(ARGS)
+	$(PYTEST) "not vllm" $(ARGS)
 endif
 
-# Files with tests of Ray in a folder: to import all others, of which no test is asked, takes seconds in each lane.
-# Files of a lane that share a session of Ray stand side by side.
-RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
-END_TO_END := tests/end_to_end/test_
-STANDING := $(addprefix $(END_TO_END),conversations_sweep.py quality_gate.py recommend.py)
-FAULTS := $(END_TO_END)faults.py
-FLEET := tests/loadgen/fleet/test_fleet.py
-COMMANDS := $(filter-out $(FAULTS) $(STANDING),$(call RAY_IN,tests/end_to_end)) tests/cluster/test_cluster_cli.py
-test-standing: $(STAMP)
-	$(LANE) ray $(call RAY_IN,tests/serve_apps) $(STANDING)
+test-ray: $(STAMP)
+	$(PYTEST) "ray and not slow" $(call RAY_IN,tests)
 
-test-commands: $(STAMP)
-	$(LANE) ray $(COMMANDS)
-
-test-faults: $(STAMP)
-	$(LANE) ray $(FLEET) $(FAULTS)
-
-test-recovery: $(STAMP)
-	$(LANE) ray $(filter-out $(FLEET),$(call RAY_IN,tests/loadgen))
-
-# Every other file with Ray, a new one too.
-ELSEWHERE := tests/end_to_end tests/loadgen tests/serve_apps tests/vllm
-test-cluster: $(STAMP)
-	$(LANE) ray $(filter-out $(COMMANDS),$(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))))
-
-ENGINE := tests/serve_apps/engine_model
-test-engine: $(STAMP)
-	$(LANE) "not ray" $(ENGINE)
-
-test-loadgen: $(STAMP)
-	$(LANE) "not ray" tests/loadgen
-
-test-end-to-end: $(STAMP)
-	$(LANE) "not ray" tests/end_to_end
-
-test-others: $(STAMP)
-	$(LANE) "not ray" tests $(addprefix --ignore=,tests/loadgen tests/end_to_end tests/vllm $(ENGINE))
-
-# Only `make test` names the lane to wait for; one lane alone compiles what it needs.
-COMPILED :=
-$(filter-out test-engine test-faults test-recovery,$(LANES)): $(COMPILED)
-
-QUARTERS := quick-drive quick-loadgen quick-analysis quick-others
-quick: $(STAMP)  ## the inner loop: no Ray, no browser, no end-to-end test, nothing slow; four parts side by side, as some wait
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target $(QUARTERS)
-
-QUICK = @$(BIN)/python -m pytest -q -m "not ray and not slow and not vllm" $(ARGS)
-DRIVE := $(addprefix tests/loadgen/,drive fleet studies)
-quick-drive: $(STAMP)
-	$(QUICK) $(DRIVE)
-
-quick-loadgen: $(STAMP)
-	$(QUICK) tests/loadgen $(DRIVE:%=--ignore=%)
-
-quick-analysis: $(STAMP)
-	$(QUICK) tests/analysis --ignore=tests/analysis/notebooks --ignore=tests/analysis/report
-
-quick-others: $(STAMP)
-	$(QUICK) tests --ignore=tests/loadgen --ignore=tests/end_to_end --ignore=tests/analysis --ignore=tests/vllm
+test-engine test-others: $(STAMP)
+	$(PYTEST) "$(FAST)" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS))
 
 # numpy without the vector instructions that it found here, as on an older CPU: sums differ in their last digit.
 test-digits: $(STAMP)  ## recorded figures are found again on another CPU
@@ -132,10 +77,75 @@ test-digits: $(STAMP)  ## recorded figures are found again on another CPU
 	$(BIN)/python -m pytest -q tests/end_to_end/test_golden.py tests/end_to_end/test_open_run.py \
 	tests/analysis/results/test_recount.py tests/analysis/exchange/test_readers.py
 
-browser:  ## Chromium, in which the report is looked at; where it cannot be installed those tests are skipped
+test-stutter: $(STAMP)  ## the inner loop on a machine that stands still for 2.2 of 3.2 seconds, beside a process that burns a core
+	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
+	$(BIN)/python -m pytest -q -m "$(FAST)" $(ENGINE) $(QUICK_OTHERS) $(ARGS)
+
+# --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
+LOGS := build/tests
+LANES := all-vllm-deployed all-ray-loadgen all-ray-end-to-end all-engine all-vllm-older all-others all-ray-others \
+	all-vllm-emulated all-planted all-stutter all-digits all-vllm-answers
+# Ray and vLLM hold gigabytes each.
+AT_ONCE ?= 3
+
+test-all: $(STAMP) $(VLLM_STAMP) $(VLLM_VENV)/vllm-$(VLLM_OLDER) browser  ## everything, half an hour: every fault, two vLLMs, browsers, planted faults; before an issue is called done
+	@rm -rf $(LOGS)
+	$(SIDE_BY_SIDE)=$(AT_ONCE) --keep-going $(LANES); code=$$?; \
+	for lane in $(LANES); do printf '%-18s %s\n' $$lane "$$(tail -n 1 $(LOGS)/$$lane.log)"; done; exit $$code
+
+$(LANES): | $(LOGS)
+$(LOGS):
+	mkdir -p $@
+
+.PHONY: $(LANES) $(addsuffix -engine,quick test) $(addsuffix -others,quick test) test-ray
+all-%: SHELL := /bin/bash
+all-%: .SHELLFLAGS := -o pipefail -c
+EVERYTHING = --no-skips 2>&1 | tee $(LOGS)/$@.log
+all-engine all-others: $(STAMP)
+	$(PYTEST) "not ray and not vllm" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS)) $(EVERYTHING)
+
+all-ray-loadgen all-ray-end-to-end: $(STAMP)
+	$(PYTEST) ray $(call RAY_IN,tests/$(if $(filter %-loadgen,$@),loadgen,end_to_end)) $(EVERYTHING)
+
+ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm
+all-ray-others: $(STAMP)
+	$(PYTEST) ray $(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
+
+all-digits all-stutter: $(STAMP)
+	@$(MAKE) --no-print-directory test-$(@:all-%=%) 2>&1 | tee $(LOGS)/$@.log
+
+all-planted: $(STAMP)
+	@$(BIN)/python -m tests.benchmarks.planted_faults --sample 20 2>&1 | tee $(LOGS)/$@.log
+
+VLLM_TEST = $(VLLM_BIN)/python -m pytest -q -W ignore -m
+test-vllm: $(VLLM_STAMP)  ## real vLLM in its own environment, five minutes; or what ARGS="..." names
+	@$(VLLM_TEST) "$(if $(ARGS),vllm,vllm and not slow)" $(or $(ARGS),tests/vllm)
+
+# An engine that starts computes on one core. Two of these lanes deploy real engines: the older one's and -deployed.
+ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
+DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
+all-vllm-answers: $(VLLM_STAMP)
+	@$(VLLM_TEST) vllm $(ANSWERS) $(EVERYTHING)
+
+all-vllm-deployed: $(VLLM_STAMP)
+	@$(VLLM_TEST) vllm $(DEPLOYED) $(EVERYTHING)
+
+all-vllm-emulated: $(VLLM_STAMP)
+	@$(VLLM_TEST) vllm tests/vllm $(addprefix --ignore=,$(ANSWERS) $(DEPLOYED)) $(EVERYTHING)
+
+# What an older vLLM may do otherwise: its flags, its scheduler, what it asks of emulated GPUs, and one deployment
+# that is loaded. What our side does with a vLLM that runs is the same for each, and the newest shows it.
+OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same_steps.py bench_arrivals.py \
+	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
+	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters) \
+	--deselect tests/vllm/test_emulated.py::test_the_intended_hit_rate_is_met
+all-vllm-older: $(VLLM_VENV)/vllm-$(VLLM_OLDER)
+	@PYTHONPATH=$(CURDIR)/$< $(VLLM_TEST) vllm $(OLDER_TESTS) $(EVERYTHING)
+
+browser:  ## Chromium, in which the report is looked at; make test-all needs it
 	@command -v chromium > /dev/null \
 	|| { test $$(id -u) = 0 && timeout 300 sh -c '$(CHROMIUM)'; } \
-	|| echo "no Chromium on the PATH: the tests of the report in a browser will be skipped"
+	|| echo "no Chromium on the PATH: make test-all fails without it"
 
 # The lock is the whole environment but torch. Nothing looks at what each package asks for: that would bring CUDA
 # builds of torchvision and torchaudio, with which vLLM's import fails. The small CPU build of torch is not in
@@ -157,25 +167,6 @@ $(VLLM_VENV)/vllm-%: $(VLLM_STAMP)
 	touch $@
 
 vllm: $(VLLM_STAMP)  ## an environment with vLLM's CPU build: .venv-vllm/bin/python -m loadgen sweep engine=vllm_cpu ...
-
-test-vllm: $(VLLM_STAMP) $(VLLM_OLDER:%=$(VLLM_VENV)/vllm-%)  ## real vLLM, deployed and loaded, in an environment of its own, two lanes at a time; what ARGS="..." names in one, with the newest
-ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(VLLM_LANES)
-else
-	$(VLLM_TEST) tests/vllm $(ARGS)
-endif
-
-vllm-answers: $(VLLM_STAMP)
-	@$(VLLM_TEST) $(ANSWERS)
-
-vllm-deployed: $(VLLM_STAMP)
-	@$(VLLM_TEST) $(DEPLOYED)
-
-vllm-emulated: $(VLLM_STAMP)
-	@$(VLLM_TEST) tests/vllm $(patsubst %,--ignore=%,$(ANSWERS) $(DEPLOYED))
-
-$(VLLM_OLDER:%=vllm-older-%): vllm-older-%: $(VLLM_VENV)/vllm-%
-	@PYTHONPATH=$(CURDIR)/$< $(VLLM_TEST) $(VLLM_OLDER_TESTS)
 
 check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,54 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 ENDED = pytest.StashKey[int]()
+LONG_TIMEOUT_S = 1200.0
+"""For tests of Ray and vLLM: only what hangs is cut, and on a busy machine a session alone takes minutes."""
+OPTIONAL = ("this vLLM chooses ranks by another rule", "ai-dynamo-runtime is not among our requirements")
+"""Reasons for which a test may be skipped even under `--no-skips`."""
 
 
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Note of every test of a battery which one it belongs to, so that the summary can count them."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--no-skips`, for a run that must show everything."""
+    parser.addoption("--no-skips", action="store_true", help="a skipped test fails, unless it is optional")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of Ray and vLLM their longer timeout."""
+    for item in items:
+        long = item.get_closest_marker("ray") or item.get_closest_marker("vllm")
+        if long and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Count a battery's tests for the summary; turn a skip into a failure where `--no-skips` forbids it."""
     if call.when == "call" and (marker := item.get_closest_marker("battery")):
         item.user_properties.append(("battery", marker.args[0]))
+    report = yield
+    refuse_skip(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn the skip of a whole file into an error where `--no-skips` forbids it."""
+    report = yield
+    refuse_skip(report, collector.config)
+    return report
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+    """Make a skipped report a failed one under `--no-skips`, unless its reason is among `OPTIONAL`."""
+    if report.skipped and config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not reason.removeprefix("Skipped: ").startswith(OPTIONAL):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}; --no-skips allows no skip"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -193,7 +193,7 @@ def _send(seconds: Any, state: Any, requests: Any, receiver: Any, loads: Any) ->
 
 
 @inlined
-def _schedule(remote: Any, r: Any) -> bool:
+def _schedule(remote: Any, r: Any) -> bool:  # noqa: PLR0915 (a compiled kernel)
     """Choose the tokens of the next step, if there are any; False where the KV cache may overflow."""
     engines, seconds, receiver, loads = remote.engines, remote.seconds, remote.receivers[r], remote.loads[r]
     limits, costs, state = engines.limits, engines.costs, engines.states[r]
