@@ -73,10 +73,11 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("row", "words", "remedy"), FAILURES)
-@pytest.mark.parametrize("every", [1, 16])
+@pytest.mark.parametrize(
+    ("every", "row", "words", "remedy"), [*((1, *failure) for failure in FAILURES), (16, *FAILURES[0])]
+)
 def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_remedy(
-    row: dict[str, Any], words: str, remedy: str, every: int
+    every: int, row: dict[str, Any], words: str, remedy: str
 ) -> None:
     class Nearly(Failing):
         """All but one of `every` fail; 1 is all."""

@@ -114,8 +114,3 @@ def test_a_probe_is_not_resumed_but_run_again_as_it_was(
     assert main(["resume", str(tmp_path), "--dry-run"]) == summary.EXIT_USAGE
     error = capsys.readouterr().err
     assert error.startswith("error: a probe is not continued") and error.endswith(f"{ends}\n")
-
-
-def test_the_plan_of_a_required_rate_says_how_long_it_may_take(capsys: Any) -> None:
-    assert main(["probe", "rate_qps=4", "--require", "--dry-run"]) == summary.EXIT_OK
-    assert "600 s of load" in capsys.readouterr().out

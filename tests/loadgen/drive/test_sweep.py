@@ -99,7 +99,6 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     ("spoil", "reason"),
     [
         ({"send_offset_ns": NS // 10}, "client_limited"),
-        ({"engine_steps": 100, "engine_late_steps": 5}, "engine_late"),
         ({"replica_id": "stranger"}, "replica_lost"),
         ({"reads": 1}, "burst_delivery"),
     ],
@@ -346,12 +345,6 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     tree = to_tree(verdicts.of_probe(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
-
-
-def test_a_lost_deployment_ends_the_sweep_with_its_reason() -> None:
-    drive, _, _ = driver(["search=quick"], fault=lambda: "replica r2 is gone")
-    with pytest.raises(TargetLost, match="replica r2 is gone"):
-        sweep(drive)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A watcher sees the running window and changes nothing of the search."""
 
+from functools import cache
 from typing import Any
 
 from analysis.live.window_so_far import WindowSoFar
@@ -8,6 +9,7 @@ from loadgen.drive.sweep import sweep
 from tests.support.virtual.virtual_drivers import driver
 
 
+@cache
 def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
     seen: list[WindowSoFar] = []
     made, *_ = driver(["search=quick", "search.budget_s=150"])

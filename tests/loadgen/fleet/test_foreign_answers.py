@@ -89,12 +89,6 @@ def test_a_failure_says_why_and_what_to_do(name: str) -> None:
         assert exchange.error.isprintable() and len(exchange.error) < 250
 
 
-@pytest.mark.parametrize("status", ["200 OK", "201 Created", "202 Accepted", "203 Changed"])
-def test_every_status_of_success_is_one(status: str) -> None:
-    (exchange,) = run(lambda _: [head(status), token(), token(), LAST, usage(3, 3), END])
-    assert (exchange.status, exchange.http_status) == ("ok", int(status[:3]))
-
-
 def test_a_compressed_answer_is_read_and_its_connection_kept() -> None:
     events = b"".join(piece.split(b"\r\n")[1] for piece in (token(), token(), LAST, usage(3, 3)))
     packed = gzip.compress(events + b"data: [DONE]\n\n")

@@ -345,14 +345,6 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
 CUTS = st.lists(st.integers(1, 2000), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(STREAMS)), CUTS)
-def test_a_stream_in_many_pieces_is_recorded_the_same(name: str, cuts: list[int]) -> None:
-    stream = STREAMS[name][0]
-    cut, whole = records(pieces(stream, cuts), pieces(stream, []))
-    assert cut == whole
-
-
 @st.composite
 def broken(draw: st.DrawFn) -> bytes:
     """A stream with some of its bytes overwritten, left out, repeated or added."""

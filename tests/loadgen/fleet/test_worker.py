@@ -22,7 +22,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.arrow_files import on_disk
-from tests.support.servers.mock_server import END, MockServer, Script, answer, event, head, token, usage
+from tests.support.servers.mock_server import MockServer, Script, answer, head, token
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 pytestmark = pytest.mark.usefixtures("never_overdue")
@@ -263,34 +263,6 @@ def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
     assert {row["status"] for row in rows} == {records.PENDING}
     assert all(row["output_tokens"] == 1 and row["first_token_offset_ns"] > 0 for row in rows)
     assert {(row["status"], row["error_kind"]) for row in table.to_pylist()} == {("truncated", "interrupted")}
-
-
-def test_a_dead_server_gives_rows_too(tmp_path: Path) -> None:
-    schedule = plan(20, 0.5)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda _: [None])
-    assert statuses(table) == {"conn_error": len(schedule)}
-
-
-def test_an_answer_of_strange_types_is_a_row_like_any_other(tmp_path: Path) -> None:
-    strange = event({"choices": [], "usage": {"prompt_tokens": "12", "completion_tokens": True}})
-    pieces = [head(), token(), strange, usage(3, 1), END]
-    schedule = plan(20, 0.5)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda _: pieces)
-    ends = {(row["status"], row["error_kind"], row["prompt_tokens"]) for row in table.to_pylist()}
-    assert ends == {("http_error", "bad_event", 3)} and table.num_rows == len(schedule)
-
-
-def test_refused_connections_were_sent_in_time(tmp_path: Path) -> None:
-    schedule = plan(20, 0.5)
-
-    async def main() -> None:
-        server = MockServer()
-        server.url = "http://127.0.0.1:9"
-        await drive(server, tmp_path / "s.arrow", schedule)
-
-    asyncio.run(main())
-    rows = records.read_shard(tmp_path / "s.arrow").to_pylist()
-    assert len(rows) == len(schedule) and all(row["send_offset_ns"] is not None for row in rows)
 
 
 async def until(seen: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Predictions over an engine model whose answer is known: TPOT grows with the rate and one constant."""
+"""loadgen/predict/answer.py over an engine model whose answer is known: TPOT grows with the rate."""
 
 import math
 from dataclasses import replace
@@ -20,31 +20,11 @@ from conf.specs.experiment import Constant
 from loadgen import __main__ as root
 from loadgen.cli import command_line, engine_model, grammar, prediction
 from loadgen.predict import answer, grid, uncertainty
-from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import at_rate, cells, predict, text_of
-from tests.support.search.constants_alone import only_layer
-
-LAYER = "model.step_time.layer_us"
-
-
-def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
-    """p90 TPOT is 20 ms x QPS per node x layer_us / 100, whatever else; p90 TTFT is 100 ms."""
-    due_s = arrivals.due_ns / NS
-    qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes
-    tpot_s = 0.020 * qps * experiment.model.step_time.layer_us.value / 100
-    last_s = due_s + 0.1 + tpot_s * (arrivals.output_tokens - 1)
-    work = {"busy_s": 30.0, "kv_token_seconds": 1e6}
-    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), work)
-
-
-MODEL = EngineModel(
-    simulate,
-    lambda experiment: NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
-    lambda _: 9.0,
-)
+from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, only_layer, simulate
 
 
 def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
@@ -76,11 +56,13 @@ def test_without_uncertain_constants_the_interval_is_noise_and_says_so() -> None
 
 def test_the_sensitivity_says_what_to_measure_first() -> None:
     tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
-    first, *others = tree["sensitivity"]
+    first, *_ = tree["sensitivity"]
     assert first["path"] == LAYER and first["share"] == pytest.approx(1.0)
-    assert first["elasticity"] == pytest.approx(-1.0, abs=0.05)
     assert (first["at_low_qps"], first["at_high_qps"]) == pytest.approx((6.25, 3.125), rel=0.02)
-    assert all(row["elasticity"] == pytest.approx(0, abs=0.02) for row in others)
+    found = {row["path"]: row["elasticity"] for row in tree["sensitivity"]}
+    known = {LAYER: -1.0, DEPLOYMENT: -1.0, LAYOUT: -1.0, STEP: -0.5}
+    assert {path: found.pop(path) for path in known} == pytest.approx(known, abs=0.05)
+    assert all(elasticity == pytest.approx(0, abs=0.02) for elasticity in found.values())
     text = text_of(tree)
     assert text.startswith("PREDICTED  5.0") and "what to measure first" in text
 

@@ -45,14 +45,6 @@ def test_a_body_has_exactly_the_asked_tokens(seq: int, inputs: int, vocab: int) 
     assert tree["stream"] and tree["stream_options"] == {"include_usage": True} and tree["model"] == "m"
 
 
-def test_very_long_prompts_repeat_the_pool() -> None:
-    assert len(body(Prompts(IDS, "m", 151936, salt=3), 5, 300_000)["prompt"]) == 300_000
-
-
-def test_text_has_one_word_per_token() -> None:
-    assert len(body(Prompts(TEXT, "m", 151936, salt=3), 5, 321)["prompt"].split()) == 321
-
-
 def test_a_chat_is_one_message_with_the_words_of_the_text() -> None:
     chat, text = Prompts(CHAT, "m", 151936, salt=3), Prompts(TEXT, "m", 151936, salt=3)
     asked, plain = body(chat, 5, 321), body(text, 5, 321)

@@ -173,16 +173,6 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
     assert not [text for text in texts if "sk-from" in text] and "Bearer [api key]" in tree["reason"]
 
 
-def test_ctrl_c_while_preparing_leaves_a_readable_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted() -> Start:
-        raise KeyboardInterrupt
-
-    tree, _ = measure(tmp_path, monkeypatch, prepare=interrupted)
-    assert tree["exit_code"] == summary.EXIT_INTERRUPTED
-
-
 def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "cut")
     folder.write_json("manifest.json", {"verb": "sweep"})

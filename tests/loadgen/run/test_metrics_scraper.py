@@ -1,15 +1,12 @@
-"""Scraping /metrics: vLLM's names old and new, servers that hang, refuse or babble, and a killed driver."""
+"""loadgen/run/metrics_scraper.py: vLLM's names old and new, servers that hang, refuse or babble."""
 
 import asyncio
 import gzip
-import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -431,31 +428,14 @@ def test_a_run_that_ends_at_once_leaves_an_empty_stream(path: Path) -> None:
     assert threading.active_count() == before
 
 
-@pytest.fixture
-def driver(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that scrapes until it is killed."""
-    with Server(fine=says(page())) as server:
-        story = f"""
-import time
-from pathlib import Path
-from loadgen.run import metrics_scraper
-metrics_scraper.PERIOD_S = 0.1
-with metrics_scraper.Scraper({server.urls!r}, Path({str(path)!r}), time.monotonic_ns):
-    time.sleep(600)
-"""
-        process = subprocess.Popen([sys.executable, "-c", story])
-        yield process
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.slow
-def test_a_killed_driver_leaves_every_sample_it_took(driver: subprocess.Popen[bytes], path: Path) -> None:
-    until(path.exists)
-    until(lambda: len(good(path, "fine")) >= 2)
-    seen = len(good(path, "fine"))
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    rows = good(path, "fine")
-    assert len(rows) >= seen
-    assert all(row.items() >= TOLD.items() for row in rows)
+def test_samples_follow_a_service_to_its_new_replicas(path: Path) -> None:
+    with (
+        Server(old=says(page()), new=says(page())) as server,
+        Scraper({"r0": server.url("old")}, path, time.monotonic_ns) as scraper,
+    ):
+        until(lambda: good(path, "r0"))
+        scraper.follow({"r1": server.url("new")})
+        until(lambda: good(path, "r1"))
+        ended, others = len(good(path, "r0")), len(good(path, "r1"))
+        until(lambda: len(good(path, "r1")) > others + 1)
+        assert len(good(path, "r0")) == ended

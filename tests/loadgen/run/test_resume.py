@@ -1,6 +1,5 @@
 """A run that was cut short and goes on: the same counts and posterior, nothing twice, nothing forgotten."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,10 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
 from loadgen.run.measure import past
-from loadgen.run.run_folder import BusyError, RunFolder
+from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.segments import Outcome, Start
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import ArrivalSchedule
 from serve_apps.engine_model import BlockEngine, VirtualService
 from tests.support.virtual.virtual_drivers import plan
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -199,21 +198,3 @@ def test_a_run_killed_before_its_first_segment_starts_anew(folder: RunFolder) ->
     before = past(load_run(folder.path))
     assert (before.segments, before.elapsed_s) == ([], 0.0)
     assert before.next_seq == RunFolder.planned_in(folder.path)
-
-
-def test_one_process_at_a_time_fills_a_folder(folder: RunFolder) -> None:
-    with pytest.raises(BusyError, match="filled by another process"):
-        RunFolder(folder.path)
-    folder.close()
-    RunFolder(folder.path).close()
-
-
-def test_an_event_cut_by_the_kill_is_left_out(folder: RunFolder) -> None:
-    killed_after(folder, 2)
-    folder.close()
-    events = folder.path / "events.jsonl"
-    whole = past(load_run(folder.path))
-    with events.open("a") as file:
-        file.write(json.dumps({"event": "segment_done", "index": 2})[:20])
-    assert past(load_run(folder.path)).segments == whole.segments
-    assert whole.end_ns > NS

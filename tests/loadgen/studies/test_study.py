@@ -1,7 +1,6 @@
 """Several sweeps as one answer: folders, seeds and budgets, and what becomes of a part without a result."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.composed import dump
-from loadgen.cli import command_line, dry_run, engine_model, verbs
-from loadgen.drive.driver import Driver
+from loadgen.cli import command_line, engine_model, verbs
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search import pacing
-from loadgen.search.segments import Start
 from loadgen.studies import study
 from tests.support.runs.verdict_trees import text_of
-from tests.support.virtual.virtual_drivers import plan, silent, virtual
+from tests.support.virtual.virtual_drivers import silent
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 2000.0, "passed": None}
@@ -123,17 +120,6 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
         "config.yaml", "study.json", "sums.json", "events.jsonl",
         "deployment-1", "deployment-2", "deployment-3",
     }  # fmt: skip
-
-
-def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> None:
-    tree = ran(asked(tmp_path, "search.deployments=2"), Site())
-    first, *lines = concluded(tmp_path / "one").splitlines()
-    assert first == text_of(tree).splitlines()[0]
-    assert first.startswith("SIMULATED, VALID  5.10 QPS per node, sampling noise alone: 95 % interval [")
-    assert any("pooled over 2 deployments: sd between them" in line for line in lines)
-    assert any(
-        line.startswith("  deployment-2: 5.20 QPS per node, 95 % interval [5.04, 5.36]") for line in lines
-    )
 
 
 @pytest.mark.slow
@@ -235,22 +221,6 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
         measure.create(Folder, experiment)
 
 
-@pytest.mark.slow
-def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
-    def run_part(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
-        begun = plan(experiment, Start(8.0, experiment.search.expected_qps))
-        driver = Driver(virtual(experiment, experiment.seed), begun, folder.event)
-        verdict = replace(act(experiment, driver)(), clock="virtual")
-        folder.close()
-        return verdict
-
-    tree = ran(asked(tmp_path, "search.budget_s=720", "search.deployments=2"), run_part)
-    q = tree["capacity"]["qps_per_node"]
-    # The engine model's own long runs put the knee near 3.35 QPS.
-    assert tree["exit_code"] == 0 and q["low"] < 3.35 < q["high"]
-    assert 0.8 < q["low"] / q["high"] < 0.99
-
-
 @pytest.mark.parametrize("verb", ["predict", "probe"])
 def test_one_run_refuses_to_be_several(verb: str) -> None:
     with pytest.raises(ConfigError, match="add search.deployments=1 search.repeats=1"):
@@ -271,13 +241,6 @@ def test_one_run_refuses_to_be_several(verb: str) -> None:
 def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(["search=standard", word])
-
-
-def test_the_plan_of_a_study_says_its_parts_and_its_time() -> None:
-    asked = load(["search=publish", "search.repeats=2"])
-    text = dry_run.text(asked, pacing.swept_s(asked), None)
-    assert "# 4 sweeps of 1050 s, each of a service deployed anew, with its own seed" in text
-    assert "# 4200 s of load" in text and "and 4 deployments" in text
 
 
 def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:

@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,9 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results.asked import describe
-from analysis.results.text import prediction_text
-from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
 from loadgen.cli import engine_model
@@ -24,7 +21,7 @@ from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.images import ImageParts
-from loadgen.traffic.schedule import NS, PHASES
+from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated import openai_request
@@ -265,22 +262,3 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
     one, cached, three = ttft
     assert one - cached == pytest.approx(1024 * 0.03, rel=0.2)
     assert three - one > 2 * 1024 * 0.03
-
-
-def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
-    figures = dict.fromkeys((field.name for field in fields(RateForecast)), 1.0)
-    parts = dict.fromkeys(("sessions", "noise", "of_capacity", "of_rate"))
-    found = RateForecast(**(figures | parts | {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}}))  # type: ignore[arg-type]
-    shown = []
-    for images in (1024.0, 0.0):
-        forecast = replace(found, image_tokens_per_s_per_node=images)
-        answer = PredictionVerdict(asked=describe(load()), forecast=forecast, exit_code=0)
-        shown.append("\n".join(prediction_text.lines(answer)))
-    assert "1124 input (of these 1024 image tokens, 100 text)" in shown[0]
-    assert "image tokens" not in shown[1]
-
-
-def test_phases_are_those_of_any_schedule() -> None:
-    schedule = Traffic(seeing().workload).closed(4, 2, 0, dwell=0, first_seq=0, seed=1)
-    assert [PHASES[phase] for phase in schedule.phase] == ["transition"] * 2 + ["window"] * 2
-    assert schedule.shard(0, 2).image_tokens is not None

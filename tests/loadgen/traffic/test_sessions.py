@@ -106,13 +106,6 @@ def test_turns_go_on_where_a_segment_is_drawn_in_two_parts() -> None:
     assert_array_equal(joined.turn, turns(np.array(sessions_of(lead) + sessions_of(replayed))))
 
 
-def test_a_planned_request_without_a_record_keeps_its_session() -> None:
-    plan = plan_table(drawn(CHATS))
-    assert records.lost(plan).select(["session_id", "turn"]) == plan.select(["session_id", "turn"]).cast(
-        records.lost(plan).select(["session_id", "turn"]).schema
-    )
-
-
 # --- the prompts ----------------------------------------------------------------------------------------
 
 
@@ -214,13 +207,6 @@ def test_every_request_names_its_session_and_with_client_side_routing_keeps_its_
         assert homes["x-session-id: session-5"] == {chosen(5, 3)}
     else:
         assert max(len(servers) for servers in homes.values()) > 1
-
-
-@pytest.mark.usefixtures("never_overdue")
-def test_no_session_no_header(tmp_path: Path) -> None:
-    named, rows = sent(tmp_path, replace(SHORT, sessions=0, session_hit=0.0), urls=1, sticky=False)
-    assert rows.num_rows > 30 and named == [[]]
-    assert set(rows["session_id"].to_pylist()) == {-1}
 
 
 # --- what is said of a window ---------------------------------------------------------------------------

@@ -288,18 +288,6 @@ def test_engines_of_both_sides_share_a_node_by_their_gpus(capsys: pytest.Capture
         assert bundles == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.25}, {"GPU": 1.0}]
 
 
-def test_render_prints_a_split_node_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", SPLIT, "vllm_version=0.33.0"]) == 0
-    text = capsys.readouterr().out
-    assert "# replica 1 of 2 on each node (prefill): GPUs 0, 1, 2, 3\n" in text
-    assert "# replica 2 of 2 on each node (decode): GPUs 4, 5, 6, 7\n" in text
-    _, _, proxy = text.partition("# the proxy that clients ask")
-    assert proxy.splitlines()[1].startswith("python examples/disaggregated/")
-    document = yaml.safe_load(text.partition("# the same engines")[2].partition("\n")[2])
-    args = document["applications"][0]["args"]
-    assert args.keys() == {"routing", "prefill_config", "decode_config"}
-
-
 def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:
     words = [QWEN, "layout=dp8_attention_ep8", "engine.node_resource=mi325x_node"]
     found = config(words, [{"GPU": 8.0, "CPU": 0.1}])
