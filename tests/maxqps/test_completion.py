@@ -1,4 +1,4 @@
-"""What a shell is offered for the next word of `maxqps`, asked as bash asks."""
+"""maxqps/completion.py: what a shell is offered for the next word of `maxqps`, asked as bash asks."""
 
 import os
 import subprocess

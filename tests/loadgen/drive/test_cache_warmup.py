@@ -1,4 +1,4 @@
-"""Prefix caches are warmed up before a window counts, for as long as that changes anything and no longer."""
+"""loadgen/drive/cache_warmup.py: caches are warm before a window counts, and no longer warmed than that."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Segments that the driver ends early: an overload, and no fault of the load generator."""
+"""loadgen/drive/driver.py: segments that end early, by an overload and not by the load generator."""
 
 from typing import Any, Literal
 

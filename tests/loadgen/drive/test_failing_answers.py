@@ -1,4 +1,4 @@
-"""Answers that fail alike: they end a run in its warm-up or void its windows, and are never a capacity."""
+"""loadgen/drive/prepared_load.py, run/verdicts.py: failing answers end or void a run and are no capacity."""
 
 from typing import Any
 

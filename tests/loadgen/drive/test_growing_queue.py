@@ -1,4 +1,4 @@
-"""Windows that end before the queue in them has stopped growing, and windows of few requests."""
+"""loadgen/run/verdicts.py: windows whose queue still grows, and windows of few requests."""
 
 import pytest
 

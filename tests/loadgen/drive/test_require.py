@@ -1,4 +1,4 @@
-"""One rate, passed or failed: when an answer is clear, what ends without one, and how it is told."""
+"""loadgen/drive/require.py: one rate, passed or failed; when an answer is clear, what ends without one."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The driver on a virtual clock: decisions, rows and conclusions of whole searches, in seconds."""
+"""loadgen/drive/sweep.py on a virtual clock: decisions, rows and conclusions of whole searches."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A watcher sees the running window and changes nothing of the search."""
+"""loadgen/drive/window_watch.py: a watcher sees the running window and changes nothing."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Answers of gateways and other servers than vLLM: which are taken, and what is said of the others."""
+"""loadgen/fleet/http_connection.py: which answers of gateways are taken, and what is said of the others."""
 
 import asyncio
 import gzip

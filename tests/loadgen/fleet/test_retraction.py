@@ -1,4 +1,4 @@
-"""What a worker takes back: nothing that was due, however late the worker is."""
+"""loadgen/fleet/worker.py: a worker takes back nothing that was due, however late the worker is."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Answers as bytes into a connection: cut anywhere the record is the same, broken anyhow there is one."""
+"""loadgen/fleet/sse.py: answers cut anywhere leave the same record, answers broken anyhow leave one."""
 
 import asyncio
 import json

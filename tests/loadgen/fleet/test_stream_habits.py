@@ -1,4 +1,4 @@
-"""Habits of servers and gateways in streaming one answer: each comes out right, void or refused, none wrong.
+"""loadgen/fleet/sse.py: habits of servers in streaming an answer come out right, void or refused.
 
 Reads arrive at instants of a clock that the test sets, and once from a server on loopback. The engine of
 every habit makes its first token after 50 ms and then one each 10 ms. The truth are the TTFT and TPOT of the

@@ -1,4 +1,4 @@
-"""Worker and shard: one row for every planned request, whatever becomes of it, on disk at once."""
+"""loadgen/fleet/worker.py: one row for each planned request, whatever becomes of it, on disk at once."""
 
 import asyncio
 import time

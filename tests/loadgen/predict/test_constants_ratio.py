@@ -1,4 +1,4 @@
-"""The uncertainty of the engine model's constants, as the end of a simulated sweep stores it."""
+"""loadgen/cli/engine_model.py: the uncertainty of constants that the end of a simulated sweep stores."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Draws of constants: what a fit says of them together, what two experiments share, and chance kept out."""
+"""loadgen/predict/draws.py: draws of constants, what a fit says of them, what two experiments share."""
 
 import itertools
 import math

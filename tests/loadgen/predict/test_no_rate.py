@@ -1,4 +1,4 @@
-"""Bounds that no rate keeps are said in words, with the latency that misses them, and have no interval."""
+"""loadgen/predict/no_rate.py: bounds that no rate keeps are said in words and have no interval."""
 
 import doctest
 

@@ -1,4 +1,4 @@
-"""Replays of so many requests, over a service whose answer is known and on the engine model itself."""
+"""loadgen/predict/replay.py: so many requests over a service of known answer and on the engine model."""
 
 import json
 from dataclasses import replace

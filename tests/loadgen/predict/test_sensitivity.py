@@ -1,4 +1,4 @@
-"""Constants in the order in which to measure them, and the grounds that an answer names."""
+"""loadgen/predict/uncertainty.py: constants in the order in which to measure them, and their grounds."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Capacities of shapes under the same draws: what they share is shared, and what is noise is not."""
+"""loadgen/predict/shapes.py: capacities of shapes under the same draws share what is no noise."""
 
 from functools import cache
 

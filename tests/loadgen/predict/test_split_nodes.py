@@ -1,4 +1,4 @@
-"""Predictions of split nodes: what is drawn, what is said of the transfer, how rates and shares follow."""
+"""loadgen/cli/engine_model.py: split nodes; what is drawn, what is said of the transfer, how rates follow."""
 
 import math
 

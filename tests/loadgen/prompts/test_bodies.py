@@ -1,4 +1,4 @@
-"""Request bodies: exact lengths, beginnings shared as asked or unique, ids inside the vocabulary."""
+"""loadgen/prompts/bodies.py: exact lengths, beginnings shared or unique, ids inside the vocabulary."""
 
 import json
 from functools import cache

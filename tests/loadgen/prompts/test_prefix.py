@@ -1,4 +1,4 @@
-"""Prompts that begin alike: drawn, sent over HTTP, found again in the simulated engine's prefix cache."""
+"""loadgen/prompts/bodies.py: prompts that begin alike hit the simulated engine's prefix cache over HTTP."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Prompt templates: what is filled, what is refused, and that a cut prompt keeps its beginning."""
+"""loadgen/prompts/templates.py: what is filled, what is refused, and that a cut keeps the beginning."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts of real text: planned lengths and prefixes, one text however it is sent, refusals."""
+"""loadgen/prompts/text_pool.py: planned lengths and prefixes of real text, however it is sent; refusals."""
 
 import asyncio
 import json

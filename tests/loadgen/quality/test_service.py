@@ -1,4 +1,4 @@
-"""A service that is asked the gate's questions: the requests it gets, and how its refusals are told."""
+"""loadgen/quality/service.py: the requests that a service gets, and how its refusals are told."""
 
 import json
 import re

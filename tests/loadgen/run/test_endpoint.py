@@ -1,4 +1,4 @@
-"""Asking an endpoint what it serves: one server, one key, and no way for the key to reach another."""
+"""loadgen/run/endpoint.py: an endpoint says what it serves, and its key reaches no other."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""The end of a run: whoever followed it is left with the figures that its folder holds."""
+"""loadgen/run/lifecycle.py: whoever followed a run is left with the figures that its folder holds."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The boundary of a run: whatever goes wrong, the folder is whole and says what happened."""
+"""loadgen/run/lifecycle.py: whatever goes wrong, the folder is whole and says what happened."""
 
 import json
 from collections.abc import Callable

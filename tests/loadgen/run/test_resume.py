@@ -1,4 +1,4 @@
-"""A run that was cut short and goes on: the same counts and posterior, nothing twice, nothing forgotten."""
+"""loadgen/run/measure.py: a run that was cut short goes on, with nothing twice and nothing forgotten."""
 
 from collections.abc import Callable
 from dataclasses import replace

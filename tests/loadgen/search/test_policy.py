@@ -1,4 +1,4 @@
-"""The search: its rules one by one, and whole searches on engines of known capacity."""
+"""loadgen/search/policy.py: the rules of the search, and whole searches on engines of known capacity."""
 
 import math
 from dataclasses import dataclass, replace

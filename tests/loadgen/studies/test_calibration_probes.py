@@ -1,4 +1,4 @@
-"""The probes of the calibration recipe: what each asks, and what becomes of one that was cut short."""
+"""loadgen/studies/calibration_probes.py: what each probe asks, and what becomes of one cut short."""
 
 import json
 from pathlib import Path

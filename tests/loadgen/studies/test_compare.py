@@ -1,4 +1,4 @@
-"""Two services on the same requests: pairs of windows, the ratio, the rates of the replay, the study."""
+"""loadgen/studies/comparison.py: pairs of windows on the same requests, their ratio, the study."""
 
 import json
 import math

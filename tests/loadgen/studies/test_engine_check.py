@@ -1,4 +1,4 @@
-"""`verify` on a virtual clock: which runs it replays, as what, and when the two engines agree."""
+"""loadgen/studies/engine_check.py: which runs `verify` replays, as what, and when engines agree."""
 
 import json
 from collections.abc import Callable

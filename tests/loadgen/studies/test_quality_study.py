@@ -1,4 +1,4 @@
-"""The quality gate as a study: both sides asked over real HTTP, its verdict, and answers that fail."""
+"""loadgen/studies/quality_study.py: both sides of a gate over real HTTP, its verdict, failing answers."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Several sweeps as one answer: folders, seeds and budgets, and what becomes of a part without a result."""
+"""loadgen/studies/study.py: several sweeps as one answer, and what becomes of a part without a result."""
 
 import json
 from pathlib import Path

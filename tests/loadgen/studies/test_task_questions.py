@@ -1,4 +1,4 @@
-"""Both sides of a gate are asked questions with exact answers, and their scores stand beside the verdict."""
+"""loadgen/studies/task_questions.py: questions with exact answers, whose scores stand beside the verdict."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Bodies of conversations: what prompts share is what the plan says, token by token and block by block."""
+"""loadgen/prompts/bodies.py: prompts of conversations share what the plan says, token by token."""
 
 import json
 from collections import defaultdict

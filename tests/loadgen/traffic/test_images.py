@@ -1,4 +1,4 @@
-"""Images in requests: valid PNGs, unique where asked, counted alike everywhere, and they cost time."""
+"""loadgen/prompts/images.py: valid PNGs, unique where asked, counted alike everywhere; they cost time."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""The population of chat users: its rate, its stationarity, what its requests look like, who is the same."""
+"""loadgen/traffic/population.py: rate, stationarity and requests of the population of chat users."""
 
 from collections import defaultdict
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What planned prompts share, held to the bodies that are sent, and what sessions make of a prediction."""
+"""loadgen/traffic/prefix_sharing.py: what planned prompts share, held to the bodies that are sent."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The schedule: true processes at the asked rate, the same whatever the number of actors and the rate."""
+"""loadgen/traffic/schedule.py, processes.py: true processes at the asked rate for any number of actors."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Sessions in the schedule, in the prompts and on the wire, and what is said of how they were spread."""
+"""loadgen/traffic/sessions.py: sessions in the schedule, in prompts and on the wire, and their spread."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Prompts of a trace: what their bodies share is what its block hashes say, also in the engine model."""
+"""loadgen/traffic/shared_blocks.py: bodies of a trace share what its block hashes say."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The text behind log probabilities: the same everywhere, like a model's, and wrong where a defect is."""
+"""serve_apps/simulated/greedy_text.py: the same text everywhere, like a model's, wrong where a defect is."""
 
 import json
 import math

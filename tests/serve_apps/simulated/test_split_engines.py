@@ -1,4 +1,4 @@
-"""Both sides of a split node in one event loop whose time jumps: no Ray, no way between them."""
+"""serve_apps/simulated/split_engines.py: both sides of a split node in a loop whose time jumps."""
 
 import asyncio
 from collections.abc import AsyncGenerator

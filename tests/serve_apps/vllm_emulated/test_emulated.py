@@ -1,4 +1,4 @@
-"""The emulated GPU without vLLM: its switch, costs and memory, and what a step of vLLM has to compute."""
+"""serve_apps/vllm_emulated/gpu.py and platform_plugin.py: switch, costs, memory and steps of vLLM."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A server process and all that it started end with the one that started it; its port is its own."""
+"""serve_apps/vllm_engine/process_server.py: a server ends with its starter; its port is its own."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint that we write ourselves."""
+"""serve_apps/vllm_recipes/model_folder.py: the folder of a checkpoint that we write ourselves."""
 
 import json
 import math

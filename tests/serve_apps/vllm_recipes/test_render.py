@@ -1,4 +1,4 @@
-"""What a recipe looks like to Ray and to people: LLMConfig, flags and `python -m serve_apps`."""
+"""serve_apps/__main__.py, vllm_engine/rendering.py: a recipe as LLMConfig, as flags and on the screen."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Parameters and bytes against published and hand-computed counts."""
+"""serve_apps/engine_model/cost/architecture.py: parameters and bytes, published and counted by hand."""
 
 from dataclasses import replace
 from typing import Any

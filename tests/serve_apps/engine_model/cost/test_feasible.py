@@ -1,4 +1,4 @@
-"""What a layout can hold: experts and memory, of both sides of a split node."""
+"""serve_apps/engine_model/cost/feasible.py: experts and memory that a layout can hold, of both sides."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How sure a simulated answer is: its Monte Carlo noise, and p90s at a rate under drawn constants."""
+"""loadgen/predict/capacity.py, drawn_quantiles.py: Monte Carlo noise, and p90s under drawn constants."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The step time against published steps, and what must hold for any batch."""
+"""serve_apps/engine_model/cost/step_time.py against published steps, and for any batch."""
 
 from dataclasses import replace
 from functools import cache

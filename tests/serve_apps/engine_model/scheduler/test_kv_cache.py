@@ -1,4 +1,4 @@
-"""The KV pool: stories, and the same answers as a pool that keeps every block by itself, as vLLM's does."""
+"""serve_apps/engine_model/scheduler/kv_cache.py: stories, and the answers of a pool of single blocks."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""vLLM's scheduling rules as stories and as properties: scheduler and engine."""
+"""serve_apps/engine_model/scheduler/scheduler.py: vLLM's scheduling rules, as stories and properties."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Prompts that begin alike in several ways: blocks against bare tokens, and the fast path against blocks."""
+"""serve_apps/engine_model/service/prefix_reuse.py: blocks against bare tokens, fast path against blocks."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Split nodes in one call against the service that keeps books of every block: the same times."""
+"""serve_apps/engine_model/service/split_run.py against the service that keeps books of every block."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Prefill and decode engines apart: the parts of a latency by hand, blocks held, several engines."""
+"""serve_apps/engine_model/service/split_service.py: the parts of a latency by hand, blocks held."""
 
 import math
 from dataclasses import replace

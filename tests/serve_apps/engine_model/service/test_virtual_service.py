@@ -1,4 +1,4 @@
-"""Engines on a virtual clock: the balancer, what is observed, and published latencies."""
+"""serve_apps/engine_model/service/virtual_service.py: the balancer, and what is observed."""
 
 import random
 from dataclasses import replace
