@@ -19,7 +19,7 @@ from loadgen.run import verdicts
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
-from tests.support.virtual.virtual_drivers import SILENT, altered, driver, virtual
+from tests.support.virtual.virtual_drivers import SILENT, altered, driver, engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
 
@@ -27,7 +27,7 @@ class Failing(VirtualTarget):
     """A virtual target whose answers fail, one of each `every`, from segment `since` on (-1: the warm-up)."""
 
     def __init__(self, experiment: Experiment, row: dict[str, Any], since: int = -1, every: int = 1) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._row, self._since, self._every = row, since, every
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:

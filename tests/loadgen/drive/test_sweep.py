@@ -32,7 +32,7 @@ from tests.support.virtual.virtual_drivers import (
     Healing,
     altered,
     driver,
-    virtual,
+    engines,
 )
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -182,7 +182,7 @@ class Disturbed(VirtualTarget):
     """A virtual target that shows some rows otherwise than they were."""
 
     def __init__(self, experiment: Experiment, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._change = change
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
@@ -314,7 +314,7 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
         def mine(self, rows: pa.Table) -> pa.Array:
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)
 
-    drive, experiment, _ = driver([], target=Late(virtual(load([]))._service))
+    drive, experiment, _ = driver([], target=Late(engines(load([]))))
     fixed_rate.rate(drive, 5.0, 60, 15)
     tree = to_tree(verdicts.of_probe(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
@@ -370,7 +370,7 @@ class Unwilling(VirtualTarget):
 
 
 def test_a_closed_loop_in_which_nothing_happens_any_more_ends() -> None:
-    target = Unwilling(virtual(load([]))._service)
+    target = Unwilling(engines(load([])))
     drive, experiment, events = driver(["concurrency=4", "requests=20"], target=target)
     fixed_rate.asked(drive, experiment)
     (told,) = [facts["text"] for kind, facts in events if kind == "abort"]

@@ -23,8 +23,7 @@ from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.segments import Outcome, Start
 from loadgen.traffic.schedule import ArrivalSchedule
-from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual.virtual_drivers import plan
+from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])
@@ -38,9 +37,7 @@ class Recorded(VirtualTarget):
     """The engine model as target, whose rows reach a shard as a load actor's would until it is `ended`."""
 
     def __init__(self, folder: RunFolder, from_ns: int = 0, first_client: int = 0) -> None:
-        spec: Any = EXPERIMENT.engine
-        engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
-        super().__init__(VirtualService([engine]))
+        super().__init__(engines(EXPERIMENT))
         self._now_ns = from_ns
         self._shard = ArrowStream(folder.shards / f"client-{first_client:02d}.arrow")
 

@@ -33,7 +33,7 @@ from loadgen.search.segments import Outcome, Segment, Start, Stop
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
-from tests.support.virtual.virtual_drivers import plan, silent, virtual
+from tests.support.virtual.virtual_drivers import engines, plan, silent
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 REQUESTS = 250
@@ -300,7 +300,7 @@ def test_without_evidence_the_ratio_falls_after_an_overload_and_climbs_else() ->
 
 
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
-    service: Any = Faster(virtual(experiment, experiment.seed)._service, factor)
+    service: Any = Faster(engines(experiment, experiment.seed), factor)
     planned = plan(experiment, Start(8.0))
     return Driver(VirtualTarget(service), planned, *(tellers or (silent,)), **more)
 
