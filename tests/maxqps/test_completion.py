@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 BREAKS = " \t\n\"'><=;|&(:"
 """Letters at which bash breaks words; it takes only what follows the last one."""
 COMMAND = [sys.executable, "-m", "maxqps"]

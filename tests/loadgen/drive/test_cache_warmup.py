@@ -125,7 +125,6 @@ def test_users_are_in_the_caches_before_the_first_window() -> None:
     assert "caches are warm" in texts[-1]
 
 
-@pytest.mark.slow
 def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
     drive, texts = driver()
     warm_up(drive)
@@ -136,7 +135,6 @@ def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
         assert window_hit(drive, index) > 0.9
 
 
-@pytest.mark.slow
 def test_after_an_overload_the_caches_are_warmed_up_again_from_half_the_rate() -> None:
     drive, texts = driver()
     load_prepared(drive, dwell(0, 10.0))
@@ -169,7 +167,6 @@ def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     assert not is_settled((0.93, 1000.0), (0.93, 850.0))
 
 
-@pytest.mark.slow
 def test_a_service_that_came_back_is_warmed_up_again() -> None:
     drive, texts = driver()
     drive.loss.repair = lambda: None
@@ -202,7 +199,6 @@ def test_a_warm_up_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: py
     assert drive.feed.target.now_ns() > drive.feed.free_ns - 2 * NS > 20 * NS
 
 
-@pytest.mark.slow
 def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     saved: list[ArrivalSchedule] = []
     drive, _ = driver()
@@ -215,7 +211,6 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     assert known.mean() > 0.8 and np.all(last.after[known] >= 0)
 
 
-@pytest.mark.slow
 def test_ramp_steps_are_not_warmed_up() -> None:
     drive, texts = driver()
     load_prepared(drive, dwell(0, 2.0, "ramp"))

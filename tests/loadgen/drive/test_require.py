@@ -30,7 +30,6 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
 
 
 # The capacity of the default node is near 3.35 QPS.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate_qps", "verdict", "exit_code", "within_s"),
     [(2.4, "passed", summary.EXIT_OK, 230), (5.2, "failed", summary.EXIT_SLO_MISSED, 110)],

@@ -152,7 +152,6 @@ def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
         sweep(drive)
 
 
-@pytest.mark.slow
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
     drive, _, _ = driver(
@@ -321,7 +320,6 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
     assert tree["reason"].startswith("actor_lost")
 
 
-@pytest.mark.slow
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
     fixed_rate.rate(drive, 2.0, 60, 5)
@@ -336,7 +334,6 @@ def test_a_probe_without_requests_says_nothing() -> None:
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 
-@pytest.mark.slow
 def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}

@@ -12,7 +12,7 @@ from tests.support.virtual.virtual_drivers import driver
 @cache
 def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
     seen: list[WindowSoFar] = []
-    made, *_ = driver(["search=quick", "search.budget_s=150"])
+    made, *_ = driver(["search=quick", "search.budget_s=60", "search.start=ramp"])
     made.watcher = seen.append if watched else None
     sweep(made)
     return made, seen

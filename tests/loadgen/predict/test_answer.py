@@ -187,7 +187,6 @@ def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> 
     assert ln.std(axis=0) == pytest.approx([0.1, 0.1], rel=0.05)
 
 
-@pytest.mark.slow
 def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path) -> None:
     asked_cells = matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense]"])
 
@@ -227,7 +226,6 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         command_line.refuse_idle_flags(arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -106,6 +106,7 @@ def test_a_latency_that_jumps_over_its_bound_has_no_interval() -> None:
     assert found.reason.startswith("p90 TPOT jumps over its bound near ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["slo.itl_p90_ms=150", "slo.itl_p99_ms=250", "slo.ttft_p90_ms=2000"])
 def test_any_other_bound_has_an_answer_with_a_finite_noise(word: str) -> None:
     found = predicted(word)

@@ -22,6 +22,7 @@ def joint(*words: str, alone: bool = False) -> np.ndarray:
     return joint_ln_qps(*asked(*words), alone=alone)
 
 
+@pytest.mark.slow
 def test_two_layouts_move_together() -> None:
     """Both rest on the same fitted constants, so that their ratio is known better than either."""
     one, other = joint("layout=dp1_tp8_ep8"), joint("layout=dp2_tp4_ep4")

@@ -34,7 +34,6 @@ def tokens(tree: dict[str, Any]) -> list[int] | list[str]:
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**40 - 1), st.integers(1, 9000), st.sampled_from([1024, 32000, 128256, 151936]))
 def test_a_body_has_exactly_the_asked_tokens(seq: int, inputs: int, vocab: int) -> None:

@@ -123,7 +123,6 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
         fitted(pieces, 2, 1)
 
 
-@pytest.mark.slow
 def test_a_template_is_cut_where_planned_traffic_is() -> None:
     """The same lengths, once rendered and once planned: one rule."""
     schedule = Traffic(load(["workload=character"]).workload).draw(

@@ -143,7 +143,6 @@ def test_any_request_has_the_asked_tokens_in_text_and_in_ids(
     assert text(ids, folder) == text(plain, folder)
 
 
-@pytest.mark.slow
 def test_a_turn_says_the_same_however_it_is_sent(folder: Path) -> None:
     turn = said(folder)[-1]
     ids, plain, chat = (body(prompts_of(folder, kind, *WORDS), turn) for kind in KINDS)

@@ -58,7 +58,6 @@ def measure(
     return tree, folder.path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt(), TargetError("still there"), RuntimeError("odd")])
 def test_trouble_while_the_service_goes_down_does_not_undo_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: BaseException
@@ -92,7 +91,6 @@ def test_the_last_words_of_a_service_that_does_not_come_up_are_kept(
     assert lifecycle.LAST_WORDS in json.loads((path / "manifest.json").read_text())["files"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("front_streams", "exit_code"), [(100, summary.EXIT_TARGET), (10_000, summary.EXIT_OK)]
 )

@@ -103,7 +103,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, power: Any) -> Pat
     folder = RunFolder.create(tmp_path, "one")
 
     def held(driver: Driver) -> Any:
-        fixed_rate.rate(driver, 3.0, 45, 5)
+        fixed_rate.rate(driver, 3.0, 20, 5)
         return lambda: verdicts.of_probe(EXPERIMENT, driver)
 
     run = RunLifecycle(EXPERIMENT, folder, "probe", lambda *_, **__: None)

@@ -122,7 +122,7 @@ def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
 
 
 def test_finished_windows_stay_valid_although_the_service_was_deployed_anew(folder: RunFolder) -> None:
-    killed_after(folder, 4)
+    killed_after(folder, 3)
     folder.close()
     again = RunFolder(folder.path)
     again.collect()
@@ -145,7 +145,7 @@ def cut(folder: Path, window: Window, **end: Any) -> None:
 def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
     folder: RunFolder, row: dict[str, Any]
 ) -> None:
-    killed_after(folder, 4)
+    killed_after(folder, 3)
     folder.collect()
     before = past(load_run(folder.path))
     cut(folder.path, before.segments[-1][1], **row)
@@ -157,7 +157,7 @@ def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
 
 @pytest.mark.slow
 def test_what_was_measured_while_the_service_died_is_measured_again(folder: RunFolder) -> None:
-    killed_after(folder, 4)
+    killed_after(folder, 3)
     folder.collect()
     before = past(load_run(folder.path))
     folder.event("target_lost", text="gone", last=3)

@@ -56,7 +56,6 @@ def resumed(path: Path, site: Site) -> dict[str, Any]:
     return to_tree(study.run(calibration_probes.of(asked), Folder(path), site, silent))
 
 
-@pytest.mark.slow
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
     site = Site({})
     tree = begun(tmp_path, site)
@@ -84,7 +83,6 @@ def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) 
     assert path / "r2-c4" in studies.parts(path) and "r2-c4: recorded" in concluded(path)
 
 
-@pytest.mark.slow
 def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:
     site = Site({"r2-c4": summary.EXIT_VOID})
     tree = begun(tmp_path, site)
@@ -117,7 +115,6 @@ def test_words_that_a_recipe_would_ignore_are_refused(word: str) -> None:
         command_line.asked("recipe", [word, "search=standard", "search.start=prediction"], None)
 
 
-@pytest.mark.slow
 def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
     begun(tmp_path, Site({"r1-c1": summary.EXIT_VOID}))
     with pytest.raises(RunError, match="no part of this study has a result yet"):

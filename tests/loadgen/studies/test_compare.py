@@ -416,7 +416,6 @@ def test_words_for_one_side_win_over_words_for_both() -> None:
     assert comparison_words.differences(a, b)["layout.tensor_parallel"] == [8, 4]
 
 
-@pytest.mark.slow
 def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> None:
     files = []
     for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):

@@ -99,7 +99,6 @@ def resumed(path: Path, site: Any) -> dict[str, Any]:
     return to_tree(study.run(study.of(experiment), Folder(path), site, silent))
 
 
-@pytest.mark.slow
 def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200", "seed=7"), site)
@@ -122,7 +121,6 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
     }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=3"), site)
@@ -133,7 +131,6 @@ def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) 
     assert "coefficient of variation 2.0 % [1.0, 12.3]" in text and "search.repeats=5 narrows it" in text
 
 
-@pytest.mark.slow
 def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=2", "search.deployments=2"), site)
@@ -178,7 +175,6 @@ def test_the_plan_of_a_resumed_study_counts_what_ended_well_only(tmp_path: Path)
         left(tmp_path / "one")
 
 
-@pytest.mark.slow
 def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path) -> None:
     words, at = ["search.deployments=2"], "deployment-2"
     whole = ran(asked(tmp_path / "whole", *words), Site())
@@ -257,7 +253,6 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in said[0]
 
 
-@pytest.mark.slow
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])

@@ -41,7 +41,6 @@ def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
     return Traffic(SMALL).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
     prompts, turns = prompts_of(kind), planned(said())

@@ -354,7 +354,6 @@ def test_a_spec_is_checked_where_it_is_made() -> None:
         replace(SPEC, think_mean_s=0.0)
 
 
-@pytest.mark.slow
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
     assert comparison_words.unlike(*both) == comparison_words.CHATS

@@ -167,7 +167,7 @@ def test_a_request_without_a_session_is_as_it_was() -> None:
 
 def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
     """The session headers that each of so many servers got, and the rows of the worker that sent them."""
-    schedule = Traffic(workload).draw(100.0, {"window": (0, NS // 2)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(workload).draw(200.0, {"window": (0, NS // 4)}, dwell=0, first_seq=0, seed=1)
     shard = ArrowStream(folder / "shard.arrow")
     servers = [MockServer() for _ in range(urls)]
 

@@ -72,7 +72,7 @@ def told(prompts: list[tuple[list[int], int]], i: int, j: int) -> int:
     return min(SIZE * common(prompts[i][0], prompts[j][0]), *ends)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(CHAINS)
 def test_bodies_share_what_the_hashes_say(tmp_path_factory: pytest.TempPathFactory, prompts: Any) -> None:
     """A block that ends early in one prompt is shared as far as its first owner has it."""
@@ -91,7 +91,7 @@ def test_bodies_share_what_the_hashes_say(tmp_path_factory: pytest.TempPathFacto
         assert schedule.reusable_tokens[j] == max(shared, default=0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(CHAINS)
 def test_prompts_of_any_length_share_no_more_than_they_have(
     tmp_path_factory: pytest.TempPathFactory, prompts: Any

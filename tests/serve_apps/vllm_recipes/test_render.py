@@ -342,6 +342,7 @@ def test_the_file_has_the_router_of_the_sweep(routing: str, capsys: pytest.Captu
     assert len(chosen) == (routing in ("client_side", "per_node"))
 
 
+@pytest.mark.slow
 def test_no_two_routings_are_rendered_alike(capsys: pytest.CaptureFixture[str]) -> None:
     """Two words of one policy, such as another `vnodes`, differ too."""
     words = [routed(routing) for routing in groups()["routing"]]

@@ -157,7 +157,6 @@ def test_kv_tokens_left_beside_the_weights() -> None:
     assert round(kv_tokens(specs(layout="dp2_tp4_ep4", hardware="h100")) / 1e3) == 410
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["b200", "h100", "h200", "mi300x", "mi325x", "mi355x"])
 def test_memory_is_what_drivers_report_in_whole_mib(name: str) -> None:
     assert specs(hardware=name).hardware.hbm_bytes % 2**20 == 0
