@@ -61,15 +61,6 @@ def test_the_same_seed_gives_the_same_answer_and_four_nodes_serve_four_times_the
 
 
 @pytest.mark.slow
-def test_a_prediction_replaces_the_ramp() -> None:
-    drive, experiment, _ = driver(["search=quick", "seed=2"], Start(5.1, prediction_qps=3.35))
-    result = sweep(drive)
-    assert {outcome.segment.kind for outcome in result.outcomes} == {"dwell"}
-    assert result.elapsed_s <= experiment.search.budget_s + 60
-    assert result.capacity is not None and result.capacity.low < 3.35 < result.capacity.high
-
-
-@pytest.mark.slow
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
     drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))

@@ -114,16 +114,6 @@ def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
     assert "requests in flight unknown (overload" in text_of(tree)
 
 
-def test_slow_engines_are_announced() -> None:
-    def by_block(*asked: Any) -> Simulated:
-        return simulate(*asked)._replace(work={"busy_s": math.nan, "kv_token_seconds": math.nan})
-
-    said: list[str] = []
-    for act, words in ((predict, ()), (at_rate, ("rate_qps=4",))):
-        act(only_layer(*words), replace(MODEL, simulate=by_block, say=said.append), draws=0)
-    assert len(said) == 2 and all("block by block: slower" in line for line in said)
-
-
 def test_one_rate_is_judged_against_the_bounds() -> None:
     kept, missed = (at_rate(only_layer(f"rate_qps={qps}"), MODEL, draws=8) for qps in (4.5, 5.5))
     assert (kept["exit_code"], missed["exit_code"]) == (summary.EXIT_OK, summary.EXIT_SLO_MISSED)
@@ -152,12 +142,6 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     assert len(fast.split()) == 13
     row = prediction_text.rows(cells([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}]))
     assert row.schema == prediction_text.rows(cells(tree["cells"])).schema
-
-
-def test_a_grid_says_what_to_measure_first() -> None:
-    tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
-    table = prediction_text.table(["layout"], cells([{"at": {"layout": "a"}, **tree}]))
-    assert f"measure first: {LAYER} (100 % of variance)" in table
 
 
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from analysis.capacity import service_checks
 from analysis.rows import records
-from conf import ConfigError, load
+from conf import load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.gap_record import NO_GAPS
@@ -71,21 +71,6 @@ def test_sharing_changes_neither_arrivals_nor_lengths() -> None:
     assert not plain.shared_tokens.any()
     for name in ("due_ns", "input_tokens", "output_tokens"):
         assert np.array_equal(getattr(plain, name), getattr(shared, name))
-
-
-@pytest.mark.parametrize("hit", ["-.1", "1", "1.5"])
-def test_a_share_that_is_none_is_refused(hit: str) -> None:
-    with pytest.raises(ConfigError, match=r"workload.prefix_hit=.* must be in \[0, 1\)"):
-        load([f"workload.prefix_hit={hit}"])
-
-
-def test_hits_without_a_prefix_cache_are_refused() -> None:
-    cold = "engine.enable_prefix_caching=false"
-    assert load([cold]).workload.prefix_hit == 0
-    with pytest.raises(
-        ConfigError, match="prefix_hit=0.5 is never hit while engine.enable_prefix_caching=false"
-    ):
-        load([cold, "workload.prefix_hit=.5"])
 
 
 @pytest.mark.parametrize(

@@ -172,14 +172,6 @@ def test_a_study_goes_on_with_the_same_questions_only(tmp_path: Path) -> None:
         quality_study.of(asked, asked, tmp_path, in_use)
 
 
-def test_the_plan_says_what_is_asked(tmp_path: Path) -> None:
-    _, asked, _ = virtual_drivers.patient(words(tmp_path))
-    _, other, _ = virtual_drivers.driver([*words(tmp_path), "seed=7"])
-    assert "both sides are asked 40 questions with exact answers, at most 40 tokens" in quality_words.text(
-        asked, other
-    )
-
-
 def test_a_gate_after_sweeps_has_scores_in_a_comparison_and_in_each_cell(tmp_path: Path) -> None:
     asked = both(tmp_path, texts(0), texts(12))
     gate: GateVerdict = judged(tmp_path, "a", "b", asked.quality)
