@@ -53,19 +53,19 @@ class Site:
     def __init__(self, ends: dict[str, int] | None = None, **more: Any) -> None:
         self.asked: list[Experiment] = []
         self.befores: list[Past | None] = []
-        self._ends, self._more = ends or {}, more
+        self.ends, self._more = ends or {}, more
 
     def __call__(
         self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
     ) -> RunVerdict:
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
-        if folder.run_id in self._ends and self._ends[folder.run_id] < 0:
+        if folder.run_id in self.ends and self.ends[folder.run_id] < 0:
             folder.close()
             raise KeyboardInterrupt
         self.asked.append(experiment)
         self.befores.append(before)
-        code = self._ends.get(folder.run_id, 0)
+        code = self.ends.get(folder.run_id, 0)
         tree = {
             "verb": "sweep",
             "folder": str(folder.path),
@@ -182,7 +182,7 @@ def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path
     cut = ran(asked(tmp_path, *words), site)
     assert (cut["exit_code"], cut["valid"]) == (130, False)
     assert "INTERRUPTED" in concluded(tmp_path / "one").splitlines()[0]
-    site._ends.clear()
+    site.ends.clear()
     tree = resumed(tmp_path / "one", site)
     assert [before is None for before in site.befores] == [True, False]
     assert (tree["capacity"], tree["parts"]) == (whole["capacity"], whole["parts"])
