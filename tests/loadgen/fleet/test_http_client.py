@@ -51,15 +51,6 @@ def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:
     assert sum(exchange.gaps_us) <= whole_us < sum(exchange.gaps_us) + exchange.reads
 
 
-def test_connections_are_kept_alive() -> None:
-    async def main() -> int:
-        async with MockServer() as server:
-            assert [e.status for e in await exchanges(server.url, 5)] == ["ok"] * 5
-            return server.connections
-
-    assert asyncio.run(main()) == 1
-
-
 LAST = token(finish="length")
 SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
     "cut after a token": ([head(), token(), None], "truncated", "connection_lost"),

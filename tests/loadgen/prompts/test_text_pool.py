@@ -28,6 +28,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.prose import sentences, talk
 from loadgen.run import measure
 from loadgen.run.lifecycle import read_of
+from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
@@ -277,6 +278,16 @@ def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path)
     stub_tokenizers.write(tmp_path / "model", words=9)
     with pytest.raises(ConfigError, match="tokenizer.json is not what it was when .* began"):
         measure.continued(run)
+
+
+def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:
+    one = asked(folder)
+    assert (
+        calibration_probes.checked(one).workload.tokenizer
+        == published_ladder.workload(one).tokenizer
+        == str(folder)
+    )
+    calibration_probes.refuse([f"workload.tokenizer={folder}"])
 
 
 def test_the_same_seed_says_the_same_in_plain_letters() -> None:

@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.results.asked import describe
+from analysis.results.text import prediction_text
+from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
 from loadgen.cli import engine_model
@@ -262,3 +265,16 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
     one, cached, three = ttft
     assert one - cached == pytest.approx(1024 * 0.03, rel=0.2)
     assert three - one > 2 * 1024 * 0.03
+
+
+def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
+    figures = dict.fromkeys((field.name for field in fields(RateForecast)), 1.0)
+    parts = dict.fromkeys(("sessions", "noise", "of_capacity", "of_rate"))
+    found = RateForecast(**(figures | parts | {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}}))  # type: ignore[arg-type]
+    shown = []
+    for images in (1024.0, 0.0):
+        forecast = replace(found, image_tokens_per_s_per_node=images)
+        answer = PredictionVerdict(asked=describe(load()), forecast=forecast, exit_code=0)
+        shown.append("\n".join(prediction_text.lines(answer)))
+    assert "1124 input (of these 1024 image tokens, 100 text)" in shown[0]
+    assert "image tokens" not in shown[1]

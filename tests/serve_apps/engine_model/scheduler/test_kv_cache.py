@@ -57,15 +57,6 @@ def test_blank_blocks_go_first_then_the_longest_unused_and_of_those_the_last() -
     assert (found(pool, (1, 2)), found(pool, (3, 4))) == (0, 1)
 
 
-def test_a_hit_saves_a_block_from_eviction() -> None:
-    pool = KvCache(blocks=4, block_size=16)
-    for chain in ((1,), (2,), (3,), (4,)):
-        pool.free(held(pool, 1, chain), hashed=1)
-    pool.free(held(pool, 1, (1,)), hashed=1)
-    pool.take(3)
-    assert [found(pool, chain) for chain in ((1,), (2,), (3,), (4,))] == [1, 0, 0, 0]
-
-
 def test_without_caching_nothing_is_found() -> None:
     pool = KvCache(blocks=4, block_size=16, caching=False)
     pool.free(held(pool, 2, (1, 2)), hashed=2)
