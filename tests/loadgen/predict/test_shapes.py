@@ -32,12 +32,14 @@ def test_two_layouts_move_together() -> None:
     assert np.corrcoef(one, budget)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_the_draws_lie_around_the_estimate_as_wide_as_the_interval() -> None:
     drawn, q = joint("layout=dp1_tp8_ep8"), asked("layout=dp1_tp8_ep8")[1].capacity.qps_per_node  # type: ignore[union-attr]
     low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
     assert (low, high) == pytest.approx((q.low, q.high), rel=0.05)
 
 
+@pytest.mark.slow
 def test_draws_alone_are_shared_with_nobody() -> None:
     one, other = joint("layout=dp1_tp8_ep8"), joint("layout=dp1_tp8_ep8", alone=True)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
