@@ -148,14 +148,13 @@ def test_errors_inside_the_stream_void_a_window_only_if_they_came_without_load_t
     assert verdict.reason.startswith("malformed_answers: " if since < 0 else "p90 TTFT")
 
 
-@pytest.mark.parametrize("budget_s", [100, 150])
-def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_result(budget_s: float) -> None:
+def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_result() -> None:
     """Load may break answers off, but not nearly all of them at every rate."""
-    words = ["search=quick", "search.start=ramp", f"search.budget_s={budget_s}"]
+    words = ["search=quick", "search.start=ramp", "search.budget_s=100"]
     row = truncated("connection_lost", None, error="reset by peer")
     drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
     found = sweep(drive)
-    assert found.outcomes[-1].dwell.window_end_ns <= (budget_s + 30) * NS
+    assert found.outcomes[-1].dwell.window_end_ns <= (100 + 30) * NS
     verdict = verdicts.of_sweep(experiment, drive, found, "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")
