@@ -1,4 +1,4 @@
-"""What a shell is offered for the next word of `maxqps`, asked as bash asks."""
+"""maxqps/completion.py: what a shell is offered for the next word of `maxqps`, asked as bash asks."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 BREAKS = " \t\n\"'><=;|&(:"
 """Letters at which bash breaks words; it takes only what follows the last one."""
 COMMAND = [sys.executable, "-m", "maxqps"]

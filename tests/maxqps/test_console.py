@@ -1,4 +1,4 @@
-"""The console command: the verbs of all rooms under one name, and answers without their imports."""
+"""maxqps/__main__.py: the verbs of all rooms under one name, and answers without their imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Prefix caches are warmed up before a window counts, for as long as that changes anything and no longer."""
+"""loadgen/drive/cache_warmup.py: caches are warm before a window counts, and no longer warmed than that."""
 
 from dataclasses import replace
 from typing import Any
@@ -87,11 +87,14 @@ class Cache:
         }
 
 
-def driver(target: Cache, experiment: Experiment, texts: list[str]) -> Driver:
+def driver(target: Cache | None = None, experiment: Experiment = CHATS) -> tuple[Driver, list[str]]:
+    """A driver, and what it says of its warm-up so far."""
+    texts: list[str] = []
+
     def emit(kind: str, /, **facts: Any) -> None:
         texts.append(facts["text"]) if kind == "fill" else None
 
-    return Driver(target, plan(experiment, Start(6.0), warmup_requests=20), emit)
+    return Driver(target or Cache(), plan(experiment, Start(6.0), warmup_requests=20), emit), texts
 
 
 def dwell(index: int, rate_qps: float, kind: Any = "dwell") -> Segment:
@@ -109,8 +112,7 @@ def window_hit(drive: Driver, index: int) -> float:
 
 
 def test_users_are_in_the_caches_before_the_first_window() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), CHATS, texts)
+    drive, texts = driver()
     warm_up(drive)
     spent_s = drive.elapsed_s()
     load_prepared(drive, dwell(0, 20.0))
@@ -123,10 +125,8 @@ def test_users_are_in_the_caches_before_the_first_window() -> None:
     assert "caches are warm" in texts[-1]
 
 
-@pytest.mark.slow
 def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), CHATS, texts)
+    drive, texts = driver()
     warm_up(drive)
     for index, (rate_qps, fills) in enumerate([(10.0, True), (9.0, False), (10.05, False), (11.0, True)]):
         texts.clear()
@@ -135,10 +135,8 @@ def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
         assert window_hit(drive, index) > 0.9
 
 
-@pytest.mark.slow
 def test_after_an_overload_the_caches_are_warmed_up_again_from_half_the_rate() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), CHATS, texts)
+    drive, texts = driver()
     load_prepared(drive, dwell(0, 10.0))
     load_prepared(drive, dwell(1, 9.0))
     texts.clear()
@@ -152,8 +150,7 @@ def test_after_an_overload_the_caches_are_warmed_up_again_from_half_the_rate() -
 
 def test_answers_that_take_longer_than_a_piece_do_not_end_the_warm_up() -> None:
     """As in an overload: of what is due in a piece nothing has ended at its end."""
-    texts: list[str] = []
-    drive = driver(Cache(life_s=50.0), CHATS, texts)
+    drive, texts = driver(Cache(life_s=50.0))
     load_prepared(drive, dwell(0, 6.0))
     assert "caches are warm" in texts[-1] and drive.feed.target.now_ns() > 200 * NS
     assert float(texts[-2].split(": ")[1].split("%")[0]) > 93
@@ -170,10 +167,8 @@ def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     assert not is_settled((0.93, 1000.0), (0.93, 850.0))
 
 
-@pytest.mark.slow
 def test_a_service_that_came_back_is_warmed_up_again() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), CHATS, texts)
+    drive, texts = driver()
     drive.loss.repair = lambda: None
     load_prepared(drive, dwell(0, 8.0))
     drive.recover(TargetLost("gone"))
@@ -184,7 +179,7 @@ def test_a_service_that_came_back_is_warmed_up_again() -> None:
 
 def test_a_warm_up_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
     target = Cache()
-    drive = driver(target, CHATS, [])
+    drive, _ = driver(target)
     target.lost = [LostActor(0, 0, 2, "killed")]
     load_prepared(drive, dwell(0, 8.0))
     assert drive.warmed_qps == 0.0
@@ -194,7 +189,7 @@ def test_a_warm_up_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: py
     def dies(*_: Any) -> None:
         raise TargetLost("gone")
 
-    drive = driver(Cache(), CHATS, [])
+    drive, _ = driver()
     warm_up(drive)
     spent_s = drive.elapsed_s()
     monkeypatch.setattr(LossRecovery, "refuse_dead", dies)
@@ -204,10 +199,9 @@ def test_a_warm_up_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: py
     assert drive.feed.target.now_ns() > drive.feed.free_ns - 2 * NS > 20 * NS
 
 
-@pytest.mark.slow
 def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     saved: list[ArrivalSchedule] = []
-    drive = driver(Cache(), CHATS, [])
+    drive, _ = driver()
     drive.feed.plan_saved = saved.append
     load_prepared(drive, dwell(0, 20.0))
     drive.drain(run_out=True)
@@ -217,17 +211,15 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     assert known.mean() > 0.8 and np.all(last.after[known] >= 0)
 
 
-@pytest.mark.slow
 def test_ramp_steps_are_not_warmed_up() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), CHATS, texts)
+    drive, texts = driver()
     load_prepared(drive, dwell(0, 2.0, "ramp"))
     assert texts == []
 
 
 def test_the_ledger_knows_the_plan_of_every_piece() -> None:
     saved: list[int] = []
-    drive = driver(Cache(), CHATS, [])
+    drive, _ = driver()
     drive.feed.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
     load_prepared(drive, dwell(0, 8.0))
     assert saved == list(range(len(saved))) and len(saved) > 500
@@ -236,16 +228,14 @@ def test_the_ledger_knows_the_plan_of_every_piece() -> None:
 
 
 def test_who_tells_no_hits_is_not_waited_for() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(tells=False), CHATS, texts)
+    drive, texts = driver(Cache(tells=False))
     warm_up(drive)
     load_prepared(drive, dwell(0, 10.0))
     assert texts == [UNREPORTED] and drive.feed.target.now_ns() < 90 * NS
 
 
 def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(fade_s=600), CHATS, texts)
+    drive, texts = driver(Cache(fade_s=600))
     warm_up(drive)
     load_prepared(drive, dwell(0, 7.5))
     assert "still change" in texts[-1]
@@ -253,24 +243,21 @@ def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
 
 
 def test_prompts_of_one_beginning_are_cached_by_the_service_warm_up() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), texts)
+    drive, texts = driver(Cache(), load(["workload.prefix_hit=.5"]))
     warm_up(drive)
     load_prepared(drive, dwell(0, 5.0))
     assert texts == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
 
 
 def test_prompts_of_one_beginning_are_warmed_up_where_no_service_warm_up_was() -> None:
-    texts: list[str] = []
-    drive = driver(Cache(), load(["workload.prefix_hit=.5"]), texts)
+    drive, texts = driver(Cache(), load(["workload.prefix_hit=.5"]))
     load_prepared(drive, dwell(0, 5.0))
     assert "caches are warm after 4" in texts[-1]
 
 
 def test_prompts_without_reuse_need_no_warm_up() -> None:
-    texts: list[str] = []
     for tells in (True, False):
-        drive = driver(Cache(tells), load(), texts)
+        drive, texts = driver(Cache(tells), load())
         warm_up(drive)
         load_prepared(drive, dwell(0, 5.0))
         assert texts == []

@@ -1,4 +1,4 @@
-"""Segments that the driver ends early: an overload, and no fault of the load generator."""
+"""loadgen/drive/driver.py: segments that end early, by an overload and not by the load generator."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from conf import Experiment, load
 from loadgen.fleet.target import Observation
 from loadgen.search.segments import Segment
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.virtual.virtual_drivers import altered, driver, virtual
+from tests.support.virtual.virtual_drivers import altered, driver, engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
 WORDS = ["workload=smoke"]
@@ -18,7 +18,7 @@ class Busy(VirtualTarget):
     """A virtual target on whose clock 100 ms pass after each observation, while the driver decides."""
 
     def __init__(self, experiment: Experiment, **row: Any) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._row = row
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:

@@ -1,4 +1,4 @@
-"""Answers that fail alike: they end a run in its warm-up or void its windows, and are never a capacity."""
+"""loadgen/drive/prepared_load.py, run/verdicts.py: failing answers end or void a run and are no capacity."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from loadgen.run import verdicts
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
-from tests.support.virtual.virtual_drivers import SILENT, altered, driver, virtual
+from tests.support.virtual.virtual_drivers import SILENT, altered, driver, engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
 
@@ -27,7 +27,7 @@ class Failing(VirtualTarget):
     """A virtual target whose answers fail, one of each `every`, from segment `since` on (-1: the warm-up)."""
 
     def __init__(self, experiment: Experiment, row: dict[str, Any], since: int = -1, every: int = 1) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._row, self._since, self._every = row, since, every
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
@@ -73,10 +73,11 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("row", "words", "remedy"), FAILURES)
-@pytest.mark.parametrize("every", [1, 16])
+@pytest.mark.parametrize(
+    ("every", "row", "words", "remedy"), [*((1, *failure) for failure in FAILURES), (16, *FAILURES[0])]
+)
 def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_remedy(
-    row: dict[str, Any], words: str, remedy: str, every: int
+    every: int, row: dict[str, Any], words: str, remedy: str
 ) -> None:
     class Nearly(Failing):
         """All but one of `every` fail; 1 is all."""
@@ -126,6 +127,7 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
     assert done.failed > 20 and f"x {kind} (" in window_line(done)
 
 
+@pytest.mark.slow
 def test_a_search_over_malformed_answers_claims_nothing_within_its_budget() -> None:
     target = Failing(load(["search=standard"]), truncated("no_usage"), since=0)
     drive, experiment, _ = driver(["search=standard"], target=target)
@@ -146,14 +148,13 @@ def test_errors_inside_the_stream_void_a_window_only_if_they_came_without_load_t
     assert verdict.reason.startswith("malformed_answers: " if since < 0 else "p90 TTFT")
 
 
-@pytest.mark.parametrize("budget_s", [100, 345])
-def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_result(budget_s: float) -> None:
+def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_result() -> None:
     """Load may break answers off, but not nearly all of them at every rate."""
-    words = ["search=quick", "search.start=ramp", f"search.budget_s={budget_s}"]
+    words = ["search=quick", "search.start=ramp", "search.budget_s=100"]
     row = truncated("connection_lost", None, error="reset by peer")
     drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
     found = sweep(drive)
-    assert found.outcomes[-1].dwell.window_end_ns <= (budget_s + 30) * NS
+    assert found.outcomes[-1].dwell.window_end_ns <= (100 + 30) * NS
     verdict = verdicts.of_sweep(experiment, drive, found, "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")

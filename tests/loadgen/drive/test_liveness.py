@@ -1,4 +1,4 @@
-"""Whether there is a service at all: dead ones are told from slow, choosy and starting ones."""
+"""loadgen/drive/service_loss.py: dead services are told from slow, choosy and starting ones."""
 
 from typing import Any
 

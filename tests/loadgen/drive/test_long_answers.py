@@ -1,4 +1,4 @@
-"""Answers that last a minute and more: nothing is judged before the service has filled.
+"""loadgen/search/pacing.py, drive/sweep.py: with long answers nothing is judged before the service is full.
 
 The server is the shared processor of known capacity: each answer makes all others slower, so that a batch
 fills for minutes.

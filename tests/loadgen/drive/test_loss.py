@@ -1,4 +1,4 @@
-"""A service that is lost and comes back, on a virtual clock: what is void, what goes on, what is kept."""
+"""loadgen/drive/loss_recovery.py: a service that is lost and comes back; what is void, what goes on."""
 
 import dataclasses
 from collections.abc import Callable

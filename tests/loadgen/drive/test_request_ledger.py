@@ -1,4 +1,4 @@
-"""The ledger: every request once, what ended stays, what flies is replaced, what died is lost."""
+"""loadgen/drive/request_ledger.py: each request once; what ended stays, what died is lost."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The driver on a virtual clock: decisions, rows and conclusions of whole searches, in seconds."""
+"""loadgen/drive/sweep.py on a virtual clock: decisions, rows and conclusions of whole searches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ from tests.support.virtual.virtual_drivers import (
     Healing,
     altered,
     driver,
-    virtual,
+    engines,
 )
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -58,15 +58,6 @@ def test_the_same_seed_gives_the_same_answer_and_four_nodes_serve_four_times_the
     assert one.qps_per_node == again.qps_per_node != other.qps_per_node
     # The pool is at least as good as its nodes alone, and not another machine.
     assert 0.95 < four.qps_per_node / one.qps_per_node < 1.25
-
-
-@pytest.mark.slow
-def test_a_prediction_replaces_the_ramp() -> None:
-    drive, experiment, _ = driver(["search=quick", "seed=2"], Start(5.1, prediction_qps=3.35))
-    result = sweep(drive)
-    assert {outcome.segment.kind for outcome in result.outcomes} == {"dwell"}
-    assert result.elapsed_s <= experiment.search.budget_s + 60
-    assert result.capacity is not None and result.capacity.low < 3.35 < result.capacity.high
 
 
 @pytest.mark.slow
@@ -99,7 +90,6 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     ("spoil", "reason"),
     [
         ({"send_offset_ns": NS // 10}, "client_limited"),
-        ({"engine_steps": 100, "engine_late_steps": 5}, "engine_late"),
         ({"replica_id": "stranger"}, "replica_lost"),
         ({"reads": 1}, "burst_delivery"),
     ],
@@ -153,7 +143,6 @@ def test_a_service_that_dies_is_no_low_capacity(dies_s: float) -> None:
         sweep(drive)
 
 
-@pytest.mark.slow
 def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     experiment = load(["search=standard"])
     drive, _, _ = driver(
@@ -183,7 +172,7 @@ class Disturbed(VirtualTarget):
     """A virtual target that shows some rows otherwise than they were."""
 
     def __init__(self, experiment: Experiment, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._change = change
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
@@ -315,14 +304,13 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
         def mine(self, rows: pa.Table) -> pa.Array:
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)
 
-    drive, experiment, _ = driver([], target=Late(virtual(load([]))._service))
+    drive, experiment, _ = driver([], target=Late(engines(load([]))))
     fixed_rate.rate(drive, 5.0, 60, 15)
     tree = to_tree(verdicts.of_probe(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
 
-@pytest.mark.slow
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
     fixed_rate.rate(drive, 2.0, 60, 5)
@@ -337,7 +325,6 @@ def test_a_probe_without_requests_says_nothing() -> None:
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 
-@pytest.mark.slow
 def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
@@ -346,12 +333,6 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     tree = to_tree(verdicts.of_probe(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
-
-
-def test_a_lost_deployment_ends_the_sweep_with_its_reason() -> None:
-    drive, _, _ = driver(["search=quick"], fault=lambda: "replica r2 is gone")
-    with pytest.raises(TargetLost, match="replica r2 is gone"):
-        sweep(drive)
 
 
 @pytest.mark.slow
@@ -377,7 +358,7 @@ class Unwilling(VirtualTarget):
 
 
 def test_a_closed_loop_in_which_nothing_happens_any_more_ends() -> None:
-    target = Unwilling(virtual(load([]))._service)
+    target = Unwilling(engines(load([])))
     drive, experiment, events = driver(["concurrency=4", "requests=20"], target=target)
     fixed_rate.asked(drive, experiment)
     (told,) = [facts["text"] for kind, facts in events if kind == "abort"]

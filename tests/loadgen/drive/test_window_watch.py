@@ -1,18 +1,20 @@
-"""A watcher sees the running window and changes nothing of the search."""
+"""loadgen/drive/window_watch.py: a watcher sees the running window and changes none of its figures."""
 
+from functools import cache
 from typing import Any
 
 from analysis.live.window_so_far import WindowSoFar
+from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
 from tests.support.virtual.virtual_drivers import driver
 
 
+@cache
 def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
     seen: list[WindowSoFar] = []
-    made, *_ = driver(["search=quick", "search.budget_s=150"])
+    made, *_ = driver([])
     made.watcher = seen.append if watched else None
-    sweep(made)
+    fixed_rate.rate(made, 3.0, 40, 5)
     return made, seen
 
 

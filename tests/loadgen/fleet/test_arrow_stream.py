@@ -1,4 +1,4 @@
-"""The shard: what was flushed is there after a kill, on a full disk, and while somebody else looks on."""
+"""loadgen/fleet/arrow_stream.py: flushed rows survive a kill, a full disk and other readers."""
 
 import errno
 import fcntl

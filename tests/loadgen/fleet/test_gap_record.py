@@ -1,4 +1,4 @@
-"""Figures of gaps that bounds ask for, beside the gaps of a row."""
+"""loadgen/fleet/gap_record.py: figures of gaps that bounds ask for, beside the gaps of a row."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""A load actor's own health: a second's row, and a window's figures from such rows."""
+"""loadgen/fleet/health.py: a second of a load actor's own health, and a window's figures from such rows."""
 
 import gc
 import time

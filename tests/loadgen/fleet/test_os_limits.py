@@ -1,4 +1,4 @@
-"""How many streams fit into a process, and which limit says no."""
+"""loadgen/fleet/os_limits.py: how many streams fit into a process, and which limit says no."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A process learns at once that another one on its machine has died."""
+"""loadgen/fleet/parent_watch.py: a process learns at once that another one on its machine has died."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Worker and shard: one row for every planned request, whatever becomes of it, on disk at once."""
+"""loadgen/fleet/worker.py: one row for each planned request, whatever becomes of it, on disk at once."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.arrow_files import on_disk
-from tests.support.servers.mock_server import END, MockServer, Script, answer, event, head, token, usage
+from tests.support.servers.mock_server import MockServer, Script, answer, head, token
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 pytestmark = pytest.mark.usefixtures("never_overdue")
@@ -76,7 +76,7 @@ def statuses(table: pa.Table) -> Counter[str]:
 
 
 def test_every_planned_request_has_one_row_and_times_count_from_due(tmp_path: Path) -> None:
-    schedule = plan(40, 1.0)
+    schedule = plan(150, 0.3)
     _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.005))
     assert sorted(table["seq"].to_pylist()) == schedule.seq.tolist()
     assert statuses(table) == {"ok": len(schedule)}
@@ -100,6 +100,7 @@ def test_what_was_retracted_keeps_its_row_outside_the_window(tmp_path: Path) -> 
     assert statuses(table)["ok"] + len(retracted) == len(schedule)
 
 
+@pytest.mark.slow
 def test_a_stalled_loop_misses_instead_of_bursting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "MISSED_AFTER_NS", NS)
     schedule = plan(40, 2.2)
@@ -113,7 +114,7 @@ def test_a_stalled_loop_misses_instead_of_bursting(tmp_path: Path, monkeypatch: 
 
 def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_path: Path) -> None:
     schedule = Traffic(WORKLOAD).closed(40, 4, 0, dwell=0, first_seq=10, seed=1)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.01))
+    _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.004))
     rows = sorted(table.to_pylist(), key=lambda row: row["due_ns"])
     assert [row["status"] for row in rows] == ["ok"] * 40
     assert sorted(row["seq"] for row in rows) == list(range(10, 50))
@@ -126,7 +127,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_p
 
 
 def test_a_retracted_closed_loop_keeps_a_row_for_every_request(tmp_path: Path) -> None:
-    schedule = Traffic(WORKLOAD).closed(4000, 4, 0, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(WORKLOAD).closed(1000, 4, 0, dwell=0, first_seq=0, seed=1)
     slow: Script = lambda body: answer(body, 0.01)  # noqa: E731
     _, table = run(tmp_path / "s.arrow", schedule, slow, enough=lambda ended, _: len(ended) > 4)
     states = statuses(table)
@@ -182,12 +183,12 @@ def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Pa
     flying, most = 0, 0
 
     async def main() -> list[dict[str, Any]]:
-        async with MockServer(lambda body: answer(body, 0.02)) as server:
+        async with MockServer(lambda body: answer(body, 0.01)) as server:
             worker = of(server, tmp_path / "s.arrow")
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(Traffic(WORKLOAD).evenly(8, 0, 1, first_seq=100, seed=1))
-            await worker.offer(Traffic(WORKLOAD).closed(30, 2, 1, dwell=1, first_seq=0, seed=1))
-            rows = await ended(worker, 38)
+            await worker.offer(Traffic(WORKLOAD).closed(16, 2, 1, dwell=1, first_seq=0, seed=1))
+            rows = await ended(worker, 24)
             await worker.finish(PATIENCE_S)
         return rows
 
@@ -197,7 +198,7 @@ def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Pa
     for _, step in sorted(steps):
         flying += step
         most = max(most, flying)
-    assert len(loop) == 30 and most == 2
+    assert len(loop) == 16 and most == 2
 
 
 def test_a_retraction_holds_for_what_was_offered_before_it_only(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_patience_with_a_full_disk_begins_with_its_first_refusal(
 
 
 def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
-    schedule = plan(20, 0.5)
+    schedule = plan(50, 0.2)
     count = len(schedule)
     rows, table = run(
         tmp_path / "s.arrow",
@@ -263,34 +264,6 @@ def test_a_hung_server_is_seen_pending_and_then_cut(tmp_path: Path) -> None:
     assert {row["status"] for row in rows} == {records.PENDING}
     assert all(row["output_tokens"] == 1 and row["first_token_offset_ns"] > 0 for row in rows)
     assert {(row["status"], row["error_kind"]) for row in table.to_pylist()} == {("truncated", "interrupted")}
-
-
-def test_a_dead_server_gives_rows_too(tmp_path: Path) -> None:
-    schedule = plan(20, 0.5)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda _: [None])
-    assert statuses(table) == {"conn_error": len(schedule)}
-
-
-def test_an_answer_of_strange_types_is_a_row_like_any_other(tmp_path: Path) -> None:
-    strange = event({"choices": [], "usage": {"prompt_tokens": "12", "completion_tokens": True}})
-    pieces = [head(), token(), strange, usage(3, 1), END]
-    schedule = plan(20, 0.5)
-    _, table = run(tmp_path / "s.arrow", schedule, lambda _: pieces)
-    ends = {(row["status"], row["error_kind"], row["prompt_tokens"]) for row in table.to_pylist()}
-    assert ends == {("http_error", "bad_event", 3)} and table.num_rows == len(schedule)
-
-
-def test_refused_connections_were_sent_in_time(tmp_path: Path) -> None:
-    schedule = plan(20, 0.5)
-
-    async def main() -> None:
-        server = MockServer()
-        server.url = "http://127.0.0.1:9"
-        await drive(server, tmp_path / "s.arrow", schedule)
-
-    asyncio.run(main())
-    rows = records.read_shard(tmp_path / "s.arrow").to_pylist()
-    assert len(rows) == len(schedule) and all(row["send_offset_ns"] is not None for row in rows)
 
 
 async def until(seen: Callable[[], object]) -> None:
@@ -311,7 +284,7 @@ async def started(server: MockServer, shard: ArrowStream, schedule: ArrivalSched
 def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
-    monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.05)
     monkeypatch.setattr(request_log, "FULL_DISK_S", 0.2)
     schedule = plan(40, 120.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
@@ -343,7 +316,7 @@ def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
 def test_a_disk_that_is_full_for_a_moment_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "FLUSH_S", 0.1)
+    monkeypatch.setattr(worker_module, "FLUSH_S", 0.05)
     monkeypatch.setattr(request_log, "FULL_DISK_S", PATIENCE_S)
     schedule = plan(40, 120.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
@@ -365,7 +338,7 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(
 
 
 def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None:
-    schedule = plan(40, 1.0)
+    schedule = plan(100, 0.3)
 
     class Broken(Prompts):
         def body(self, seq: int, *more: Any) -> bytes:
@@ -374,7 +347,7 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
             return super().body(seq, *more)
 
     async def main() -> None:
-        async with MockServer(lambda body: answer(body, 0.2)) as server:
+        async with MockServer(lambda body: answer(body, 0.05)) as server:
             prompts = Broken(WORKLOAD, "m", 151936, salt=1)
             worker = Worker(0, [server.url], prompts, ArrowStream(tmp_path / "s.arrow"))
             worker.start(time.monotonic_ns(), time.time_ns())

@@ -1,4 +1,4 @@
-"""Predictions over an engine model whose answer is known: TPOT grows with the rate and one constant."""
+"""loadgen/predict/answer.py over an engine model whose answer is known: TPOT grows with the rate."""
 
 import math
 from dataclasses import replace
@@ -20,31 +20,11 @@ from conf.specs.experiment import Constant
 from loadgen import __main__ as root
 from loadgen.cli import command_line, engine_model, grammar, prediction
 from loadgen.predict import answer, grid, uncertainty
-from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import at_rate, cells, predict, text_of
-from tests.support.search.constants_alone import only_layer
-
-LAYER = "model.step_time.layer_us"
-
-
-def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _seed: int) -> Simulated:
-    """p90 TPOT is 20 ms x QPS per node x layer_us / 100, whatever else; p90 TTFT is 100 ms."""
-    due_s = arrivals.due_ns / NS
-    qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes
-    tpot_s = 0.020 * qps * experiment.model.step_time.layer_us.value / 100
-    last_s = due_s + 0.1 + tpot_s * (arrivals.output_tokens - 1)
-    work = {"busy_s": 30.0, "kv_token_seconds": 1e6}
-    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), work)
-
-
-MODEL = EngineModel(
-    simulate,
-    lambda experiment: NodePeaks(1, 8e6, 2e16, 4e10, 3e6, lambda work: {"all": work["busy_s"] / 30}),
-    lambda _: 9.0,
-)
+from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, only_layer, simulate
 
 
 def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
@@ -76,11 +56,13 @@ def test_without_uncertain_constants_the_interval_is_noise_and_says_so() -> None
 
 def test_the_sensitivity_says_what_to_measure_first() -> None:
     tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
-    first, *others = tree["sensitivity"]
+    first, *_ = tree["sensitivity"]
     assert first["path"] == LAYER and first["share"] == pytest.approx(1.0)
-    assert first["elasticity"] == pytest.approx(-1.0, abs=0.05)
     assert (first["at_low_qps"], first["at_high_qps"]) == pytest.approx((6.25, 3.125), rel=0.02)
-    assert all(row["elasticity"] == pytest.approx(0, abs=0.02) for row in others)
+    found = {row["path"]: row["elasticity"] for row in tree["sensitivity"]}
+    known = {LAYER: -1.0, DEPLOYMENT: -1.0, LAYOUT: -1.0, STEP: -0.5}
+    assert {path: found.pop(path) for path in known} == pytest.approx(known, abs=0.05)
+    assert all(elasticity == pytest.approx(0, abs=0.02) for elasticity in found.values())
     text = text_of(tree)
     assert text.startswith("PREDICTED  5.0") and "what to measure first" in text
 
@@ -132,16 +114,6 @@ def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
     assert "requests in flight unknown (overload" in text_of(tree)
 
 
-def test_slow_engines_are_announced() -> None:
-    def by_block(*asked: Any) -> Simulated:
-        return simulate(*asked)._replace(work={"busy_s": math.nan, "kv_token_seconds": math.nan})
-
-    said: list[str] = []
-    for act, words in ((predict, ()), (at_rate, ("rate_qps=4",))):
-        act(only_layer(*words), replace(MODEL, simulate=by_block, say=said.append), draws=0)
-    assert len(said) == 2 and all("block by block: slower" in line for line in said)
-
-
 def test_one_rate_is_judged_against_the_bounds() -> None:
     kept, missed = (at_rate(only_layer(f"rate_qps={qps}"), MODEL, draws=8) for qps in (4.5, 5.5))
     assert (kept["exit_code"], missed["exit_code"]) == (summary.EXIT_OK, summary.EXIT_SLO_MISSED)
@@ -172,12 +144,6 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     assert row.schema == prediction_text.rows(cells(tree["cells"])).schema
 
 
-def test_a_grid_says_what_to_measure_first() -> None:
-    tree = predict(only_layer(), MODEL, draws=2, sensitivity=True)
-    table = prediction_text.table(["layout"], cells([{"at": {"layout": "a"}, **tree}]))
-    assert f"measure first: {LAYER} (100 % of variance)" in table
-
-
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
     words = ("cluster.session=fake", "cluster.nodes=3000")
     apart = RateSimulator(only_layer(*words, "routing=per_node"), simulate, Effort.of(600, 1))
@@ -205,7 +171,6 @@ def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> 
     assert ln.std(axis=0) == pytest.approx([0.1, 0.1], rel=0.05)
 
 
-@pytest.mark.slow
 def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path) -> None:
     asked_cells = matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense]"])
 
@@ -245,7 +210,6 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         command_line.refuse_idle_flags(arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

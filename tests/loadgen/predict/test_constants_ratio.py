@@ -1,4 +1,4 @@
-"""The uncertainty of the engine model's constants, as the end of a simulated sweep stores it."""
+"""loadgen/cli/engine_model.py: the uncertainty of constants that the end of a simulated sweep stores."""
 
 import pytest
 
@@ -13,6 +13,7 @@ def ratio(*words: str) -> tuple[ConstantsRatio | str, list[str]]:
     return found, told
 
 
+@pytest.mark.slow
 def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> None:
     found, told = ratio()
     assert isinstance(found, ConstantsRatio)
@@ -26,7 +27,9 @@ def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> N
         (["engine=vllm_emulated"], "the engine model answers for engine=simulated, not vllm_emulated"),
         (["engine.max_num_queued_reqs=8"], "does not model refused requests"),
         (["workload=chat_sessions", "slo.itl_p99_ms=50"], "no gaps between tokens of sessions"),
-        (["search.highest_qps=0.2"], "the engine model finds no interval"),
+        pytest.param(
+            ["search.highest_qps=0.2"], "the engine model finds no interval", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_where_the_engine_model_has_no_answer_it_says_why(words: list[str], why: str) -> None:

@@ -1,4 +1,4 @@
-"""Draws of constants: what a fit says of them together, what two experiments share, and chance kept out."""
+"""loadgen/predict/draws.py: draws of constants, what a fit says of them, what two experiments share."""
 
 import itertools
 import math
@@ -69,7 +69,6 @@ def test_layouts_differ_apart_and_deployments_together() -> None:
     assert np.ptp([normals(one)[DEPLOYMENT] for one in layouts], axis=0).max() < 1e-9
 
 
-@pytest.mark.slow
 def test_another_model_and_other_hardware_err_on_their_own_and_teams_alike() -> None:
     qwen, llama = (normals(unsure(EVERY, f"model={name}", "layout=dp1_tp8")) for name in MODELS[2:4])
     h100 = normals(unsure(EVERY, f"model={MODELS[2]}", "layout=dp1_tp8", "hardware=h100"))
@@ -100,7 +99,6 @@ def test_an_exact_constant_leaves_the_others_of_its_fit_as_they_were() -> None:
     assert one[STEP] == pytest.approx(both[STEP]) and list(one) == [STEP]
 
 
-@pytest.mark.slow
 def test_what_is_common_stays_so_in_a_fit() -> None:
     rows = {LAYOUT: [1.0, 0.5, 0.5], LAYER: [0.5, 1.0, 0.7], DEPLOYMENT: [0.5, 0.7, 1.0]}
     fit = Posterior("rows of a test", [], rows)
@@ -134,7 +132,6 @@ def test_constants_that_make_up_for_each_other_narrow_an_answer() -> None:
     assert widths[0] / widths[1] == pytest.approx(math.sqrt(0.1), abs=0.06)
 
 
-@pytest.mark.slow
 def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:
     cells = matrix(["matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"])
     for path, spread in ((LAYOUT, 1.1 ** math.sqrt(2)), (DEPLOYMENT, 1.0)):
@@ -147,7 +144,6 @@ def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:
         assert own is not None and own == pytest.approx(math.log(spread) / 1.96, abs=0.015)
 
 
-@pytest.mark.slow
 def test_a_calibration_takes_its_constants_out_of_the_models_fit(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text(dump(unsure({LAYER: 1.2, STEP: 1.2, LINK: 1.2}, posterior=joint(0.9))))

@@ -1,4 +1,4 @@
-"""A day of fleets: its rates, and how requests over their bounds are counted."""
+"""loadgen/predict/elastic_day.py: rates of a day of fleets, and how requests over bounds are counted."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Bounds on gaps between tokens in a prediction: pooled and by request, and where they are not known."""
+"""loadgen/predict/operating_point.py: bounds on gaps, pooled and by request, and where no gap is known."""
 
 import json
 from dataclasses import replace

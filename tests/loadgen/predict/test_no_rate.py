@@ -1,6 +1,8 @@
-"""Bounds that no rate keeps are said in words, with the latency that misses them, and have no interval."""
+"""loadgen/predict/no_rate.py: bounds that no rate keeps are said in words and have no interval."""
 
 import doctest
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,15 +35,13 @@ def test_the_gap_beside_a_prompt_is_the_step_that_computes_it() -> None:
     assert short < 0.2 * whole
 
 
-@pytest.mark.parametrize("words", [["slo.itl_p99_ms=150"], ["layout=dp2_tp4_ep4", "slo.itl_p99_ms=200"]])
-def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval(words: list[str]) -> None:
-    found = predicted(*words)
+def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval() -> None:
+    found = predicted("slo.itl_p99_ms=150")
     assert (found.exit_code, found.capacity, found.no_rate) == (summary.EXIT_SLO_MISSED, None, True)
-    gap_ms = no_rate.gap_beside_prompt_ms(asked(*words), engine_model.simulate)
-    bound_ms = float(words[-1].partition("=")[2])
-    over = f"{gap_ms:.1f} ms, {100 * (gap_ms / bound_ms - 1):.0f} % over it"
+    gap_ms = no_rate.gap_beside_prompt_ms(asked(), engine_model.simulate)
+    over = f"{gap_ms:.1f} ms, {100 * (gap_ms / 150 - 1):.0f} % over it"
     said = f"one prompt beside an answer makes a gap of {over}"
-    assert found.reason.startswith(f"no rate keeps p99 ITL <= {bound_ms:g} ms where requests meet: {said}")
+    assert found.reason.startswith(f"no rate keeps p99 ITL <= 150 ms where requests meet: {said}")
     screen = summary.text(found)
     assert screen.startswith("PREDICTED  no rate keeps the bounds; requests of 5600/140 tokens\n")
     assert "95 %" not in screen and "noise" not in screen
@@ -73,8 +73,8 @@ def test_the_answers_at_a_quantile_meet_as_many_prompts_as_a_poisson_number() ->
 def test_gaps_that_a_bound_ignores_do_not_break_it(words: list[str], is_missed: bool) -> None:
     experiment = asked(*words)
     (limit,) = experiment.slo.at_most_ms
-    found_ms = no_rate._where_requests_meet_ms(limit, experiment, gap_ms=219.1)
-    assert (found_ms > 150) == is_missed
+    rare: Any = SimpleNamespace(binding=limit, rate_qps=0.01, e2e_s=1.0)  # requests hardly ever meet
+    assert bool(no_rate.missed_beside_prompt(rare, experiment, engine_model.simulate)) == is_missed
 
 
 def test_a_bound_that_requests_alone_miss_has_no_rate() -> None:
@@ -108,6 +108,7 @@ def test_a_latency_that_jumps_over_its_bound_has_no_interval() -> None:
     assert found.reason.startswith("p90 TPOT jumps over its bound near ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["slo.itl_p90_ms=150", "slo.itl_p99_ms=250", "slo.ttft_p90_ms=2000"])
 def test_any_other_bound_has_an_answer_with_a_finite_noise(word: str) -> None:
     found = predicted(word)

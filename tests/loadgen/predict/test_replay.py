@@ -1,4 +1,4 @@
-"""Replays of so many requests, over a service whose answer is known and on the engine model itself."""
+"""loadgen/predict/replay.py: so many requests over a service of known answer and on the engine model."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ from loadgen.predict import grid, replay
 from loadgen.traffic.processes import bench_arrivals_s
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import cells, text_of
-from tests.support.search.constants_alone import only_layer
+from tests.support.virtual.known_answer import only_layer
 
 QUIET = "workload.arrivals.kind=constant"
 

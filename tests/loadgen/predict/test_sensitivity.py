@@ -1,4 +1,4 @@
-"""Constants in the order in which to measure them, and the grounds that an answer names."""
+"""loadgen/predict/uncertainty.py: constants in the order in which to measure them, and their grounds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +9,12 @@ import yaml
 
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
-from analysis.results.text import constants_text, prediction_text
+from analysis.results.text import constants_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
-from tests.support.runs.verdict_trees import cells, predict, text_of
+from tests.support.runs.verdict_trees import predict, text_of
 from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
 
@@ -85,18 +85,3 @@ def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
     kinds = constants_text.basis(load())
     told = [*kinds.measured, *kinds.fitted, *kinds.sourced, *kinds.assumed]
     assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))
-
-
-def test_a_grid_says_it_once_and_old_answers_not_at_all() -> None:
-    tree = predict(unsure({LAYER: 1.2}), MODEL, draws=2)
-    trees = [{"at": {"seed": seed}, **tree} for seed in (1, 2)]
-    table = prediction_text.table(["seed"], cells(trees)).splitlines()
-    assert [line.split(":")[0] for line in table[3:]] == ["measured", "fitted", "assumed"]
-    other = {**trees[1], "constants": {**tree["constants"], "assumed": [LAYER]}}
-    assert constants_text.grid_lines(cells([trees[0], other]))[2].endswith(
-        "(first cell; 2 kinds of cells, all in --json)"
-    )
-    old = {key: value for key, value in tree.items() if key != "constants"}
-    assert constants_text.lines(
-        from_tree(PredictionVerdict, old, "a test")
-    ) == [] and "measured:" not in text_of(old)

@@ -1,4 +1,4 @@
-"""Capacities of shapes under the same draws: what they share is shared, and what is noise is not."""
+"""loadgen/predict/shapes.py: capacities of shapes under the same draws share what is no noise."""
 
 from functools import cache
 
@@ -22,6 +22,7 @@ def joint(*words: str, alone: bool = False) -> np.ndarray:
     return joint_ln_qps(*asked(*words), alone=alone)
 
 
+@pytest.mark.slow
 def test_two_layouts_move_together() -> None:
     """Both rest on the same fitted constants, so that their ratio is known better than either."""
     one, other = joint("layout=dp1_tp8_ep8"), joint("layout=dp2_tp4_ep4")
@@ -31,12 +32,14 @@ def test_two_layouts_move_together() -> None:
     assert np.corrcoef(one, budget)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_the_draws_lie_around_the_estimate_as_wide_as_the_interval() -> None:
     drawn, q = joint("layout=dp1_tp8_ep8"), asked("layout=dp1_tp8_ep8")[1].capacity.qps_per_node  # type: ignore[union-attr]
     low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
     assert (low, high) == pytest.approx((q.low, q.high), rel=0.05)
 
 
+@pytest.mark.slow
 def test_draws_alone_are_shared_with_nobody() -> None:
     one, other = joint("layout=dp1_tp8_ep8"), joint("layout=dp1_tp8_ep8", alone=True)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.1

@@ -1,4 +1,4 @@
-"""Predictions of split nodes: what is drawn, what is said of the transfer, how rates and shares follow."""
+"""loadgen/cli/engine_model.py: split nodes; what is drawn, what is said of the transfer, how rates follow."""
 
 import math
 
@@ -9,8 +9,9 @@ from analysis.exchange.inferencex import service
 from analysis.results import per_gpu
 from analysis.results.text import constants_text, prediction_text
 from conf import load
-from loadgen.cli.engine_model import MODEL, guess_qps, predict, replayed
+from loadgen.cli.engine_model import MODEL, guess_qps, replayed
 from loadgen.predict import replay
+from loadgen.predict.answer import at_rate
 from loadgen.predict.draws import drawn, layout_name
 
 RATE, LATENCY = "layout.transfer.gpu_bytes_per_s", "layout.transfer.latency_ms"
@@ -38,7 +39,7 @@ def test_a_layout_whose_engines_are_alike_shares_their_pace() -> None:
 
 
 def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> None:
-    split = predict(load(["layout=3p1d_tp2_ep2", "search.budget_s=60", "rate_qps=3"]), draws=0)
+    split = at_rate(load(["layout=3p1d_tp2_ep2", "search.budget_s=60", "rate_qps=3"]), MODEL, draws=0)
     said = "\n".join(prediction_text.lines(split))
     assert "50 [20, 64] GB/s per GPU and 5 [1, 25] ms per prompt, pulled" in said and "assumed" in said
     assert "prefill engines compute" in said

@@ -1,4 +1,4 @@
-"""Request bodies: exact lengths, beginnings shared as asked or unique, ids inside the vocabulary."""
+"""loadgen/prompts/bodies.py: exact lengths, beginnings shared or unique, ids inside the vocabulary."""
 
 import json
 from functools import cache
@@ -34,7 +34,6 @@ def tokens(tree: dict[str, Any]) -> list[int] | list[str]:
     return prompt if isinstance(prompt, list) else prompt.split()
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**40 - 1), st.integers(1, 9000), st.sampled_from([1024, 32000, 128256, 151936]))
 def test_a_body_has_exactly_the_asked_tokens(seq: int, inputs: int, vocab: int) -> None:
@@ -43,14 +42,6 @@ def test_a_body_has_exactly_the_asked_tokens(seq: int, inputs: int, vocab: int) 
     assert all(0 <= token < vocab for token in tree["prompt"])
     assert (tree["max_tokens"], tree["min_tokens"], tree["ignore_eos"]) == (140, 140, True)
     assert tree["stream"] and tree["stream_options"] == {"include_usage": True} and tree["model"] == "m"
-
-
-def test_very_long_prompts_repeat_the_pool() -> None:
-    assert len(body(Prompts(IDS, "m", 151936, salt=3), 5, 300_000)["prompt"]) == 300_000
-
-
-def test_text_has_one_word_per_token() -> None:
-    assert len(body(Prompts(TEXT, "m", 151936, salt=3), 5, 321)["prompt"].split()) == 321
 
 
 def test_a_chat_is_one_message_with_the_words_of_the_text() -> None:

@@ -1,4 +1,4 @@
-"""Prompt templates: what is filled, what is refused, and that a cut prompt keeps its beginning."""
+"""loadgen/prompts/templates.py: what is filled, what is refused, and that a cut keeps the beginning."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from conf import ConfigError, load
 from conf.specs.conversation import PromptPart
-from loadgen.__main__ import main
 from loadgen.cli import dry_run
 from loadgen.prompts import templates
 from loadgen.prompts.templates import PromptTemplate, by_words, fitted
@@ -124,7 +123,6 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
         fitted(pieces, 2, 1)
 
 
-@pytest.mark.slow
 def test_a_template_is_cut_where_planned_traffic_is() -> None:
     """The same lengths, once rendered and once planned: one rule."""
     schedule = Traffic(load(["workload=character"]).workload).draw(
@@ -165,17 +163,6 @@ def test_the_anatomy_has_the_means_of_the_workload() -> None:
     for piece in dry_run.example(SPEC):
         tokens[piece.name] += len(piece.encoded)
     assert tokens == {"system": 400, "character": 1200, "persona": 100, "history": 90 * 170, "message": 30}
-
-
-@pytest.mark.slow
-def test_a_dry_run_shows_a_prompt_and_what_both_truncations_leave(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--dry-run", "workload=character"]) == 0
-    out = capsys.readouterr().out
-    assert "history      3012 tokens of 15300, in 180 messages" in out
-    assert "cache warm-up comes on top, before each window above all rates so far: 30 s for each QPS" in out
-    assert "95.7% begin an earlier one (truncation=cache_aware), 38.4% would with truncation=naive" in out
-    assert main(["sweep", "--dry-run", "workload=character", "workload.conversations.truncation=naive"]) == 0
-    assert "38.4% begin an earlier one (truncation=naive)" in capsys.readouterr().out
 
 
 ENDLESS = [

@@ -1,4 +1,4 @@
-"""Prompts of real text: planned lengths and prefixes, one text however it is sent, refusals."""
+"""loadgen/prompts/text_pool.py: planned lengths and prefixes of real text, however it is sent; refusals."""
 
 import asyncio
 import json
@@ -144,7 +144,6 @@ def test_any_request_has_the_asked_tokens_in_text_and_in_ids(
     assert text(ids, folder) == text(plain, folder)
 
 
-@pytest.mark.slow
 def test_a_turn_says_the_same_however_it_is_sent(folder: Path) -> None:
     turn = said(folder)[-1]
     ids, plain, chat = (body(prompts_of(folder, kind, *WORDS), turn) for kind in KINDS)

@@ -1,4 +1,4 @@
-"""Questions under way: their order, their number at once, their end, and the error that ends them."""
+"""loadgen/quality/asking.py: the order of questions, their number at once, their end and their errors."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The load beside the questions: both together are the work of the rate that was asked."""
+"""loadgen/quality/pace.py: questions and the load beside them are together the work of the asked rate."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Questions of the gate: what is asked, and that no answer of a server gets past the bounds."""
+"""loadgen/quality/questions.py: what the gate asks, and that no answer gets past the bounds."""
 
 import copy
 import json

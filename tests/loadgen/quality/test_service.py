@@ -1,10 +1,8 @@
-"""A service that is asked the gate's questions: the requests it gets, and how its refusals are told."""
+"""loadgen/quality/service.py: the requests that a service gets, and how its refusals are told."""
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from conf.io.access import DEFAULT_ACCESS
 from loadgen.quality.service import AskedPrompt, AskedService
 from tests.support.quality.gate_answers import PROMPT, good
+from tests.support.servers.threaded_server import Reply, serving
 
 TOO_MANY = (
     "Requested sample logprobs of 20, which is greater than max allowed: 5 (parameter=logprobs, value=20)"
@@ -32,24 +31,12 @@ class Endpoint:
 def endpoint() -> Iterator[Endpoint]:
     known = Endpoint()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            known.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(known.status)
-            self.send_header("Content-Length", str(len(known.body)))
-            self.end_headers()
-            self.wfile.write(known.body)
+    def answer(_: Mapping[str, str], content: bytes) -> Reply:
+        known.asked.append(json.loads(content))
+        return known.status, {}, known.body
 
-        def log_message(self, *_: object) -> None:
-            """Not on the terminal."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
-        known.url = f"http://127.0.0.1:{listening.server_port}"
-        try:
-            yield known
-        finally:
-            listening.shutdown()
+    with serving(answer) as known.url:
+        yield known
 
 
 def service(endpoint: Endpoint) -> AskedService:

@@ -1,4 +1,4 @@
-"""Questions with exact answers: their file, the request for one, and what comes back from a real server."""
+"""loadgen/quality/tasks.py: questions with exact answers, their file, their requests and real answers."""
 
 from pathlib import Path
 

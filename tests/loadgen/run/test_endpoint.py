@@ -1,11 +1,9 @@
-"""Asking an endpoint what it serves: one server, one key, and no way for the key to reach another."""
+"""loadgen/run/endpoint.py: an endpoint says what it serves, and its key reaches no other."""
 
 import gzip
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,45 +13,28 @@ from conf.io.secret import Secret
 from conf.specs.target import Endpoints
 from loadgen.run.endpoint import TargetError, access_to, located, models_of
 from tests.support.servers.certificates import self_signed
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
+from tests.support.servers.threaded_server import Reply, reply, serving
 
 
 @contextmanager
-def server(answer: Answer) -> Iterator[tuple[str, list[str | None]]]:
+def server(answer: Reply) -> Iterator[tuple[str, list[str | None]]]:
     """The address of a server, and the key of each request that it got."""
     keys: list[str | None] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            keys.append(self.headers.get("Authorization"))
-            answer(self)
+    def answered(headers: Mapping[str, str], _: bytes) -> Reply:
+        keys.append(headers.get("Authorization"))
+        return answer
 
-        def log_message(self, *_: object) -> None:
-            """Not on the terminal."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, args=(0.01,)).start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}", keys
-        finally:
-            listening.shutdown()
+    with serving(answered) as url:
+        yield url, keys
 
 
-def says(body: bytes, status: int = 200, **headers: str) -> Answer:
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(status)
-        for name, value in headers.items():
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    return answer
+def says(body: bytes, status: int = 200, **headers: str) -> Reply:
+    return status, headers, body
 
 
-def models(*names: str) -> Answer:
-    return says(json.dumps({"data": [{"id": name} for name in names]}).encode())
+def models(*names: str) -> Reply:
+    return reply({"data": [{"id": name} for name in names]})
 
 
 @pytest.mark.parametrize(("key", "sent"), [("secret", "Bearer secret"), (None, None)])
@@ -96,7 +77,7 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
         (says(b"[]"), "no list of models"),
     ],
 )
-def test_what_is_no_model_server_is_told_in_one_line(answer: Answer, why: str) -> None:
+def test_what_is_no_model_server_is_told_in_one_line(answer: Reply, why: str) -> None:
     with server(answer) as (url, _), pytest.raises(TargetError) as refused:
         models_of(url, DEFAULT_ACCESS)
     told = str(refused.value)

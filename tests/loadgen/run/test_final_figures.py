@@ -1,4 +1,4 @@
-"""The end of a run: whoever followed it is left with the figures that its folder holds."""
+"""loadgen/run/lifecycle.py: whoever followed a run is left with the figures that its folder holds."""
 
 import json
 from pathlib import Path
@@ -38,6 +38,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str,
     return folder.path, told
 
 
+@pytest.mark.slow
 def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ran: Any) -> None:
     folder, told = ran
     lines = [sentence(kind, facts) for kind, facts in told if kind in ("segment_done", "segment_final")]
@@ -53,6 +54,7 @@ def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ra
     )
 
 
+@pytest.mark.slow
 def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
     folder, told = ran
     view = LiveView()

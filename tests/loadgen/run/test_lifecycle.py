@@ -1,4 +1,4 @@
-"""The boundary of a run: whatever goes wrong, the folder is whole and says what happened."""
+"""loadgen/run/lifecycle.py: whatever goes wrong, the folder is whole and says what happened."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,6 @@ def measure(
     return tree, folder.path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt(), TargetError("still there"), RuntimeError("odd")])
 def test_trouble_while_the_service_goes_down_does_not_undo_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: BaseException
@@ -92,7 +91,6 @@ def test_the_last_words_of_a_service_that_does_not_come_up_are_kept(
     assert lifecycle.LAST_WORDS in json.loads((path / "manifest.json").read_text())["files"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("front_streams", "exit_code"), [(100, summary.EXIT_TARGET), (10_000, summary.EXIT_OK)]
 )
@@ -171,16 +169,6 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
     ]
     assert {"events.jsonl", "sweep.json", "traceback.txt"} <= {path.name for path in files}
     assert not [text for text in texts if "sk-from" in text] and "Bearer [api key]" in tree["reason"]
-
-
-def test_ctrl_c_while_preparing_leaves_a_readable_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted() -> Start:
-        raise KeyboardInterrupt
-
-    tree, _ = measure(tmp_path, monkeypatch, prepare=interrupted)
-    assert tree["exit_code"] == summary.EXIT_INTERRUPTED
 
 
 def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Power beside a run: samples at rest and under load, sources that fail, and what the folder holds then."""
+"""loadgen/run/power_sampler.py: samples at rest and under load, sources that fail, what the folder holds."""
 
 import itertools
 import threading
@@ -13,7 +13,7 @@ from analysis import load_run
 from analysis.rows import records, time_series
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.run import lifecycle, verdicts
+from loadgen.run import lifecycle, power_sampler, verdicts
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.power_sampler import PowerSampler
 from loadgen.run.run_folder import RunFolder
@@ -47,6 +47,12 @@ TOLD = {"gpu_watts": (700.0, None), "node_watts": None, "source": "hwmon", "erro
 SILENT = {"gpu_watts": (), "error": "no\nGPU\x1b[31m"}
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty samples a second."""
+    monkeypatch.setattr(power_sampler, "PERIOD_S", 0.05)
+
+
 def sampled(source: Any, path: Path, first_s: float = 60.0) -> tuple[str, list[dict[str, Any]]]:
     """What the sampler says, and its rows, a few of them under load where somebody tells."""
     path = path / "power.arrow"
@@ -58,6 +64,7 @@ def sampled(source: Any, path: Path, first_s: float = 60.0) -> tuple[str, list[d
     return why, rows.to_pylist()
 
 
+@pytest.mark.usefixtures("quick")
 def test_samples_before_the_load_are_told_from_those_under_it(tmp_path: Path) -> None:
     why, rows = sampled(Nodes(TOLD), tmp_path)
     assert why == "" and rows[0]["idle"] and not rows[-1]["idle"]
@@ -66,6 +73,7 @@ def test_samples_before_the_load_are_told_from_those_under_it(tmp_path: Path) ->
     assert [row["clock_ns"] for row in rows] == [at * NS for at in range(len(rows))]
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_sample_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
     why, rows = sampled(Nodes(TOLD, RuntimeError("Ray\nis gone"), TOLD), tmp_path)
     assert why == "" and rows[1]["error"] == "RuntimeError: Ray is gone" and rows[1]["gpu_watts"] is None
@@ -95,7 +103,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, power: Any) -> Pat
     folder = RunFolder.create(tmp_path, "one")
 
     def held(driver: Driver) -> Any:
-        fixed_rate.rate(driver, 3.0, 45, 5)
+        fixed_rate.rate(driver, 3.0, 20, 5)
         return lambda: verdicts.of_probe(EXPERIMENT, driver)
 
     run = RunLifecycle(EXPERIMENT, folder, "probe", lambda *_, **__: None)

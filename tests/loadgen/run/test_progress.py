@@ -1,4 +1,4 @@
-"""What a person sees: plain lines in a pipe, JSON lines when asked, a table that fits its terminal."""
+"""loadgen/run/progress.py: plain lines in a pipe, JSON lines if asked, a table that fits its terminal."""
 
 import io
 import json

@@ -1,6 +1,5 @@
-"""A run that was cut short and goes on: the same counts and posterior, nothing twice, nothing forgotten."""
+"""loadgen/run/measure.py: a run that was cut short goes on, with nothing twice and nothing forgotten."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,11 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
 from loadgen.run.measure import past
-from loadgen.run.run_folder import BusyError, RunFolder
+from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.segments import Outcome, Start
-from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import BlockEngine, VirtualService
-from tests.support.virtual.virtual_drivers import plan
+from loadgen.traffic.schedule import ArrivalSchedule
+from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "search.budget_s=400"])
@@ -39,9 +37,7 @@ class Recorded(VirtualTarget):
     """The engine model as target, whose rows reach a shard as a load actor's would until it is `ended`."""
 
     def __init__(self, folder: RunFolder, from_ns: int = 0, first_client: int = 0) -> None:
-        spec: Any = EXPERIMENT.engine
-        engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
-        super().__init__(VirtualService([engine]))
+        super().__init__(engines(EXPERIMENT))
         self._now_ns = from_ns
         self._shard = ArrowStream(folder.shards / f"client-{first_client:02d}.arrow")
 
@@ -126,7 +122,7 @@ def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
 
 
 def test_finished_windows_stay_valid_although_the_service_was_deployed_anew(folder: RunFolder) -> None:
-    killed_after(folder, 4)
+    killed_after(folder, 3)
     folder.close()
     again = RunFolder(folder.path)
     again.collect()
@@ -149,7 +145,7 @@ def cut(folder: Path, window: Window, **end: Any) -> None:
 def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
     folder: RunFolder, row: dict[str, Any]
 ) -> None:
-    killed_after(folder, 4)
+    killed_after(folder, 3)
     folder.collect()
     before = past(load_run(folder.path))
     cut(folder.path, before.segments[-1][1], **row)
@@ -161,7 +157,7 @@ def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
 
 @pytest.mark.slow
 def test_what_was_measured_while_the_service_died_is_measured_again(folder: RunFolder) -> None:
-    killed_after(folder, 4)
+    killed_after(folder, 3)
     folder.collect()
     before = past(load_run(folder.path))
     folder.event("target_lost", text="gone", last=3)
@@ -199,21 +195,3 @@ def test_a_run_killed_before_its_first_segment_starts_anew(folder: RunFolder) ->
     before = past(load_run(folder.path))
     assert (before.segments, before.elapsed_s) == ([], 0.0)
     assert before.next_seq == RunFolder.planned_in(folder.path)
-
-
-def test_one_process_at_a_time_fills_a_folder(folder: RunFolder) -> None:
-    with pytest.raises(BusyError, match="filled by another process"):
-        RunFolder(folder.path)
-    folder.close()
-    RunFolder(folder.path).close()
-
-
-def test_an_event_cut_by_the_kill_is_left_out(folder: RunFolder) -> None:
-    killed_after(folder, 2)
-    folder.close()
-    events = folder.path / "events.jsonl"
-    whole = past(load_run(folder.path))
-    with events.open("a") as file:
-        file.write(json.dumps({"event": "segment_done", "index": 2})[:20])
-    assert past(load_run(folder.path)).segments == whole.segments
-    assert whole.end_ns > NS

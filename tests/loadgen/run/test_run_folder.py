@@ -1,4 +1,4 @@
-"""What a run folder keeps through kills, full disks and load actors that outlive their driver."""
+"""loadgen/run/run_folder.py: a folder survives kills, full disks and load actors that outlive it."""
 
 import hashlib
 import json

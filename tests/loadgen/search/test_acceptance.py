@@ -1,4 +1,4 @@
-"""Decides on a required rate from counts alone: the clear cases, the interval, and what says nothing yet."""
+"""loadgen/search/acceptance.py: a required rate is decided from counts alone."""
 
 import math
 from typing import Any

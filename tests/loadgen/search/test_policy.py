@@ -1,4 +1,4 @@
-"""The search: its rules one by one, and whole searches on engines of known capacity."""
+"""loadgen/search/policy.py: the rules of the search, and whole searches on engines of known capacity."""
 
 import math
 from dataclasses import dataclass, replace
@@ -173,9 +173,9 @@ class Service:
 QUICK = load(["search=quick"]).search
 
 
-@pytest.mark.parametrize("off", [1 / 30, 1 / 10, 1 / 3, 0.5, 1.0, 1.5, 3.0, 10.0, 30.0])
+@pytest.mark.parametrize("off", [1 / 30, 1 / 3, 1.0, 3.0, 30.0])
 def test_a_ramp_takes_a_third_of_the_budget_however_wrong_the_guess(off):
-    for capacity_qps in (1.5, 6.0, 50.0):
+    for capacity_qps in (1.5, 50.0):
         start = Start(roofline_qps=capacity_qps * off, ttft_s=2.0)
         for spec in (QUICK, SPEC):
             steps, ramp_s, dwells = Service(capacity_qps).searched(spec, start)

@@ -1,4 +1,4 @@
-"""The probes of the calibration recipe: what each asks, and what becomes of one that was cut short."""
+"""loadgen/studies/calibration_probes.py: what each probe asks, and what becomes of one cut short."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,6 @@ def resumed(path: Path, site: Site) -> dict[str, Any]:
     return to_tree(study.run(calibration_probes.of(asked), Folder(path), site, silent))
 
 
-@pytest.mark.slow
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
     site = Site({})
     tree = begun(tmp_path, site)
@@ -84,7 +83,6 @@ def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) 
     assert path / "r2-c4" in studies.parts(path) and "r2-c4: recorded" in concluded(path)
 
 
-@pytest.mark.slow
 def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:
     site = Site({"r2-c4": summary.EXIT_VOID})
     tree = begun(tmp_path, site)
@@ -117,7 +115,6 @@ def test_words_that_a_recipe_would_ignore_are_refused(word: str) -> None:
         command_line.asked("recipe", [word, "search=standard", "search.start=prediction"], None)
 
 
-@pytest.mark.slow
 def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
     begun(tmp_path, Site({"r1-c1": summary.EXIT_VOID}))
     with pytest.raises(RunError, match="no part of this study has a result yet"):
@@ -141,14 +138,6 @@ def test_what_no_part_would_honour_or_fit_is_refused_before_anything_starts(
     told = capsys.readouterr().err
     assert says in told and told.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_the_plan_says_how_long_all_parts_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert root.main(["recipe", "--dry-run", "workload.prompt=text", "rate_qps=2", "duration_s=60"]) == 0
-    *parts, total = capsys.readouterr().out.splitlines()
-    assert len(parts) == 16 and "# r4-50pct: 5600/140 tokens, prefix_hit 0, 1 QPS per node for 60 s" in parts
-    seconds = float(total.partition("in total ")[2].partition(" s")[0])
-    assert seconds > 3 * 60 + 30 * 500 * 0.01  # R2 alone decodes 30 x 500 tokens in turn
 
 
 def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:

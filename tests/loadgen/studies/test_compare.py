@@ -1,4 +1,4 @@
-"""Two services on the same requests: pairs of windows, the ratio, the rates of the replay, the study."""
+"""loadgen/studies/comparison.py: pairs of windows on the same requests, their ratio, the study."""
 
 import json
 import math
@@ -33,7 +33,7 @@ from loadgen.search.segments import Outcome, Segment, Start, Stop
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
-from tests.support.virtual.virtual_drivers import plan, silent, virtual
+from tests.support.virtual.virtual_drivers import engines, plan, silent
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 REQUESTS = 250
@@ -88,15 +88,15 @@ def gap_pairs(delta: float, tried: list[float], seed: int, slope: float) -> list
     return made
 
 
-@pytest.mark.parametrize("slope", [4.0, 6.5, 10.0])
+@pytest.mark.parametrize("slope", [4.0, 10.0])
 @pytest.mark.parametrize("delta", [-0.1, 0.06])
 def test_the_ratio_of_pooled_gaps_is_known_with_the_request_as_the_unit(delta: float, slope: float) -> None:
     tried = [delta + apart for apart in (0.05, -0.04, 0.02, -0.01, 0, 0, 0, 0, 0, 0)]
-    found = [paired_ratio.ratio(gap_pairs(delta, tried, seed, slope), delta + 0.03) for seed in range(60)]
+    found = [paired_ratio.ratio(gap_pairs(delta, tried, seed, slope), delta + 0.03) for seed in range(40)]
     known = [one for one in found if one]
-    assert len(known) == 60 and not any(one.open for one in known)
+    assert len(known) == 40 and not any(one.open for one in known)
     assert abs(np.mean([math.log(one.value) - delta for one in known])) < 0.01
-    assert sum(math.log(one.low) <= delta <= math.log(one.high) for one in known) >= 55
+    assert sum(math.log(one.low) <= delta <= math.log(one.high) for one in known) >= 36
 
 
 def test_parts_of_requests_are_shares_of_what_both_sides_know() -> None:
@@ -135,7 +135,7 @@ def walked(delta: float, count: int, seed: int) -> list[Pair]:
     return pairs(delta, tried, seed)
 
 
-@pytest.mark.parametrize("truth", [1.5, 2.0, 1 / 1.5, 1 / 2])
+@pytest.mark.parametrize("truth", [2.0, 1 / 1.5])
 @pytest.mark.parametrize(("count", "error"), [(10, 0.08), (14, 0.03)])
 def test_a_ratio_far_from_one_is_found_from_a_common_guess(truth: float, count: int, error: float) -> None:
     found = [paired_ratio.ratio(walked(math.log(truth), count, seed), 0.0) for seed in range(6)]
@@ -300,7 +300,7 @@ def test_without_evidence_the_ratio_falls_after_an_overload_and_climbs_else() ->
 
 
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
-    service: Any = Faster(virtual(experiment, experiment.seed)._service, factor)
+    service: Any = Faster(engines(experiment, experiment.seed), factor)
     planned = plan(experiment, Start(8.0))
     return Driver(VirtualTarget(service), planned, *(tellers or (silent,)), **more)
 
@@ -416,7 +416,6 @@ def test_words_for_one_side_win_over_words_for_both() -> None:
     assert comparison_words.differences(a, b)["layout.tensor_parallel"] == [8, 4]
 
 
-@pytest.mark.slow
 def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> None:
     files = []
     for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):

@@ -1,4 +1,4 @@
-"""`verify` on a virtual clock: which runs it replays, as what, and when the two engines agree."""
+"""loadgen/studies/engine_check.py: which runs `verify` replays, as what, and when engines agree."""
 
 import json
 from collections.abc import Callable
@@ -118,7 +118,6 @@ def test_a_study_is_verified_run_by_run(folder: Folder) -> None:
         EngineReplay.asked(run, [], "")
 
 
-@pytest.mark.slow
 def test_the_command_line_asks_for_one_folder(
     capsys: pytest.CaptureFixture[str], folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +141,6 @@ def probed(replay: EngineReplay, served_by: Experiment) -> dict[str, Any]:
     return to_tree(engine_check.concluded(replay, driver, simulate))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hit", [0.0, 0.5])
 def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: float) -> None:
     replay = EngineReplay.asked(folder(f"workload.prefix_hit={hit}"), ["duration_s=60"], "0.32.0")
@@ -156,7 +154,6 @@ def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: flo
     assert "through vLLM: the simulated engine agrees" in text and text.count(": ok") == 2
 
 
-@pytest.mark.slow
 def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
     replay = EngineReplay.asked(folder(), ["duration_s=60"], "0.32.0")
     times = replay.simulated.model.step_time
@@ -168,7 +165,6 @@ def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
     assert text_of(tree).startswith("VALID")
 
 
-@pytest.mark.slow
 def test_a_probe_that_missed_a_bound_agrees_all_the_same(folder: Folder) -> None:
     replay = EngineReplay.asked(folder("slo.tpot_p90_ms=20"), ["duration_s=60"], "0.32.0")
     tree = probed(replay, replay.simulated)

@@ -1,4 +1,4 @@
-"""The quality gate as a study: both sides asked over real HTTP, its verdict, and answers that fail."""
+"""loadgen/studies/quality_study.py: both sides of a gate over real HTTP, its verdict, failing answers."""
 
 import json
 import shutil
@@ -29,8 +29,6 @@ from loadgen.studies import gate_evidence
 from tests.support.servers.answering_server import AnsweringServer, answering
 from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_target import Patient
-
-pytestmark = pytest.mark.slow
 
 WIDE = ["quality.load=idle", "quality.margin_nats=.2", "quality.margin_broken=.2", "quality.prompts=60"]
 """Margins that few prompts decide."""
@@ -120,6 +118,7 @@ def broken(asked_once: Broken, tmp_path: Path) -> Broken:
     return replace(asked_once, path=Path(shutil.copytree(asked_once.path, tmp_path / "gate")))
 
 
+@pytest.mark.slow
 def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_says_again(
     tmp_path: Path, broken: Broken
 ) -> None:
@@ -142,6 +141,7 @@ def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_s
     assert concluded(tmp_path / "good" / "gate").startswith("SAME  ")
 
 
+@pytest.mark.slow
 def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
     broken: Broken, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +164,7 @@ def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
     assert analysis_main(["plan", str(broken.path / "a"), *words[2:]]) != summary.EXIT_DEGRADED
 
 
+@pytest.mark.slow
 def test_recorded_answers_are_judged_as_they_were_and_those_to_other_prompts_are_refused(
     tmp_path: Path, broken: Broken, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +185,7 @@ def test_recorded_answers_are_judged_as_they_were_and_those_to_other_prompts_are
         assert why in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_answers_that_fail_are_counted_and_too_many_leave_the_gate_undecided(tmp_path: Path) -> None:
     few = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, fails=frozenset({5})))
     found = asked(tmp_path / "few", few)
@@ -215,6 +217,7 @@ def test_a_service_whose_answers_cannot_be_compared_is_refused_before_it_is_load
     assert found.requests is not None and found.requests.rows == 0
 
 
+@pytest.mark.slow
 def test_a_side_that_writes_the_same_tokens_as_another_text_has_another_tokenizer(tmp_path: Path) -> None:
     ours, theirs = (AnsweringServer(VOCAB, fields={"text": text}) for text in ("a word", "another one"))
     found = asked(tmp_path, Sides(ours, theirs))
@@ -230,6 +233,7 @@ def test_a_service_that_drafts_tokens_is_refused_before_anything_starts() -> Non
         quality_words.sides(words, None, lambda side, base: load(side, base), lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_path: Path) -> None:
     class Gone(Sides):
         def service(self, asked: Experiment, emit: Any) -> Any:
@@ -246,6 +250,7 @@ def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_pat
     assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])
 
 
+@pytest.mark.slow
 def test_a_gate_that_cannot_ask_loses_nothing_of_the_sweeps_and_leaves_the_answers_open(
     tmp_path: Path,
 ) -> None:
@@ -258,6 +263,7 @@ def test_a_gate_that_cannot_ask_loses_nothing_of_the_sweeps_and_leaves_the_answe
     assert concluded(tmp_path / "gate").startswith("VALID  B / A = ")
 
 
+@pytest.mark.slow
 def test_a_gate_after_the_sweeps_of_a_comparison_asks_at_the_rate_that_a_certified(tmp_path: Path) -> None:
     sides = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3))
     found = verbs.compare(*experiments(tmp_path, *SWEPT), sides.site, silent)

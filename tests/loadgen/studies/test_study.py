@@ -1,7 +1,6 @@
-"""Several sweeps as one answer: folders, seeds and budgets, and what becomes of a part without a result."""
+"""loadgen/studies/study.py: several sweeps as one answer, and what becomes of a part without a result."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.composed import dump
-from loadgen.cli import command_line, dry_run, engine_model, verbs
-from loadgen.drive.driver import Driver
+from loadgen.cli import command_line, engine_model, verbs
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search import pacing
-from loadgen.search.segments import Start
 from loadgen.studies import study
 from tests.support.runs.verdict_trees import text_of
-from tests.support.virtual.virtual_drivers import plan, silent, virtual
+from tests.support.virtual.virtual_drivers import silent
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
 UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 2000.0, "passed": None}
@@ -56,19 +53,19 @@ class Site:
     def __init__(self, ends: dict[str, int] | None = None, **more: Any) -> None:
         self.asked: list[Experiment] = []
         self.befores: list[Past | None] = []
-        self._ends, self._more = ends or {}, more
+        self.ends, self._more = ends or {}, more
 
     def __call__(
         self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
     ) -> RunVerdict:
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
-        if folder.run_id in self._ends and self._ends[folder.run_id] < 0:
+        if folder.run_id in self.ends and self.ends[folder.run_id] < 0:
             folder.close()
             raise KeyboardInterrupt
         self.asked.append(experiment)
         self.befores.append(before)
-        code = self._ends.get(folder.run_id, 0)
+        code = self.ends.get(folder.run_id, 0)
         tree = {
             "verb": "sweep",
             "folder": str(folder.path),
@@ -102,7 +99,6 @@ def resumed(path: Path, site: Any) -> dict[str, Any]:
     return to_tree(study.run(study.of(experiment), Folder(path), site, silent))
 
 
-@pytest.mark.slow
 def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200", "seed=7"), site)
@@ -125,18 +121,6 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
     }  # fmt: skip
 
 
-def test_the_screen_of_a_study_says_verdict_parts_and_spread(tmp_path: Path) -> None:
-    tree = ran(asked(tmp_path, "search.deployments=2"), Site())
-    first, *lines = concluded(tmp_path / "one").splitlines()
-    assert first == text_of(tree).splitlines()[0]
-    assert first.startswith("SIMULATED, VALID  5.10 QPS per node, sampling noise alone: 95 % interval [")
-    assert any("pooled over 2 deployments: sd between them" in line for line in lines)
-    assert any(
-        line.startswith("  deployment-2: 5.20 QPS per node, 95 % interval [5.04, 5.36]") for line in lines
-    )
-
-
-@pytest.mark.slow
 def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=3"), site)
@@ -147,7 +131,6 @@ def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) 
     assert "coefficient of variation 2.0 % [1.0, 12.3]" in text and "search.repeats=5 narrows it" in text
 
 
-@pytest.mark.slow
 def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> None:
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=2", "search.deployments=2"), site)
@@ -192,7 +175,6 @@ def test_the_plan_of_a_resumed_study_counts_what_ended_well_only(tmp_path: Path)
         left(tmp_path / "one")
 
 
-@pytest.mark.slow
 def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path) -> None:
     words, at = ["search.deployments=2"], "deployment-2"
     whole = ran(asked(tmp_path / "whole", *words), Site())
@@ -200,7 +182,7 @@ def test_a_study_cut_short_goes_on_and_answers_as_if_it_never_was(tmp_path: Path
     cut = ran(asked(tmp_path, *words), site)
     assert (cut["exit_code"], cut["valid"]) == (130, False)
     assert "INTERRUPTED" in concluded(tmp_path / "one").splitlines()[0]
-    site._ends.clear()
+    site.ends.clear()
     tree = resumed(tmp_path / "one", site)
     assert [before is None for before in site.befores] == [True, False]
     assert (tree["capacity"], tree["parts"]) == (whole["capacity"], whole["parts"])
@@ -235,22 +217,6 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
         measure.create(Folder, experiment)
 
 
-@pytest.mark.slow
-def test_two_virtual_deployments_find_the_capacity(tmp_path: Path) -> None:
-    def run_part(experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None) -> Any:
-        begun = plan(experiment, Start(8.0, experiment.search.expected_qps))
-        driver = Driver(virtual(experiment, experiment.seed), begun, folder.event)
-        verdict = replace(act(experiment, driver)(), clock="virtual")
-        folder.close()
-        return verdict
-
-    tree = ran(asked(tmp_path, "search.budget_s=720", "search.deployments=2"), run_part)
-    q = tree["capacity"]["qps_per_node"]
-    # The engine model's own long runs put the knee near 3.35 QPS.
-    assert tree["exit_code"] == 0 and q["low"] < 3.35 < q["high"]
-    assert 0.8 < q["low"] / q["high"] < 0.99
-
-
 @pytest.mark.parametrize("verb", ["predict", "probe"])
 def test_one_run_refuses_to_be_several(verb: str) -> None:
     with pytest.raises(ConfigError, match="add search.deployments=1 search.repeats=1"):
@@ -273,13 +239,6 @@ def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
         load(["search=standard", word])
 
 
-def test_the_plan_of_a_study_says_its_parts_and_its_time() -> None:
-    asked = load(["search=publish", "search.repeats=2"])
-    text = dry_run.text(asked, pacing.swept_s(asked), None)
-    assert "# 4 sweeps of 1050 s, each of a service deployed anew, with its own seed" in text
-    assert "# 4200 s of load" in text and "and 4 deployments" in text
-
-
 def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
     short = load(["search=standard", "search.budget_s=10", "search.repeats=2"])
     assert pacing.swept_s(short) == 2 * 6 * (15 + 45)
@@ -294,7 +253,6 @@ def test_a_sweep_without_a_predicted_capacity_ramps_and_says_so() -> None:
     assert "no prediction, the search begins with a ramp: no rate keeps p90 TPOT <= 1 ms: " in said[0]
 
 
-@pytest.mark.slow
 def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])

@@ -1,4 +1,4 @@
-"""Client records: rates, burstiness and lengths come out as recorded, and wrong files are one line."""
+"""loadgen/traffic/client_records.py: rates, burstiness and lengths as recorded; wrong files are one line."""
 
 import json
 from pathlib import Path

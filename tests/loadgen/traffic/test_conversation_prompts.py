@@ -1,13 +1,11 @@
-"""Bodies of conversations: what prompts share is what the plan says, token by token and block by block."""
+"""loadgen/prompts/bodies.py: prompts of conversations share what the plan says, token by token."""
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.scheduler.kv_cache import Holding, KvCache
 from tests.support.prompts.chats import common
 from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
 
@@ -41,7 +38,6 @@ def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
     return Traffic(SMALL).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
     prompts, turns = prompts_of(kind), planned(said())
@@ -55,20 +51,6 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str)
             assert common(lists[i], lists[j]) == level
             seen.add((turns[i].character == turns[j].character, turns[i].session == turns[j].session))
     assert seen == {(False, False), (True, False), (True, True)}
-
-
-def test_a_turn_with_the_same_cut_begins_with_the_bytes_of_the_one_before() -> None:
-    prompts, turns = prompts_of("token_ids"), planned(said())
-    last: dict[int, Planned] = {}
-    again = 0
-    for turn in turns:
-        before = last.get(turn.session)
-        if before is not None and before.history_cut == turn.history_cut:
-            prefix = body(prompts, before).partition(b"]")[0]
-            assert body(prompts, turn).startswith(prefix)
-            again += 1
-        last[turn.session] = turn
-    assert again > 100
 
 
 def test_another_run_says_nothing_alike() -> None:
@@ -87,37 +69,3 @@ def test_any_numbers_make_a_body_of_the_asked_length(
     assert len(tree["prompt"]) == count and tree["max_tokens"] == tree["min_tokens"] == 7
     other = replace(turn, history_cut=cut + 1)
     assert common(tree["prompt"], tokens(prompts_of("token_ids"), other)) == 17
-
-
-@pytest.mark.parametrize("truncation", ["cache_aware", "naive"])
-def test_a_prefix_cache_of_blocks_reuses_what_the_plan_counts(truncation: str) -> None:
-    block = 16
-    spec = replace(SMALL.conversations, truncation=truncation)  # type: ignore[type-var]
-    workload = replace(SMALL, conversations=spec)
-    schedule = Traffic(workload).draw(3.0, {"window": (0, 150 * NS)}, dwell=0, first_seq=0, seed=1)
-    turns, prompts, cache = planned(schedule), prompts_of("token_ids"), KvCache(200_000, block)
-    known: dict[Any, int] = defaultdict(int)
-    for turn in turns:
-        ids = tokens(prompts, turn)
-        chain = tuple(hash(tuple(ids[: end + block])) for end in range(0, len(ids) - block + 1, block))
-        found = cache.find(chain, (len(ids) - 1) // block)
-        hit = found[-1].end if found else 0
-        holding = Holding(chain)
-        cache.hold(holding, found)
-        rest = cache.blocks_for(len(ids)) - holding.blocks
-        cache.take(rest)
-        holding.blocks += rest
-        cache.name(holding, len(chain))
-        cache.free(holding, len(chain))
-        # What the plan says that this prompt and any before it have in common.
-        ends = {
-            "all": turn.shared_tokens,
-            turn.character: turn.character_tokens,
-            (turn.session,): turn.character_tokens + turn.persona_tokens,
-            (turn.session, turn.history_cut): turn.input_tokens,
-        }
-        reusable = max(min(end, known[name]) for name, end in ends.items())
-        assert hit == min(reusable // block, (turn.input_tokens - 1) // block)
-        for name, end in ends.items():
-            known[name] = max(known[name], end)
-    assert np.mean([turn.turn for turn in turns]) > 5

@@ -1,4 +1,4 @@
-"""Images in requests: valid PNGs, unique where asked, counted alike everywhere, and they cost time."""
+"""loadgen/prompts/images.py: valid PNGs, unique where asked, counted alike everywhere; they cost time."""
 
 import json
 import struct
@@ -24,7 +24,7 @@ from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.images import ImageParts
-from loadgen.traffic.schedule import NS, PHASES
+from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
 from serve_apps.simulated import openai_request
@@ -278,9 +278,3 @@ def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
         shown.append("\n".join(prediction_text.lines(answer)))
     assert "1124 input (of these 1024 image tokens, 100 text)" in shown[0]
     assert "image tokens" not in shown[1]
-
-
-def test_phases_are_those_of_any_schedule() -> None:
-    schedule = Traffic(seeing().workload).closed(4, 2, 0, dwell=0, first_seq=0, seed=1)
-    assert [PHASES[phase] for phase in schedule.phase] == ["transition"] * 2 + ["window"] * 2
-    assert schedule.shard(0, 2).image_tokens is not None

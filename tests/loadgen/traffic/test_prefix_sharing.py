@@ -1,4 +1,4 @@
-"""What planned prompts share, held to the bodies that are sent, and what sessions make of a prediction."""
+"""loadgen/traffic/prefix_sharing.py: what planned prompts share, held to the bodies that are sent."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSch
 )
 def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: list[str]) -> None:
     one = asked(*words)
-    schedule = drawn(one, 1.0, 60.0) if "character" in words[0] else drawn(one, 1.0, 20.0)
+    schedule = drawn(one, 1.0, 40.0) if "character" in words[0] else drawn(one, 1.0, 20.0)
     shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None
     chains = [Prefixes(*shared).chain(i, 16) for i in range(len(schedule))]
@@ -142,7 +142,6 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
         assert few.quantile_ms("tpot") == pytest.approx(many.quantile_ms("tpot"), rel=0.1)
 
 
-@pytest.mark.slow
 def test_sessions_of_fixed_users_are_predicted_too() -> None:
     one = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
     tree = to_tree(engine_model.predict(replace(one, search=replace(one.search, budget_s=600.0)), draws=0))

@@ -1,4 +1,4 @@
-"""Sessions in the schedule, in the prompts and on the wire, and what is said of how they were spread."""
+"""loadgen/traffic/sessions.py: sessions in the schedule, in prompts and on the wire, and their spread."""
 
 import asyncio
 import json
@@ -106,13 +106,6 @@ def test_turns_go_on_where_a_segment_is_drawn_in_two_parts() -> None:
     assert_array_equal(joined.turn, turns(np.array(sessions_of(lead) + sessions_of(replayed))))
 
 
-def test_a_planned_request_without_a_record_keeps_its_session() -> None:
-    plan = plan_table(drawn(CHATS))
-    assert records.lost(plan).select(["session_id", "turn"]) == plan.select(["session_id", "turn"]).cast(
-        records.lost(plan).select(["session_id", "turn"]).schema
-    )
-
-
 # --- the prompts ----------------------------------------------------------------------------------------
 
 
@@ -174,7 +167,7 @@ def test_a_request_without_a_session_is_as_it_was() -> None:
 
 def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
     """The session headers that each of so many servers got, and the rows of the worker that sent them."""
-    schedule = Traffic(workload).draw(100.0, {"window": (0, NS // 2)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(workload).draw(200.0, {"window": (0, NS // 4)}, dwell=0, first_seq=0, seed=1)
     shard = ArrowStream(folder / "shard.arrow")
     servers = [MockServer() for _ in range(urls)]
 
@@ -214,13 +207,6 @@ def test_every_request_names_its_session_and_with_client_side_routing_keeps_its_
         assert homes["x-session-id: session-5"] == {chosen(5, 3)}
     else:
         assert max(len(servers) for servers in homes.values()) > 1
-
-
-@pytest.mark.usefixtures("never_overdue")
-def test_no_session_no_header(tmp_path: Path) -> None:
-    named, rows = sent(tmp_path, replace(SHORT, sessions=0, session_hit=0.0), urls=1, sticky=False)
-    assert rows.num_rows > 30 and named == [[]]
-    assert set(rows["session_id"].to_pylist()) == {-1}
 
 
 # --- what is said of a window ---------------------------------------------------------------------------
@@ -316,6 +302,9 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
         (["workload=chat_sessions", "workload.session_hit=1"], r"must be in \[0, 1\)"),
         (["workload.sessions=-1"], "must be 0 to"),
         (["workload=chat_sessions", "engine.enable_prefix_caching=false"], "is never hit while"),
+        (["workload.prefix_hit=.5", "engine.enable_prefix_caching=false"], "is never hit while"),
+        (["workload.prefix_hit=1"], r"must be in \[0, 1\)"),
+        (["workload.prefix_hit=-.1"], r"must be in \[0, 1\)"),
         (["routing=consistent_hash"], "use workload=chat_sessions"),
         (["routing=client_side"], "goes by sessions"),
         (["routing=bounded_hash", "routing.data_path=haproxy"], "needs data_path=python_proxy, not haproxy"),

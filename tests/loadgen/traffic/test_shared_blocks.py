@@ -1,4 +1,4 @@
-"""Prompts of a trace: what their bodies share is what its block hashes say, also in the engine model."""
+"""loadgen/traffic/shared_blocks.py: bodies of a trace share what its block hashes say."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,7 @@ from serve_apps.engine_model.service.block_prefixes import BlockPrefixes
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
 
+IDS = load().workload
 SIZE = 32
 """Tokens of a block, two of the engine's."""
 CHAINS = st.lists(
@@ -52,8 +53,8 @@ def replayed(traffic: Traffic) -> ArrivalSchedule:
     return traffic.replay(0, None, dwell=0, first_seq=100, seed=1)
 
 
-def prompt_tokens(traffic: Traffic, schedule: ArrivalSchedule) -> list[list[int]]:
-    made = Prompts(traffic._workload, "m", 150_000, salt=3)
+def prompt_tokens(schedule: ArrivalSchedule) -> list[list[int]]:
+    made = Prompts(IDS, "m", 150_000, salt=3)
     bodies = [
         made.body(one.seq, one.input_tokens, one.output_tokens, begins=one.begins)
         for one in planned(schedule)
@@ -72,7 +73,7 @@ def told(prompts: list[tuple[list[int], int]], i: int, j: int) -> int:
     return min(SIZE * common(prompts[i][0], prompts[j][0]), *ends)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(CHAINS)
 def test_bodies_share_what_the_hashes_say(tmp_path_factory: pytest.TempPathFactory, prompts: Any) -> None:
     """A block that ends early in one prompt is shared as far as its first owner has it."""
@@ -82,7 +83,7 @@ def test_bodies_share_what_the_hashes_say(tmp_path_factory: pytest.TempPathFacto
     if schedule.begins is None:  # no two prompts begin alike
         assert len({hashes[0] for hashes, _ in prompts}) == len(prompts)
         return
-    words = prompt_tokens(traffic, schedule)
+    words = prompt_tokens(schedule)
     assert [len(one) for one in words] == schedule.input_tokens.tolist()
     assert schedule.reusable_tokens is not None
     for j, one in enumerate(words):
@@ -91,14 +92,14 @@ def test_bodies_share_what_the_hashes_say(tmp_path_factory: pytest.TempPathFacto
         assert schedule.reusable_tokens[j] == max(shared, default=0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(CHAINS)
 def test_prompts_of_any_length_share_no_more_than_they_have(
     tmp_path_factory: pytest.TempPathFactory, prompts: Any
 ) -> None:
     traffic = recorded(tmp_path_factory.getbasetemp(), prompts)
     schedule = replayed(traffic)
-    words = prompt_tokens(traffic, schedule)
+    words = prompt_tokens(schedule)
     assert [len(one) for one in words] == schedule.input_tokens.tolist()
     if schedule.reusable_tokens is None:
         return
@@ -160,7 +161,7 @@ def test_every_node_has_prompts_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_is_not_in_the_order_of_the_trace_shares_nothing(tmp_path: Path) -> None:
-    traffic = recorded(tmp_path, [([1, 2], 0), ([1, 3], 0)])
+    recorded(tmp_path, [([1, 2], 0), ([1, 3], 0)])
     words = [
         f"workload.trace={tmp_path}/trace.jsonl",
         f"workload.trace_block_tokens={SIZE}",
@@ -169,4 +170,4 @@ def test_what_is_not_in_the_order_of_the_trace_shares_nothing(tmp_path: Path) ->
     workload = load([*words, "workload.arrivals.kind=poisson"]).workload
     drawn = Traffic(workload).draw(1.0, {"window": (0, 10**10)}, dwell=0, first_seq=0, seed=1)
     assert drawn.begins is None and "not replayed" in trace.cautions(workload)[0]
-    assert trace.cautions(traffic._workload) == []
+    assert trace.cautions(load(words).workload) == []

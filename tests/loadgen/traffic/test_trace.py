@@ -1,4 +1,4 @@
-"""Recorded requests: both forms are read alike, and whatever is wrong with a file is one clear line."""
+"""loadgen/traffic/trace.py: both forms of a trace are read alike, and a wrong file is one clear line."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Arrivals of `vllm bench serve`, held to times that its own generator gave, and to a measured experiment."""
+"""loadgen/traffic/processes.py: arrivals of `vllm bench serve`, held to times of its own generator."""
 
 import numpy as np
 import pytest

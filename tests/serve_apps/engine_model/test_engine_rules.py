@@ -1,4 +1,4 @@
-"""Asynchronous scheduling, the prefix cache and the queue limits of the engine model, as stories."""
+"""serve_apps/engine_model/scheduler/engine.py: asynchronous scheduling, prefix cache and queue limits."""
 
 import json
 

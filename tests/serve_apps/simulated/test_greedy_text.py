@@ -1,4 +1,4 @@
-"""The text behind log probabilities: the same everywhere, like a model's, and wrong where a defect is."""
+"""serve_apps/simulated/greedy_text.py: the same text everywhere, like a model's, wrong where a defect is."""
 
 import json
 import math
@@ -56,7 +56,6 @@ def test_other_processes_write_the_same_text() -> None:
         assert [value for _, value in read] == pytest.approx(list(top.values()), abs=2e-6)
 
 
-@pytest.mark.slow
 @given(
     prompt=st.lists(st.integers(0, 2**40), min_size=1, max_size=20),
     vocab=st.integers(1, 10**6),
@@ -112,7 +111,6 @@ def test_two_answers_of_one_prompt_differ_as_two_precisions_do() -> None:
     assert written([7], 30).tops == written([7], 30).tops
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.3])
 def test_a_defect_makes_its_share_of_positions_wrong(share: float) -> None:
     number = 2000

@@ -1,4 +1,4 @@
-"""vLLM's wire format: bodies, refusals, events and metrics, as bytes."""
+"""serve_apps/simulated/openai_answers.py: vLLM's bodies, refusals, events and metrics, as bytes."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Answers that show their tokens: vLLM's fields, and the stream tells what the whole answer tells."""
+"""serve_apps/simulated/revealed_answers.py: vLLM's fields, and a stream tells what a whole answer tells."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The engine on a clock: an event loop whose time jumps stands in for the real one."""
+"""serve_apps/simulated/server.py and realtime_engine.py, on an event loop whose time jumps."""
 
 import asyncio
 import json

@@ -1,7 +1,8 @@
-"""Both sides of a split node in one event loop whose time jumps: no Ray, no way between them."""
+"""serve_apps/simulated/split_engines.py: both sides of a split node in a loop whose time jumps."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import json
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from conf.specs.experiment import PrefillEngines, SimulatedEngine
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
 from serve_apps.engine_model.scheduler.engine import BlockEngine
 from serve_apps.simulated import split_engines
-from serve_apps.simulated.openai_answers import ApiRequest
+from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import (
@@ -43,7 +44,12 @@ class Node:
     """One engine of each side, and the application of the decode side."""
 
     def __init__(
-        self, mode: str = "read", time_scale: float = 1.0, connector: str = "moriio", **spec: Any
+        self,
+        mode: str = "read",
+        time_scale: float = 1.0,
+        connector: str = "moriio",
+        ask: Callable[[Prompt], PrefillCall] | None = None,
+        **spec: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
         layout = split(mode, connector)
@@ -58,7 +64,7 @@ class Node:
         self.decode.start()
         self.side = PrefillSide(self.prefill)
         self.seconds = TransferSeconds.of(SPECS.model, layout)
-        prompts = RemotePrompts(self.decode, self.ask, KvLink(self.seconds), mode == "write")
+        prompts = RemotePrompts(self.decode, ask or self.ask, KvLink(self.seconds), mode == "write")
         self.app = SimulatedApp(self.decode, SERVED, "decode-1", prompts)
         self.prompts = prompts
 
@@ -66,8 +72,6 @@ class Node:
         return PrefillCall(self.side.compute(prompt))
 
     def call(self, **fields: Any) -> Call:
-        import json
-
         body = json.dumps({"model": SERVED.name} | fields).encode()
         return Call(self.app, "POST", "/v1/completions", body)
 
@@ -201,17 +205,12 @@ def test_a_prefill_engine_that_dies_fails_its_requests_only(mode: str) -> None:
 
 def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_kv() -> None:
     async def one_then_lost() -> AsyncGenerator[PromptComputed | Refused, None]:
-        yield PromptComputed(0.0, 0.0, stream_steps)
+        yield PromptComputed(0.0, 0.0, EngineSteps(1, 0))
         await asyncio.sleep(0.001)
         raise ConnectionError("actor died")
 
-    from serve_apps.simulated.openai_answers import EngineSteps
-
-    stream_steps = EngineSteps(1, 0)
-
     async def story() -> str:
-        node = Node()
-        node.prompts._ask = lambda _: PrefillCall(one_then_lost())
+        node = Node(ask=lambda _: PrefillCall(one_then_lost()))
         stream = await node.prompts.open(ApiRequest(False, 5000, 3, True))
         with pytest.raises(EngineDead) as lost:
             await stream.more_than(0)

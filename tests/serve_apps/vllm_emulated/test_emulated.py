@@ -1,4 +1,4 @@
-"""The emulated GPU without vLLM: its switch, costs and memory, and what a step of vLLM has to compute."""
+"""serve_apps/vllm_emulated/gpu.py and platform_plugin.py: switch, costs, memory and steps of vLLM."""
 
 import json
 import subprocess
@@ -137,7 +137,6 @@ def test_the_label_changes_with_a_constant_and_with_nothing_else() -> None:
     assert prints[0] == prints[2] != prints[1]
 
 
-@pytest.mark.slow
 def test_a_calibration_is_read_for_an_emulated_engine_too(tmp_path: Path) -> None:
     entry = {"model.step_time.layer_us": {"value": 90, "source": "test"}}
     file = tmp_path / "mine.yaml"

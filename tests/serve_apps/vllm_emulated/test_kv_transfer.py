@@ -1,10 +1,10 @@
-"""Transfers between emulated engines without vLLM: when they end, what engines tell each other."""
+"""serve_apps/vllm_emulated/kv_transfer.py: when transfers end, and what engines tell each other."""
 
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from conf import load
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
@@ -23,6 +23,8 @@ from serve_apps.vllm_emulated.kv_transfer import (
     Transfers,
     addressed,
 )
+from serve_apps.vllm_emulated.side_channel import SideChannel, parsed
+from tests.support.machine.patience import until
 
 SPECS = load(["engine=vllm_emulated", "layout=1p1d_tp4_ep4"])
 SECONDS = TransferSeconds.of(SPECS.model, SPECS.layout)
@@ -149,10 +151,7 @@ def test_an_address_is_read_in_moriios_request_ids() -> None:
 
 
 @pytest.fixture
-def heard() -> Iterator[tuple[object, Peer]]:
-    pytest.importorskip("zmq")  # comes with vLLM
-    from serve_apps.vllm_emulated.side_channel import SideChannel
-
+def heard() -> Iterator[tuple[SideChannel, Peer]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -161,11 +160,7 @@ def heard() -> Iterator[tuple[object, Peer]]:
     channel.close()
 
 
-def test_a_notice_reaches_the_other_engine_and_noise_does_not(heard) -> None:  # type: ignore[no-untyped-def]
-    import zmq
-
-    from serve_apps.vllm_emulated.side_channel import SideChannel, parsed
-
+def test_a_notice_reaches_the_other_engine_and_noise_does_not(heard: tuple[SideChannel, Peer]) -> None:
     inbox, at = heard
     sender, noise = SideChannel(None), zmq.Context.instance().socket(zmq.PUSH)
     noise.connect(f"tcp://{at.host}:{at.port}")
@@ -176,10 +171,7 @@ def test_a_notice_reaches_the_other_engine_and_noise_does_not(heard) -> None:  #
     assert parsed(b'["release", "key", NaN, 0]') is None
     sender.send(at, notice)
     got: list[Notice] = []
-    until_s = time.monotonic() + 30
-    while not got and time.monotonic() < until_s:
-        got += inbox.received()
-        time.sleep(0.01)
+    until(lambda: got.extend(inbox.received()) or got)
     noise.close(linger=0)
     sender.close()
     assert got == [notice] and inbox.received() == []

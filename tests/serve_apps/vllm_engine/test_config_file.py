@@ -1,22 +1,24 @@
-"""A sweep and a rendered file deploy the same arguments, for every routing and every kind of layout."""
+"""serve_apps/vllm_engine/config_file.py: a sweep and a rendered file deploy the same arguments."""
 
 from importlib import import_module
+from itertools import product
 
 import pytest
 
-pytest.importorskip("ray")
-
-from cluster.ray_session.placement import place  # noqa: E402
-from conf import Experiment, load  # noqa: E402
-from conf.specs.experiment import VllmEngine  # noqa: E402
-from conf.words import groups  # noqa: E402
-from loadgen.cli.deployment import _engines  # noqa: E402
-from serve_apps.vllm_engine.app import application  # noqa: E402
-from serve_apps.vllm_engine.config_file import OUR_BUILDER, environment  # noqa: E402
-from serve_apps.vllm_engine.rendering import RenderingInput, render  # noqa: E402
-from tests.support.words.recipe_words import NEWEST, NIXL, routed  # noqa: E402
+from cluster.ray_session.placement import place
+from conf import Experiment, load
+from conf.specs.experiment import VllmEngine
+from conf.words import groups
+from loadgen.cli.deployment import _engines
+from serve_apps.vllm_engine.app import application
+from serve_apps.vllm_engine.config_file import OUR_BUILDER, environment
+from serve_apps.vllm_engine.rendering import RenderingInput, render
+from tests.support.words.recipe_words import NEWEST, NIXL, routed
 
 LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
+ROUTINGS = [*groups()["routing"], "round_robin routing.data_path=python_proxy"]
+# A split layout refuses kv_aware.
+CASES = [pair for pair in product(ROUTINGS, LAYOUTS) if pair != ("kv_aware", "1p1d_tp4_ep4")]
 
 
 def rendered(asked: Experiment) -> RenderingInput:
@@ -26,12 +28,9 @@ def rendered(asked: Experiment) -> RenderingInput:
     return RenderingInput(*parts, placement.bundles, NEWEST, placement.prefill_bundles)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("routing", [*groups()["routing"], "round_robin routing.data_path=python_proxy"])
+@pytest.mark.parametrize(("routing", "layout"), CASES)
 def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) -> None:
     name, *more = routing.split()
-    if name == "kv_aware" and layout == "1p1d_tp4_ep4":
-        pytest.skip("refused")
     if name == "per_node" and layout == "dp2_tp4_ep4":
         layout = "dp1_tp8_ep8"  # a node's stream goes to one replica
     words = ["engine=vllm", "cluster=mi325x_4n", f"engine.vllm_version={NEWEST}", f"layout={layout}", NIXL]

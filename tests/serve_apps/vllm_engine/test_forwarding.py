@@ -1,4 +1,4 @@
-"""What stands between a client and vLLM's own server: nothing is held back, and who leaves is missed."""
+"""serve_apps/vllm_engine/forwarding.py: nothing is held back, and who leaves is missed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What is refused before a vLLM is started, and what it would be started with."""
+"""serve_apps/vllm_engine/prepared.py: what is refused before a vLLM starts, and how one would start."""
 
 from pathlib import Path
 

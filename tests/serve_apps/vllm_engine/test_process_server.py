@@ -1,4 +1,4 @@
-"""A server process and all that it started end with the one that started it; its port is its own."""
+"""serve_apps/vllm_engine/process_server.py: a server ends with its starter; its port is its own."""
 
 import asyncio
 import os
@@ -67,6 +67,7 @@ def starter() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_killed_takes_its_server_along(
     starter: tuple[subprocess.Popen[str], list[int]],
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_replica_that_is_killed_takes_its_server_along(
     assert ended(pids)
 
 
+@pytest.mark.slow
 def test_an_engine_does_not_outlive_its_server(starter: tuple[subprocess.Popen[str], list[int]]) -> None:
     _, (leader, child) = starter
     os.kill(leader, signal.SIGKILL)

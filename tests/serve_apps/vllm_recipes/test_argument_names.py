@@ -1,4 +1,4 @@
-"""Misspelt arguments of vLLM are found by their names."""
+"""serve_apps/vllm_recipes/argument_names.py: misspelt arguments of vLLM are found by their names."""
 
 from serve_apps.vllm_recipes.argument_names import NAMES, NEWEST_READ, misspelt
 

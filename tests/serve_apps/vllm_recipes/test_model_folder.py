@@ -1,4 +1,4 @@
-"""The folder of a checkpoint that we write ourselves."""
+"""serve_apps/vllm_recipes/model_folder.py: the folder of a checkpoint that we write ourselves."""
 
 import json
 import math
@@ -37,7 +37,6 @@ def test_every_id_is_a_token_of_its_own(folders: dict[str, Path]) -> None:
         assert vocabulary[END_OF_TEXT] == read(folder, "config.json")["eos_token_id"] == model.vocab - 1
 
 
-@pytest.mark.slow
 def test_the_config_says_what_the_weights_are(folders: dict[str, Path]) -> None:
     config, tiny, dense = (read(folders[each.name], "config.json") for each in (BIG, TINY, DENSE))
     assert config["quantization_config"]["weight_block_size"] == [128, 128]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""What vLLM is told: settings as they were published, the preset of today, and the words over them."""
+"""serve_apps/vllm_recipes/recipes.py: published settings, the preset of today, and the words over them."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a recipe looks like to Ray and to people: LLMConfig, flags and `python -m serve_apps`."""
+"""serve_apps/__main__.py, vllm_engine/rendering.py: a recipe as LLMConfig, as flags and on the screen."""
 
 import json
 import subprocess
@@ -288,18 +288,6 @@ def test_engines_of_both_sides_share_a_node_by_their_gpus(capsys: pytest.Capture
         assert bundles == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.25}, {"GPU": 1.0}]
 
 
-def test_render_prints_a_split_node_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", SPLIT, "vllm_version=0.33.0"]) == 0
-    text = capsys.readouterr().out
-    assert "# replica 1 of 2 on each node (prefill): GPUs 0, 1, 2, 3\n" in text
-    assert "# replica 2 of 2 on each node (decode): GPUs 4, 5, 6, 7\n" in text
-    _, _, proxy = text.partition("# the proxy that clients ask")
-    assert proxy.splitlines()[1].startswith("python examples/disaggregated/")
-    document = yaml.safe_load(text.partition("# the same engines")[2].partition("\n")[2])
-    args = document["applications"][0]["args"]
-    assert args.keys() == {"routing", "prefill_config", "decode_config"}
-
-
 def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:
     words = [QWEN, "layout=dp8_attention_ep8", "engine.node_resource=mi325x_node"]
     found = config(words, [{"GPU": 8.0, "CPU": 0.1}])
@@ -354,6 +342,7 @@ def test_the_file_has_the_router_of_the_sweep(routing: str, capsys: pytest.Captu
     assert len(chosen) == (routing in ("client_side", "per_node"))
 
 
+@pytest.mark.slow
 def test_no_two_routings_are_rendered_alike(capsys: pytest.CaptureFixture[str]) -> None:
     """Two words of one policy, such as another `vnodes`, differ too."""
     words = [routed(routing) for routing in groups()["routing"]]

@@ -1,4 +1,4 @@
-"""A case for and a case against every rule about a deployment of a real vLLM."""
+"""serve_apps/vllm_recipes/refusals.py: a case for and a case against each rule about a real vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import replace

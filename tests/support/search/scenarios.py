@@ -92,12 +92,6 @@ slower and 2.14 at 5 % faster, by brute force."""
 TRUTH = Path(__file__).with_name("search_truth.csv")
 FASTER = 1.03
 """How much faster than A the B of a comparison serves everything."""
-FAR_RATIOS = {
-    "S2": {"1.35": 1.4855, "1.7": 1.9885, "0.75": 0.6572, "0.6": 0.4650},
-    "S4": {"1.35": 1.4744, "1.7": 1.9642, "0.75": 0.6708, "0.6": 0.4790},
-}
-"""The same of a B that is faster by other factors: true ratios by `root` at bounds wider by the factor, of 15
-virtual hours at each of two rates (standard error 0.2 %)."""
 STEPS = 1_000_000
 """Steps whose ends are kept where gaps are asked for: hours of a search."""
 GUESS_QPS, GUESS_SPREAD = 3.7, 0.35

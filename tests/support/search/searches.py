@@ -7,7 +7,6 @@ import numpy as np
 
 from analysis.capacity.posterior import Capacity
 from analysis.capacity.validity import LEAST_VALID_DWELLS
-from analysis.stats.pooling import Estimate, pooled
 from conf import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
@@ -57,14 +56,6 @@ def searched(scenario: str, seed: int, *words: str, off: float = 1.0) -> Found:
     return begun(scenario, asked, start, seed)
 
 
-def blind(scenario: str, seed: int, off: float, *words: str) -> Found:
-    """Our search without a prediction, the roofline's guess being wrong by the factor `off` and a chance."""
-    asked = experiment(scenario, "search.start=ramp", *words)
-    chance = np.random.default_rng([seed, 3])
-    guess = truths()[scenario] * off * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
-    return begun(scenario, asked, Start(guess, ttft_s=asked.slo.first_token_ms / 1e3), seed)
-
-
 def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
     """A search of a fresh node."""
     if scenario in DRIFTING:
@@ -111,17 +102,3 @@ def answer(q: Capacity | None, minutes: float) -> Found:
         ends = 0.0 if q.open_below else q.low, math.inf if q.open_above else q.high
         return Found(math.nan, *ends, ends[0], minutes)
     return Found(q.qps_per_node, q.low, q.high, q.certified, minutes)
-
-
-def published(scenario: str, seed: int) -> Found:
-    """Two deployments of fifteen minutes, the second begun where the first ended, pooled."""
-    first = searched(scenario, seed, "search=standard")
-    begin = ["search.start=prediction", f"search.expected_qps={first.estimate}"]
-    if not math.isfinite(first.estimate):
-        begin = []
-    second = searched(scenario, seed + 500_000, "search=standard", *begin)
-    if not math.isfinite(first.estimate + second.estimate):
-        return answer(None, (first.minutes + second.minutes))
-    both = pooled([Estimate.of_interval(each.estimate, each.low, each.high) for each in (first, second)])
-    minutes = first.minutes + second.minutes
-    return Found(both.qps.value, both.qps.low, both.qps.high, both.certified, minutes)

@@ -1,15 +1,14 @@
 """A server of real HTTP that answers the quality gate's questions as the simulated engine does, at once."""
 
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
 
 from serve_apps.simulated.greedy_text import GreedyText
+from tests.support.servers.threaded_server import Reply, reply, serving
 
 
 @dataclass
@@ -46,28 +45,10 @@ def answering(server: AnsweringServer) -> Iterator[AnsweringServer]:
     """The server on a free loopback port, until the block ends."""
     numbers = count()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            number = next(numbers)
-            server.asked.append(body)
-            failed = number in server.fails
-            answer = json.dumps({} if failed else server.answer(number, body)).encode()
-            self.send_response(500 if failed else 200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(_: Mapping[str, str], content: bytes) -> Reply:
+        number, body = next(numbers), json.loads(content)
+        server.asked.append(body)
+        return reply({}, 500) if number in server.fails else reply(server.answer(number, body))
 
-        def log_message(self, *_: object) -> None:
-            """Nothing is printed."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with serving(answer) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()

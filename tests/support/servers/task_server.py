@@ -2,10 +2,10 @@
 
 import json
 import math
-import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.servers.threaded_server import Reply, reply, serving
 
 ALTERNATIVES = 20
 SAME = {f"token_id:{token}": math.log(0.9 if token == 0 else 0.1 / 30) for token in range(ALTERNATIVES)}
@@ -19,33 +19,19 @@ class TaskServer:
 
     def __init__(self, texts: Mapping[str, Any]) -> None:
         self.asked: list[dict[str, Any]] = []
-        self._texts, server = texts, self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, tree = server.answer(body, self.headers.get("Authorization", ""))
-                sent = json.dumps(tree).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(sent)))
-                self.end_headers()
-                self.wfile.write(sent)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._texts = texts
 
     def __enter__(self) -> "TaskServer":
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
+        self._served = serving(self._reply)
+        self.url = self._served.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def __exit__(self, *error: Any) -> None:
+        self._served.__exit__(*error)
+
+    def _reply(self, headers: Mapping[str, str], content: bytes) -> Reply:
+        status, tree = self.answer(json.loads(content), headers.get("Authorization", ""))
+        return reply(tree, status)
 
     def answer(self, body: dict[str, Any], authorization: str) -> tuple[int, Any]:
         """Status and body of an answer; a text with {key} in it brings the request's key back."""

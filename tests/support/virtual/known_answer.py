@@ -65,6 +65,14 @@ def unsure(factors: Mapping[str, float], *words: str, posterior: Posterior | Non
     )
 
 
+def only_layer(*words: str) -> Experiment:
+    """An experiment of which one constant is uncertain: layer_us, 100 within [80, 160]."""
+    exact = unsure({}, *words)
+    layer = replace(exact.model.step_time.layer_us, low=80.0, high=160.0)
+    times = replace(exact.model.step_time, layer_us=layer)
+    return replace(exact, model=replace(exact.model, step_time=times))
+
+
 def joint(r: float, a: str = LAYER, b: str = STEP, hardware: tuple[str, ...] = ()) -> Posterior:
     """Two constants of one fit."""
     return Posterior("rows of a test", list(hardware), {a: [1.0, r], b: [r, 1.0]})

@@ -22,14 +22,15 @@ def plan(experiment: Experiment, start: Start, **more: Any) -> LoadPlan:
     return LoadPlan(asked.search, asked.slo, asked.workload, asked.cluster.nodes, asked.seed, start, **more)
 
 
-def virtual(
-    experiment: Experiment, seed: int = 0, kind: type[VirtualTarget] = VirtualTarget
-) -> VirtualTarget:
+def engines(experiment: Experiment, seed: int = 0) -> VirtualService:
+    """The simulated engines of an experiment behind their balancer, on a virtual clock."""
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    return kind(
-        VirtualService([BlockEngine(spec, *parts, seed=seed + i) for i in range(experiment.replicas)])
-    )
+    return VirtualService([BlockEngine(spec, *parts, seed=seed + i) for i in range(experiment.replicas)])
+
+
+def virtual(experiment: Experiment, seed: int = 0) -> VirtualTarget:
+    return VirtualTarget(engines(experiment, seed))
 
 
 def silent(_kind: str, /, **_facts: Any) -> None:
@@ -48,7 +49,7 @@ def driver(
 
 def patient(words: list[str]) -> tuple[Driver, Experiment, list[tuple[str, Any]]]:
     """One beside real questions."""
-    return driver(words, target=virtual(load(words), kind=Patient))
+    return driver(words, target=Patient(engines(load(words))))
 
 
 def altered(rows: pa.Table, row: dict[str, Any], from_ns: int = 0, until_ns: int = 2**62) -> pa.Table:
@@ -68,8 +69,7 @@ class Altering(VirtualTarget):
     """A virtual target whose observations are changed before the driver sees them."""
 
     def __init__(self, experiment: Experiment, **row: Any) -> None:
-        inner = virtual(experiment)
-        super().__init__(inner._service)
+        super().__init__(engines(experiment))
         self._spoil = row
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
@@ -86,7 +86,7 @@ class Breaking(VirtualTarget):
     """A virtual target that refuses every connection from `dies_s` until it was `mended`."""
 
     def __init__(self, experiment: Experiment, dies_s: float) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._dies_ns, self._back_ns = int(dies_s * NS), 2**62
 
     def mended(self, after_s: float) -> None:
@@ -127,7 +127,7 @@ class Healing(VirtualTarget):
     """A virtual target that loses an actor at `at_s`, which can be replaced `times` times."""
 
     def __init__(self, experiment: Experiment, at_s: float, times: int) -> None:
-        super().__init__(virtual(experiment)._service)
+        super().__init__(engines(experiment))
         self._at_ns, self._times = int(at_s * NS), times
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:

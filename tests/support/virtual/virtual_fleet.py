@@ -7,7 +7,7 @@ from typing import Any
 from conf import load
 from loadgen.run.power_sampler import PowerSource
 from loadgen.run.service import Service
-from serve_apps.engine_model import BlockEngine, VirtualService
+from tests.support.virtual.virtual_drivers import engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
 EXPERIMENT = load(["search=quick", "fleet.warmup_requests=4"])
@@ -20,9 +20,7 @@ class VirtualFleet(VirtualTarget):
     zero_wall_ns = 0
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        spec: Any = EXPERIMENT.engine
-        engine = BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
-        super().__init__(VirtualService([engine]))
+        super().__init__(engines(EXPERIMENT))
 
     def shortage(self, wanted: int) -> None:
         """A virtual clock needs no files."""

@@ -102,7 +102,7 @@ class Patient(VirtualTarget):
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         asking = any(thread.name.startswith(THREADS) for thread in threading.enumerate())
         if asking and until_ns > self._now_ns:
-            time.sleep(0.1 if schedule else 0.005)
+            time.sleep(0.02 if schedule else 0.005)
         return super().run(schedule, until_ns)
 
 

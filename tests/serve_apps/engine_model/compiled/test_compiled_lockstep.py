@@ -1,4 +1,4 @@
-"""The compiled ranks against `LockstepEngine`, on the same requests."""
+"""serve_apps/engine_model/compiled/lockstep.py against `LockstepEngine`, on the same requests."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The loop at O(1) per step against the engine that keeps books of every block: the same times."""
+"""serve_apps/engine_model/compiled/fast_engine.py against the engine that keeps books of every block."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,6 @@ from serve_apps.engine_model.compiled.fast_engine import (
 )
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
-from tests.support.virtual.engines import FastReplica
 
 ASKED = load(["engine=simulated"])
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout
@@ -93,14 +92,6 @@ def test_a_router_in_front_of_engines_chooses_as_the_virtual_service_does(policy
     assert_allclose(by_loop(served), by_blocks(asked, sent_s, columns, 3, policy), rtol=1e-12)
 
 
-def test_a_closed_loop_keeps_its_concurrency_and_serves_each_request_once() -> None:
-    _, columns = traffic(9, 60, 1.0)
-    served = serve_closed(FastSpec.of(spec(), *PARTS), 8, columns)
-    ends = np.sort(served.last_token_s)
-    assert np.array_equal(served.sent_s, np.concatenate([np.zeros(8), ends[: 60 - 8]]))
-    assert (served.last_token_s >= served.first_token_s).all() and served.work.sequences == columns[1].sum()
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_closed_loop_is_that_of_the_block_by_block_engine(ahead: bool) -> None:
     asked = spec(async_scheduling=ahead, max_num_seqs=6)
@@ -134,23 +125,6 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
         service.advance(until_s)
         held += 0.02 * engine.kv_usage * engine.kv_blocks * engine.block_size
     assert work.kv_token_seconds == pytest.approx(held, rel=0.1)
-
-
-def test_step_by_step_a_service_sees_what_one_call_gives() -> None:
-    sent_s, columns = traffic(2, 60, 20.0)
-    machine = FastSpec.of(spec(step_noise_cv=0.05), *PARTS)
-    fast: Any = FastReplica(machine, 64, seed=3)
-    service = VirtualService([fast])
-    stepped = VirtualService([BlockEngine(machine.spec, *PARTS, seed=3)])
-    rows = list(zip(sent_s.tolist(), *(column.tolist() for column in columns), strict=True))
-    for key, (at_s, inputs, outputs, _) in enumerate(rows):
-        service.submit(key, at_s, inputs, outputs)
-        stepped.submit(key, at_s, inputs, outputs)
-    for until_s in np.linspace(0.1, 30.0, 40).tolist():
-        service.advance(until_s)
-        stepped.advance(until_s)
-        assert sorted(service.observe()) == sorted(stepped.observe())
-    assert service.observe() == []
 
 
 def test_work_adds_up() -> None:

@@ -1,4 +1,4 @@
-"""What a layout can hold: experts and memory, of both sides of a split node."""
+"""serve_apps/engine_model/cost/feasible.py: experts and memory that a layout can hold, of both sides."""
 
 import pytest
 
@@ -26,24 +26,23 @@ def test_a_split_layout_has_two_sides() -> None:
     assert len(sides(load([]).layout)) == 1
 
 
-@pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp4_tp2_ep2", "1p1d_tp4_ep4", "2p1d"])
-def test_shapes_of_a_node_hold_the_default_model(layout: str) -> None:
-    assert judged(f"layout={layout}") == ""
-
-
-def test_one_gpu_holds_the_weights_but_not_one_longest_request() -> None:
-    said = judged("layout=dp1_tp1")
-    assert "may have 32768" in said and "lower engine.max_model_len" in said and "\n" not in said
-    assert judged("layout=dp1_tp1", "engine.max_model_len=16384") == ""
-
-
-def test_given_blocks_are_believed() -> None:
-    assert judged("layout=dp1_tp1", "engine.num_gpu_blocks=600") == ""
+@pytest.mark.parametrize(
+    "words",
+    [
+        *[[f"layout={it}"] for it in ("dp1_tp8_ep8", "dp2_tp4_ep4", "dp4_tp2_ep2", "1p1d_tp4_ep4", "2p1d")],
+        ["layout=dp1_tp1", "engine.max_model_len=16384"],
+        ["layout=dp1_tp1", "engine.num_gpu_blocks=600"],  # blocks that are given are believed
+    ],
+)
+def test_what_fits_is_not_refused(words: list[str]) -> None:
+    assert judged(*words) == ""
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("layout=dp1_tp1",), "may have 32768"),
+        (("layout=dp1_tp1",), "lower engine.max_model_len"),
         (("model=llama31_405b_fp8", "layout=dp1_tp8_ep8"), "layout dp1_tp8_ep8 has expert parallelism but"),
         (("model.experts=126", "layout=dp1_tp8_ep8"), "126 experts"),
         (

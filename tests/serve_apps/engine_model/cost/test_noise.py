@@ -1,4 +1,4 @@
-"""How sure a simulated answer is: its Monte Carlo noise, and p90s at a rate under drawn constants."""
+"""loadgen/predict/capacity.py, drawn_quantiles.py: Monte Carlo noise, and p90s under drawn constants."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from analysis.results.json_border import to_tree
-from analysis.stats.quantiles import sectioning
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
 from loadgen.predict.answer import at_rate
@@ -60,16 +59,6 @@ def test_the_slope_is_read_between_rates_well_apart() -> None:
     assert with_slope(simulator, near).root.slope == pytest.approx(1.0, abs=0.01)
     end = replace(near, root=RateRoot(5.0, 17.0, side=1))
     assert with_slope(simulator, end) is end
-
-
-def test_more_batches_know_their_spread_better() -> None:
-    rng = np.random.default_rng(1)
-    samples = [rng.exponential(size=20_000) for _ in range(100)]
-    widths = [[np.ptp(sectioning(values, 0.9, many) or (0, 0)) for values in samples] for many in (10, 40)]
-    ten, forty = (np.std(each) / np.mean(each) for each in widths)
-    assert forty < 0.7 * ten
-    held = [low <= math.log(10) <= high for low, high in (sectioning(v, 0.9, 40) or (0, 0) for v in samples)]
-    assert np.mean(held) > 0.87
 
 
 def test_a_p90_at_a_rate_has_the_interval_of_the_constants() -> None:

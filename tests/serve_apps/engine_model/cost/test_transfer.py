@@ -1,4 +1,4 @@
-"""Times of transfers of KV, by hand."""
+"""serve_apps/engine_model/cost/transfer.py: times of transfers of KV, by hand."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The KV pool: stories, and the same answers as a pool that keeps every block by itself, as vLLM's does."""
+"""serve_apps/engine_model/scheduler/kv_cache.py: stories, and the answers of a pool of single blocks."""
 
 from collections import defaultdict
 
@@ -55,15 +55,6 @@ def test_blank_blocks_go_first_then_the_longest_unused_and_of_those_the_last() -
     assert (found(pool, (1, 2)), found(pool, (3, 4))) == (1, 2)
     pool.take(2)
     assert (found(pool, (1, 2)), found(pool, (3, 4))) == (0, 1)
-
-
-def test_a_hit_saves_a_block_from_eviction() -> None:
-    pool = KvCache(blocks=4, block_size=16)
-    for chain in ((1,), (2,), (3,), (4,)):
-        pool.free(held(pool, 1, chain), hashed=1)
-    pool.free(held(pool, 1, (1,)), hashed=1)
-    pool.take(3)
-    assert [found(pool, chain) for chain in ((1,), (2,), (3,), (4,))] == [1, 0, 0, 0]
 
 
 def test_without_caching_nothing_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Data-parallel ranks: they step together, share nothing but time, and get requests as vLLM spreads them."""
+"""serve_apps/engine_model/scheduler/lockstep.py: ranks step together; vLLM spreads requests alike."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Engines whose KV comes from another engine, or goes to one: rules of the queue, blocks and idle steps."""
+"""serve_apps/engine_model/scheduler/engine.py: engines whose KV comes from another engine or goes to one."""
 
 import math
 

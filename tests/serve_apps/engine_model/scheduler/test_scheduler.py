@@ -1,4 +1,4 @@
-"""vLLM's scheduling rules as stories and as properties: scheduler and engine."""
+"""serve_apps/engine_model/scheduler/scheduler.py: vLLM's scheduling rules, as stories and properties."""
 
 from collections import defaultdict
 from typing import Any
@@ -52,32 +52,6 @@ def test_decoders_come_before_prompts() -> None:
     add(rules, 2, 18, 9)
     assert one_step(rules) == (9, 1, [1])
     assert one_step(rules) == (9, 1, [1, 2])
-
-
-def test_the_last_token_of_a_prompt_is_prefill_even_alone() -> None:
-    rules = scheduler(budget=10)
-    add(rules, 1, 11, 2)
-    assert one_step(rules) == (10, 0, [])
-    assert one_step(rules) == (1, 0, [1])
-    assert one_step(rules) == (0, 1, [1])
-
-
-def test_no_more_requests_run_than_allowed() -> None:
-    rules = scheduler(seqs=2)
-    for number in range(3):
-        add(rules, number, 4, 2)
-    assert one_step(rules) == (8, 0, [0, 1])
-    assert one_step(rules) == (0, 2, [0, 1])
-    assert one_step(rules) == (4, 0, [2])
-
-
-def test_decoders_beyond_the_budget_wait_for_the_next_step() -> None:
-    rules = scheduler(budget=2)
-    for number in range(3):
-        add(rules, number, 1, 9)
-    assert one_step(rules) == (2, 0, [0, 1])
-    assert one_step(rules) == (0, 2, [0, 1])
-    assert ids(rules.waiting) == [2]
 
 
 def test_a_prompt_waits_for_room_for_all_of_it_and_nobody_overtakes() -> None:
@@ -203,26 +177,6 @@ def test_every_request_emits_its_tokens_once_in_order(
     for number, count in wanted.items():
         assert emitted[number] == [(index, index == count - 1) for index in range(count)]
     assert (served.running, served.waiting, served.kv_usage) == (0, 0, 0.0)
-
-
-@given(st.lists(lengths, min_size=2, max_size=10))
-def test_first_tokens_come_in_the_order_of_arrival(loads: list[tuple[int, int]]) -> None:
-    served = engine(max_num_batched_tokens=32)
-    for number, (prompt, output) in enumerate(loads):
-        served.add(GenerateRequest(number, prompt, output), 0.0)
-    firsts = [event.request_id for step in drain(served) for event in step.events if event.number == 0]
-    assert firsts == list(range(len(loads)))
-
-
-def test_a_preempted_request_keeps_its_tokens() -> None:
-    served = engine(**TIGHT)
-    for number in range(4):
-        served.add(GenerateRequest(number, 16, 40), 0.0)
-    events = [event for step in drain(served) for event in step.events]
-    assert served.scheduler.preemptions > 0
-    assert [sum(event.request_id == number for event in events) for number in range(4)] == [40] * 4
-    assert served.scheduler.generation_tokens_total == 160
-    assert served.scheduler.prompt_tokens_total == 64
 
 
 def test_the_front_end_serves_one_request_after_the_other() -> None:

@@ -1,4 +1,4 @@
-"""Routing policies of the virtual service: one by one, in arrays and compiled they choose alike."""
+"""serve_apps/engine_model/service/balancer.py: policies choose alike one by one, in arrays and compiled."""
 
 from typing import Any
 

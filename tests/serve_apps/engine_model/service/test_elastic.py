@@ -1,4 +1,4 @@
-"""Engines that come and go on the virtual clock."""
+"""serve_apps/engine_model/service/elastic.py: engines that come and go on the virtual clock."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Prompts that begin alike in several ways: blocks against bare tokens, and the fast path against blocks."""
+"""serve_apps/engine_model/service/prefix_reuse.py: blocks against bare tokens, fast path against blocks."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,6 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.addresses import chosen
 from serve_apps.engine_model.compiled.fast_engine import FastSpec
 from serve_apps.engine_model.service.balancer import Balance, Loss
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 from serve_apps.engine_model.service.whole_service import serve
 from tests.support.prompts.chats import Chats, by_blocks, chats, tokens
@@ -135,6 +134,3 @@ def test_pieces_add_up_to_the_blocks_of_the_chain() -> None:
     assert len({hash for chain in chains for hash in chain}) < sum(map(len, chains))
     named = [set(row[blocks > 0].tolist()) for row, blocks in zip(pieces.names, pieces.blocks, strict=True)]
     assert not set.intersection(*named[:2]) and not set.intersection(*named[2:])
-    assert (
-        len(Prefixes(*(column[:0] for column in asked.prefixes._ends), *(asked.prefixes.cut[:0],) * 3)) == 0
-    )

@@ -1,4 +1,4 @@
-"""Ray Serve's rule for the number of replicas, held to Ray's own over random inputs."""
+"""serve_apps/engine_model/service/ray_autoscaler.py, held to Ray's own rule over random inputs."""
 
 from typing import Any
 

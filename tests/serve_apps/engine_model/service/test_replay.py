@@ -1,4 +1,4 @@
-"""A closed loop over several engines: each as alone with what it got."""
+"""serve_apps/engine_model/service/replay.py: a closed loop over engines, each as alone with what it got."""
 
 import numpy as np
 import pytest

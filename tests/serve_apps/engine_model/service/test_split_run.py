@@ -1,4 +1,4 @@
-"""Split nodes in one call against the service that keeps books of every block: the same times."""
+"""serve_apps/engine_model/service/split_run.py against the service that keeps books of every block."""
 
 from typing import Any
 
@@ -113,27 +113,6 @@ def test_work_adds_up_on_both_sides() -> None:
     # The last token of each prompt is computed once more, where its answer is decoded.
     assert (own.prefill_tokens, own.decode_tokens) == (0, outputs.sum())
     assert own.sequences == outputs.sum() and own.kv_token_seconds > 0
-
-
-def test_a_slower_link_and_reading_delay_first_tokens() -> None:
-    sent_s, columns = traffic(4, 50, 4.0)
-    fast, slow = (
-        by_loop(
-            asked("layout=1p1d_tp4_ep4", f"layout.transfer.gpu_bytes_per_s.value={rate}"), sent_s, columns
-        )
-        for rate in (5e10, 2e9)
-    )
-    written = by_loop(
-        asked(
-            "layout=1p1d_tp4_ep4",
-            "layout.transfer.gpu_bytes_per_s.value=2e9",
-            "layout.transfer_mode=write",
-        ),
-        sent_s,
-        columns,
-    )
-    ttft = [float((one.first_token_s - sent_s).mean()) for one in (fast, written, slow)]
-    assert max(ttft[:2]) < ttft[2]
 
 
 def test_what_the_loop_may_not_serve_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Prefill and decode engines apart: the parts of a latency by hand, blocks held, several engines."""
+"""serve_apps/engine_model/service/split_service.py: the parts of a latency by hand, blocks held."""
 
 import math
 from dataclasses import replace
@@ -92,15 +92,6 @@ def test_writing_while_the_prompt_is_computed_saves_the_transfer_and_a_front_end
     assert saved_s == pytest.approx(FRONT_S + seconds.work_s(5600) * (1 - seconds.last_share), abs=2e-3)
 
 
-def test_reading_is_never_sooner_than_writing() -> None:
-    asked = layout(2, 2)
-    requests = [(0.05 * index, 200 + 397 * index % 6000, 1 + 7 * index % 40) for index in range(60)]
-    read, written = (
-        serve(service(replace(asked, transfer_mode=mode)), requests) for mode in ("read", "write")
-    )
-    assert sum(map(ttft, read)) > sum(map(ttft, written))
-
-
 def test_blocks_held_for_a_transfer_delay_the_next_prompt() -> None:
     asked = layout()
     slow = replace(
@@ -122,13 +113,6 @@ def test_each_decode_engine_has_a_link_of_its_own() -> None:
     assert ttft(two_ways[1]) == pytest.approx(ttft(two_ways[0]))
     assert abs(ttft(one_way[1]) - ttft(one_way[0])) > 0.9 * work_s  # one waits for the other
     assert {each.replica for each in two_ways} == {0, 1}
-
-
-def test_prompts_go_to_the_less_busy_prefill_engine() -> None:
-    served = service(layout(3, 1))
-    serve(served, [(0.001 * index, 5600, 2) for index in range(30)])
-    computed = [each.engine.scheduler.generation_tokens_total for each in served._prefill]
-    assert sum(computed) == 30 and max(computed) - min(computed) <= 2
 
 
 def test_a_shared_prefix_is_found_on_the_prefill_engine_and_need_not_be_read_again() -> None:
