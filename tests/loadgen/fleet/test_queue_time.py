@@ -1,4 +1,4 @@
-"""The queue time from the wire to its metric: `loadgen.fleet.sse`, `loadgen.fleet.rows`, `analysis.rows.metrics`."""
+"""The queue time from the wire to its metric: `fleet.sse`, `fleet.rows` and `analysis.rows.metrics`."""
 
 import math
 
