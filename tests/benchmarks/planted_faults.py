@@ -35,6 +35,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -300,15 +301,19 @@ class Job:
 def work_off(session: pytest.Session, waiting: list[Job], at_once: int) -> None:
     """Run jobs, so many side by side, and those that they lead to."""
     running: list[Job] = []
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            running.append(waiting.pop(0))
-            running[-1].start(session)
-        wait([job.pipe for job in running], timeout=1.0)
-        for job in [job for job in running if not job.listen()]:
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                running.append(waiting.pop(0))
+                running[-1].start(session)
+            wait([job.pipe for job in running], timeout=1.0)
+            for job in [job for job in running if not job.listen()]:
+                job.end()
+                running.remove(job)
+                waiting[:0] = job.ended(job)
+    finally:
+        for job in running:
             job.end()
-            running.remove(job)
-            waiting[:0] = job.ended(job)
 
 
 @dataclass(eq=False)
@@ -335,7 +340,7 @@ class Planter:
         """Plant every fault, print the table, and let holes fail the session."""
         CACHES.extend(_caches())
         items = {item.nodeid: item for item in session.items}
-        known = {"reach": {}, "failed": []} if self.chosen_tests else reach_of(session, self.faults)
+        known = {"reach": {}, "failed": []} if self.chosen_tests else reach_of(session, self.at_once)
         jobs = []
         for fault in self.faults:
             reach = list(items) if self.chosen_tests else known["reach"].get(fault.where, [])
@@ -343,7 +348,7 @@ class Planter:
             self.reached[fault.name] = len(tests)
             self.caught[fault.name] = []
             if tests:
-                jobs.append(Job(functools.partial(self._verify, fault), tests, [fault]))
+                jobs.append(Job(partial(self._verify, fault), tests, [fault]))
             else:
                 self._print(fault)
         print(f"{'fault':<46} {'room':<12} {'reach':>6} {'catch':>6}")
@@ -390,32 +395,41 @@ def _caches() -> list[Any]:
 # The map of what reaches what, which costs one pass over all tests.
 
 
-def reach_of(session: pytest.Session, faults: Sequence[Fault]) -> dict[str, Any]:
-    """The map of the tests that reach each function, from a file if the tree is the same."""
+def reach_of(session: pytest.Session, at_once: int) -> dict[str, Any]:
+    """The map of the tests that reach each function, from a file if nothing has changed since.
+
+    The pass goes on where an earlier one was cut short: it saves the map after each file of tests.
+    """
     file = Path(tempfile.gettempdir()) / f"planted_faults_reach_{tree_hash()}.json"
-    known: dict[str, Any] = {"reach": {}, "failed": []}
+    known: dict[str, Any] = {"reach": {}, "failed": [], "files": []}
     if file.exists():
         known = json.loads(file.read_text())
-    missing = {fault.where: fault for fault in faults if fault.where not in known["reach"]}
-    if missing:
-        missing = {fault.where: fault for fault in FAULTS}
-        print(f"one pass over {len(session.items)} tests notes which of them reach what", flush=True)
+    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in session.items:
+        files[str(item.path.relative_to(ROOT))].append(item)
+    left = {name: items for name, items in files.items() if name not in known["files"]}
+    if left:
+        print(f"which of {sum(map(len, left.values()))} tests reach what: one pass over all", flush=True)
 
-        def noted(job: Job) -> Sequence[Job]:
-            known["reach"].update({where: job.reach.get(where, []) for where in missing})
-            known["failed"] = job.caught
-            return ()
-
-        work_off(session, [Job(noted, session.items, list(missing.values()), record=True)], 1)
+    def noted(name: str, job: Job) -> Sequence[Job]:
+        for where, tests in job.reach.items():
+            known["reach"].setdefault(where, []).extend(tests)
+        known["failed"] += job.caught
+        known["files"].append(name)
         file.write_text(json.dumps(known))
+        return ()
+
+    functions = tuple({fault.where: fault for fault in FAULTS}.values())
+    jobs = [Job(partial(noted, name), items, functions, record=True) for name, items in left.items()]
+    work_off(session, jobs, at_once)
     return known
 
 
 def tree_hash() -> str:
-    """Hash of all files that git has or would take."""
+    """Hash of the faulted functions and of all files that git has or would take, but for benchmarks."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(" ".join(sorted({fault.where for fault in FAULTS})).encode())
     for path in sorted(ROOT / name.decode() for name in names if name.endswith((b".py", b".yaml", b".toml"))):
         if path.is_file() and "benchmarks" not in path.parts:
             digest.update(f"{path} ".encode() + path.read_bytes())
@@ -463,6 +477,7 @@ def main() -> int:
         print("".join(f"stale fault: {line}\n" for line in stale), end="")
         return 2 if stale else 0
     os.chdir(ROOT)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     planter = Planter(faults, words.jobs, bool(words.tests))
     options = ["-q", "-s", "-m", CIRCLE, "-p", "no:cacheprovider", "-o", f"timeout={TEST_LIMIT_S}"]
     return int(pytest.main([*options, *(words.tests or ["tests"])], plugins=[planter]))
