@@ -1,4 +1,4 @@
-"""`analysis.capacity.posterior` and `analysis.stats.quantiles`: no figure of random windows is impossible."""
+"""`analysis.capacity.posterior`: no figure of random windows is impossible."""
 
 import math
 from typing import Any
@@ -12,7 +12,6 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import NS, Window, WindowCounts, count
 from analysis.rows.records import table
-from analysis.stats.quantiles import MANY_BATCHES, quantile, sectioning
 from conf.specs.experiment import Lengths, Slo, Workload
 
 WORKLOAD = Workload("w", Lengths(100), Lengths(50))
@@ -89,29 +88,3 @@ def test_a_capacity_is_a_positive_interval_around_its_estimate_or_open(
 @given(st.lists(windows, min_size=1, max_size=6), st.sampled_from([15.0, 25.0, 50.0]), st.floats(-1.5, 1.5))
 def test_so_it_is_for_many_more_windows(facts: list[dict[str, Any]], tpot_ms: float, off: float) -> None:
     check(facts, tpot_ms, off)
-
-
-@settings(max_examples=30)
-@given(
-    st.integers(1, 3000),
-    st.floats(0.0, 3.0),
-    st.sampled_from([0.0, 0.001, 0.05, 0.5]),
-    st.sampled_from([0.5, 0.9, 0.99]),
-    st.sampled_from([10, MANY_BATCHES]),
-    st.integers(0, 2**32 - 1),
-)
-def test_an_interval_of_a_latency_holds_its_quantile_and_nothing_below_zero(
-    size: int, spread: float, failed: float, q: float, batches: int, seed: int
-) -> None:
-    chance = np.random.default_rng(seed)
-    # Slow stretches, as in a queue that fills and empties again.
-    drift = np.cumsum(chance.normal(size=size)) * spread / 10
-    values = 100 * np.exp(np.clip(drift, -20, 20) + spread * chance.normal(size=size))
-    values[chance.random(size) < failed] = np.inf
-    values[chance.random(size) < failed] = np.nan
-    found, interval = quantile(values, q), sectioning(values, q, batches)
-    if interval is None:
-        return
-    low, high = interval
-    assert found is not None and 0 <= low <= found <= high
-    assert math.isfinite(low) or math.isinf(found)  # nearly all have failed
