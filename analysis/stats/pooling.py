@@ -113,8 +113,8 @@ def repeated(values: Sequence[float]) -> Repeated:
     """Mean, interval and coefficient of variation of independent repeats (plain, as the MI325X paper's).
 
     The values are rates or times: an end of the mean's interval that would be negative is 0. The interval of
-    the variation is the chi-square interval of the sd over the mean: it leaves out the mean's own error, which
-    at a variation of some percent is small beside it. Raises ValueError for fewer than two.
+    the variation is the chi-square interval of the sd over the mean: it leaves out the mean's own error,
+    which at a variation of some percent is small beside it. Raises ValueError for fewer than two.
     """
     if len(values) < 2:
         raise ValueError("an interval over repeats needs at least two")

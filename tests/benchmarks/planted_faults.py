@@ -50,7 +50,7 @@ CIRCLE = "not slow and not ray and not vllm"
 """The tests of `make test` that need no Ray."""
 TEST_LIMIT_S, SILENCE_S = 60, 120
 """Seconds after which a test counts as hanging, and a process in which even that limit did not help."""
-ENOUGH = 10
+ENOUGH = 5
 """Catches after which no further test is tried."""
 RECORDER = "_reaches_planted_fault"
 CAUGHT, STARTED, REACHED, DONE = "caught", "started", "reached", "done"
@@ -345,6 +345,7 @@ class Planter:
         for fault in self.faults:
             reach = list(items) if self.chosen_tests else known["reach"].get(fault.where, [])
             tests = [items[test] for test in reach if test in items and test not in known["failed"]]
+            tests.sort(key=partial(_distance, fault))
             self.reached[fault.name] = len(tests)
             self.caught[fault.name] = []
             if tests:
@@ -383,6 +384,12 @@ class Planter:
         caught, alone = sum(count > 0 for count in counts), sum(count == 1 for count in counts)
         print(f"caught {caught} of {len(counts)}; caught by one test only: {alone}", flush=True)
         return len(counts) - caught
+
+
+def _distance(fault: Fault, item: pytest.Item) -> int:
+    """The tests of the fault's own folder come first: most catches are there."""
+    folders = ["tests", *fault.module.split(".")[:-1]]
+    return -len(os.path.commonprefix([folders, list(item.path.parent.relative_to(ROOT).parts)]))
 
 
 def _caches() -> list[Any]:
