@@ -322,7 +322,7 @@ class Planter:
 
     faults: Sequence[Fault]
     at_once: int
-    chosen_tests: bool
+    only_map: bool = False
     caught: dict[str, list[str]] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
 
@@ -340,11 +340,12 @@ class Planter:
         """Plant every fault, print the table, and let holes fail the session."""
         CACHES.extend(_caches())
         items = {item.nodeid: item for item in session.items}
-        known = {"reach": {}, "failed": []} if self.chosen_tests else reach_of(session, self.at_once)
+        known, failed = reach_of(session, self.at_once)
+        if self.only_map:
+            return True
         jobs = []
         for fault in self.faults:
-            reach = list(items) if self.chosen_tests else known["reach"].get(fault.where, [])
-            tests = [items[test] for test in reach if test in items and test not in known["failed"]]
+            tests = [items[test] for test in known.get(fault.where, []) if test not in failed]
             tests.sort(key=partial(_distance, fault))
             self.reached[fault.name] = len(tests)
             self.caught[fault.name] = []
@@ -354,7 +355,7 @@ class Planter:
                 self._print(fault)
         print(f"{'fault':<46} {'room':<12} {'reach':>6} {'catch':>6}")
         work_off(session, jobs, self.at_once)
-        session.testsfailed = self._conclude(known["failed"])
+        session.testsfailed = self._conclude(failed)
         return True
 
     def _verify(self, fault: Fault, job: Job) -> Sequence[Job]:
@@ -402,44 +403,49 @@ def _caches() -> list[Any]:
 # The map of what reaches what, which costs one pass over all tests.
 
 
-def reach_of(session: pytest.Session, at_once: int) -> dict[str, Any]:
-    """The map of the tests that reach each function, from a file if nothing has changed since.
+def reach_of(session: pytest.Session, at_once: int) -> tuple[Reach, list[str]]:
+    """The tests that reach each function, and those that fail without any fault.
 
-    The pass goes on where an earlier one was cut short: it saves the map after each file of tests.
+    What is known of a file of tests is kept until that file, the product or the list of faults changes.
     """
-    file = Path(tempfile.gettempdir()) / f"planted_faults_reach_{tree_hash()}.json"
-    known: dict[str, Any] = {"reach": {}, "failed": [], "files": []}
-    if file.exists():
-        known = json.loads(file.read_text())
-    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    file = Path(tempfile.gettempdir()) / f"planted_faults_reach_{product_hash()}.json"
+    known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    items: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in session.items:
-        files[str(item.path.relative_to(ROOT))].append(item)
-    left = {name: items for name, items in files.items() if name not in known["files"]}
+        items[item.path].append(item)
+    keys = {path: f"{path.relative_to(ROOT)} {_digest([path])}" for path in items}
+    left = [path for path in items if keys[path] not in known]
     if left:
-        print(f"which of {sum(map(len, left.values()))} tests reach what: one pass over all", flush=True)
+        print(f"which of {sum(len(items[path]) for path in left)} tests reach what: one pass over them")
 
-    def noted(name: str, job: Job) -> Sequence[Job]:
-        for where, tests in job.reach.items():
-            known["reach"].setdefault(where, []).extend(tests)
-        known["failed"] += job.caught
-        known["files"].append(name)
+    def noted(path: Path, job: Job) -> Sequence[Job]:
+        known[keys[path]] = {"reach": job.reach, "failed": job.caught}
         file.write_text(json.dumps(known))
         return ()
 
     functions = tuple({fault.where: fault for fault in FAULTS}.values())
-    jobs = [Job(partial(noted, name), items, functions, record=True) for name, items in left.items()]
+    jobs = [Job(partial(noted, path), items[path], functions, record=True) for path in left]
     work_off(session, jobs, at_once)
-    return known
+    reach: Reach = defaultdict(list)
+    for key in keys.values():
+        for where, tests in known[key]["reach"].items():
+            reach[where] += tests
+    return reach, [test for key in keys.values() for test in known[key]["failed"]]
 
 
-def tree_hash() -> str:
-    """Hash of the faulted functions and of all files that git has or would take, but for benchmarks."""
+def product_hash() -> str:
+    """Hash of the faulted functions' names, and of the files of the product and of what tests share."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.split(b"\0")
-    digest = hashlib.sha256(" ".join(sorted({fault.where for fault in FAULTS})).encode())
-    for path in sorted(ROOT / name.decode() for name in names if name.endswith((b".py", b".yaml", b".toml"))):
-        if path.is_file() and "benchmarks" not in path.parts:
-            digest.update(f"{path} ".encode() + path.read_bytes())
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
+    ours = [name for name in names if name.endswith((".py", ".yaml", ".toml"))]
+    own = [ROOT / name for name in ours if "/test_" not in name and not name.startswith("tests/benchmarks")]
+    return _digest(sorted(own), *sorted({fault.where for fault in FAULTS}))
+
+
+def _digest(paths: Sequence[Path], *words: str) -> str:
+    digest = hashlib.sha256(" ".join(words).encode())
+    for path in paths:
+        digest.update(f"{path.relative_to(ROOT)} ".encode() + (path.read_bytes() if path.is_file() else b""))
     return digest.hexdigest()[:16]
 
 
@@ -466,8 +472,9 @@ def main() -> int:
         nargs="+",
         default=[],
         metavar="PATH",
-        help="try all of these tests instead of those that reach",
+        help="these tests alone",
     )
+    parser.add_argument("--map", action="store_true", help="only note which tests reach what, for later runs")
     words = parser.parse_args()
     faults = chosen(words)
     stale = []
@@ -484,8 +491,8 @@ def main() -> int:
         print("".join(f"stale fault: {line}\n" for line in stale), end="")
         return 2 if stale else 0
     os.chdir(ROOT)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    planter = Planter(faults, words.jobs, bool(words.tests))
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended from outside", 128 + signal.SIGTERM))
+    planter = Planter(faults, words.jobs, words.map)
     options = ["-q", "-s", "-m", CIRCLE, "-p", "no:cacheprovider", "-o", f"timeout={TEST_LIMIT_S}"]
     return int(pytest.main([*options, *(words.tests or ["tests"])], plugins=[planter]))
 
