@@ -42,6 +42,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.benchmarks._planted import FAULTS, Fault
 
@@ -329,8 +330,6 @@ class Planter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
         """Make Hypothesis try the same examples each time, with no memory of failures."""
-        from hypothesis import settings  # pytest wants to be the first to import a plugin
-
         settings.register_profile(
             "planted", settings.get_profile("any machine"), derandomize=True, database=None
         )
@@ -493,7 +492,19 @@ def main() -> int:
     os.chdir(ROOT)
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("ended from outside", 128 + signal.SIGTERM))
     planter = Planter(faults, words.jobs, words.map)
-    options = ["-q", "-s", "-m", CIRCLE, "-p", "no:cacheprovider", "-o", f"timeout={TEST_LIMIT_S}"]
+    # Plugins of pytest's that are imported already hold no assertions of ours.
+    rewriting = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = [
+        *rewriting,
+        "-q",
+        "-s",
+        "-m",
+        CIRCLE,
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"timeout={TEST_LIMIT_S}",
+    ]
     return int(pytest.main([*options, *(words.tests or ["tests"])], plugins=[planter]))
 
 
