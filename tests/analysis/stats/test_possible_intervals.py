@@ -47,7 +47,7 @@ def test_the_mean_of_repeats_has_no_negative_end(values: list[float]) -> None:
     assert 0 <= found.variation.low <= found.variation.value <= found.variation.high
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(rates, st.floats(0.005, 1.0)), min_size=2, max_size=5))
 def test_pooled_parts_have_a_mean_within_its_interval(parts: list[tuple[float, float]]) -> None:
     found = pooled([Estimate(qps, sd) for qps, sd in parts])

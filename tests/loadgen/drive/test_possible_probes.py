@@ -79,7 +79,7 @@ questions: dict[str, Any] = {
 }
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(**questions)
 def test_a_probe_shows_possible_latencies(**question: Any) -> None:
     check(**question)
