@@ -293,7 +293,7 @@ FAULTS = (
         "retraction forgets what is due", "loadgen.fleet.worker:Worker.retract", "self._send_due()", "pass"
     ),
     Fault(
-        "second request on a busy connection",
+        "idle connection used however old",
         "loadgen.fleet.http_client:Client._take",
         "if usable and since_ns > oldest",
         "if usable",
