@@ -120,6 +120,7 @@ def _code(code: CodeType, fault: Fault) -> CodeType:
 
 def function_of(fault: Fault) -> FunctionType:
     """The function below its decorators. Raises StaleFault."""
+    find(fault)
     held: Any = importlib.import_module(fault.module)
     for name in fault.function.split("."):
         held = inspect.getattr_static(held, name)
@@ -129,6 +130,8 @@ def function_of(fault: Fault) -> FunctionType:
     held = inspect.unwrap(getattr(held, "__func__", held))  # staticmethod and classmethod
     if not isinstance(held, FunctionType):
         raise StaleFault(f"{fault.name}: {fault.where} is compiled or no function")
+    if held.__code__.co_freevars != faulted(fault).co_freevars:
+        raise StaleFault(f"{fault.name}: {fault.where} would need other variables of the function around it")
     return held
 
 
@@ -137,13 +140,12 @@ def plant(fault: Fault, code: Callable[[Fault], CodeType]) -> None:
     function_of(fault).__code__ = code(fault)
 
 
-def forget_cached() -> None:
-    """Empty the caches of functions, which would hide a fault from all but the first test."""
-    for held in CACHES:
-        held.cache_clear()
-
-
-CACHES: list[Any] = []
+@functools.cache
+def caches() -> list[Any]:
+    """The caches of functions of ours: a filled one would hide a fault from all but the first test."""
+    rooms = {fault.room for fault in FAULTS} | {"tests"}
+    held = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
+    return [cached for cached in held if (cached.__module__ or "").split(".")[0] in rooms]
 
 
 # One process: the tests with or without a fault.
@@ -155,6 +157,7 @@ class Tester:
 
     session: pytest.Session
     pipe: Connection
+    recording: bool = False
     failed: set[str] = field(default_factory=set)
     here: str = ""
     fixtures: list[pytest.FixtureDef[Any]] = field(default_factory=list)
@@ -168,10 +171,9 @@ class Tester:
                 break
             self.here = item.nodeid
             self.pipe.send((STARTED, item.nodeid))
-            forget_cached()
+            for cached in caches():
+                cached.cache_clear()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-
-    recording: bool = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send the id of a test that failed, once."""
@@ -287,7 +289,7 @@ class Job:
 
     def _lost(self) -> bool:
         """A test with which the process hangs or dies catches the fault."""
-        if self.here not in self.caught:
+        if self.here and self.here not in self.caught:
             self.caught.append(self.here)
         return False
 
@@ -337,7 +339,7 @@ class Planter:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Plant every fault, print the table, and let holes fail the session."""
-        CACHES.extend(_caches())
+        caches()
         items = {item.nodeid: item for item in session.items}
         known, failed = reach_of(session, self.at_once)
         if self.only_map:
@@ -390,13 +392,6 @@ def _distance(fault: Fault, item: pytest.Item) -> int:
     """The tests of the fault's own folder come first: most catches are there."""
     folders = ["tests", *fault.module.split(".")[:-1]]
     return -len(os.path.commonprefix([folders, list(item.path.parent.relative_to(ROOT).parts)]))
-
-
-def _caches() -> list[Any]:
-    """The caches of functions of ours."""
-    rooms = tuple(sorted({fault.module.split(".")[0] for fault in FAULTS} | {"tests"}))
-    held = [one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper)]
-    return [cached for cached in held if (cached.__module__ or "").split(".")[0] in rooms]
 
 
 # The map of what reaches what, which costs one pass over all tests.
@@ -466,20 +461,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
-    parser.add_argument(
-        "--tests",
-        nargs="+",
-        default=[],
-        metavar="PATH",
-        help="these tests alone",
-    )
+    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="these tests alone")
     parser.add_argument("--map", action="store_true", help="only note which tests reach what, for later runs")
     words = parser.parse_args()
     faults = chosen(words)
     stale = []
     for fault in faults:
         try:
-            faulted(fault)
             function_of(fault)
         except StaleFault as error:
             stale.append(str(error))
@@ -505,7 +493,7 @@ def main() -> int:
         "-o",
         f"timeout={TEST_LIMIT_S}",
     ]
-    return int(pytest.main([*options, *(words.tests or ["tests"])], plugins=[planter]))
+    return int(pytest.main([*options, *words.tests], plugins=[planter]))
 
 
 if __name__ == "__main__":
