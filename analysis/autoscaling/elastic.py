@@ -101,7 +101,7 @@ def mean_of(values: Sequence[float]) -> IntervalEstimate:
     if max(values) == min(values):
         return IntervalEstimate(values[0], values[0], values[0])
     found = repeated(values).mean
-    return IntervalEstimate(found.value, max(0.0, found.low), found.high)
+    return IntervalEstimate(found.value, found.low, found.high)
 
 
 def text(found: ElasticDay) -> list[str]:

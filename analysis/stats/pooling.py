@@ -112,16 +112,21 @@ def pooled(estimates: Sequence[Estimate]) -> Pooled:
 def repeated(values: Sequence[float]) -> Repeated:
     """Mean, interval and coefficient of variation of independent repeats (plain, as the MI325X paper's).
 
-    The interval of the variation is the chi-square interval of the sd over the mean: it leaves out the mean's
-    own error, which at a variation of some percent is small beside it. Raises ValueError for fewer than two.
+    The values are rates or times: an end of the mean's interval that would be negative is 0. The interval of
+    the variation is the chi-square interval of the sd over the mean: it leaves out the mean's own error,
+    which at a variation of some percent is small beside it. Raises ValueError for fewer than two.
     """
     if len(values) < 2:
         raise ValueError("an interval over repeats needs at least two")
     mean, sd, df = float(np.mean(values)), float(np.std(values, ddof=1)), len(values) - 1
     error = sd / math.sqrt(len(values))
+
+    def below(q: float) -> float:
+        return max(0.0, mean + student_t(q, df) * error)
+
     return Repeated(
-        mean=_figure(lambda q: mean + student_t(q, df) * error),
-        certified=mean + student_t(CERTIFIED, df) * error,
+        mean=_figure(below),
+        certified=below(CERTIFIED),
         variation=Interval(
             sd / mean, *(sd / mean * math.sqrt(df / chi_square(q, df)) for q in (1 - TAIL, TAIL))
         ),

@@ -159,12 +159,12 @@ class OperatingPoint:
         return max(self.slo.limits, key=self.excess)
 
     def latency(self, limit: Limit) -> Floats:
-        """The limited latency in ms per request; of a joint bound the largest over its bound."""
+        """The limited latency in ms per request; of a joint bound the largest over its bound, else 0."""
         metric = metric_of(limit)
         if metric == JOINT:
             own = [one for one in self.slo.limits if metric_of(one) in PER_REQUEST]
-            worst: Floats = np.nanmax([self.latency(one) / self.bound_ms(one) for one in own], axis=0)
-            return worst
+            worst = np.fmax.reduce([self.latency(one) / self.bound_ms(one) for one in own])
+            return np.asarray(np.nan_to_num(worst, posinf=np.inf))
         if metric == "itl_pooled":
             return self.gaps_ms
         latency: Floats = getattr(self, f"{metric}_ms")

@@ -197,7 +197,7 @@ def _lengthened_s(costs: Any, state: Any, noise: Any) -> Any:
 @inlined
 def begin_step(limits: Any, state: Any, took_s: Any) -> None:
     """Begin the step scheduled last."""
-    own = state.context - state.borrowed + (state.part_done if state.part >= 0 else 0)
+    own = max(state.context - state.borrowed + (state.part_done if state.part >= 0 else 0), 0)
     state.kv_token_seconds += took_s * (own + state.warm * limits.block if state.borrowed else own)
     state.busy_s += took_s
     state.end_s = state.now_s + took_s

@@ -53,3 +53,9 @@ def test_silence_is_a_timeout_without_a_token() -> None:
     table = rows((3, 0, TIMED_OUT), (4, 1, WAITS), (5, 2, STREAMS))
     assert int(silent(table).sum()) == 3
     assert heard_ns(table) == 11 * NS and heard_ns(rows((3, 0, WAITS))) == float("-inf")
+
+
+def test_a_token_since_the_first_of_the_newest_failures_shows_a_service_that_lives() -> None:
+    """All of the newest requests fail, and an older one still streams until a second after they were due."""
+    assert death(rows((1, 22, STREAMS), (20, 30, REFUSED)), 35 * NS) is None
+    assert death(rows((1, 20, STREAMS), (20, 30, REFUSED)), 35 * NS) is not None

@@ -1,0 +1,52 @@
+"""`analysis.capacity.posterior`: the quantiles that a capacity is made of, where its posterior is known.
+
+Without a window that says anything, the capacity is the smallest of several equal normal limits.
+"""
+
+import math
+from statistics import NormalDist
+
+import pytest
+
+from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.window_counts import NS, LimitCount, WindowCounts
+from conf.specs.bounds import LIMITS
+
+CENTRE_QPS, SD = 3.0, 0.1
+PRIOR = Prior(math.log(CENTRE_QPS), SD)
+NOTHING = LimitCount(0, 0, (), ())
+ENDS = {"certified": 0.05, "low": 0.025, "qps_per_node": 0.5, "high": 0.975}
+"""The share of the posterior below each figure."""
+
+
+def of_prior(limits: int, **more: float) -> Capacity:
+    """The capacity under so many limits that no request says anything of."""
+    names = ("ttft", "tpot", "e2e_p90")[:limits]
+    empty = WindowCounts(0, "dwell", 3.0, 1, 0, 0, 45 * NS, 45 * NS, limits=dict.fromkeys(names, NOTHING))
+    return posterior([empty], PRIOR, **more)
+
+
+def smallest_below(qps: float, limits: int) -> float:
+    """P(the smallest of so many limits <= QPS): half as if independent, half as if all were one."""
+    above = 1 - NormalDist(math.log(CENTRE_QPS), SD).cdf(math.log(qps))
+    return 1 - (above**limits + above) / 2
+
+
+@pytest.mark.parametrize("limits", [1, 2, 3])
+def test_each_figure_is_its_quantile_of_the_smallest_limit(limits: int) -> None:
+    found = of_prior(limits)
+    below = {name: smallest_below(getattr(found, name), limits) for name in ENDS}
+    assert below == pytest.approx(ENDS, abs=1e-3)
+
+
+def test_the_tail_moves_both_ends_and_not_what_is_certified() -> None:
+    found = of_prior(2, tail=0.2)
+    below = [smallest_below(qps, 2) for qps in (found.low, found.high, found.certified)]
+    assert below == pytest.approx([0.2, 0.8, 0.05], abs=1e-3)
+
+
+def test_the_interval_of_one_limit_holds_95_percent() -> None:
+    limit = posterior([], PRIOR).limits[LIMITS[0]]
+    below = [smallest_below(qps, 1) for qps in (limit.low, limit.qps_per_node, limit.high)]
+    assert below == pytest.approx([0.025, 0.5, 0.975], abs=1e-3)

@@ -1,0 +1,56 @@
+"""`analysis.stats.quantiles` and `analysis.stats.pooling`: no interval of random values is impossible."""
+
+import math
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from analysis.stats.pooling import Estimate, pooled, repeated
+from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
+
+rates = st.floats(0.01, 1000.0)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 3000),
+    st.floats(0.0, 3.0),
+    st.sampled_from([0.0, 0.001, 0.05, 0.5]),
+    st.sampled_from([0.5, 0.9, 0.99]),
+    st.sampled_from([BATCHES, MANY_BATCHES]),
+    st.integers(0, 2**32 - 1),
+)
+def test_an_interval_of_a_latency_holds_its_quantile_and_nothing_below_zero(
+    size: int, spread: float, failed: float, q: float, batches: int, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    # Slow stretches, as in a queue that fills and empties again.
+    drift = np.cumsum(chance.normal(size=size)) * spread / 10
+    values = 100 * np.exp(np.clip(drift, -20, 20) + spread * chance.normal(size=size))
+    values[chance.random(size) < failed] = np.inf
+    values[chance.random(size) < failed] = np.nan
+    found, interval = quantile(values, q), sectioning(values, q, batches)
+    if interval is None:
+        return
+    low, high = interval
+    assert found is not None and 0 <= low <= found <= high
+    assert math.isfinite(low) or math.isinf(found)  # nearly all have failed
+
+
+@settings(max_examples=30)
+@given(st.lists(rates, min_size=2, max_size=6))
+@example([3.0, 4.0])  # by Student's t alone from -2.9 to 9.9
+def test_the_mean_of_repeats_has_no_negative_end(values: list[float]) -> None:
+    found = repeated(values)
+    assert 0 <= found.mean.low <= found.certified <= found.mean.value <= found.mean.high < math.inf
+    assert 0 <= found.variation.low <= found.variation.value <= found.variation.high
+
+
+@settings(max_examples=12)
+@given(st.lists(st.tuples(rates, st.floats(0.005, 1.0)), min_size=2, max_size=5))
+def test_pooled_parts_have_a_mean_within_its_interval(parts: list[tuple[float, float]]) -> None:
+    found = pooled([Estimate(qps, sd) for qps, sd in parts])
+    assert 0 < found.qps.low <= found.certified <= found.qps.value <= found.qps.high < math.inf
+    assert 0 <= found.between.low <= found.between.value <= found.between.high
+    assert all(effect.low <= effect.value <= effect.high for effect in found.effects)

@@ -1,0 +1,70 @@
+"""`loadgen.run.verdicts` and `loadgen.drive.loss_recovery`: how short searches end, and what a wait costs."""
+
+from typing import Any
+
+import pytest
+
+from analysis.results import summary
+from analysis.results.types.run_verdict import RunVerdict
+from conf import load
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.sweep import sweep
+from loadgen.fleet.target import Observation
+from loadgen.run import verdicts
+from loadgen.search.segments import Start
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.virtual.toy_services import OneAtATime
+from tests.support.virtual.virtual_drivers import Breaking, altered, driver
+from tests.support.virtual.virtual_target import VirtualTarget
+
+SHORT = ["search=quick", "search.budget_s=100", "search.window_s=15", "search.first_transition_s=5"]
+WORDS = ["workload=smoke", "workload.output_tokens.mean=20", "slo.tpot_p90_ms=null", *SHORT]
+
+
+class Altered(VirtualTarget):
+    """A service that takes a tenth of a second for each request, and rows with other figures."""
+
+    def __init__(self, **row: Any) -> None:
+        super().__init__(OneAtATime(0.1))
+        self._row = row
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        return Observation(altered(seen.ended, self._row), altered(seen.pending, self._row))
+
+
+def searched(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
+    """A search of a minute and a half around a guess."""
+    drive, experiment, _ = driver([*WORDS, *words], Start(guess_qps, guess_qps), target=Altered(**row))
+    return verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+
+
+@pytest.mark.parametrize(
+    ("guess_qps", "words", "row", "code"),
+    [
+        (7.0, ["slo.ttft_p90_ms=400"], {}, summary.EXIT_OK),
+        (2.0, ["slo.ttft_p90_ms=4000"], {}, summary.EXIT_OPEN),
+        (7.0, ["slo.ttft_p90_ms=400"], {"send_offset_ns": NS // 10}, summary.EXIT_VOID),
+    ],
+    ids=["bracketed", "far below the capacity", "a late client"],
+)
+def test_a_search_ends_with_its_code(
+    guess_qps: float, words: list[str], row: dict[str, Any], code: int
+) -> None:
+    verdict = searched(guess_qps, *words, **row)
+    assert verdict.exit_code == code and verdict.passed is (code == summary.EXIT_OK)
+    assert verdict.valid is (code != summary.EXIT_VOID)
+
+
+def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:
+    target = Breaking(load([]), 1e9)
+
+    def repair() -> frozenset[str]:
+        target.mended(after_s=400)
+        return frozenset("0")
+
+    drive, _, _ = driver([], target=target, repair=repair)
+    before_s, began_ns = drive.elapsed_s(), target.now_ns()
+    drive.loss.recover(TargetLost("1 of 1 replicas gone"))
+    assert (target.now_ns() - began_ns) / NS >= 400
+    assert drive.elapsed_s() == pytest.approx(before_s, abs=1)

@@ -1,0 +1,205 @@
+"""`loadgen.predict.answer`: no figure of a prediction is impossible, whatever was asked.
+
+Random questions to services of a few lines, and (slow) to the engine model itself.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.results import summary
+from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
+from analysis.results.types.probe_figures import ProbeFigures
+from analysis.results.types.shared_figures import CapacityFigures
+from conf import ConfigError, Experiment, load
+from loadgen.cli import engine_model
+from loadgen.predict import answer
+from loadgen.predict.answer import NodePeaks
+from loadgen.predict.capacity import MOST_NOISE
+from loadgen.predict.operating_point import Simulated
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.search.constants_alone import only_layer
+from tests.support.virtual.known_answer import MODEL
+
+ABSURD = re.compile(r"\bnan\b|[^\w]-\d|\binf %")
+"""Texts that no figure of a prediction is: not a number, a negative one, an infinite share."""
+FAR = 100.0
+"""No end of an interval lies so many times above the estimate (our choice): constants move it by tens of
+percent."""
+
+
+def possible(verdict: PredictionVerdict, highest_qps: float) -> None:
+    """The figures of an answer lie within physical limits, or are said to be unknown."""
+    if verdict.capacity:
+        _capacity(verdict.capacity, highest_qps)
+    if verdict.forecast:
+        _forecast(verdict.forecast)
+    if verdict.probe:
+        _latencies(verdict.probe)
+    assert not ABSURD.search(summary.text(verdict)), summary.text(verdict)
+
+
+def _capacity(found: CapacityFigures, highest_qps: float) -> None:
+    q = found.qps_per_node
+    known = [end for end in (q.low, q.certified, q.estimate, q.high) if end is not None]
+    assert known == sorted(known) and all(0 < end < math.inf for end in known)
+    assert q.estimate <= highest_qps and (q.high is None or q.high <= FAR * q.estimate)
+    assert found.at_end or (found.open_above, found.open_below) == (q.high is None, q.low is None)
+
+
+def _forecast(found: RateForecast) -> None:
+    for share in (found.kv_used, found.busy, found.mfu, found.cached_share_of_input, found.kept_probability):
+        assert share is None or 0 <= share <= 1 + 1e-9
+    for figure in (found.ttft_p90_ms, found.tpot_p90_ms, found.in_flight_per_node):
+        assert figure is None or 0 <= figure < math.inf
+    assert found.noise_pct is None or 0 <= found.noise_pct <= 100 * MOST_NOISE
+
+
+def _latencies(probe: ProbeFigures) -> None:
+    for found in probe.limits.values():
+        at_ms = found.quantile_ms
+        assert at_ms is None or 0 <= at_ms < math.inf
+        if found.interval_ms is not None and at_ms is not None:
+            low_ms, high_ms = found.interval_ms
+            assert 0 <= low_ms <= at_ms and (high_ms is None or at_ms <= high_ms < math.inf)
+
+
+# Services of a few lines.
+
+
+def service(kind: str, knee_qps: float, seed: int) -> Callable[..., Simulated]:
+    """A service whose tokens take longer with the load: by a line, by a jump, by a queue, or never."""
+
+    def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _: int) -> Simulated:
+        due_s, chance = arrivals.due_ns / NS, np.random.default_rng(seed)
+        qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes if len(due_s) > 1 else 0.01
+        load = qps / knee_qps * experiment.model.step_time.layer_us.value / 100
+        slower = {"line": load, "jump": float(load > 1) + 0.01, "never": 0.01, "queue": load}[kind]
+        noise = np.exp(0.5 * chance.normal(size=len(due_s)))
+        queued_s = np.maximum(np.arange(len(due_s)) / (knee_qps * nodes) - due_s + due_s[0], 0.0)
+        first_s = due_s + 0.1 * noise + (queued_s if kind == "queue" else 0.0)
+        last_s = first_s + 0.1 * slower * noise * (arrivals.output_tokens - 1)
+        return Simulated(first_s, last_s, np.zeros(len(due_s)), {"busy_s": 1.0, "kv_token_seconds": 1e3})
+
+    return simulate
+
+
+def _of_unknown_peak(_: Experiment) -> NodePeaks:
+    """A machine of which no share of a peak is known: services of a few lines have no FLOP."""
+    return NodePeaks(1, 8e6, None, 0.0, 0.0, lambda work: {"all": work["busy_s"]})
+
+
+toy_questions: dict[str, Any] = {
+    "kind": st.sampled_from(["line", "jump", "never", "queue"]),
+    "knee_qps": st.floats(0.02, 60.0),
+    "seed": st.integers(0, 1000),
+    "words": st.tuples(
+        st.sampled_from(["slo.ttft_p90_ms=null", "slo.ttft_p90_ms=150", "slo.ttft_p90_ms=20000"]),
+        st.sampled_from(["slo.tpot_p90_ms=1", "slo.tpot_p90_ms=90", "slo.e2e_p99_ms=20000"]),
+        st.sampled_from(["search.lowest_qps=0.02", "search.lowest_qps=2", "search.highest_qps=20"]),
+        st.sampled_from(["seed=1", "rate_qps=0.3", "rate_qps=40"]),
+    ),
+}
+
+
+def check_toy(kind: str, knee_qps: float, seed: int, words: tuple[str, ...]) -> None:
+    experiment = only_layer(*words)
+    model = replace(MODEL, simulate=service(kind, knee_qps, seed), machine=_of_unknown_peak)
+    act = answer.at_rate if experiment.rate_qps else answer.predict
+    possible(act(experiment, model, draws=8), experiment.search.highest_qps)
+
+
+@settings(max_examples=4)
+@given(**toy_questions)
+def test_an_answer_is_possible_or_said_to_be_unknown(**question: Any) -> None:
+    check_toy(**question)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(**toy_questions)
+def test_so_are_many_more(**question: Any) -> None:
+    check_toy(**question)
+
+
+# The engine model.
+
+
+def between(name: str, least: float, most: float) -> st.SearchStrategy[str]:
+    """A word that sets a positive number, each order of magnitude as likely as the next."""
+    return st.floats(math.log(least), math.log(most)).map(lambda ln: f"{name}={math.exp(ln):.3g}")
+
+
+def whole(name: str, least: int, most: int) -> st.SearchStrategy[str]:
+    return st.floats(math.log(least), math.log(most)).map(lambda ln: f"{name}={math.exp(ln):.0f}")
+
+
+def maybe(word: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(st.just(""), word)
+
+
+questions = st.tuples(
+    st.sampled_from(["dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8", "dp4_tp2_ep2"]).map("layout={}".format),
+    maybe(st.sampled_from(["h200", "mi300x", "b200", "mi355x"]).map("hardware={}".format)),
+    whole("workload.input_tokens.mean", 8, 20_000),
+    whole("workload.output_tokens.mean", 1, 2000),
+    maybe(st.sampled_from([0.2, 0.5, 0.9]).map("workload.prefix_hit={}".format)),
+    maybe(st.just("workload.arrivals.kind=constant")),
+    st.one_of(st.just("slo.ttft_p90_ms=null"), between("slo.ttft_p90_ms", 3, 60_000)),
+    between("slo.tpot_p90_ms", 1, 1000),
+    maybe(between("slo.itl_p99_ms", 3, 1000)),
+    maybe(between("slo.itl_pooled_p95_ms", 3, 1000)),
+    maybe(between("slo.e2e_p50_ms", 20, 100_000)),
+    maybe(between("slo.queue_p90_ms", 0.5, 3000)),
+    maybe(st.just("slo.joint=.9")),
+    maybe(between("rate_qps", 0.02, 100)),
+)
+
+
+def check(words: tuple[str, ...], draws: int) -> None:
+    experiment = load(["cluster.session=fake", "search.budget_s=120", *filter(None, words)])
+    try:
+        verdict = engine_model.predict(experiment, draws=draws)
+    except ConfigError as refused:
+        assert "\n" not in str(refused)
+        return
+    possible(verdict, experiment.search.highest_qps)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        # Printed an interval [unknown, 114689.19], and 1366 % of noise.
+        ("slo.itl_p99_ms=150",),
+        # Had a negative share of its KV cache in use.
+        ("workload.input_tokens.mean=493", "workload.output_tokens.mean=1", "workload.prefix_hit=.9"),
+        # Left requests without any bounded latency out of the joint share, with a warning on the screen.
+        ("workload.output_tokens.mean=1", "slo.ttft_p90_ms=null", "slo.joint=.9", "rate_qps=2"),
+    ],
+)
+def test_answers_that_were_impossible_once(words: tuple[str, ...]) -> None:
+    check(words, draws=1)
+
+
+def test_a_request_without_any_bounded_latency_keeps_a_joint_bound() -> None:
+    """Half of the answers have one token and so no TPOT; the others miss a TPOT that no engine reaches."""
+    lengths = ["workload.output_tokens.kind=mixture", "workload.output_tokens.values=[1,50]"]
+    bounds = ["slo.ttft_p90_ms=null", "slo.tpot_p90_ms=.01", "slo.joint=.9"]
+    words = ["cluster.session=fake", "search.budget_s=600", "rate_qps=1", *lengths, *bounds]
+    verdict = engine_model.predict(load([*words, "workload.output_tokens.weights=[.5,.5]"]), draws=0)
+    assert verdict.probe is not None
+    assert verdict.probe.limits["joint_p90"].share == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.slow
+@settings(max_examples=15)
+@given(questions)
+def test_so_are_random_questions_to_the_engine_model(words: tuple[str, ...]) -> None:
+    check(words, draws=4)
