@@ -25,8 +25,7 @@ from loadgen.predict.answer import NodePeaks
 from loadgen.predict.capacity import MOST_NOISE
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.search.constants_alone import only_layer
-from tests.support.virtual.known_answer import MODEL
+from tests.support.virtual.known_answer import MODEL, only_layer
 
 ABSURD = re.compile(r"\bnan\b|[^\w]-\d|\binf %")
 """Texts that no figure of a prediction is: not a number, a negative one, an infinite share."""
