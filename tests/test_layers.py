@@ -112,14 +112,19 @@ SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")
 
 
 @cache
-def imported(path: Path, text: str = "") -> set[str]:
+def imported(path: Path) -> set[str]:
     """Dotted names a file imports, anywhere in it; of a `from` import also each name below its module."""
+    return imported_in(path.read_text())
+
+
+def imported_in(text: str) -> set[str]:
+    """The same of a file's text."""
     found: set[str] = set()
-    for node in statements(ast.parse(text or path.read_text())):
+    for node in statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, "relative import"
             found.update({f"{node.module}.{alias.name}" for alias in node.names}, {str(node.module)})
     return found
 
@@ -143,12 +148,12 @@ def floor(room: str, inside: str) -> tuple[int, str]:
     return len(FLOORS[room]), ""
 
 
-def upward(path: Path, text: str = "") -> set[str]:
-    """Imports of a file from a floor that is not below its own."""
+def upward(path: Path, imports: set[str]) -> set[str]:
+    """Which imports of a file are from a floor that is not below its own."""
     room, *inside = path.relative_to(ROOT).with_suffix("").parts
     height, folder = floor(room, "/".join(inside))
     found = set()
-    for name in imported(path, text):
+    for name in imports:
         if name.startswith(f"{room}."):
             there, other = floor(room, name.removeprefix(f"{room}."))
             if other and other != folder and there >= height:
@@ -169,14 +174,14 @@ def test_imports_go_one_way_and_heavy_ones_stay_where_they_belong(room: str) -> 
 
 
 def test_folders_import_lower_floors_only() -> None:
-    assert {str(path): found for path in SOURCES if (found := upward(path))} == {}
+    assert {str(path): found for path in SOURCES if (found := upward(path, imported(path)))} == {}
 
 
 @pytest.mark.parametrize("line", ["from loadgen.cli import verbs", "from loadgen.cli.verbs import sweep"])
 def test_a_planted_upward_import_is_found(line: str) -> None:
     planted = ROOT / "loadgen" / "traffic" / "planted.py"
-    assert upward(planted, f"def later() -> None:\n    {line}\n")
-    assert not upward(planted, "from loadgen.traffic import lengths\n")
+    assert upward(planted, imported_in(f"def later() -> None:\n    {line}\n"))
+    assert not upward(planted, imported_in("from loadgen.traffic import lengths\n"))
 
 
 def test_every_folder_has_a_floor() -> None:
@@ -207,5 +212,4 @@ def test_an_import_is_found_wherever_it_stands() -> None:
     clauses = "try:\n import a\nexcept OSError:\n import b\nelse:\n import c\nfinally:\n import d\n"
     match = "match 1:\n case 1:\n  async def f():\n   class C:\n    from e import g\n"
     loops = "while x:\n import h\nelse:\n for i in x:\n  with x:\n   if x: import i\n   else: import j\n"
-    found = imported(ROOT / "planted.py", clauses + match + loops)
-    assert found == {"a", "b", "c", "d", "e", "e.g", "h", "i", "j"}
+    assert imported_in(clauses + match + loops) == {"a", "b", "c", "d", "e", "e.g", "h", "i", "j"}
