@@ -16,7 +16,7 @@ from analysis import __main__ as root
 from analysis.calibration import command
 from analysis.calibration.observed import observe
 from analysis.rows import records
-from analysis.stats.map_fit import Z95, Floats, ParameterPrior, fit
+from analysis.stats.map_fit import Z95, Floats, ParameterPrior, around, fit
 from conf import Experiment, load
 from conf.composed import dump
 from conf.constants import constants, covariance, replaced
@@ -268,3 +268,14 @@ def test_a_descent_that_gains_nothing_is_said_to_have_stalled() -> None:
     assert fit(steps, np.full(30, 0.4), prior).stalled
     found = fit(steps, np.full(30, 0.4), prior, [np.array([1.0])])
     assert found.stalled and found.at[0] == pytest.approx(0.4, abs=0.01)
+
+
+def test_what_was_held_widens_what_was_fitted_beside_it() -> None:
+    """ln a + ln b is measured four times: a alone is as open as b, and their sum is not."""
+    data = np.zeros(4)
+    prior = ParameterPrior(np.zeros(2), np.array([5.0, 0.2]), np.array([5.0, 0.2]))
+    found = around(lambda ln: np.full(4, ln.sum()), data, prior, np.zeros(2), np.full(4, 0.02))
+    assert found.at == pytest.approx([0.0, 0.0])
+    assert found.sd == pytest.approx([0.2, 0.2], rel=0.02)
+    assert found.correlation[0, 1] == pytest.approx(-1.0, abs=0.01)
+    assert np.sqrt(found.covariance.sum()) == pytest.approx(0.01, rel=0.05)
