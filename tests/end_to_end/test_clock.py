@@ -1,4 +1,4 @@
-"""Clocks that run faster than the real one, or slower: what is told in-band, what must not depend on it."""
+"""Clocks faster or slower than the real one: loadgen.fleet and serve_apps.simulated tell them in-band."""
 
 import asyncio
 import itertools
@@ -51,7 +51,7 @@ from tests.support.virtual.virtual_fleet import VirtualFleet, service
 
 FAST, SLOW = 5.0, 0.5
 MS = 1_000_000
-REQUESTS = 4
+REQUESTS = 2
 
 
 def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> None:
@@ -254,7 +254,9 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     return records.read_shard(shard.path).sort_by("seq")
 
 
-@pytest.mark.parametrize("scale", [FAST, SLOW, 1.0])
+@pytest.mark.parametrize(
+    "scale", [FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in (SLOW, 1.0))]
+)
 def test_over_http_the_engines_own_times_are_those_of_the_virtual_clock(tmp_path: Path, scale: float) -> None:
     experiment = load([f"engine.time_scale={scale}", *SHORT])
     rows = asyncio.run(measured(tmp_path, experiment))

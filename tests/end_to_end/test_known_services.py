@@ -1,4 +1,4 @@
-"""The toy services of tests.support.virtual, on which loadgen.search and loadgen.drive are tried, serve as known."""
+"""The toy services of tests.support.virtual, on which searches are tried, serve as closed forms say."""
 
 import numpy as np
 import pytest
@@ -49,17 +49,17 @@ def test_a_shared_processor_is_where_its_steps_are(rate_qps, mean):
 
 
 def test_the_queue_of_one_at_a_time_is_the_one_of_the_books():
-    """Who comes to a busy server waits, and so many of 40,000 wait longer as the closed form says."""
+    """Who comes to a busy server waits, and so many of 20,000 wait longer as the closed form says."""
     assert waits_longer(0.6, 1.0, 0.0) == pytest.approx(0.6)
     rng = np.random.default_rng(4)
-    at_s = np.cumsum(rng.exponential(1 / 0.6, 40_000)).tolist()
+    at_s = np.cumsum(rng.exponential(1 / 0.6, 20_000)).tolist()
     server = OneAtATime(1.0)
     for key, at in enumerate(at_s):
         server.submit(key, at, 1, 10)
     server.advance(1e9)
     waits = np.array([a.first_token_s - 0.1 - a.at_s for a in server.observe()])
     for seconds in (0.5, 1.5, 3.2):
-        assert (waits > seconds + 1e-6).mean() == pytest.approx(waits_longer(0.6, 1.0, seconds), rel=0.06)
+        assert (waits > seconds + 1e-6).mean() == pytest.approx(waits_longer(0.6, 1.0, seconds), rel=0.08)
 
 
 def test_the_same_capacities_by_closed_form_and_by_hand():
