@@ -1,4 +1,4 @@
-"""Run folders that a stranger made or spoilt, through the commands that read them: one line, no damage."""
+"""Run folders that a stranger made or spoilt, read by analysis and loadgen: one line, no damage."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The battery of wrong inputs: what a planner may mistype, and the one line that every command answers."""
+"""Wrong inputs to loadgen, analysis, cluster and serve_apps: each is answered in one line that helps."""
 
 import shlex
 from collections.abc import Callable, Sequence

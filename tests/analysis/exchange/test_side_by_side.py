@@ -222,13 +222,6 @@ def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path
     assert "B  matrix/a: SIMULATED, VALID" in text and "capacity C / A" in text
 
 
-@pytest.mark.slow
-def test_a_study_that_still_runs_is_unfinished(tmp_path: Path) -> None:
-    study = studied(tmp_path / "repeats", "repeats", exit_code=None)
-    text = side_by_side.text([GOLDEN, study])
-    assert "B  repeats: UNFINISHED" in text and "B (repeats) did not end" in text
-
-
 def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     text = side_by_side.text([GOLDEN, FOREIGN / "vllm-0.32.0.json", FOREIGN / "guidellm-0.8.1.json"])
     assert text.startswith("COMPARE  4 sides")
@@ -238,30 +231,12 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 
-def test_loads_of_other_tools_alone_can_be_compared() -> None:
-    text = side_by_side.text([FOREIGN / "guidellm-0.8.1.json"])
-    assert "no ratio B / A" in text and "dwell" not in text
-
-
 @pytest.mark.slow
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
         side_by_side.text([GOLDEN])
     with pytest.raises(RunError, match="is not a run folder"):
         side_by_side.text([GOLDEN, tmp_path])
-
-
-@pytest.mark.slow
-def test_keys_beyond_a_dozen_are_counted(tmp_path: Path) -> None:
-    def other(asked: Experiment) -> Experiment:
-        names = ("budget_s", "window_s", "settle_s", "highest_qps", "transition_s", "first_transition_s")
-        search = replace(asked.search, **{name: getattr(asked.search, name) + 1 for name in names})
-        names = ("actors", "drain_s", "warmup_requests", "cpus_per_actor")
-        fleet = replace(asked.fleet, **{name: getattr(asked.fleet, name) + 1 for name in names})
-        return replace(tp4(asked), search=search, fleet=fleet)
-
-    text = side_by_side.text([GOLDEN, made(tmp_path / "other", other)])
-    assert "    and 1 more keys" in text and text.count(" -> ") == 12
 
 
 @pytest.mark.slow

@@ -1,17 +1,14 @@
-"""Every figure of a run: what is drawn is true, said in words, always the same, and not by colour alone."""
+"""analysis.figures of a run: what is drawn is true, in words too, always the same, not by colour alone."""
 
-import ast
 import math
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -337,21 +334,6 @@ def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
     assert len(x) == 100 and (x[0], x[-1]) == (0, 9999) and (y == 2 * x).all()
     (same,) = canvas.thinned(np.arange(5.0))
     assert len(same) == 5
-
-
-def test_without_axes_a_figure_is_made_for_a_notebook(golden: Any) -> None:
-    pyplot.switch_backend("agg")
-    ax = figures.cdf.plot_cdf(golden)
-    assert isinstance(ax, Axes) and ax.figure is pyplot.gcf()
-    pyplot.close("all")
-
-
-def test_matplotlib_is_imported_by_the_canvas_when_it_draws() -> None:
-    """Not with the module; that no other imports it is in test_layers."""
-    for node in ast.parse(Path(canvas.__file__).read_text()).body:
-        found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not [name for name in found if name.startswith("matplotlib")]
 
 
 @pytest.mark.slow

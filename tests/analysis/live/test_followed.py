@@ -1,4 +1,4 @@
-"""A folder that is followed while it grows, is replaced, is damaged, or is a stranger's."""
+"""analysis.live.followed: a folder that grows, is replaced, is damaged, or is a stranger's."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The page in a real browser: it follows a growing folder, asks nobody else, and can be read everywhere."""
+"""analysis.live.page in a real browser: it follows a growing folder, asks nobody else, can be read."""
 
 import json
 import shutil
@@ -22,9 +22,10 @@ from tests.support.machine.patience import until
 from tests.support.runs.golden import GOLDEN
 from tests.support.runs.live_states import LINES, RUNNING, running
 
-pytestmark = pytest.mark.skipif(
-    chromium.PATH is None, reason="no Chromium on the PATH: make browser installs one"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium.PATH is None, reason="no Chromium on the PATH: make browser installs one"),
+]
 PHONE, DESKTOP = (360, 800), (1280, 900)
 CONTRAST = """
 (() => {

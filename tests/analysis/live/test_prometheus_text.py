@@ -1,4 +1,4 @@
-"""Metrics of a run as Prometheus reads them: units, labels, and nothing where nothing is known."""
+"""analysis.live.prometheus_text: units, labels, and nothing where nothing is known."""
 
 import math
 from dataclasses import replace

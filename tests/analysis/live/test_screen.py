@@ -1,10 +1,10 @@
-"""The screen of a run: what each line says, whatever the width, the height and the words."""
+"""analysis.live.screen: what each line says, whatever the width, the height and the words."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.live.screen import budget_bar, clock, interval_axis, screen
@@ -78,6 +78,7 @@ def test_a_budget_that_is_over_is_full() -> None:
     assert "." not in budget_bar(900.0, 720.0, 60) and clock(3661) == "1:01:01"
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 200), st.integers(1, 60), st.text(), st.text())
 def test_whatever_is_said_the_screen_is_no_wider_and_no_higher(
     width: int, height: int, words: str, key: str

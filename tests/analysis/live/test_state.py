@@ -1,4 +1,4 @@
-"""A run's events add up to its state, and what is damaged changes nothing."""
+"""analysis.live.state: a run's events add up to its state, and what is damaged changes nothing."""
 
 import json
 from pathlib import Path

@@ -18,14 +18,12 @@ from analysis.planning.evidence import NotPlannable
 from analysis.planning.request_means import LEAST_SENDS_PER_S, MeanLengths
 from analysis.rows import metrics, time_series
 from conf import ConfigError
-from conf.io.screen_width import fit
 from conf.specs.planning import Demand
 from tests.support.runs.planned_sweeps import sweep
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = ["demand.peak_qps=200"]
 UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 1.0, "passed": None}
-PROBE = {"rate_qps_per_node": 1.0, "ttft": UNKNOWN, "tpot": UNKNOWN}
 
 
 def predicted(low: float | None, estimate: float, high: float | None, **more: Any) -> dict[str, Any]:
@@ -312,24 +310,6 @@ def test_wrong_words_are_refused_before_a_prediction_is_computed(tmp_path: Path)
             planning.command([], words, never)
     found = planning.command([], WORDS, lambda: predicted(3.3, 5.3, 6.5))
     assert found["planned_on"]["predicted"]
-
-
-def test_a_refusal_names_the_folder(tmp_path: Path) -> None:
-    copied = tmp_path / "void-one"
-    shutil.copytree(GOLDEN, copied)
-    tree = json.loads((copied / "sweep.json").read_text()) | {
-        "valid": False,
-        "exit_code": 4,
-        "reason": "late",
-    }
-    (copied / "sweep.json").write_text(json.dumps(tree))
-    assert planning.command([copied], WORDS)["reason"] == "nothing may be planned on void-one: late"
-
-
-def test_no_line_is_wider_than_a_screen() -> None:
-    words = [*WORDS, "plan.node_hour_usd=16", "plan.node_availability=.995", "plan.target_availability=.9999"]
-    lines = fit(planning.text(planning.command([GOLDEN], words)), 112).splitlines()
-    assert max(map(len, lines[1:])) <= 112  # the answer stays on one
 
 
 def test_runs_of_another_service_are_refused() -> None:

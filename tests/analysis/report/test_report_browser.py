@@ -1,4 +1,4 @@
-"""The report in a real browser: no errors, no sideways scrolling, readable letters, and pages on paper."""
+"""analysis.report in a real browser: no errors, no sideways scrolling, readable letters, pages on paper."""
 
 import json
 import re
@@ -16,7 +16,10 @@ from analysis import report
 from tests.support.runs.golden import GOLDEN, unsealed
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH: make browser installs one")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium on the PATH: make browser installs one"),
+]
 
 PHONE, DESKTOP = (390, 844), (1280, 900)
 LEAST_PAGE = 0.55

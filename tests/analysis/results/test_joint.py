@@ -1,4 +1,4 @@
-"""A simulated run has one certified value, joint with the engine model's constants, wherever it is shown."""
+"""analysis.results.joint: a simulated run has one certified value, with the constants, wherever shown."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load_run, planning, report
+from analysis import figures, load_run, planning, report
 from analysis.exchange import side_by_side
 from analysis.results import joint, matrix_table, recount, studies, summary, tables
 from analysis.results.types.run_verdict import RunVerdict
@@ -81,7 +81,10 @@ def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
     assert third == "  sampling noise of this run alone: 95 % interval [3.18, 3.55]"
 
 
-def test_one_run_has_one_certified_value_wherever_it_is_shown(tmp_path: Path) -> None:
+def test_one_run_has_one_certified_value_wherever_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "EXHIBITS", ())  # they take seconds
     page = tmp_path / "page.html"
     report.command([GOLDEN], page)
     other = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "other")))

@@ -393,12 +393,6 @@ def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: 
     assert published_benchmark.level_seconds(asked) is None
 
 
-def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["engine=external", "target.urls=[http://127.0.0.1:1]"], ["progressive.clock=wall"]):
-        assert main(["progressive", *words]) == 2
-        assert "deploys one model: choose one" in capsys.readouterr().err
-
-
 def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     asked = of(LLAMA)
     good = FIGURES
@@ -411,11 +405,6 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
         assert judged.rows([from_tree(PredictionVerdict, tree, "a test")]).num_rows == levels
     assert (published_verdict.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
     assert published_verdict.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
-
-
-def test_other_verbs_refuse_its_keys() -> None:
-    with pytest.raises(ConfigError, match="belongs to the verb progressive"):
-        command_line.asked("probe", ["rate_qps=1", "progressive.runs=3"], None)
 
 
 class Played:
@@ -548,14 +537,6 @@ def test_without_a_model_all_of_the_papers_are_asked() -> None:
     ]
     assert published_tables.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
     assert published_tables.asked([], Path("config.yaml")) == [[]]
-
-
-def test_a_dry_run_tells_phases_levels_requests_and_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["progressive", *SUBJECT[KIMI].words, "--dry-run"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("# saturation: 450 requests, 450 in flight (C = 1000)") for line in said)
-    assert any("114 of them" in line or "1369 of them image" in line for line in said)
-    assert "by the engine model; 5 run(s)" in said[-1]
 
 
 def test_saturation_levels_are_the_published_ones() -> None:

@@ -165,9 +165,3 @@ def test_numbers_are_floats_and_one_that_no_float_knows_is_refused():
         np.testing.assert_array_equal(metrics.numbers(rows, name), known)
     with pytest.raises(pa.ArrowInvalid):
         metrics.numbers(pa.table({"whole": [2**53 + 1]}), "whole")
-
-
-def test_a_table_of_which_all_rows_are_chosen_is_not_copied():
-    rows = pa.table({"whole": [1, 2]})
-    assert metrics.chosen(rows, np.array([True, True])) is rows
-    assert metrics.chosen(rows, np.array([False, True])).to_pylist() == [{"whole": 2}]

@@ -23,21 +23,6 @@ def table(rows: list[dict[str, Any]], schema: pa.Schema = SERVER) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def test_the_columns_are_frozen() -> None:
-    assert SERVER.names == [
-        "at", "clock_ns", "replica", "running", "waiting", "kv_usage", "prefix_queries", "prefix_hits",
-        "preemptions", "prompt_tokens", "generation_tokens", "finished", "error",
-    ]  # fmt: skip
-    assert CLIENTS.names == [
-        "client_id", "at", "clock_ns", "span_s", "sends", "missed", "in_flight", "in_flight_mean",
-        "lag_p50_ms", "lag_p99_ms", "lag_max_ms", "cpu_share", "run_share", "stall_ms", "gc_pauses", "gc_ms",
-        "reads", "events",
-    ]  # fmt: skip
-    assert all(field.metadata[b"doc"] for field in (*SERVER, *CLIENTS))
-    for name, unit in (("clock_ns", b"ns"), ("kv_usage", b"share"), ("prefix_hits", b"tokens")):
-        assert SERVER.field(name).metadata[b"unit"] == unit
-
-
 def test_what_is_absent_is_null_and_not_zero() -> None:
     (row,) = table([{"clock_ns": 1, "replica": "r0", "error": "HTTP 500"}]).to_pylist()
     assert row == dict.fromkeys(SERVER.names) | {"clock_ns": 1, "replica": "r0", "error": "HTTP 500"}
