@@ -1,4 +1,4 @@
-"""The run folder's document: every column as the schemas have it, and every line of code as it runs."""
+"""docs/run_folder.md: every column as the schemas have it, and every line of code as it runs."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Configuration: every file loads, precedence holds, and each wrong word is one clear line."""
+"""conf.load: every file loads, precedence holds, and each wrong word is one clear line."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Constants by key: their intervals, their replacement, a calibration as a file that a run then carries."""
+"""conf.constants: intervals, replacement, a calibration as a file that a run then carries."""
 
 import math
 import re

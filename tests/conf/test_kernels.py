@@ -1,4 +1,4 @@
-"""Kernels other than those of the fit: their speed where that is published, and what is said elsewhere."""
+"""conf.kernels: their speed where that is published, and what is said elsewhere."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Constants are found again from the runs of an engine that has them, and what runs do not tell is said."""
+"""analysis.calibration finds constants again in runs of an engine that has them, and says what it cannot."""
 
 import json
 import math

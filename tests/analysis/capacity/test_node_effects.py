@@ -1,4 +1,4 @@
-"""Streams per node: what is drawn, where it goes, how it is counted, and what it says of the nodes."""
+"""Streams per node (analysis.capacity.node_effects, loadgen.traffic): drawn, sent, counted, compared."""
 
 import asyncio
 import json
@@ -29,6 +29,8 @@ from analysis.results.json_border import to_tree
 from analysis.results.text import capacity_text
 from analysis.rows import gathering, records
 from analysis.stats.pooling import Interval
+from cluster.deployment import deploy, serve_state
+from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -351,9 +353,6 @@ def test_a_planned_stream_is_known_of_what_was_lost() -> None:
 
 
 def test_the_replicas_own_addresses_are_the_nodes() -> None:
-    deploy = pytest.importorskip("cluster.deployment.deploy")
-    serve_state = pytest.importorskip("cluster.deployment.serve_state")
-
     def state(**nodes_: str) -> Any:
         engines = tuple(
             serve_state.ServeReplica(name, "engine", node, "10.0.0.1", 1, name, 0.0)
@@ -370,10 +369,8 @@ def test_the_replicas_own_addresses_are_the_nodes() -> None:
 
 
 def test_replicas_have_ports_of_their_own_whether_they_are_balanced_or_spoken_to() -> None:
-    session = pytest.importorskip("cluster.ray_session.serve_settings")
     balanced, spoken_to, proxied = (
-        session.serve_environment(load([f"routing={name}"]).routing)
-        for name in ("roundrobin", "per_node", "pow2")
+        serve_environment(load([f"routing={name}"]).routing) for name in ("roundrobin", "per_node", "pow2")
     )
     assert spoken_to == balanced and spoken_to["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert proxied["RAY_SERVE_ENABLE_HA_PROXY"] == "0"

@@ -1,4 +1,4 @@
-"""Runs in other programs' formats: every figure is the run's own, none invented, failures stay infinite."""
+"""analysis.exchange.export: every figure is the run's own, none invented, failures stay infinite."""
 
 import csv
 import json

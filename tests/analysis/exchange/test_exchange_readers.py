@@ -1,4 +1,4 @@
-"""Results of other tools, real ones: our definitions on their rows, and no claim beyond what they tell."""
+"""analysis.exchange on real results of other tools: our definitions, no claim beyond what they tell."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Anybody's tool on the Parquet of a run: the same percentiles as `analysis`, failures among them."""
+"""Parquet of analysis.rows in other tools: the same percentiles as ours, failures among them."""
 
 import math
 from collections.abc import Callable

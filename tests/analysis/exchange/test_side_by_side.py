@@ -1,4 +1,4 @@
-"""Runs beside each other: a ratio of what is claimed, none of what is void, a warning of two questions."""
+"""analysis.exchange.side_by_side: a ratio of what is claimed, none of what is void, warnings."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The notebooks run on the golden run: each as a script, and one as a notebook, as an analyst runs them."""
+"""analysis/notebooks on the golden run: each as a script, and one as a notebook."""
 
 import ast
 import json
@@ -36,6 +36,7 @@ from tests.support.runs.golden import GOLDEN, unsealed
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "analysis" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.py"))
+LONG = ("capacity_of_one_run", "prediction_and_measurement")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,13 @@ def on_the_golden_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plt.close("all")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+SCRIPTS = [
+    pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else [], id=path.stem)
+    for path in NOTEBOOKS
+]
+
+
+@pytest.mark.parametrize("path", SCRIPTS)
 def test_a_notebook_runs_as_a_script_and_says_something(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a plan says of a simulated run, of too few spares, of GPUs and of power."""
+"""analysis.planning of a simulated run, of too few spares, of GPUs and of power."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Nodes, spares, hours and money: the rules of a plan against known answers and their own properties."""
+"""analysis.planning: nodes, spares, hours and money against known answers and their own properties."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a plan rests on: run folders, studies, predictions, several runs; and what may not be planned on."""
+"""analysis.planning.sources: what a plan rests on, and what may not be planned on."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Reasons not to believe an interval stand under the answer."""
+"""analysis.results.summary: reasons not to believe an interval stand under the answer."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Energy of a run by known answers, on the screen, in the report and in a plan; and of older runs."""
+"""analysis.results.energy by known answers, on the screen, in the report, in a plan; of older runs."""
 
 import json
 import shutil

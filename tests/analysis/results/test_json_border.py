@@ -1,4 +1,4 @@
-"""Verdicts as JSON and back: nothing is lost, older files are read, and broken ones are named."""
+"""analysis.results.json_border: nothing is lost, older files are read, and broken ones are named."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every screen says what was measured: lengths beside a rate, a changed file, and what nobody said."""
+"""analysis.results.summary and .planning name what was measured: lengths, a changed file, unknowns."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""The MI325X paper's benchmark: its levels, its statuses, what it could not show, and its tables again."""
+"""loadgen.studies.published_ladder (progressive): the paper's levels, statuses, and its tables again."""
 
 import csv
 import json

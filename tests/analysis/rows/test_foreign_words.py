@@ -1,4 +1,4 @@
-"""Words of strangers in a column: how many and how long they may be, and what stands for the rest."""
+"""analysis.rows.foreign_words: how many and how long they may be, and what stands for the rest."""
 
 from pathlib import Path
 

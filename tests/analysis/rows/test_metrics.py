@@ -1,4 +1,4 @@
-"""What each latency means, on rows made by hand."""
+"""analysis.rows.metrics: what each latency means, on rows made by hand."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Rows beyond what one Arrow list can count: joined and saved in pieces, in order, each once."""
+"""analysis.rows.piecewise: more rows than one Arrow list counts, joined in pieces, in order, once each."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is sampled once a second: its schemas, its files, and streams that a kill cut short."""
+"""analysis.rows.time_series: what is sampled once a second, its files, and streams that a kill cut short."""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def test_wherever_a_stream_is_cut_its_whole_batches_are_read(tmp_path) -> None:
         ends.append((tmp_path / "whole").stat().st_size)
     written.close()
     whole, cut = (tmp_path / "whole").read_bytes(), tmp_path / "cut"
-    for size in range(0, len(whole) + 1, 7):
+    for size in range(0, len(whole) + 1, 13):
         cut.write_bytes(whole[:size])
         rows = 2 * sum(end <= size for end in ends)
         assert read_stream(cut, SERVER).equals(table(SECONDS[:rows]))

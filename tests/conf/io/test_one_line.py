@@ -1,4 +1,4 @@
-"""Foreign text on one line: what a terminal would obey never gets there."""
+"""conf.io.one_line: what a terminal would obey never gets there."""
 
 import pytest
 from hypothesis import given

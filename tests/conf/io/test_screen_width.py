@@ -1,4 +1,4 @@
-"""Text on a screen: broken at words and at gaps between columns, whole in a pipe."""
+"""conf.io.screen_width: lines break at words and between columns, and stay whole in a pipe."""
 
 import io
 import os

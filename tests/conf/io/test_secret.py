@@ -1,4 +1,4 @@
-"""The key: which one is refused, where it is taken out, and that it shows itself nowhere."""
+"""conf.io.secret: which key is refused, where it is taken out, and that it shows itself nowhere."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What conversations say themselves is refused beside them, and their experiments are read again as saved."""
+"""conf.composed: what conversations say themselves is refused beside them, and read again as saved."""
 
 import shutil
 from pathlib import Path
