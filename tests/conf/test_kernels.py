@@ -13,10 +13,10 @@ from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
 from conf.specs.experiment import Experiment, SimulatedEngine
 from loadgen.__main__ import main
-from loadgen.cli import config_check, dry_run, engine_model
+from loadgen.cli import config_check, engine_model
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
-from loadgen.studies import engine_check, published_tables, published_verdict
+from loadgen.studies import published_tables
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks import backends
@@ -160,23 +160,6 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.slow
-def test_an_unknown_backend_is_said_in_a_dry_run_a_prediction_and_a_grid(capsys: Any) -> None:
-    word = "engine.attention_backend=ROCM_FANCY"
-    assert step_s(load([word])) == step_s(load())
-    assert main(["sweep", "--dry-run", word]) == 0
-    assert f"# {UNKNOWN}\n" in capsys.readouterr().out
-    assert UNKNOWN in text_of(to_tree(engine_model.predict(load([word, *QUICK]), draws=0)))
-    main(["predict", "rate_qps=1", "matrix.engine.attention_backend=[ROCM_AITER_FA,ROCM_FANCY]", *QUICK])
-    assert capsys.readouterr().out.count(UNKNOWN) == 1
-    ladder = published_verdict.plan(
-        load([word, "layout=dp1_tp8", *published_tables.PUBLISHED_MODELS[0].words[:1]]), None
-    )
-    assert f"# {UNKNOWN}" in ladder
-    latent = words(load([word, *DEEPSEEK]))
-    assert latent == [UNKNOWN.replace("ROCM_AITER_FA", "the model's fit")]
-
-
 @pytest.mark.parametrize(
     ("given", "version", "backend", "known"),
     [
@@ -227,14 +210,3 @@ def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) ->
     assert "its speed is not in the model" not in capsys.readouterr().out
     with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
     assert config_check.all_kernels([with_it, without, with_it]) == [UNKNOWN]
-
-
-def test_verify_replays_no_run_with_kernels_of_its_own() -> None:
-    asked = load([OFF])
-    assert isinstance(asked.engine, SimulatedEngine)
-    with pytest.raises(ConfigError, match="kernels of its own"):
-        engine_check._refuse(asked, asked.engine)
-
-
-def test_a_dry_run_shows_lines_on_kernels() -> None:
-    assert "# some line\n" in dry_run.text(load(), 60.0, 5.0, kernels=["some line"])

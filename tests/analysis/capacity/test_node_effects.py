@@ -4,12 +4,9 @@ import asyncio
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis.capacity import node_effects
@@ -22,12 +19,11 @@ from analysis.capacity.window_counts import (
     LimitCount,
     Window,
     WindowCounts,
-    count,
     count_by_stream,
 )
 from analysis.results.json_border import to_tree
 from analysis.results.text import capacity_text
-from analysis.rows import gathering, records
+from analysis.rows import records
 from analysis.stats.pooling import Interval
 from cluster.deployment import deploy, serve_state
 from cluster.ray_session.serve_settings import serve_environment
@@ -37,7 +33,6 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
 from loadgen.fleet.addresses import chosen
-from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
@@ -323,28 +318,6 @@ def test_only_streams_per_node_are_streams() -> None:
     assert load(["cluster=laptop_4n"]).streams == 0
     two = ["engine=external", "target.urls=[http://a:1,http://b:1]", "cluster.nodes=2"]
     assert load([*two, "routing=per_node"]).streams == 2
-
-
-def test_runs_of_a_version_without_streams_can_still_be_read(tmp_path: Path) -> None:
-    old = pa.schema([field for field in records.SHARD if field.name != "stream"])
-    row = dict.fromkeys(old.names) | {"seq": 1, "dwell": 0, "phase": "window", "due_ns": 5}
-    (tmp_path / "shards").mkdir()
-    shard = ArrowStream(tmp_path / "shards" / "client-00.arrow", old)
-    shard.append(pa.RecordBatch.from_pylist([row | {"status": "ok"}], schema=old))
-    shard.close()
-    plan = pa.table([pa.array([0, 1, 2]), pa.array([0, 0, 0], pa.int16())], names=["seq", "dwell"])
-    lacking = {name: pa.nulls(3, records.PLAN.field(name).type) for name in records.PLAN.names[2:]}
-    lacking = {name: column for name, column in lacking.items() if name != "stream"}
-    lacking["due_ns"] = pa.array([1, 5, 9])
-    (tmp_path / "schedule").mkdir()
-    for name, column in lacking.items():
-        plan = plan.append_column(name, column)
-    pq.write_table(plan, tmp_path / "schedule" / "from-000000000.parquet")
-    rows = gathering.requests(tmp_path)
-    assert rows["status"].to_pylist() == ["lost", "ok", "lost"]
-    assert rows["stream"].to_pylist() == [None] * 3
-    window = Window(0, "dwell", 5.0, 1, 0, 0, NS, NS)
-    assert count(rows, window, SLO, VARIED, NS).requests == 3
 
 
 def test_a_planned_stream_is_known_of_what_was_lost() -> None:

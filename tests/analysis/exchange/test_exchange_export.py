@@ -17,7 +17,6 @@ from analysis import RunError, load_run
 from analysis.capacity import dwell_table
 from analysis.capacity.window_counts import in_window
 from analysis.exchange import FORMATS, export, inferencex, load_foreign, request_rows
-from analysis.figures.pareto import pareto_table
 from analysis.rows import latency_columns, metrics, parquet, records
 from analysis.stats.quantiles import quantile
 from conf import load
@@ -207,20 +206,6 @@ def test_inferencex_tells_every_bound_and_the_share_over_it(run_path: Path, caps
     counted = {"bounds": [{"bound": "itl_p99", "over": 1.0, "determined": 50.0}]}
     assert dwell_table.over_share(counted, "itl_p99") == 0.02
     assert dwell_table.over_share({"bounds": None}, "joint_p90") is None
-
-
-@pytest.mark.slow
-def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys: Any) -> None:
-    for path in (GOLDEN, run_path):
-        found = json.loads(exported(path, "inferencex", capsys))
-        drawn = pareto_table(load_run(path)).to_pylist()
-        assert len(found) == len(drawn) == 8
-        for row, mark in zip(
-            sorted(found, key=lambda row: row["maxqps"]["rate_qps_per_node"]), drawn, strict=True
-        ):
-            assert row["maxqps"]["dwell"] == mark["window"] and row["maxqps"]["gpus"] == mark["gpus"]
-            assert row["output_tput_per_gpu"] == pytest.approx(mark["output_tok_per_s_gpu"])
-            assert row["median_intvty"] == pytest.approx(mark["interactivity_median_tok_per_s_user"])
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from conf.composed import dump
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
-RATES = load_run(GOLDEN).dwells()["rate_qps_per_node"].to_pylist()
 RATIO = asdict(Ratio(1.25, 1.2, 1.3, None, None, 6, None, unlike=False))
 OTHER = {"estimate": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
@@ -108,16 +105,6 @@ def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
             given_up = min(apart(i, partner[0].get(i)), apart(partner[1].get(j), j))
             # Of two that are as near but for a last digit either may be taken.
             assert apart(i, j) > farthest or apart(i, j) >= given_up - 1e-12
-
-
-def test_windows_without_a_near_rate_are_counted(tmp_path: Path) -> None:
-    other = made(tmp_path / "other")
-    table = pq.read_table(other / "dwells.parquet")
-    rates = pa.array([rate * factor for rate, factor in zip(RATES, (1,) * 3 + (2,) * 5, strict=True)])
-    table = table.set_column(table.column_names.index("rate_qps_per_node"), "rate_qps_per_node", rates)
-    pq.write_table(table, other / "dwells.parquet")
-    text = side_by_side.text([GOLDEN, other])
-    assert "nearest with nearest, at most 5 % apart; windows without a partner: A 5, B 5" in text
 
 
 def faster(asked: Experiment) -> Experiment:
@@ -229,14 +216,6 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert "capacity" not in text.replace("claims no capacity", "")
     assert "A dwell 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
     assert "B: due times are not reported" in text and "C: its planned times are reported" in text
-
-
-@pytest.mark.slow
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
-        side_by_side.text([GOLDEN])
-    with pytest.raises(RunError, match="is not a run folder"):
-        side_by_side.text([GOLDEN, tmp_path])
 
 
 @pytest.mark.slow

@@ -162,11 +162,6 @@ def test_links_and_pipes_are_not_followed(run: Path, tmp_path: Path) -> None:
     assert of(run).look().state.log == ()
 
 
-def test_an_older_folder_without_a_log_still_opens(run: Path) -> None:
-    (run / "events.jsonl").unlink()
-    assert not of(run).look().state.ended
-
-
 def test_the_nodes_of_a_run_are_those_of_its_configuration(run: Path) -> None:
     assert of(run).look().nodes is None
     shutil.copy(GOLDEN / "config.yaml", run)

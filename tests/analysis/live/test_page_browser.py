@@ -4,7 +4,6 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,16 +254,3 @@ def test_figures_that_are_unknown_or_infinite_are_said(tab: Browser) -> None:
         assert tab.text("#bounds").splitlines()[0].startswith("TTFT p90\t2000\tunknown\tinfinite (over)")
         assert tab.text("#figures").count("unknown") == 2
         assert "load so far" in tab.text("#bars")
-
-
-def test_a_belief_on_no_window_is_called_the_priors(tab: Browser) -> None:
-    belief = replace(running().state.beliefs[0], windows=0, open_above=True, open_below=True)
-    view = LiveView()
-    view.snapshot = running()
-    state = replace(view.snapshot.state, belief=belief, beliefs=(belief, belief))
-    view.snapshot = replace(view.snapshot, state=state)
-    with serving(Address.of("0", "--live"), view, "--live") as server:
-        tab.open(server.address.url)
-        until(lambda: "from the prior alone: no window counts so far" in tab.text("#belief-note"))
-        assert "both its ends rest on the prior alone." in tab.text("#belief-note")
-        assert tab.value("document.querySelectorAll('#narrowing svg').length") == 0

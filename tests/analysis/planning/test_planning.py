@@ -272,11 +272,6 @@ def test_a_day_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, sa
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_day_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_hourly(tmp_path / "none.csv")
-
-
 def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     path = hourly(tmp_path, "\n".join(["50"] * 12 + ["200"] * 12))
     words = [f"demand.hourly={path}", "plan.node_hour_usd=16"]

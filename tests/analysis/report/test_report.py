@@ -200,15 +200,6 @@ def test_the_same_run_is_the_same_bytes_in_any_process(drawn: tuple[str, Page], 
     assert out.read_text() == drawn[0]
 
 
-def test_a_command_reproduces_it(golden: tuple[str, Page]) -> None:
-    text = golden[1].text
-    manifest = load_run(GOLDEN).manifest
-    assert f"git checkout {manifest['git']['commit']}" in text
-    assert f"python -m loadgen sweep --config {GOLDEN}/config.yaml run=golden_run-again" in text
-    for known in (manifest["versions"]["ray"], manifest["files"]["sweep.json"], str(manifest["prompt_salt"])):
-        assert known in text
-
-
 def test_a_messages_markup_arrives_as_text(copy: Path, tmp_path: Path, undrawn: None) -> None:
     rows = load_run(copy).requests()
     count = rows.num_rows
@@ -328,14 +319,6 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
     assert probe_text.verdict(ProbeFigures(rate_qps_per_node=1.0, ttft=ttft, tpot=tpot)) == said
 
 
-def test_a_run_given_twice_is_no_comparison_with_itself(
-    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(GOLDEN)
-    report.command([GOLDEN, Path()], tmp_path / "out.html")
-    assert "runs side by side" not in (tmp_path / "out.html").read_text()
-
-
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:
     def other(tree: dict[str, Any]) -> None:
         tree["capacity"]["qps_per_node"]["estimate"] = CLAIMED
@@ -351,21 +334,6 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: No
     assert len(ids) == len(set(ids))
     assert str(CLAIMED) in page.text and len(page.all("figure")) == 1 and exhibits.BROKEN not in page.text
     assert "run differs from golden_run in layout" in page.text
-
-
-def test_wrong_folders_and_files_are_refused_in_a_line(tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    for paths, out in (
-        ([foreign], None),
-        ([tmp_path / "none"], None),
-        ([GOLDEN], tmp_path / "none" / "x.html"),
-        ([GOLDEN], foreign),
-    ):
-        with pytest.raises(RunError) as caught:
-            report.command(paths, out)
-        assert "\n" not in str(caught.value)
-    assert not (foreign / "report.html").exists()
 
 
 def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from analysis import figures, load_run, planning, report
 from analysis.exchange import side_by_side
-from analysis.results import joint, matrix_table, recount, studies, summary, tables
+from analysis.results import joint, recount, studies, summary, tables
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, ConstantsRatio, QpsFigures
-from analysis.results.types.study_verdict import MATRIX, StudyVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
 
 SAMPLING = QpsFigures(3.0, 2.9, 3.2, 2.92)
@@ -154,15 +154,3 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     assert "  a: 3.31 QPS per node, 95 % interval [2.56, 4.15] (SIMULATED, joint), limited by" in "\n".join(
         lines
     )
-
-
-def test_simulated_cells_of_a_grid_are_named_with_the_kind_of_their_intervals() -> None:
-    cells = tuple(
-        matrix_table.row(name, {"seed": name}, "", verdict)
-        for name, verdict in (("a", golden()), ("b", unjoined(golden())))
-    )
-    study = replace(study_of(MATRIX, golden()), axes=("seed",), cells=cells)
-    text = summary.text(study)
-    assert text.startswith("SIMULATED, VALID  2 of 2 cells have a capacity")
-    assert "SIMULATED, joint: interval and certified of a\n" in text
-    assert "SIMULATED, sampling noise alone: interval and certified of b\n" in text

@@ -196,16 +196,6 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert "nothing stands beside these" in found["caution"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [LLAMA, QWEN])
-def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
-    paper_name = of(name).model.name
-    asked = ready(f"model.name={paper_name}", f"model.served_name={name}", "layout=dp1_tp8")
-    assert published_model_of(asked) is None
-    assert not any(level.published for level in published_ladder.levels(asked))
-    assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {500}
-
-
 def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
     levels = {(level.phase, level.concurrency): level for level in published_ladder.levels(of(QWEN))}
     burst, loop = (levels[key].schedule(3, 7, 100) for key in (("saturation", 500), ("scaling", 10)))
@@ -247,21 +237,6 @@ def test_the_figures_of_a_level() -> None:
     with_failure = judged.figures(rows(*answered, failed))
     assert (with_failure.success, with_failure.p99_s, with_failure.seconds) == (0.75, math.inf, 8.0)
     assert with_failure.total_tok_s == 150 / 8
-
-
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        ([], "none"),
-        ([7] * 9, "all 7"),
-        ([2, 2, 2, 100], "2 (75 %), 100 (25 %)"),
-        ([45, 46, 200], "45-46 (67 %), 200 (33 %)"),
-        ([100] * 99 + [3], "nearly all 100"),
-        (list(range(0, 1010, 10)), "100 | 500 | 900 (10, 50, 90 %)"),
-    ],
-)
-def test_lengths_of_answers_in_a_few_words(tokens: list[int], words: str) -> None:
-    assert judged.answers(np.array(tokens, np.float64)) == words
 
 
 def test_runs_have_a_t_interval_and_a_variation() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
@@ -122,18 +121,6 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
     (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["dwells"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
     recounted(folder.path)
-
-
-def test_a_folder_without_the_new_columns_is_recomputed(tmp_path: Path) -> None:
-    path = Path(shutil.copytree(GOLDEN, tmp_path / "old"))
-    rows = pq.read_table(path / "requests" / "part-000.parquet")
-    new = ["time_scale", "engine_first_token_ns", "engine_last_token_ns", "shared_tokens"]
-    pq.write_table(rows.drop_columns(new), path / "requests" / "part-000.parquet")
-    dwells = load_run(path).dwells()
-    basis = json.loads(dwells.schema.metadata[b"basis"])
-    del basis["prefix_hit"]
-    dwell_table.write(dwells.to_pylist(), basis, path / "dwells.parquet")
-    recounted(path)
 
 
 class Late(VirtualFleet):
@@ -299,12 +286,3 @@ def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     assert line["tpot_p99_ms"] == quantile(tpot, 0.99) and line["ttft_p50_ms"] == quantile(ttft, 0.5)
     assert line["tpot_phi"] == capacity["limits"]["tpot"]["phi"]
     assert {row["tpot_phi"] is None for row in table.to_pylist() if row["kind"] == "ramp"} == {True}
-
-
-def test_an_earlier_version_is_told_what_it_lacks(folder: RunFolder, capsys: Any) -> None:
-    folder.write_json("manifest.json", {"verb": "sweep"})
-    with pytest.raises(RunError, match="no dwells.parquet"):
-        recount.recount(load_run(folder.path))
-    pq.write_table(pa.table({"index": [0], "kind": ["dwell"]}), folder.path / "dwells.parquet")
-    assert main(["show", str(folder.path), "--recompute"]) == 2
-    assert "lacks the prior, the bounds" in capsys.readouterr().err
