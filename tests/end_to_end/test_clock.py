@@ -16,7 +16,6 @@ from analysis import load_run
 from analysis.results.json_border import to_tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
-from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import command_line
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -226,7 +225,6 @@ EXPERIMENT = load([f"engine.time_scale={FAST}", *SHORT])
 def virtual_s(experiment: Experiment) -> tuple[float, float]:
     """Seconds to the first and to the last token of a lone request, on the virtual clock."""
     spec = experiment.engine
-    assert isinstance(spec, SimulatedEngine)
     plain = BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
     times, now_s = [], 0.0
     plain.add(GenerateRequest(0, 600, 20), now_s)

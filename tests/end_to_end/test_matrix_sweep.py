@@ -305,7 +305,6 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
     assert room == [(3, 19000)] * 2, "for the largest fleet and the longest requests that may come"
     faults.append(None)
     with kept.service(asked, told) as up:
-        assert up.recover is not None
         up.recover(60.0)
     with kept.service(replace(asked, seed=9), told) as up:
         assert up.urls == ["http://recovered"]

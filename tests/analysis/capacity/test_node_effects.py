@@ -50,7 +50,6 @@ from tests.support.virtual.virtual_target import VirtualTarget
 VARIED = load(["workload=chat_5600_140_varied"]).workload
 FOUR = ["cluster=laptop_4n", "routing=per_node"]
 BOUNDS = {"transition": (0, 15 * NS), "window": (15 * NS, 60 * NS), "bridge": (60 * NS, 61 * NS)}
-SLO = load().slo
 
 
 def drawn(rate: float | Profile, streams: int, dwell: int = 3) -> ArrivalSchedule:
@@ -59,7 +58,6 @@ def drawn(rate: float | Profile, streams: int, dwell: int = 3) -> ArrivalSchedul
 
 
 def of_stream(schedule: ArrivalSchedule, stream: int) -> ArrivalSchedule:
-    assert schedule.stream is not None
     return schedule.where(schedule.stream == stream)
 
 
@@ -285,7 +283,6 @@ def found_by(seed: int, nodes_: int, budget_s: float) -> Sweep:
 @pytest.mark.slow
 def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
     one, four = found_by(1, 1, 600), found_by(1, 4, 135)
-    assert one.capacity is not None and four.capacity is not None
     # The engine model's own long runs put the knee near 3.35 QPS.
     for capacity in (one.capacity, four.capacity):
         assert capacity.low < 3.35 < capacity.high

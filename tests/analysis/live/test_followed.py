@@ -49,9 +49,7 @@ def end(run: Path) -> None:
 
 
 def of(run: Path) -> FollowedRun:
-    found = followed(run, concluded)
-    assert isinstance(found, FollowedRun)
-    return found
+    return followed(run, concluded)
 
 
 def test_a_run_that_has_ended_is_there_at_once() -> None:

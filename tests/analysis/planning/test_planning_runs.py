@@ -53,7 +53,6 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
 def test_a_run_says_its_own_lengths_and_lives() -> None:
     run = load_run(GOLDEN)
     found = planning.evidence_of(run)
-    assert run.sweep is not None
     used = [row["index"] for row in run.sweep["dwells"]]
     rows = run.requests(phase="window")
     rows = rows.filter(
@@ -174,7 +173,6 @@ def test_a_prediction_beyond_its_highest_rate_is_a_lower_bound() -> None:
 def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
     """A study of one golden part."""
     part = load_run(GOLDEN).sweep
-    assert part is not None
     shutil.copytree(GOLDEN, tmp_path / "part-1")
     figures = {"estimate": 6.0, "low": 5.8, "high": 6.2, "certified": 5.9}
     tree = part | {"run_id": "both", "study": kind, "names": ["part-1"], "exit_code": code}
@@ -266,7 +264,6 @@ def test_a_run_that_adds_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_engines_of_other_settings_are_not_one_service() -> None:
     one = planning.evidence_of(load_run(GOLDEN))
-    assert one.engine_settings is not None
     other = replace(one, engine_settings={**one.engine_settings, "max_num_batched_tokens": 4096})
     with pytest.raises(RunError, match="in engine settings"):
         planning.scaling([one, other])
@@ -341,7 +338,6 @@ def test_noise_widens_the_interval_which_then_holds_the_truth() -> None:
         low, high = term.elasticity.low, term.elasticity.high
         assert low is not None and high is not None and low < truth < high and high - low > 0.01
     moved = found.moved(MeanLengths(6000, 140, 0.0, "")).ratio
-    assert moved.low is not None and moved.high is not None
     assert moved.low < (6000 / 5600) ** -0.8 < moved.high and moved.high / moved.low > 1.1
 
 

@@ -87,5 +87,4 @@ def test_log_probabilities_are_kept_in_single_precision(tmp_path: Path) -> None:
     path = tmp_path / answer_file.FILE
     answer_file.write([AnswerRecord(0, 1, 0, Answer((5,), ({5: -0.1},)))], path)
     (found,) = answer_file.read(path)
-    assert found.answer is not None
     assert found.answer.alternatives[0][5] == float(np.float32(-0.1))

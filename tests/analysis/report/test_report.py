@@ -124,7 +124,6 @@ def changed(path: Path, change: Callable[[dict[str, Any]], Any], name: str = "sw
 
 def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple[str, Page]) -> None:
     tree = load_run(GOLDEN).sweep
-    assert tree is not None
     q = tree["capacity"]["qps_per_node"]
     text = golden[1].text
     start = text.index("VALID")
@@ -248,7 +247,6 @@ def test_what_is_not_claimed_is_not_shown(
 @pytest.mark.parametrize(("end", "said"), [("open_above", "At least 5.00"), ("open_below", "At most 7.00")])
 def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
     tree = load_run(GOLDEN).sweep
-    assert tree is not None
     q = {"estimate": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
     tree["capacity"] |= {"qps_per_node": q, end: True}
     tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
@@ -404,7 +402,6 @@ def test_a_report_that_fails_changes_no_result(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = load_run(GOLDEN).verdict
-    assert known is not None
     verdict = replace(known, folder=str(copy))
     for error in (OSError("disk full"), ValueError("a bug"), KeyboardInterrupt()):
 
@@ -424,7 +421,6 @@ def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: No
     assert report.command([copy], None) == f"report {copy / 'report.html'}"
     first = (copy / "report.html").read_bytes()
     known = load_run(copy).verdict
-    assert known is not None
     verdict = report_file.written(replace(known, folder=str(copy)), lambda kind, **facts: None)
     assert verdict.report == str(copy / "report.html")
     assert (copy / "report.html").read_bytes() == first
@@ -438,7 +434,6 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
         unsealed(Path(shutil.copytree(GOLDEN, path / name)))
         verdicts[name] = load_run(path / name).verdict
     first = load_run(path / names[0]).sweep
-    assert first is not None
     tree = {
         **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
         **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},
@@ -453,7 +448,6 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
 def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path, undrawn: None) -> None:
     names = [f"deployment-{number}" for number in range(1, 4)]
     golden_verdict = load_run(GOLDEN).verdict
-    assert golden_verdict is not None
     empty = StudyVerdict(study="deployments", asked=golden_verdict.asked, names=(), parts=(), exit_code=0)
     found = to_tree(studies.pooled_deployments(empty, dict.fromkeys(names, golden_verdict), 1.0))
     pooled = {key: found[key] for key in ("capacity", "between", "effects_pct", "evidence", "remedy")}

@@ -23,15 +23,12 @@ ALONE = CapacityFigures(qps_per_node=SAMPLING, qps_per_replica=SAMPLING.over(2),
 
 
 def golden() -> RunVerdict:
-    verdict = load_run(GOLDEN).verdict
-    assert verdict is not None
-    return verdict
+    return load_run(GOLDEN).verdict
 
 
 def unjoined(verdict: RunVerdict) -> RunVerdict:
     """The verdict as the search alone concludes it."""
     capacity = verdict.capacity
-    assert capacity is not None
     bare = replace(capacity, qps_per_node=capacity.sampling, constants=None, sampling_noise=None)
     return replace(verdict, capacity=bare)
 
@@ -57,7 +54,6 @@ def test_distances_in_ln_add_as_squares() -> None:
         (q.high, 3.2, 1.25),
         (q.certified, 2.92, 0.83),
     ):
-        assert end is not None
         assert math.log(end / 3) ** 2 == pytest.approx(math.log(own / 3) ** 2 + math.log(ratio) ** 2)
     assert found.sampling == SAMPLING
 
@@ -118,7 +114,6 @@ def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: 
 @pytest.mark.parametrize(("engine", "why"), [("simulated", joint.NOT_RECORDED), ("vllm_emulated", "why not")])
 def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: str) -> None:
     verdict = unjoined(golden())
-    assert verdict.capacity is not None
     if why != joint.NOT_RECORDED:
         verdict = replace(verdict, capacity=joint.joined(verdict.capacity, why))
     verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
@@ -145,7 +140,6 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     alone = studies.pooled_deployments(
         study_of("deployments", verdict), dict.fromkeys(parts, unjoined(verdict)), 1.0
     )
-    assert pooled.capacity is not None and alone.capacity is not None and verdict.capacity is not None
     assert pooled.capacity.constants == verdict.capacity.constants
     assert pooled.capacity.sampling == alone.capacity.qps_per_node
     first, *lines = summary.text(pooled).splitlines()

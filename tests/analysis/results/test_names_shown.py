@@ -19,7 +19,6 @@ LOAD = "workload chat_5600_140 changed: 200/50 tokens"
 def measured(experiment: Experiment) -> dict[str, Any]:
     """The golden run's verdict as that of another experiment."""
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
-    assert tree is not None
     if experiment.engine.kind == "external":
         tree["capacity"]["qps_per_replica"] = None
     return tree | {"asked": to_tree(describe(experiment))}

@@ -241,7 +241,6 @@ def test_the_figures_of_a_level() -> None:
 
 def test_runs_have_a_t_interval_and_a_variation() -> None:
     found = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
-    assert found is not None
     half = 2.776445 * math.sqrt(0.5 / 5)  # Student's t with 4 degrees of freedom
     assert (found.low, found.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
     assert found.cov == pytest.approx(math.sqrt(0.5) / 10)

@@ -81,7 +81,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_sweep_is_recomputed_to_the_last_digit_on_the_same_cpu(swept: Path, capsys: Any) -> None:
     recorded = load_run(swept).sweep
-    assert recorded is not None
     low = recorded["capacity"]["qps_per_node"]["low"]
     again = recount.recount(load_run(swept))
     assert again.capacity is not None and again.capacity.low == low
@@ -274,7 +273,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: Any) -> 
 @pytest.mark.slow
 def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     ended = load_run(swept)
-    assert ended.sweep is not None
     table, capacity = ended.dwells(), ended.sweep["capacity"]
     assert table.schema.field("goodput_qps_per_node").metadata[b"unit"] == b"requests/s"
     line = table.to_pylist()[capacity["dwells_used"][-1]]
