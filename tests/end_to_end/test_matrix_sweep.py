@@ -168,30 +168,6 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     assert any(line.strip().startswith("unpaired, cell-2, cell-4: slo differs") for line in text)
 
 
-@pytest.mark.slow
-def test_refused_and_failed_cells_are_rows_and_the_others_go_on(
-    tmp_path: Path, deployments: Deployments
-) -> None:
-    deployments.fails = {1023}
-    words = ["matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,-1,1024]"]
-    said: list[str] = []
-
-    def told(_kind: str, /, **facts: Any) -> None:
-        said.append(facts.get("text", ""))
-
-    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, told))
-    # What failed once is not tried again for the next load on it.
-    assert deployments.deployed == [1023, 1024]
-    assert [cell["exit_code"] for cell in tree["cells"]] == [5, 5, 2, 2, 0, 0]
-    assert (tree["exit_code"], tree["valid"], tree["passed"]) == (5, True, False)
-    assert any(line.startswith("cell-3, ") and "must be positive" in line for line in said)
-    text = concluded(tmp_path / "grid")
-    assert text.startswith("SIMULATED, VALID  2 of 6 cells have a capacity\n  4 of 6 cells have no capacity")
-    assert "no result (exit 5): no replica came up within 1800 s" in text
-    assert "refused (exit 2): engine.max_num_seqs=-1" in text
-    assert "to go on: python -m loadgen resume" in text
-
-
 def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     tmp_path: Path, deployments: Deployments
 ) -> None:
@@ -213,6 +189,20 @@ def test_a_grid_goes_on_past_a_failed_deployment_and_a_refused_cell(
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 2, 6]
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
+    text = concluded(tmp_path / "grid")
+    assert "no result (exit 5): no replica came up within 1800 s" in text
+    assert "refused (exit 2): engine.max_num_seqs=-1" in text
+    assert "to go on: python -m loadgen resume" in text
+
+
+def test_a_deployment_that_failed_is_not_tried_again_for_the_next_load(
+    tmp_path: Path, deployments: Deployments
+) -> None:
+    deployments.fails = {1023}
+    words = ["matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023]"]
+    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, silent))
+    assert deployments.deployed == [1023]
+    assert [cell["exit_code"] for cell in tree["cells"]] == [5, 5] and tree["exit_code"] == 5
 
 
 @pytest.mark.slow

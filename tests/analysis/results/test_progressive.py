@@ -21,7 +21,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
-from loadgen.cli import command_line, output, published_benchmark, verbs
+from loadgen.cli import command_line, published_benchmark
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
@@ -494,10 +494,6 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
         line["p99_s"] for line in tree["progressive"]["levels"]
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
-    monkeypatch.setattr(verbs, "progressive", lambda *_: from_tree(PredictionVerdict, tree, "a test"))
-    monkeypatch.setattr(output, "answer", lambda _, __, act: act(None, None).exit_code)
-    assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
-    assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     # Nothing is played for a file that cannot be written.
     monkeypatch.setattr(published_benchmark, "predicted_ladder", None)
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
