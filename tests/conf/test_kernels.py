@@ -145,6 +145,7 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
     assert "a figure of Qwen3-235B on MI300X" in words(asked)[0]
 
 
+@pytest.mark.slow
 def test_the_shipped_ratios_lie_near_those_of_the_fit() -> None:
     for backend, (read, attention) in BACKENDS.items():
         found = backends.fitted(backend)
