@@ -1,4 +1,4 @@
-"""What the Makefile installs: files with known hashes, torch as it is at hand, a remedy on failure."""
+"""What make installs: files with known hashes, torch from where it is at hand, a remedy where that fails."""
 
 import re
 import subprocess
