@@ -33,7 +33,6 @@ def step_s(asked: Experiment, batch: Batch = BATCH) -> float:
     return roofline(asked.model, asked.hardware, asked.layout, asked.engine.kernel_ratio).duration_s(batch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("subject", published_tables.PUBLISHED_MODELS, ids=lambda subject: subject.name)
 def test_aiter_off_slows_the_models_down_that_were_fitted_with_it(
     subject: published_tables.PublishedModel,

@@ -154,7 +154,6 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
     assert says in told and told.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_runs_of_two_machines_are_not_mixed(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,7 +151,6 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
     assert chosen(7, 1) == 0
 
 
-@pytest.mark.slow
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
     fixed_rate.rate(drive, 2.0, 15, 5)
@@ -159,7 +158,6 @@ def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> Non
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
 
-@pytest.mark.slow
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
     fixed_rate.rate(drive, 3.0, 30, 10)

@@ -371,8 +371,7 @@ def test_a_limit_that_never_applies_does_not_bind():
 counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0, 100)), max_size=8)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(counts, st.floats(4, 10))
 def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, guess):
     def dwells(more):

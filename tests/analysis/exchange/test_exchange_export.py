@@ -208,7 +208,6 @@ def test_inferencex_tells_every_bound_and_the_share_over_it(run_path: Path, caps
     assert dwell_table.over_share({"bounds": None}, "joint_p90") is None
 
 
-@pytest.mark.slow
 def test_per_gpu_figures_of_unknown_gpus_are_null(run_path: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "external"
     shutil.copytree(run_path, path)
@@ -267,7 +266,6 @@ def test_concurrency_and_tokens_are_those_of_one_replica_and_its_gpus(run_path: 
     assert (rows[1]["tp"], rows[1]["maxqps"]["gpus"], rows[1]["maxqps"]["replicas"]) == (4, 8, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_is_never_replaced_and_no_half_is_left(format: str, run_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -330,7 +328,6 @@ def test_what_cannot_be_exported_is_refused(path: Path, format: str, expected: s
         export(path, format)
 
 
-@pytest.mark.slow
 def test_a_study_is_exported_by_its_parts_or_as_rows_of_all(
     run_path: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -41,7 +41,6 @@ def tp4(asked: Experiment) -> Experiment:
     return replace(asked, layout=layout, out="elsewhere", run="other")
 
 
-@pytest.mark.slow
 def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
     other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
     text = side_by_side.text([GOLDEN, other])
@@ -116,7 +115,6 @@ def shorter(asked: Experiment) -> Experiment:
     return replace(asked, workload=replace(asked.workload, name="short", input_tokens=tokens))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "key"), [(faster, "slo.tpot_p90_ms"), (shorter, "workload.input_tokens.mean")]
 )
@@ -127,7 +125,6 @@ def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_pat
     assert text.index(warning) < text.index("capacity B / A")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "why"),
     [
@@ -180,7 +177,6 @@ def studied(path: Path, kind: str, **more: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_the_sides_of_a_comparison_have_its_paired_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +195,6 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(
     assert "measured apart" in side_by_side.text([study])
 
 
-@pytest.mark.slow
 def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path) -> None:
     pooled = studied(tmp_path / "pooled", "deployments", evidence="2 deployments", between=None)
     assert side_by_side.text([GOLDEN, pooled]).startswith("COMPARE  2 sides")
@@ -218,7 +213,6 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 
-@pytest.mark.slow
 def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -> None:
     golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
     found = compare(golden, other)

@@ -66,7 +66,6 @@ def test_a_run_says_its_own_lengths_and_lives() -> None:
     assert not found.predicted and "simulated, not measured" in found.caution
 
 
-@pytest.mark.slow
 def test_a_run_with_rate_enough_says_its_own_cpu(tmp_path: Path) -> None:
     copied = tmp_path / "run"
     shutil.copytree(GOLDEN, copied)

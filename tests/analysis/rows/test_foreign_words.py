@@ -76,7 +76,6 @@ def plan(folder: RunFolder, count: int) -> None:
     folder.plan(ArrivalSchedule(0, np.arange(count), np.arange(count), window, tokens, tokens, tokens * 0))
 
 
-@pytest.mark.slow
 def test_a_run_with_a_replica_for_every_answer_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,6 @@ BAD_KEYS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.battery("wrong input")
 @pytest.mark.parametrize(
     ("verb", "value"), [*(("sweep", value) for value in BAD_KEYS), ("probe", "sk-x\n"), ("compare", "sk-x\n")]
