@@ -220,3 +220,8 @@ def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -
     assert found.low < 1 < found.high and printed in side_by_side.text([GOLDEN, other.path])
     with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
         compare(golden, Run(other.path, other.manifest, None))
+
+
+def test_one_run_alone_is_no_comparison() -> None:
+    with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
+        side_by_side.text([GOLDEN])
