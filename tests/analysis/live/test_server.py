@@ -117,8 +117,9 @@ def test_a_request_that_is_too_long_is_cut_off(server: LiveServer) -> None:
 
 
 def test_a_client_that_says_nothing_is_dropped(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_server, "HEAD_S", 0.2)
-    assert said(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
+    with monkeypatch.context() as patch:
+        patch.setattr(live_server, "HEAD_S", 0.2)
+        assert said(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
     assert asked(server)[0].status == 200
 
 
@@ -152,11 +153,11 @@ def test_a_stream_that_is_quiet_stays_alive(server: LiveServer, monkeypatch: pyt
 def test_a_reader_that_takes_nothing_is_dropped_and_holds_nobody_up(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_server, "SEND_S", 0.2)
     before = threading.active_count()
-    with connected(server) as line:
+    with monkeypatch.context() as patch, connected(server) as line:
+        patch.setattr(live_server, "SEND_S", 0.2)
         line.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: threading.active_count() > before)
+        assert line.recv(12) == b"HTTP/1.1 200"
 
         def dropped() -> bool:
             server.view.add({"event": "told", "text": "x" * 2_000_000})
