@@ -30,6 +30,7 @@ def test_a_complete_answer():
     assert metrics.tpot(rows).tolist() == [20.0]
     assert metrics.e2e(rows).tolist() == [340.0]
     assert metrics.itl(rows).tolist() == [10.0, 230.0]
+    assert metrics.queue(table([OK | {"queue_us": 1500}])).tolist() == [1.5]
 
 
 @pytest.mark.parametrize("status", FAILURES)
