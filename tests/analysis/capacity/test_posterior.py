@@ -105,7 +105,7 @@ def test_an_answer_in_flight_whose_server_counts_its_tokens_needs_no_guess():
 
 
 def test_only_the_requests_due_in_the_window_of_this_segment_count():
-    rows = [row(9.99), row(10), row(54.99), row(55), row(20, dwell=2)]
+    rows = [row(9.99), row(10), row(54.99), row(55), row(20, dwell=2), row(30, phase="retracted")]
     dwell = counted(*rows)
     assert (dwell.requests, dwell.completed) == (2, 2)
     assert counted(*rows, now_s=30).requests == 1
