@@ -1,7 +1,10 @@
-"""The run folder's document: every column as the schemas have it, and every line of code as it runs."""
+"""docs/run_folder.md: every column as the schemas have it, and every line of code as it runs."""
 
 import ast
+import math
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -9,10 +12,9 @@ import pytest
 
 from analysis import load_run
 from analysis.results import tables
+from analysis.rows import latency_columns, records
 from tests.support.runs.column_tables import DOCUMENT, SCHEMAS, document
-from tests.support.runs.golden import GOLDEN
-
-CODE = re.findall(r"```(python|sql)\n(.*?)```", DOCUMENT.read_text().replace("RUN", str(GOLDEN)), re.S)
+from tests.support.runs.golden import GOLDEN, unsealed
 
 
 def test_the_tables_of_columns_are_those_of_the_schemas() -> None:
@@ -41,10 +43,35 @@ def value(language: str, code: str) -> Any:
     return eval(compile(ast.Expression(last.value), "document", "eval"), known)
 
 
-def test_each_way_to_open_it_gives_the_same_figures() -> None:
-    expected = tables.percentiles(load_run(GOLDEN))["ttft_p90_ms"].to_pylist()
-    own, by_duckdb, by_polars, by_pandas = (value(*block) for block in CODE)
-    assert own.num_rows == 1
-    assert [p90 for _, p90 in by_duckdb] == pytest.approx(expected)
-    assert by_polars["ttft_ms"].to_list() == pytest.approx(expected)
-    assert by_pandas.to_list() == pytest.approx(expected)
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    """The golden run with failures: every 20th request of window 1, every 5th of 2, and all of 3."""
+    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "failing")))
+    lines = load_run(path).requests().to_pylist()
+    every = {1: 20, 2: 5, 3: 1}
+    for line in lines:
+        if line["dwell"] in every and line["seq"] % every[line["dwell"]] == 0:
+            line["status"] = "timeout"
+    records.write(
+        latency_columns.with_latencies(records.table(lines)), path / "requests" / "part-000.parquet"
+    )
+    return path
+
+
+def test_each_way_to_open_it_gives_the_same_figures_and_failures_are_infinite(failing: Path) -> None:
+    """Among failures DuckDB and pandas subtract infinity from itself: their nan is our infinity."""
+    for run, reached in ((GOLDEN, []), (failing, [2, 3])):
+        code = re.findall(r"```(python|sql)\n(.*?)```", DOCUMENT.read_text().replace("RUN", str(run)), re.S)
+        expected = tables.percentiles(load_run(run))["ttft_p90_ms"].to_pylist()
+        assert [dwell for dwell, p90 in enumerate(expected) if math.isinf(p90)] == reached
+        own, by_duckdb, by_polars, by_pandas = (value(*block) for block in code)
+        assert own.num_rows == 1
+        for found in ([p90 for _, p90 in by_duckdb], by_polars["ttft_ms"].to_list(), by_pandas.to_list()):
+            assert [p90 if math.isfinite(p90) else math.inf for p90 in found] == pytest.approx(expected)
+
+
+def test_percentiles_of_the_file_are_those_of_dwells_parquet() -> None:
+    run, names = load_run(GOLDEN), [f"{m}_p{q}_ms" for m in ("ttft", "tpot") for q in (50, 90, 99)]
+    found = [tables.percentiles(run, metric, (0.5, 0.9, 0.99)).to_pylist() for metric in ("ttft", "tpot")]
+    both = [ttft | tpot for ttft, tpot in zip(*found, strict=True)]
+    assert [{name: line[name] for name in names} for line in both] == run.dwells().select(names).to_pylist()

@@ -1,4 +1,4 @@
-"""Bounds of an SLO: the keys by which they are set, their names, and the quantile that each limits."""
+"""conf.specs.bounds: the keys that set an SLO's bounds, their names, and the quantile each limits."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A checkpoint's config.json instead of a model file: the same architecture, or one line why not."""
+"""conf.checkpoint: a config.json instead of a model file, or one line why not."""
 
 import json
 from dataclasses import fields, replace

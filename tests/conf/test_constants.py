@@ -1,4 +1,4 @@
-"""Constants by key: their intervals, their replacement, a calibration as a file that a run then carries."""
+"""conf.constants: intervals, replacement, a calibration as a file that a run then carries."""
 
 import math
 import re
@@ -6,14 +6,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from conf import ConfigError, load
 from conf.composed import dump
 from conf.constants import Covariance, calibration, constants, covariance, overlay, replaced
-from conf.specs.experiment import Constant, Efficiency, StepTime
+from conf.specs.experiment import Constant, Efficiency, Experiment, StepTime
 from conf.words import ROOT
+from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel
+from serve_apps.engine_model.cost.step_time import Batch, roofline
 
 LAYER, LINK = "model.step_time.layer_us", "hardware.efficiency.link"
 PLAIN = load()
@@ -189,3 +192,42 @@ def test_a_covariance_is_no_word() -> None:
         ConfigError, match=r"belongs to a calibration; name its file: engine\.constants=FILE$"
     ):
         load(["engine.constants_covariance={foo: [1.0]}"])
+
+
+@pytest.mark.parametrize("subject", PUBLISHED_MODELS, ids=lambda subject: subject.name)
+def test_the_joint_posterior_spreads_a_decode_step_far_less_than_its_constants_alone(
+    subject: PublishedModel,
+) -> None:
+    """Batch of 64 at 600 tokens on the paper's GPU, by 200 draws from the intervals as they are shipped."""
+    experiment = load(["hardware=mi325x", *subject.words])
+    posterior = experiment.model.posterior
+    names, rows = list(posterior.correlations), np.array(list(posterior.correlations.values()))
+    assert posterior.hardware == ["MI325X"]
+    assert "cache hit" in posterior.rests_on
+    assert rows == pytest.approx(rows.T)
+    assert np.diag(rows) == pytest.approx(1.0)
+    variances, axes = np.linalg.eigh(rows)
+    assert variances.min() > -0.01
+    known = constants(experiment)
+    assert all(any(known[name].ln_sd) for name in names)
+    normal = np.random.default_rng(0).standard_normal((200, len(names)))
+    together = normal @ (axes * np.sqrt(np.maximum(variances, 0))).T
+
+    def spread(draws: Any) -> float:
+        steps = [step_s(experiment, {n: known[n] for n in names}, draw) for draw in draws]
+        low, high = np.quantile(steps, [0.025, 0.975])
+        return float(high / low)
+
+    assert spread(together) < 1.2
+    assert np.log(spread(together)) < 0.6 * np.log(spread(normal))
+
+
+def step_s(experiment: Experiment, drawn: dict[str, Constant], normal: Any) -> float:
+    """Duration of a decode step with constants that are so many sds of ln off."""
+    values = {
+        name: it.value * float(np.exp(z * it.ln_sd[int(z > 0)]))
+        for (name, it), z in zip(drawn.items(), normal, strict=True)
+    }
+    asked = replaced(experiment, values)
+    batch = Batch(decode_tokens=64, context_tokens=64 * 600, sequences=64)
+    return roofline(asked.model, asked.hardware, asked.layout).duration_s(batch)

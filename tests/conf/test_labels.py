@@ -1,4 +1,4 @@
-"""Names beside a figure: a workload and a layout as they are, external endpoints as far as words say."""
+"""conf.labels: names beside a figure, and external endpoints as far as words say."""
 
 from pathlib import Path
 

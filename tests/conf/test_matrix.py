@@ -1,4 +1,4 @@
-"""The words of a grid, and where a rising function crosses zero."""
+"""conf.matrix and loadgen.predict.root_finding: words of a grid, and where a rising function is zero."""
 
 import math
 from collections.abc import Callable

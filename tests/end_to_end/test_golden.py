@@ -1,4 +1,4 @@
-"""What a run folder's files promise: names, types, units and encodings, held by a real run from then on."""
+"""What files of a run folder promise (analysis.rows, analysis.results.runs), held by a real run."""
 
 import json
 import os
@@ -88,6 +88,7 @@ OTHER_DIGITS = {
 """Environments in which the same sums have another last digit, as on another CPU."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", OTHER_DIGITS.values(), ids=OTHER_DIGITS)
 def test_another_cpu_recomputes_the_golden_run(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "analysis", "show", str(GOLDEN), "--recompute"]
@@ -140,6 +141,7 @@ EVERYWHERE = {"PLAIN", "RLE", "RLE_DICTIONARY", "DELTA_BINARY_PACKED"}
 each read such a file whole. DELTA_BINARY_PACKED was tried for 64 bits only."""
 
 
+@pytest.mark.slow
 def test_the_request_table_has_encodings_that_every_reader_knows(tmp_path: Path) -> None:
     rows = benchmark.requests(0, 40_000, 40_000, with_gaps=True)
     records.write(latency_columns.with_latencies(rows), tmp_path / "rows.parquet")
@@ -293,19 +295,6 @@ def test_a_selection_is_that_of_the_whole_table_also_of_a_killed_run(
         expected = expected if columns is None else expected.select(columns)
         found = run.requests(columns=columns, **asked)
         assert found.equals(expected) and found.schema.equals(expected.schema, check_metadata=True)
-
-
-def test_only_the_columns_asked_for_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Any] = []
-    original = pq.read_table
-
-    def noted(*words: Any, **more: Any) -> pa.Table:
-        read.append(more["columns"])
-        return original(*words, **more)
-
-    monkeypatch.setattr(pq, "read_table", noted)
-    load_run(GOLDEN).requests(columns=["seq"], phase="window")
-    assert read == [["seq", "due_ns"]]
 
 
 HEAVY = ("matplotlib", "pandas", "duckdb", "polars", "jinja2", "ray", "numba")

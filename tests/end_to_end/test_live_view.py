@@ -1,4 +1,4 @@
-"""The flag --live: what it refuses. Of a page that follows a real run see test_whole_sweep.py."""
+"""The flag --live of loadgen: what it refuses. test_whole_sweep.py has a page that follows a real run."""
 
 import socket
 import threading
@@ -8,8 +8,6 @@ import pytest
 
 from loadgen.__main__ import main
 from tests.support.runs.golden import GOLDEN
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where runs are opened from, and what is said of what is none: one line, never a traceback, never a zero."""
+"""Where analysis.load_run and load_runs open runs, and what is said of what is none: never a zero."""
 
 import json
 import shutil
@@ -172,25 +172,6 @@ def test_what_the_search_took_back_did_not_fail_in_a_killed_run(path: Path) -> N
     counted = load_run(GOLDEN).sweep["requests"]["by_status"]
     said = ", ".join(f"{count} {status}" for status, count in counted.items())
     assert "retracted" in counted and f"  requests: {said}\n" in summary.unfinished(load_run(path))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["show", "s4://bucket/run"], "Unrecognized filesystem type in URI: s4://bucket/run"),
-        (["show", "tests/data/foreign/vllm-0.32.0.json", "--recompute"], "it has no conclusion to recompute"),
-        (["show"], "run is missing; see --help"),
-    ],
-)
-def test_a_command_that_cannot_be_obeyed_is_refused_in_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code = main(words)
-    except SystemExit as exit:
-        code = exit.code
-    told = capsys.readouterr()
-    assert code == 2 and said in told.err and told.err.count("\n") == 1 and not told.out
 
 
 def test_the_command_line_takes_a_uri(capsys: pytest.CaptureFixture[str]) -> None:

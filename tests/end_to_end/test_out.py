@@ -1,4 +1,4 @@
-"""--out: what a file's name promises is what is in it, or nothing is written and nothing begins."""
+"""--out of loadgen.run.export and analysis: a file holds what its name promises, or is not written."""
 
 import json
 from pathlib import Path
@@ -52,6 +52,7 @@ def test_a_name_that_promises_something_else_is_refused(
     assert said.err.count("\n") == 1 and not said.out and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_every_format_has_a_name(tmp_path: Path) -> None:
     for format, suffixes in FORMATS.items():
         for suffix in suffixes:

@@ -1,4 +1,4 @@
-"""The battery of wrong inputs: what a planner may mistype, and the one line that every command answers."""
+"""Wrong inputs to loadgen, analysis, cluster and serve_apps: each is answered in one line that helps."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -218,13 +218,16 @@ OTHERS = {
     "loadgen predict concurrency=8 --requests rows.json": "--requests rows.json: cannot be written as such",
     "loadgen predict concurrency=8 --requests no/rows.csv": "cannot write to no; choose another --requests",
     "loadgen sweep --requests rows.csv": "--requests belongs to an answer of predict",
+    "loadgen progressive progressive.clock=wall": "deploys one model: choose one",
     "loadgen predict rate_qps=300": "rate_qps=300 is above search.highest_qps=200; raise that too",
     "analysis": "name a verb: show, report, compare",
     "analysis shw .": "unknown verb 'shw'; did you mean 'show'?",
     "analysis show": "run is missing",
     "analysis show none": "none is not a run folder",
     "analysis show . --recompte": "unknown flag '--recompte'; did you mean '--recompute'?",
+    "analysis show . slo.ttft_p90_ms=2000": "is a folder",
     "analysis compare . none": "is not a run folder",
+    "analysis report none": "is not a run folder",
     "analysis export . --format csw": "did you mean 'csv'?; choose from",
     "analysis report . --out page.pdf": "give it a name in .html",
     "analysis plan demand.peak_qs=3": "did you mean 'demand.peak_qps=3'",

@@ -1,4 +1,4 @@
-"""Answers that keep up with the requests, and answers that do not."""
+"""analysis.capacity.flow_checks: answers that keep up with the requests, and answers that do not."""
 
 from typing import Any
 

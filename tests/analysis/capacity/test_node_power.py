@@ -1,4 +1,4 @@
-"""Mean power over a window, by known answers: constant power, ramps, gaps, edges, and what is unknown."""
+"""analysis.capacity.node_power by known answers: constant power, ramps, gaps, edges, unknowns."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,11 +1,11 @@
-"""Counts against bounds of any latency and quantile, and the capacity under several of them."""
+"""analysis.capacity.window_counts and .posterior with bounds of any latency and quantile, and several."""
 
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.capacity.limit_posterior import Prior, logit
@@ -145,6 +145,7 @@ def test_the_limit_that_is_met_first_binds_among_several() -> None:
     assert found.qps_per_node == pytest.approx(5.0, rel=0.03)
 
 
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from(["ttft", "tpot", "itl_p99", "e2e_p95"]), min_size=1, unique=True))
 def test_the_probabilities_to_bind_add_up(limits: list[str]) -> None:
     windows = on_the_curve(limits[0], 5.0, np.geomspace(4.8, 5.2, 3), tuple(limits[1:]))

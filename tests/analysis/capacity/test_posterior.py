@@ -1,4 +1,4 @@
-"""Counting a dwell by hand, and the posterior of the capacity on dwells of known truth."""
+"""analysis.capacity.window_counts by hand, and .posterior on dwells of known truth."""
 
 import math
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_an_answer_in_flight_whose_server_counts_its_tokens_needs_no_guess():
 
 
 def test_only_the_requests_due_in_the_window_of_this_segment_count():
-    rows = [row(9.99), row(10), row(54.99), row(55), row(20, dwell=2)]
+    rows = [row(9.99), row(10), row(54.99), row(55), row(20, dwell=2), row(30, phase="retracted")]
     dwell = counted(*rows)
     assert (dwell.requests, dwell.completed) == (2, 2)
     assert counted(*rows, now_s=30).requests == 1
@@ -371,8 +371,7 @@ def test_a_limit_that_never_applies_does_not_bind():
 counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0, 100)), max_size=8)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(counts, st.floats(4, 10))
 def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, guess):
     def dwells(more):
@@ -452,16 +451,16 @@ def test_a_share_that_hardly_follows_the_load_is_said():
     assert doubtful.limits["tpot"].slope_unusual and not usual.limits["tpot"].slope_unusual
 
 
-@pytest.mark.parametrize("drift_sd", [0.01, 0.02])
+@pytest.mark.parametrize("drift_sd", [0.01, pytest.param(0.02, marks=pytest.mark.slow)])
 def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_sd):
     truth, covers = Fluid(5000.0, drift_sd=drift_sd).capacity_qps(), 0
-    for seed in range(12):
+    for seed in range(8):
         fluid = Fluid(5000.0, drift_sd=drift_sd, seed=seed)
         rates = truth * np.exp(0.02 * np.array([-3, -2, 1, 0, -1, 1, 0, -1] * 2))
         windows = [Segment(i, "dwell", rate, 0.0, 45.0, False, "") for i, rate in enumerate(rates)]
         found = posterior([fluid.window(window).dwell for window in windows], Prior(math.log(truth)))
         covers += found.low <= truth <= found.high
-    assert covers >= 10
+    assert covers >= 7
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which windows are void, for which reason, and what is merely noted."""
+"""analysis.capacity.validity: which windows are void, for which reason, and what is merely noted."""
 
 import heapq
 import math

@@ -1,4 +1,4 @@
-"""Runs in other programs' formats: every figure is the run's own, none invented, failures stay infinite."""
+"""analysis.exchange.export: every figure is the run's own, none invented, failures stay infinite."""
 
 import csv
 import json
@@ -17,7 +17,6 @@ from analysis import RunError, load_run
 from analysis.capacity import dwell_table
 from analysis.capacity.window_counts import in_window
 from analysis.exchange import FORMATS, export, inferencex, load_foreign, request_rows
-from analysis.figures.pareto import pareto_table
 from analysis.rows import latency_columns, metrics, parquet, records
 from analysis.stats.quantiles import quantile
 from conf import load
@@ -209,21 +208,6 @@ def test_inferencex_tells_every_bound_and_the_share_over_it(run_path: Path, caps
     assert dwell_table.over_share({"bounds": None}, "joint_p90") is None
 
 
-@pytest.mark.slow
-def test_the_report_and_inferencex_say_the_same_of_a_gpu(run_path: Path, capsys: Any) -> None:
-    for path in (GOLDEN, run_path):
-        found = json.loads(exported(path, "inferencex", capsys))
-        drawn = pareto_table(load_run(path)).to_pylist()
-        assert len(found) == len(drawn) == 8
-        for row, mark in zip(
-            sorted(found, key=lambda row: row["maxqps"]["rate_qps_per_node"]), drawn, strict=True
-        ):
-            assert row["maxqps"]["dwell"] == mark["window"] and row["maxqps"]["gpus"] == mark["gpus"]
-            assert row["output_tput_per_gpu"] == pytest.approx(mark["output_tok_per_s_gpu"])
-            assert row["median_intvty"] == pytest.approx(mark["interactivity_median_tok_per_s_user"])
-
-
-@pytest.mark.slow
 def test_per_gpu_figures_of_unknown_gpus_are_null(run_path: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "external"
     shutil.copytree(run_path, path)
@@ -282,7 +266,6 @@ def test_concurrency_and_tokens_are_those_of_one_replica_and_its_gpus(run_path: 
     assert (rows[1]["tp"], rows[1]["maxqps"]["gpus"], rows[1]["maxqps"]["replicas"]) == (4, 8, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_is_never_replaced_and_no_half_is_left(format: str, run_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -345,7 +328,6 @@ def test_what_cannot_be_exported_is_refused(path: Path, format: str, expected: s
         export(path, format)
 
 
-@pytest.mark.slow
 def test_a_study_is_exported_by_its_parts_or_as_rows_of_all(
     run_path: Path, tmp_path: Path, capsys: Any
 ) -> None:

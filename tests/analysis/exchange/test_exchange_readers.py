@@ -1,4 +1,4 @@
-"""Results of other tools, real ones: our definitions on their rows, and no claim beyond what they tell."""
+"""analysis.exchange on real results of other tools: our definitions, no claim beyond what they tell."""
 
 import json
 from collections.abc import Callable
@@ -384,28 +384,9 @@ def test_few_requests_decide_nothing() -> None:
     assert "p90 TTFT from send inf ms: above 2000 ms, without an interval (30 requests; 100 make one)" in text
 
 
-def test_stretches_that_have_little_in_common_decide_nothing(tmp_path: Path) -> None:
-    tree = vllm_tree() | {
-        "ttfts": [1.0] * 90 + [60.0] * 10,
-        "itls": [[0.01] * 11] * 100,
-        "output_lens": [12] * 100,
-        "input_lens": [24] * 100,
-        "errors": [""] * 100,
-        "start_times": np.arange(100.0).tolist(),
-        "latencies": None,
-    }
-    text = show(saved(tmp_path / "x", tree), ["slo.ttft_p90_ms=2000"])
-    assert "above 2000 ms, without an interval (too few independent stretches)" in text
-
-
 @pytest.mark.parametrize(
     "word", ["slo.ttft_p90_ms=0", "slo.ttft_p90_ms=fast", "slo.ttft_p90_ms=nan", "rate=3"]
 )
 def test_a_word_that_is_no_bound_is_refused(word: str) -> None:
     with pytest.raises(RunError, match=r"must be a positive number|is no bound for another tool's result"):
         show(VLLM, [word])
-
-
-def test_bounds_are_not_asked_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is a folder"):
-        show(tmp_path, ["slo.ttft_p90_ms=2000"])

@@ -1,4 +1,4 @@
-"""Runs beside each other: a ratio of what is claimed, none of what is void, a warning of two questions."""
+"""analysis.exchange.side_by_side: a ratio of what is claimed, none of what is void, warnings."""
 
 import json
 import math
@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from conf.composed import dump
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
-RATES = load_run(GOLDEN).dwells()["rate_qps_per_node"].to_pylist()
 RATIO = asdict(Ratio(1.25, 1.2, 1.3, None, None, 6, None, unlike=False))
 OTHER = {"estimate": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
@@ -44,7 +41,6 @@ def tp4(asked: Experiment) -> Experiment:
     return replace(asked, layout=layout, out="elsewhere", run="other")
 
 
-@pytest.mark.slow
 def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
     other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
     text = side_by_side.text([GOLDEN, other])
@@ -110,16 +106,6 @@ def test_a_pair_of_rates_is_near_and_no_two_would_rather_have_each_other(
             assert apart(i, j) > farthest or apart(i, j) >= given_up - 1e-12
 
 
-def test_windows_without_a_near_rate_are_counted(tmp_path: Path) -> None:
-    other = made(tmp_path / "other")
-    table = pq.read_table(other / "dwells.parquet")
-    rates = pa.array([rate * factor for rate, factor in zip(RATES, (1,) * 3 + (2,) * 5, strict=True)])
-    table = table.set_column(table.column_names.index("rate_qps_per_node"), "rate_qps_per_node", rates)
-    pq.write_table(table, other / "dwells.parquet")
-    text = side_by_side.text([GOLDEN, other])
-    assert "nearest with nearest, at most 5 % apart; windows without a partner: A 5, B 5" in text
-
-
 def faster(asked: Experiment) -> Experiment:
     return replace(asked, slo=replace(asked.slo, name="strict", tpot_p90_ms=50.0))
 
@@ -129,7 +115,6 @@ def shorter(asked: Experiment) -> Experiment:
     return replace(asked, workload=replace(asked.workload, name="short", input_tokens=tokens))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "key"), [(faster, "slo.tpot_p90_ms"), (shorter, "workload.input_tokens.mean")]
 )
@@ -140,7 +125,6 @@ def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_pat
     assert text.index(warning) < text.index("capacity B / A")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweep", "why"),
     [
@@ -193,7 +177,6 @@ def studied(path: Path, kind: str, **more: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_the_sides_of_a_comparison_have_its_paired_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +195,6 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(
     assert "measured apart" in side_by_side.text([study])
 
 
-@pytest.mark.slow
 def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path) -> None:
     pooled = studied(tmp_path / "pooled", "deployments", evidence="2 deployments", between=None)
     assert side_by_side.text([GOLDEN, pooled]).startswith("COMPARE  2 sides")
@@ -220,13 +202,6 @@ def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path
     text = side_by_side.text([GOLDEN, matrix])
     assert text.startswith("COMPARE  3 sides")
     assert "B  matrix/a: SIMULATED, VALID" in text and "capacity C / A" in text
-
-
-@pytest.mark.slow
-def test_a_study_that_still_runs_is_unfinished(tmp_path: Path) -> None:
-    study = studied(tmp_path / "repeats", "repeats", exit_code=None)
-    text = side_by_side.text([GOLDEN, study])
-    assert "B  repeats: UNFINISHED" in text and "B (repeats) did not end" in text
 
 
 def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
@@ -238,33 +213,6 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 
-def test_loads_of_other_tools_alone_can_be_compared() -> None:
-    text = side_by_side.text([FOREIGN / "guidellm-0.8.1.json"])
-    assert "no ratio B / A" in text and "dwell" not in text
-
-
-@pytest.mark.slow
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
-        side_by_side.text([GOLDEN])
-    with pytest.raises(RunError, match="is not a run folder"):
-        side_by_side.text([GOLDEN, tmp_path])
-
-
-@pytest.mark.slow
-def test_keys_beyond_a_dozen_are_counted(tmp_path: Path) -> None:
-    def other(asked: Experiment) -> Experiment:
-        names = ("budget_s", "window_s", "settle_s", "highest_qps", "transition_s", "first_transition_s")
-        search = replace(asked.search, **{name: getattr(asked.search, name) + 1 for name in names})
-        names = ("actors", "drain_s", "warmup_requests", "cpus_per_actor")
-        fleet = replace(asked.fleet, **{name: getattr(asked.fleet, name) + 1 for name in names})
-        return replace(tp4(asked), search=search, fleet=fleet)
-
-    text = side_by_side.text([GOLDEN, made(tmp_path / "other", other)])
-    assert "    and 1 more keys" in text and text.count(" -> ") == 12
-
-
-@pytest.mark.slow
 def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -> None:
     golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
     found = compare(golden, other)
@@ -272,3 +220,8 @@ def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -
     assert found.low < 1 < found.high and printed in side_by_side.text([GOLDEN, other.path])
     with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
         compare(golden, Run(other.path, other.manifest, None))
+
+
+def test_one_run_alone_is_no_comparison() -> None:
+    with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
+        side_by_side.text([GOLDEN])

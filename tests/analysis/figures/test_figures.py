@@ -1,17 +1,14 @@
-"""Every figure of a run: what is drawn is true, said in words, always the same, and not by colour alone."""
+"""analysis.figures of a run: what is drawn is true, in words too, always the same, not by colour alone."""
 
-import ast
 import math
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -235,12 +232,6 @@ def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: A
     assert np.nanmax(used.get_ydata()) == pytest.approx(max(clients["cpu_share"].to_pylist()))
 
 
-def test_an_open_end_has_no_estimate_in_the_words_of_the_search() -> None:
-    for end, said in (("open_above", "is at least 4.00."), ("open_below", "is at most 6.00.")):
-        words = EXHIBITS[1].alt(faulty().but(sweep=concluded(**{end: True})))
-        assert said in words and "5.00 [" not in words
-
-
 def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     asked = faulty().config
     layout = replace(asked.layout, replicas_per_node=3, tensor_parallel=2)
@@ -337,21 +328,6 @@ def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
     assert len(x) == 100 and (x[0], x[-1]) == (0, 9999) and (y == 2 * x).all()
     (same,) = canvas.thinned(np.arange(5.0))
     assert len(same) == 5
-
-
-def test_without_axes_a_figure_is_made_for_a_notebook(golden: Any) -> None:
-    pyplot.switch_backend("agg")
-    ax = figures.cdf.plot_cdf(golden)
-    assert isinstance(ax, Axes) and ax.figure is pyplot.gcf()
-    pyplot.close("all")
-
-
-def test_matplotlib_is_imported_by_the_canvas_when_it_draws() -> None:
-    """Not with the module; that no other imports it is in test_layers."""
-    for node in ast.parse(Path(canvas.__file__).read_text()).body:
-        found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not [name for name in found if name.startswith("matplotlib")]
 
 
 @pytest.mark.slow

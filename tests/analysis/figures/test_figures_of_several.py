@@ -1,4 +1,4 @@
-"""Figures of several runs and of studies: intervals, ratios and efficiency."""
+"""analysis.figures of several runs and of studies: intervals, ratios and efficiency."""
 
 import re
 from typing import Any
@@ -120,12 +120,3 @@ def test_efficiency_is_one_at_the_first_point_by_definition() -> None:
     assert rows[0]["e_low"] is None and rows[2]["e_low"] < 0.9 < rows[2]["e_high"]
     with pytest.raises(NoData, match="assumption"):
         figures.scaling.scaling_table(ScalingEfficiency((ScalingPoint(1, 5.0, 0.02),)))
-
-
-def test_a_forest_grows_with_its_rows() -> None:
-    few, many = MATRIX["cells"][:2], MATRIX["cells"][:2] * 8
-    heights = [
-        int(re.search(r'height="(\d+)"', COMPARE.svg({"study": "matrix", "cells": cells}))[1])  # type: ignore[index]
-        for cells in (few, many)
-    ]
-    assert heights[1] > 1.5 * heights[0]

@@ -1,4 +1,4 @@
-"""The figure of the share over each bound: of runs with other bounds than the two p90s alone."""
+"""analysis.figures.shares: the share over each bound, of runs with more than the two p90s."""
 
 from typing import Any
 

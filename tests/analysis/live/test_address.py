@@ -1,4 +1,4 @@
-"""Where a live view listens, and by which names it may be asked for."""
+"""analysis.live.address: where a live view listens, and by which names it may be asked for."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""A folder that is followed while it grows, is replaced, is damaged, or is a stranger's."""
+"""analysis.live.followed: a folder that grows, is replaced, is damaged, or is a stranger's."""
 
 import json
 import os
@@ -49,9 +49,7 @@ def end(run: Path) -> None:
 
 
 def of(run: Path) -> FollowedRun:
-    found = followed(run, concluded)
-    assert isinstance(found, FollowedRun)
-    return found
+    return followed(run, concluded)
 
 
 def test_a_run_that_has_ended_is_there_at_once() -> None:
@@ -160,11 +158,6 @@ def test_links_and_pipes_are_not_followed(run: Path, tmp_path: Path) -> None:
     (run / "events.jsonl").symlink_to(tmp_path / "secret")
     os.mkfifo(run / FILE)
     assert of(run).look().state.log == ()
-
-
-def test_an_older_folder_without_a_log_still_opens(run: Path) -> None:
-    (run / "events.jsonl").unlink()
-    assert not of(run).look().state.ended
 
 
 def test_the_nodes_of_a_run_are_those_of_its_configuration(run: Path) -> None:

@@ -1,10 +1,9 @@
-"""The page in a real browser: it follows a growing folder, asks nobody else, and can be read everywhere."""
+"""analysis.live.page in a real browser: it follows a growing folder, asks nobody else, can be read."""
 
 import json
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,33 +21,11 @@ from tests.support.machine.patience import until
 from tests.support.runs.golden import GOLDEN
 from tests.support.runs.live_states import LINES, RUNNING, running
 
-pytestmark = pytest.mark.skipif(
-    chromium.PATH is None, reason="no Chromium on the PATH: make browser installs one"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium.PATH is None, reason="no Chromium on the PATH: make browser installs one"),
+]
 PHONE, DESKTOP = (360, 800), (1280, 900)
-CONTRAST = """
-(() => {
-  const rgb = text => text.match(/[\\d.]+/g).map(Number);
-  const light = part => (part /= 255) <= .03928 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
-  const luminance = c => .2126 * light(c[0]) + .7152 * light(c[1]) + .0722 * light(c[2]);
-  const ground = element => {
-    for (; element; element = element.parentElement) {
-      const c = rgb(getComputedStyle(element).backgroundColor);
-      if (c.length < 4 || c[3] > 0) return c;
-    }
-    return [255, 255, 255];
-  };
-  const found = [];
-  for (const element of document.body.querySelectorAll("*")) {
-    const own = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join("");
-    if (!own || element.closest("script, style, noscript, title, [hidden]")) continue;
-    const style = getComputedStyle(element), inked = element instanceof SVGElement ? style.fill : style.color;
-    const [a, b] = [luminance(rgb(inked)), luminance(ground(element))];
-    found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), own.slice(0, 40)]);
-  }
-  return found.sort((x, y) => x[0] - y[0]).slice(0, 3);
-})()
-"""
 WIDTHS = "[innerWidth, document.documentElement.scrollWidth]"
 
 
@@ -120,7 +97,7 @@ def test_it_can_be_read_on_every_screen(
     page.screen(*size, dark)
     for _ in ("running", "ended"):
         assert page.value(WIDTHS) == [size[0], size[0]], "nothing scrolls sideways"
-        palest = page.value(CONTRAST)
+        palest = page.value(chromium.PALEST)
         assert palest[0][0] >= 4.5, palest
         ground = page.value("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") != dark
@@ -254,16 +231,3 @@ def test_figures_that_are_unknown_or_infinite_are_said(tab: Browser) -> None:
         assert tab.text("#bounds").splitlines()[0].startswith("TTFT p90\t2000\tunknown\tinfinite (over)")
         assert tab.text("#figures").count("unknown") == 2
         assert "load so far" in tab.text("#bars")
-
-
-def test_a_belief_on_no_window_is_called_the_priors(tab: Browser) -> None:
-    belief = replace(running().state.beliefs[0], windows=0, open_above=True, open_below=True)
-    view = LiveView()
-    view.snapshot = running()
-    state = replace(view.snapshot.state, belief=belief, beliefs=(belief, belief))
-    view.snapshot = replace(view.snapshot, state=state)
-    with serving(Address.of("0", "--live"), view, "--live") as server:
-        tab.open(server.address.url)
-        until(lambda: "from the prior alone: no window counts so far" in tab.text("#belief-note"))
-        assert "both its ends rest on the prior alone." in tab.text("#belief-note")
-        assert tab.value("document.querySelectorAll('#narrowing svg').length") == 0

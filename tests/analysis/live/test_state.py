@@ -1,4 +1,4 @@
-"""A run's events add up to its state, and what is damaged changes nothing."""
+"""analysis.live.state: a run's events add up to its state, and what is damaged changes nothing."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.live.screen import window_line
 from analysis.live.state import MOST_LINES, LiveState
 from analysis.live.window_so_far import KIND
 
@@ -82,18 +81,6 @@ def test_the_running_window_stands_until_it_is_over() -> None:
     assert ended.windows[0].over_pct == {"ttft_p90_ms": 2.0, "itl_p99_ms": None}
     assert ended.windows[0].latencies_p90_ms == {"ttft_p90_ms": 900.0, "itl_p99_ms": float("inf")}
     assert ended.belief is not None and (ended.belief.windows, ended.belief.open_below) == (3, True)
-
-
-def test_a_share_that_is_no_latency_of_a_request_is_told_without_one() -> None:
-    event = DONE | {
-        "joint_p90_ms": None,
-        "over_joint_p90_pct": 20.0,
-        "queue_p90_ms": 7.0,
-        "over_queue_p90_pct": 1.0,
-    }
-    line = window_line(after(event).windows[0])
-    assert "90 % of requests within all bounds (20.0 % over), p90 queue time 7.0 ms (1.0 % over)" in line
-    assert "p90 TTFT 900.0 ms (2.0 % over)" in line
 
 
 def test_a_window_that_is_measured_again_replaces_those_from_it_on() -> None:

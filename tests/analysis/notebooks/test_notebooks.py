@@ -1,17 +1,13 @@
-"""The notebooks run on the golden run: each as a script, and one as a notebook, as an analyst runs them."""
+"""analysis/notebooks on the golden run: each as a script, and one as a notebook."""
 
-import ast
 import json
-import re
 import runpy
 import shutil
 import statistics
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +15,19 @@ import duckdb
 import jupytext
 import matplotlib
 import matplotlib.pyplot as plt
-import nbclient
 import nbformat
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from matplotlib.text import Text
 
 import analysis
-from analysis.capacity.paired_ratio import Ratio
-from analysis.results import studies
-from analysis.results.json_border import to_tree
 from conf.composed import dump
 from tests.support.runs.golden import GOLDEN, unsealed
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "analysis" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.py"))
+LONG = ("capacity_of_one_run", "prediction_and_measurement")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +39,13 @@ def on_the_golden_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plt.close("all")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+SCRIPTS = [
+    pytest.param(path, marks=[pytest.mark.slow] if path.stem in LONG else [], id=path.stem)
+    for path in NOTEBOOKS
+]
+
+
+@pytest.mark.parametrize("path", SCRIPTS)
 def test_a_notebook_runs_as_a_script_and_says_something(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,48 +55,6 @@ def test_a_notebook_runs_as_a_script_and_says_something(
     if path.stem == "layouts_compared":
         assert "no ratio: LOADGEN_RUN_B names no second run" in said
         assert "B / A =" not in said and "published" not in said
-
-
-def test_the_sides_of_a_comparison_have_its_ratio_in_words_and_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["a", "b"]
-    for name in names:
-        shutil.copytree(GOLDEN, tmp_path / name)
-    sweep = analysis.load_run(GOLDEN).sweep
-    parts = [to_tree(studies.part_row(name, analysis.load_run(GOLDEN).verdict)) for name in names]
-    ratio = asdict(Ratio(0.9, 0.8, 0.95, None, None, 6, None, unlike=False))
-    tree = sweep | {"study": "compare", "names": names, "parts": parts, "ratio": ratio}
-    (tmp_path / "study.json").write_text(json.dumps(tree))
-    monkeypatch.setenv("LOADGEN_RUN", str(tmp_path / "a"))
-    monkeypatch.setenv("LOADGEN_RUN_B", str(tmp_path / "b"))
-    left = runpy.run_path(str(FOLDER / "layouts_compared.py"))
-    assert "B / A = 0.900 [0.800, 0.950] (95 %, the same requests on both)" in capsys.readouterr().out
-    texts = left["compared"].figure.findobj(Text)
-    assert "0.900 [0.800, 0.950]" in [text.get_text() for text in texts]
-
-
-def test_sql_reads_a_killed_run_and_one_of_an_earlier_version_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "old"
-    shutil.copytree(GOLDEN, path)
-    rows = analysis.load_run(GOLDEN).requests()
-    pq.write_table(rows, path / "requests" / "part-000.parquet")
-    monkeypatch.setenv("LOADGEN_RUN", str(path))
-    left = runpy.run_path(str(FOLDER / "parquet_with_duckdb.py"))
-    assert pq.read_table(left["folder"]).select(rows.column_names).num_rows == rows.num_rows
-
-
-def imported(path: Path) -> set[str]:
-    """Packages that a notebook imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(str(node.module).partition(".")[0])
-    return found
 
 
 def other(path: Path, tensor_parallel: int = 4, **sweep: Any) -> Path:
@@ -191,29 +147,9 @@ def test_one_is_executed_in_jupyter_as_the_document_says(tmp_path: Path) -> None
     command = ".venv/bin/jupytext --to notebook --execute --output report.ipynb"
     assert f"{command} analysis/notebooks/capacity_of_one_run.py" in said
     source, out = FOLDER / "capacity_of_one_run.py", tmp_path / "report.ipynb"
-    if find_spec("nbconvert"):  # comes with '.[dev]' and '.[notebook]'
-        words = [*command.split()[1:-1], str(out), str(source)]
-        subprocess.run([sys.executable, "-m", "jupytext", *words], cwd=ROOT, check=True, capture_output=True)
-        its_figures(nbformat.read(out, as_version=4))
-        return
-    notebook = jupytext.read(source)
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=str(FOLDER))
-    its_figures(notebook)
-
-
-def its_figures(notebook: Any) -> None:
-    """The outputs of the capacity of one run are there."""
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    words = [*command.split()[1:-1], str(out), str(source)]
+    subprocess.run([sys.executable, "-m", "jupytext", *words], cwd=ROOT, check=True, capture_output=True)
+    cells = nbformat.read(out, as_version=4).cells
+    shown = [output for cell in cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in shown) == 3
     assert any("estimate_qps_per_node" in output.get("data", {}).get("text/html", "") for output in shown)
-
-
-def test_what_opens_the_notebooks_is_in_an_extra_of_its_own() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = {re.split(r"[<>=]", word)[0] for word in extras["notebook"]}
-    assert {"jupyterlab", "jupytext", "nbconvert", "ipykernel"} <= names
-    needed = {name for path in NOTEBOOKS for name in imported(path)}
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    given = names | {re.split(r"[<>=\[]", word)[0] for word in dependencies}
-    assert needed - set(sys.stdlib_module_names) - {"analysis"} <= given
-    assert "pandas" in names  # Arrow's to_pandas imports it

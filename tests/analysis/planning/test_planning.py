@@ -1,4 +1,4 @@
-"""Nodes, spares, hours and money: the rules of a plan against known answers and their own properties."""
+"""analysis.planning: nodes, spares, hours and money against known answers and their own properties."""
 
 import json
 import math
@@ -272,11 +272,6 @@ def test_a_day_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, sa
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_day_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_hourly(tmp_path / "none.csv")
-
-
 def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     path = hourly(tmp_path, "\n".join(["50"] * 12 + ["200"] * 12))
     words = [f"demand.hourly={path}", "plan.node_hour_usd=16"]
@@ -299,13 +294,10 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ([], "a plan needs a demand"),
-        (["demand.peak_qp=3"], "unknown key 'demand.peak_qp'; did you mean 'demand.peak_qps=3'"),
-        (["peak_qps=3"], "did you mean 'demand.peak_qps=3'"),
         (["demand.peak_qps=-3"], "demand.peak_qps=-3.0 must be positive and finite"),
         (["demand.peak_qps=0"], "must be positive"),
         (["demand.peak_qps=nan"], "must be positive"),
         (["demand.peak_qps=1e10"], "is beyond 1e+09"),
-        (["demand.peak_qps=many"], "demand.peak_qps=many must be a number"),
         (["demand.mean_qps=3"], "a plan needs a demand"),
         (["demand.mean_qps=3", "demand.peak_factor=.5"], "must be at least 1"),
         (["demand.peak_qps=3", "demand.mean_qps=4"], "is above demand.peak_qps=3"),
@@ -319,7 +311,6 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
         (["demand.peak_qps=3", "plan.spare_nodes=-1"], "plan.spare_nodes=-1 must be 0 to 1000"),
         (["demand.peak_qps=3", "plan.spare_nodes=1e9"], "plan.spare_nodes"),
         (["demand.peak_qps=3", "plan.node_hour_usd=0"], "plan.node_hour_usd=0.0 must be positive"),
-        (["demand.peak_qps=3", "plan.basis=high"], "plan.basis=high must be one of low, certified, estimate"),
         (["demand.peak_qps=3", "plan.node_availability=.9"], "belong together"),
         (
             ["demand.peak_qps=3", "plan.node_availability=1", "plan.target_availability=.9"],

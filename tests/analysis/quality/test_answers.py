@@ -1,4 +1,4 @@
-"""Positions that are compared: up to and including the first token that differs."""
+"""analysis.quality.answers: positions are compared up to and including the first token that differs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Ends of a mean by betting: seldom wrong, however often one looks, and as near as known answers say."""
+"""analysis.quality.confidence_sequence: ends by betting are seldom wrong, however often one looks."""
 
 import math
 
@@ -88,9 +88,10 @@ def test_the_margin_alone_and_the_whole_grid_say_the_same_of_it(values: list[flo
         assert bool(alone.excluded[0, 0]) == (beyond <= MARGIN if which == "high" else beyond >= MARGIN)
 
 
-@pytest.mark.parametrize("which", ["low", "high"])
-@pytest.mark.parametrize("share", [0.01, 0.3])
-@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("which", "share", "noise"),
+    [("low", 0.01, 0.0), ("low", 0.3, 0.02), ("high", 0.01, 0.02), ("high", 0.3, 0.0)],
+)
 def test_the_true_mean_is_seldom_excluded_however_often_one_looks(
     which: Which, share: float, noise: float
 ) -> None:

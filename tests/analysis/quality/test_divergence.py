@@ -1,4 +1,4 @@
-"""Divergence of distributions whose likely tokens are known: bounds, symmetry, never beyond the true one."""
+"""analysis.quality.divergence of known distributions: bounds, symmetry, never beyond the true one."""
 
 import math
 
@@ -38,7 +38,6 @@ def test_it_is_the_true_divergence_where_every_token_is_known(seed: int, vocabul
     assert jensen_shannon(likely(p, 20), likely(q, 20)) == pytest.approx(whole(p, q), abs=1e-9)
 
 
-Nats = dict[int, float]
 NATS = st.dictionaries(st.integers(0, 30), st.floats(-40, 0) | st.just(-math.inf), max_size=21)
 
 

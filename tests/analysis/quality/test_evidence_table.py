@@ -1,4 +1,4 @@
-"""Evidence as Parquet: what is written comes back, and what no gate wrote is refused in one line."""
+"""analysis.quality.evidence_table: what is written comes back, and what no gate wrote is refused."""
 
 from collections.abc import Callable
 from pathlib import Path

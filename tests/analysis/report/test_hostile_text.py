@@ -1,4 +1,4 @@
-"""A run folder whose every text is hostile: what a terminal or a browser gets of it obeys nobody."""
+"""A run folder whose every text is hostile, through analysis.__main__: nothing obeys what comes out."""
 
 import json
 import re
@@ -46,7 +46,7 @@ TOGETHER = {name: TEXTS[name] for name in ALONE} | {
     "all others at once": "".join(text for name, text in TEXTS.items() if name not in DRAWN),
 }
 CASES = {
-    f"{name}-{verb}": (name, words)
+    f"{name}-{verb}": pytest.param(name, words, marks=[pytest.mark.slow] if verb == "report" else [])
     for verb, words in VERBS.items()
     for name in (REPORTED if verb == "report" else [name for name in TOGETHER if name != REPORTED[0]])
 }

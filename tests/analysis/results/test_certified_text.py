@@ -1,4 +1,4 @@
-"""Certified rates: no text shows more than was certified."""
+"""analysis.results.text.certified_text: no text shows more than was certified."""
 
 import doctest
 import re

@@ -1,4 +1,4 @@
-"""Reasons not to believe an interval stand under the answer."""
+"""analysis.results.summary: reasons not to believe an interval stand under the answer."""
 
 import copy
 from typing import Any
@@ -13,7 +13,6 @@ from tests.support.runs.verdict_trees import text_of
 def answer(**limit: Any) -> str:
     """The summary of the golden run, whose binding limit is changed."""
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
-    assert tree is not None
     tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
     return text_of(tree)
 
@@ -38,6 +37,5 @@ def test_a_slope_that_nobody_expects_is_said() -> None:
 
 def test_users_who_stay_make_an_answer_lean_low() -> None:
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
-    assert tree is not None
     tree["asked"]["conversations"] = "cache-aware"
     assert "leans low: users who stay for longer than a search" in text_of(tree)

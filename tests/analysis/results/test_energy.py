@@ -1,4 +1,4 @@
-"""Energy of a run by known answers, on the screen, in the report and in a plan; and of older runs."""
+"""analysis.results.energy by known answers, on the screen, in the report, in a plan; of older runs."""
 
 import json
 import shutil
@@ -168,9 +168,7 @@ def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
 
 
 def golden() -> RunVerdict:
-    verdict = load_run(GOLDEN).verdict
-    assert verdict
-    return verdict
+    return load_run(GOLDEN).verdict
 
 
 def test_the_screen_says_whose_watts_and_an_older_run_says_what_it_said() -> None:

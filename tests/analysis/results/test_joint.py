@@ -1,4 +1,4 @@
-"""A simulated run has one certified value, joint with the engine model's constants, wherever it is shown."""
+"""analysis.results.joint: a simulated run has one certified value, with the constants, wherever shown."""
 
 import json
 import math
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from analysis import load_run, planning, report
+from analysis import figures, load_run, planning, report
 from analysis.exchange import side_by_side
-from analysis.results import joint, matrix_table, recount, studies, summary, tables
+from analysis.results import joint, recount, studies, summary, tables
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, ConstantsRatio, QpsFigures
-from analysis.results.types.study_verdict import MATRIX, StudyVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
 
 SAMPLING = QpsFigures(3.0, 2.9, 3.2, 2.92)
@@ -23,15 +23,12 @@ ALONE = CapacityFigures(qps_per_node=SAMPLING, qps_per_replica=SAMPLING.over(2),
 
 
 def golden() -> RunVerdict:
-    verdict = load_run(GOLDEN).verdict
-    assert verdict is not None
-    return verdict
+    return load_run(GOLDEN).verdict
 
 
 def unjoined(verdict: RunVerdict) -> RunVerdict:
     """The verdict as the search alone concludes it."""
     capacity = verdict.capacity
-    assert capacity is not None
     bare = replace(capacity, qps_per_node=capacity.sampling, constants=None, sampling_noise=None)
     return replace(verdict, capacity=bare)
 
@@ -57,7 +54,6 @@ def test_distances_in_ln_add_as_squares() -> None:
         (q.high, 3.2, 1.25),
         (q.certified, 2.92, 0.83),
     ):
-        assert end is not None
         assert math.log(end / 3) ** 2 == pytest.approx(math.log(own / 3) ** 2 + math.log(ratio) ** 2)
     assert found.sampling == SAMPLING
 
@@ -81,7 +77,10 @@ def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
     assert third == "  sampling noise of this run alone: 95 % interval [3.18, 3.55]"
 
 
-def test_one_run_has_one_certified_value_wherever_it_is_shown(tmp_path: Path) -> None:
+def test_one_run_has_one_certified_value_wherever_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "EXHIBITS", ())  # they take seconds
     page = tmp_path / "page.html"
     report.command([GOLDEN], page)
     other = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "other")))
@@ -115,7 +114,6 @@ def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: 
 @pytest.mark.parametrize(("engine", "why"), [("simulated", joint.NOT_RECORDED), ("vllm_emulated", "why not")])
 def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: str) -> None:
     verdict = unjoined(golden())
-    assert verdict.capacity is not None
     if why != joint.NOT_RECORDED:
         verdict = replace(verdict, capacity=joint.joined(verdict.capacity, why))
     verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
@@ -142,7 +140,6 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     alone = studies.pooled_deployments(
         study_of("deployments", verdict), dict.fromkeys(parts, unjoined(verdict)), 1.0
     )
-    assert pooled.capacity is not None and alone.capacity is not None and verdict.capacity is not None
     assert pooled.capacity.constants == verdict.capacity.constants
     assert pooled.capacity.sampling == alone.capacity.qps_per_node
     first, *lines = summary.text(pooled).splitlines()
@@ -151,15 +148,3 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     assert "  a: 3.31 QPS per node, 95 % interval [2.56, 4.15] (SIMULATED, joint), limited by" in "\n".join(
         lines
     )
-
-
-def test_simulated_cells_of_a_grid_are_named_with_the_kind_of_their_intervals() -> None:
-    cells = tuple(
-        matrix_table.row(name, {"seed": name}, "", verdict)
-        for name, verdict in (("a", golden()), ("b", unjoined(golden())))
-    )
-    study = replace(study_of(MATRIX, golden()), axes=("seed",), cells=cells)
-    text = summary.text(study)
-    assert text.startswith("SIMULATED, VALID  2 of 2 cells have a capacity")
-    assert "SIMULATED, joint: interval and certified of a\n" in text
-    assert "SIMULATED, sampling noise alone: interval and certified of b\n" in text

@@ -1,17 +1,13 @@
-"""Every screen says what was measured: lengths beside a rate, a changed file, and what nobody said."""
+"""analysis.results.summary and .planning name what was measured: lengths, a changed file, unknowns."""
 
 import copy
 from typing import Any
 
 from analysis import load_run, planning
-from analysis.report import answers, pages
-from analysis.results import tables
 from analysis.results.asked import describe
-from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.json_border import to_tree
 from conf import Experiment, load
 from tests.support.runs.golden import GOLDEN
-from tests.support.runs.run_in_memory import golden_config
 from tests.support.runs.verdict_trees import text_of
 
 SHORT = ["workload.input_tokens=200", "workload.output_tokens=50"]
@@ -23,7 +19,6 @@ LOAD = "workload chat_5600_140 changed: 200/50 tokens"
 def measured(experiment: Experiment) -> dict[str, Any]:
     """The golden run's verdict as that of another experiment."""
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
-    assert tree is not None
     if experiment.engine.kind == "external":
         tree["capacity"]["qps_per_replica"] = None
     return tree | {"asked": to_tree(describe(experiment))}
@@ -34,12 +29,6 @@ def test_the_screen_of_external_endpoints_says_what_is_unknown() -> None:
     assert text.splitlines()[0].endswith("certified 2.65; requests of 200/50 tokens")
     assert f"  unknown model on unknown hardware, external engine, {LOAD}, arrivals poisson" in text
     assert "Qwen" not in text and "MI325X" not in text and "dp1" not in text
-
-
-def test_what_was_said_of_external_endpoints_is_on_the_screen() -> None:
-    words = ["model=qwen3_235b_a22b_fp8", "hardware=mi300x", "engine=external", "target.urls=[http://x:1]"]
-    text = text_of(measured(load(words)))
-    assert "  Qwen3-235B-A22B-Instruct-2507-FP8 on MI300X, external engine, " in text
 
 
 def test_a_plan_on_external_endpoints_names_no_machine_and_counts_no_gpus() -> None:
@@ -57,15 +46,3 @@ def test_an_overridden_layout_is_shown_as_it_is_and_its_gpus_are_counted() -> No
     tree = planning.tree(planning.plan(measured(OVERRIDDEN), 200))
     assert tree["answer"]["gpus"] == 8 * tree["answer"]["nodes"]
     assert "on MI325X, 4 x TP2/EP2, simulated engine" in planning.text(tree)
-
-
-def test_a_report_says_the_same() -> None:
-    verdict = from_tree(RunVerdict, measured(EXTERNAL), "the verdict")
-    facts = dict(answers.rests_on(verdict).rows)
-    assert facts["workload"].startswith("chat_5600_140 changed: 200/50 tokens, arrivals")
-    assert facts["model"] == facts["layout"] == "unknown" and "unknown hardware" in facts["nodes"]
-
-
-def test_tables_have_the_lengths_in_a_column() -> None:
-    assert {"workload", "tokens"} <= set(tables.CAPACITIES.names) and "tokens" in pages.CAPACITIES
-    assert describe(golden_config()).load == "chat_5600_140: 5600/140 tokens"

@@ -1,4 +1,4 @@
-"""The MI325X paper's benchmark: its levels, its statuses, what it could not show, and its tables again."""
+"""loadgen.studies.published_ladder (progressive): the paper's levels, statuses, and its tables again."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
-from loadgen.cli import command_line, output, published_benchmark, verbs
+from loadgen.cli import command_line, published_benchmark
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
@@ -196,16 +196,6 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert "nothing stands beside these" in found["caution"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [LLAMA, QWEN])
-def test_another_model_with_a_papers_name_is_not_the_papers(name: str) -> None:
-    paper_name = of(name).model.name
-    asked = ready(f"model.name={paper_name}", f"model.served_name={name}", "layout=dp1_tp8")
-    assert published_model_of(asked) is None
-    assert not any(level.published for level in published_ladder.levels(asked))
-    assert {level.prompt_tokens for level in published_ladder.levels(asked) if not level.shape} == {500}
-
-
 def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
     levels = {(level.phase, level.concurrency): level for level in published_ladder.levels(of(QWEN))}
     burst, loop = (levels[key].schedule(3, 7, 100) for key in (("saturation", 500), ("scaling", 10)))
@@ -249,24 +239,8 @@ def test_the_figures_of_a_level() -> None:
     assert with_failure.total_tok_s == 150 / 8
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        ([], "none"),
-        ([7] * 9, "all 7"),
-        ([2, 2, 2, 100], "2 (75 %), 100 (25 %)"),
-        ([45, 46, 200], "45-46 (67 %), 200 (33 %)"),
-        ([100] * 99 + [3], "nearly all 100"),
-        (list(range(0, 1010, 10)), "100 | 500 | 900 (10, 50, 90 %)"),
-    ],
-)
-def test_lengths_of_answers_in_a_few_words(tokens: list[int], words: str) -> None:
-    assert judged.answers(np.array(tokens, np.float64)) == words
-
-
 def test_runs_have_a_t_interval_and_a_variation() -> None:
     found = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
-    assert found is not None
     half = 2.776445 * math.sqrt(0.5 / 5)  # Student's t with 4 degrees of freedom
     assert (found.low, found.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
     assert found.cov == pytest.approx(math.sqrt(0.5) / 10)
@@ -393,12 +367,6 @@ def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: 
     assert published_benchmark.level_seconds(asked) is None
 
 
-def test_over_http_one_model_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["engine=external", "target.urls=[http://127.0.0.1:1]"], ["progressive.clock=wall"]):
-        assert main(["progressive", *words]) == 2
-        assert "deploys one model: choose one" in capsys.readouterr().err
-
-
 def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     asked = of(LLAMA)
     good = FIGURES
@@ -411,11 +379,6 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
         assert judged.rows([from_tree(PredictionVerdict, tree, "a test")]).num_rows == levels
     assert (published_verdict.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
     assert published_verdict.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
-
-
-def test_other_verbs_refuse_its_keys() -> None:
-    with pytest.raises(ConfigError, match="belongs to the verb progressive"):
-        command_line.asked("probe", ["rate_qps=1", "progressive.runs=3"], None)
 
 
 class Played:
@@ -531,10 +494,6 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
         line["p99_s"] for line in tree["progressive"]["levels"]
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
-    monkeypatch.setattr(verbs, "progressive", lambda *_: from_tree(PredictionVerdict, tree, "a test"))
-    monkeypatch.setattr(output, "answer", lambda _, __, act: act(None, None).exit_code)
-    assert main([*words, "progressive.clock=wall", "--out", str(tmp_path / "http.csv")]) == 0
-    assert (tmp_path / "http.csv").read_text() == (tmp_path / "a.csv").read_text()
     # Nothing is played for a file that cannot be written.
     monkeypatch.setattr(published_benchmark, "predicted_ladder", None)
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
@@ -548,14 +507,6 @@ def test_without_a_model_all_of_the_papers_are_asked() -> None:
     ]
     assert published_tables.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
     assert published_tables.asked([], Path("config.yaml")) == [[]]
-
-
-def test_a_dry_run_tells_phases_levels_requests_and_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["progressive", *SUBJECT[KIMI].words, "--dry-run"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("# saturation: 450 requests, 450 in flight (C = 1000)") for line in said)
-    assert any("114 of them" in line or "1369 of them image" in line for line in said)
-    assert "by the engine model; 5 run(s)" in said[-1]
 
 
 def test_saturation_levels_are_the_published_ones() -> None:

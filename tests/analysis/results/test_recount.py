@@ -1,4 +1,4 @@
-"""What a run concluded, from its Parquet files again: the same, or said where not."""
+"""analysis.results.recount: what a run concluded, from its Parquet files again, or said where not."""
 
 import json
 import shutil
@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
@@ -34,7 +33,7 @@ from loadgen.run.measure import past, require
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.segments import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.runs.golden import unsealed
+from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import altered
 from tests.support.virtual.virtual_fleet import VirtualFleet, service
@@ -82,7 +81,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_a_sweep_is_recomputed_to_the_last_digit_on_the_same_cpu(swept: Path, capsys: Any) -> None:
     recorded = load_run(swept).sweep
-    assert recorded is not None
     low = recorded["capacity"]["qps_per_node"]["low"]
     again = recount.recount(load_run(swept))
     assert again.capacity is not None and again.capacity.low == low
@@ -99,8 +97,8 @@ def test_only_derived_figures_have_a_tolerance() -> None:
     assert not recount.same(10**12, 10**12 + 1) and not recount.same([1, 2], [1, 3])
 
 
-def test_a_figure_beyond_the_tolerance_is_named(swept: Path, tmp_path: Path, capsys: Any) -> None:
-    path = Path(shutil.copytree(swept, tmp_path / "edited"))
+def test_a_figure_beyond_the_tolerance_is_named(tmp_path: Path, capsys: Any) -> None:
+    path = Path(shutil.copytree(GOLDEN, tmp_path / "edited"))
     tree = json.loads((path / "sweep.json").read_text())
     tree["capacity"]["qps_per_node"]["low"] *= 1 + 1e-6
     (path / "sweep.json").write_text(json.dumps(tree))
@@ -122,18 +120,6 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
     (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["dwells"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
     recounted(folder.path)
-
-
-def test_a_folder_without_the_new_columns_is_recomputed(swept: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(swept, tmp_path / "old"))
-    rows = pq.read_table(path / "requests" / "part-000.parquet")
-    new = ["time_scale", "engine_first_token_ns", "engine_last_token_ns", "shared_tokens"]
-    pq.write_table(rows.drop_columns(new), path / "requests" / "part-000.parquet")
-    dwells = load_run(path).dwells()
-    basis = json.loads(dwells.schema.metadata[b"basis"])
-    del basis["prefix_hit"]
-    dwell_table.write(dwells.to_pylist(), basis, path / "dwells.parquet")
-    recounted(path)
 
 
 class Late(VirtualFleet):
@@ -220,6 +206,7 @@ def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytes
     assert "capacity, limits and dwells used, within 1e-09: identical" in recounted(folder.path)
 
 
+@pytest.mark.slow
 def test_a_queue_that_still_grew_is_recomputed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     class Queue(VirtualFleet):
         """A service of ten requests a second, one at a time."""
@@ -255,10 +242,8 @@ def test_what_a_required_rate_rests_on_is_recomputed(
     assert repr(tree["probe"]["required"]["capacity"]["qps_per_node"]["high"]) in recounted(folder.path)
 
 
-def test_a_figure_that_does_not_follow_from_the_rows_is_named(
-    swept: Path, tmp_path: Path, capsys: Any
-) -> None:
-    path = unsealed(Path(shutil.copytree(swept, tmp_path / "changed")))
+def test_a_figure_that_does_not_follow_from_the_rows_is_named(tmp_path: Path, capsys: Any) -> None:
+    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "changed")))
     rows = records.read(path / "requests")
     last = load_run(path).dwells().to_pylist()[-1]
     # Without its record an answer is lost, and its request late.
@@ -270,8 +255,8 @@ def test_a_figure_that_does_not_follow_from_the_rows_is_named(
     assert f"window {last['index']}: completed recorded {last['completed']}, recomputed" in shown
 
 
-def test_a_file_that_cannot_be_read_is_one_line(swept: Path, tmp_path: Path, capsys: Any) -> None:
-    path = unsealed(Path(shutil.copytree(swept, tmp_path / "broken")))
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "broken")))
     dwell_table.write([], {"ttft_p90_ms": 1}, path / "dwells.parquet")
     assert dwell_table.basis_of(load_run(path).dwells()) is None
     for name in ("dwells.parquet", "requests/part-000.parquet"):
@@ -285,9 +270,9 @@ def test_a_file_that_cannot_be_read_is_one_line(swept: Path, tmp_path: Path, cap
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     ended = load_run(swept)
-    assert ended.sweep is not None
     table, capacity = ended.dwells(), ended.sweep["capacity"]
     assert table.schema.field("goodput_qps_per_node").metadata[b"unit"] == b"requests/s"
     line = table.to_pylist()[capacity["dwells_used"][-1]]
@@ -299,12 +284,3 @@ def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     assert line["tpot_p99_ms"] == quantile(tpot, 0.99) and line["ttft_p50_ms"] == quantile(ttft, 0.5)
     assert line["tpot_phi"] == capacity["limits"]["tpot"]["phi"]
     assert {row["tpot_phi"] is None for row in table.to_pylist() if row["kind"] == "ramp"} == {True}
-
-
-def test_an_earlier_version_is_told_what_it_lacks(folder: RunFolder, capsys: Any) -> None:
-    folder.write_json("manifest.json", {"verb": "sweep"})
-    with pytest.raises(RunError, match="no dwells.parquet"):
-        recount.recount(load_run(folder.path))
-    pq.write_table(pa.table({"index": [0], "kind": ["dwell"]}), folder.path / "dwells.parquet")
-    assert main(["show", str(folder.path), "--recompute"]) == 2
-    assert "lacks the prior, the bounds" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Percentiles by any column, and one row per run: what they count, and what they do not claim."""
+"""analysis.results.tables: percentiles by any column, one row per run, and what they do not claim."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Failed requests by kind: what is counted, how one line says it, and which remedy belongs to a kind."""
+"""analysis.rows.failures: what is counted by kind, how one line says it, and the remedy of a kind."""
 
 import doctest
 

@@ -1,10 +1,9 @@
-"""Words of strangers in a column: how many and how long they may be, and what stands for the rest."""
+"""analysis.rows.foreign_words: how many and how long they may be, and what stands for the rest."""
 
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
@@ -77,7 +76,6 @@ def plan(folder: RunFolder, count: int) -> None:
     folder.plan(ArrivalSchedule(0, np.arange(count), np.arange(count), window, tokens, tokens, tokens * 0))
 
 
-@pytest.mark.slow
 def test_a_run_with_a_replica_for_every_answer_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,23 +112,3 @@ def test_what_has_no_name_of_its_own_is_said() -> None:
     assert (said.value, said.passed, said.voids) == (7.0, False, False)
     none = judge_window(records.table(made[7:]), window, Slo("s", 1.0, 1.0)).checks
     assert "folded_names" not in [check.name for check in none]
-
-
-@pytest.mark.parametrize("kind", [pa.string(), foreign_words.READ_AS])
-def test_a_table_of_an_earlier_version_with_too_many_words_is_read(tmp_path: Path, kind: pa.DataType) -> None:
-    seq = pa.array(np.arange(MANY))
-    table = pa.table(
-        {
-            "seq": seq,
-            "dwell": seq.cast(pa.int32()).cast(pa.int16(), safe=False),
-            "phase": pa.repeat("window", MANY),
-            "status": pa.repeat("ok", MANY),
-            "due_ns": seq,
-            "replica_id": pa.array(names(MANY)).cast(kind),
-        }
-    )
-    pq.write_table(table, tmp_path / "part-000.parquet")
-    read = records.read(tmp_path)
-    assert read.schema.equals(records.REQUESTS)
-    assert read["replica_id"].to_pylist()[: MOST + 1] == [*names(MOST), OTHER]
-    assert records.read(tmp_path, ["seq", "status"]).schema.names == ["seq", "status"]

@@ -1,4 +1,4 @@
-"""What each latency means, on rows made by hand."""
+"""analysis.rows.metrics: what each latency means, on rows made by hand."""
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ def test_a_complete_answer():
     assert metrics.tpot(rows).tolist() == [20.0]
     assert metrics.e2e(rows).tolist() == [340.0]
     assert metrics.itl(rows).tolist() == [10.0, 230.0]
+    assert metrics.queue(table([OK | {"queue_us": 1500}])).tolist() == [1.5]
 
 
 @pytest.mark.parametrize("status", FAILURES)
@@ -165,9 +166,3 @@ def test_numbers_are_floats_and_one_that_no_float_knows_is_refused():
         np.testing.assert_array_equal(metrics.numbers(rows, name), known)
     with pytest.raises(pa.ArrowInvalid):
         metrics.numbers(pa.table({"whole": [2**53 + 1]}), "whole")
-
-
-def test_a_table_of_which_all_rows_are_chosen_is_not_copied():
-    rows = pa.table({"whole": [1, 2]})
-    assert metrics.chosen(rows, np.array([True, True])) is rows
-    assert metrics.chosen(rows, np.array([False, True])).to_pylist() == [{"whole": 2}]

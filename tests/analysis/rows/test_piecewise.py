@@ -1,4 +1,4 @@
-"""Rows beyond what one Arrow list can count: joined and saved in pieces, in order, each once."""
+"""analysis.rows.piecewise: more rows than one Arrow list counts, joined in pieces, in order, once each."""
 
 from pathlib import Path
 
@@ -82,3 +82,13 @@ def test_a_table_that_a_power_cut_tore_costs_no_row_that_shards_have(
     assert folder.unreadable == [f"shards/unreadable-{Path(torn).name}"]
     assert load_run(tmp_path).requests()["seq"].to_pylist() == [0, 1]
     folder.close()
+
+
+def test_of_two_records_of_a_request_the_first_counts(tmp_path: Path) -> None:
+    """A row that was written again after a kill says nothing new."""
+    shard = ArrowStream(tmp_path / "shards" / "client-00.arrow")
+    for status in ("ok", "timeout"):
+        again = pa.Table.from_pylist([{"seq": 3, "due_ns": 30, "status": status}], schema=records.SHARD)
+        shard.append(again.to_batches()[0])
+    shard.close()
+    assert gathering.requests(tmp_path)["status"].to_pylist() == ["ok"]

@@ -1,4 +1,4 @@
-"""The level that several looks share: known answers, and what a drawn Brownian motion makes of it."""
+"""analysis.stats.alpha_spending: known answers, and what a drawn Brownian motion makes of it."""
 
 from statistics import NormalDist
 

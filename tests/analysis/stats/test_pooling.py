@@ -1,4 +1,4 @@
-"""Several estimates as one: known quantiles, limits that must hold, and how often the interval is right."""
+"""analysis.stats.pooling: known quantiles, limits that must hold, how often the interval is right."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Quantiles with failures, sectioning intervals and overdispersion, against numpy and known answers."""
+"""analysis.stats.quantiles and .dispersion, against numpy and known answers."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""Certificates that a server is trusted by: what of a file is taken, and what is refused."""
+"""conf.io.access: which certificates of a file are taken, and what is refused."""
 
 from pathlib import Path
 

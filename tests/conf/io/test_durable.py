@@ -1,4 +1,4 @@
-"""The note of the cluster that is up: whole at every moment, and written by one command at a time."""
+"""cluster.ray_session.up on conf.io.durable: the note of a cluster is whole, and one command writes it."""
 
 import json
 import subprocess
@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray")
-
-from cluster import __main__ as command  # noqa: E402
+from cluster import __main__ as command
 from cluster.ray_session import up
-from cluster.ray_session.processes import process_of  # noqa: E402
-from cluster.ray_session.session import SessionError  # noqa: E402
-from conf.io import durable  # noqa: E402
-from conf.specs.experiment import Cluster, Routing  # noqa: E402
+from cluster.ray_session.processes import process_of
+from cluster.ray_session.session import SessionError
+from conf.io import durable
+from conf.specs.experiment import Cluster, Routing
 
 ASKED = Cluster("here", session="fake"), Routing("leastconn"), 1.0
 

@@ -1,4 +1,4 @@
-"""Compressed bodies: unpacked as they come, within a bound."""
+"""conf.io.inflate: compressed bodies, unpacked as they come, within a bound."""
 
 import gzip
 import zlib

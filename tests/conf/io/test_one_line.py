@@ -1,13 +1,11 @@
-"""Foreign text on one line: what a terminal would obey never gets there."""
+"""conf.io.one_line: what a terminal would obey never gets there."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.io.one_line import MOST_LETTERS, one_line, printable, reason
 
 
-@pytest.mark.slow
 @given(st.text())
 def test_a_terminal_obeys_nothing(text: str) -> None:
     assert printable(text).isprintable()

@@ -1,4 +1,4 @@
-"""Text on a screen: broken at words and at gaps between columns, whole in a pipe."""
+"""conf.io.screen_width: lines break at words and between columns, and stay whole in a pipe."""
 
 import io
 import os
@@ -6,12 +6,8 @@ import pty
 
 import pytest
 
-from analysis import load_run
-from analysis.results.text import prediction_text
 from conf.io import terminal
 from conf.io.screen_width import fit
-from tests.support.runs.golden import GOLDEN
-from tests.support.runs.verdict_trees import cells, text_of
 
 PROSE = "  limited by p90 TPOT <= 100 ms (probability 0.98); bounds: p90 TTFT <= 2000 ms, p90 TPOT <= 100 ms"
 TABLE = "\n".join(
@@ -65,13 +61,3 @@ def test_a_terminal_gets_its_own_width() -> None:
         terminal.tell(PROSE, theirs_end)  # a new terminal tells no width: 80 or less
         shown = screen.read1(4096).decode().splitlines()
     assert len(shown) > 1 and max(map(len, shown)) <= 80
-
-
-def test_what_a_run_says_fits_80_columns() -> None:
-    """All but folders, whose names are one word."""
-    run = load_run(GOLDEN)
-    assert run.sweep
-    shown = fit(text_of(run.sweep), 80).splitlines()
-    assert max(len(line) for line in shown) <= 80
-    refused = [{"at": {"layout": name}, "exit_code": 2, "reason": "no room " * 20} for name in ("a", "b")]
-    assert max(map(len, fit(prediction_text.table(["layout"], cells(refused)), 80).splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""The key: which one is refused, where it is taken out, and that it shows itself nowhere."""
+"""conf.io.secret: which key is refused, where it is taken out, and that it shows itself nowhere."""
 
 import json
 import pickle
@@ -56,7 +56,6 @@ BAD_KEYS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.battery("wrong input")
 @pytest.mark.parametrize(
     ("verb", "value"), [*(("sweep", value) for value in BAD_KEYS), ("probe", "sk-x\n"), ("compare", "sk-x\n")]

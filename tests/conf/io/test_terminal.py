@@ -1,4 +1,4 @@
-"""What reaches stdout and stderr: nothing that a terminal obeys, and on stdout nothing but results."""
+"""conf.io.terminal: nothing that a terminal obeys, and on stdout nothing but results."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What conversations say themselves is refused beside them, and their experiments are read again as saved."""
+"""conf.composed: what conversations say themselves is refused beside them, and read again as saved."""
 
 import shutil
 from pathlib import Path
@@ -42,7 +42,6 @@ def saved(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("word", "instead"), BESIDE)
 def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
     word: str, instead: str, saved: Path
@@ -76,7 +75,6 @@ def test_without_conversations_the_same_words_rule() -> None:
     assert (workload.input_tokens.mean, workload.prefix_hit) == (50, 0.5)
 
 
-@pytest.mark.slow
 def test_a_saved_experiment_with_its_means_is_read_again(saved: Path, experiment: Experiment) -> None:
     assert experiment.workload.input_tokens.mean > 5000
     assert load(base=saved) == experiment == asked("sweep", [], saved)
@@ -84,7 +82,6 @@ def test_a_saved_experiment_with_its_means_is_read_again(saved: Path, experiment
     assert shorter.workload.input_tokens.mean < experiment.workload.input_tokens.mean
 
 
-@pytest.mark.slow
 def test_readers_of_a_run_have_its_conversations(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN, tmp_path / "run")
     shutil.copy(saved, folder)

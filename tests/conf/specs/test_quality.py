@@ -1,4 +1,4 @@
-"""The spec of the quality gate: its file says what the spec says, and its load is a word or a rate."""
+"""conf.specs.quality: its file says what the spec says, and its load is a word or a rate."""
 
 import pytest
 
