@@ -23,7 +23,7 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-vllm-torch.loc
 # The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
-.PHONY: help sweep quick test test-stutter test-digits test-vllm test-all browser vllm check bench notebook clean lock
+.PHONY: help sweep quick test test-stutter test-vllm test-all browser vllm check bench notebook clean lock
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -71,12 +71,6 @@ test-ray: $(STAMP)
 test-engine test-others: $(STAMP)
 	$(PYTEST) "$(FAST)" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS))
 
-# numpy without the vector instructions that it found here, as on an older CPU: sums differ in their last digit.
-test-digits: $(STAMP)  ## recorded figures are found again on another CPU
-	@NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c 'import numpy; print(*numpy.show_config(mode="dicts")["SIMD Extensions"].get("found", []))')" \
-	$(BIN)/python -m pytest -q tests/end_to_end/test_golden.py tests/end_to_end/test_open_run.py \
-	tests/analysis/results/test_recount.py tests/analysis/exchange/test_readers.py
-
 test-stutter: $(STAMP)  ## the inner loop on a machine that stands still for 2.2 of 3.2 seconds, beside a process that burns a core
 	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(ENGINE) $(QUICK_OTHERS) $(ARGS)
@@ -84,7 +78,7 @@ test-stutter: $(STAMP)  ## the inner loop on a machine that stands still for 2.2
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
 LOGS := build/tests
 LANES := all-vllm-deployed all-ray-loadgen all-ray-end-to-end all-engine all-vllm-older all-others all-ray-others \
-	all-vllm-emulated all-planted all-stutter all-digits all-vllm-answers
+	all-vllm-emulated all-planted all-stutter all-vllm-answers
 # Ray and vLLM hold gigabytes each.
 AT_ONCE ?= 3
 
@@ -111,8 +105,8 @@ ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm
 all-ray-others: $(STAMP)
 	$(PYTEST) ray $(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
 
-all-digits all-stutter: $(STAMP)
-	@$(MAKE) --no-print-directory test-$(@:all-%=%) 2>&1 | tee $(LOGS)/$@.log
+all-stutter: $(STAMP)
+	@$(MAKE) --no-print-directory test-stutter 2>&1 | tee $(LOGS)/$@.log
 
 all-planted: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.planted_faults --sample 20 2>&1 | tee $(LOGS)/$@.log
