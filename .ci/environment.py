@@ -174,7 +174,7 @@ def python(folder: Path) -> str:
 
 def make(folder: Path) -> None:
     if not Path(python(folder)).exists():
-        need("a virtual environment", 0.1, sys.executable, "-m", "venv", str(folder))
+        need("a virtual environment", 0.1, sys.executable, "-m", "venv", "--prompt", "maxqps", str(folder))
 
 
 def need(what: str, gigabytes: float, *command: str) -> None:

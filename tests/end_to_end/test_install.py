@@ -55,7 +55,7 @@ class Computer:
     def run(self, *command: str, quiet: bool = False) -> bool:
         self.commands.append(" ".join(command))
         if command[1:3] == ("-m", "venv"):
-            scripts = Path(command[3]) / "bin"
+            scripts = Path(command[-1]) / "bin"
             scripts.mkdir(parents=True)
             (scripts / "python").touch()
             (scripts / "tool").write_text(f"#!{scripts}/python")
