@@ -194,4 +194,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]).absolute())
+    main(sys.argv[1], Path(sys.argv[2]).resolve())
