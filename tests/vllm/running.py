@@ -51,12 +51,10 @@ class Up:
         tree = to_tree(measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None))
         return tree, load_run(folder.path)
 
-    def until_valid(
-        self, verb: str, act: Act, *words: str, name: str = ""
-    ) -> Iterator[tuple[dict[str, Any], Run]]:
+    def until_valid(self, verb: str, act: Act, *words: str) -> Iterator[tuple[dict[str, Any], Run]]:
         """Repeat a run until it is valid; fail if all are void, or one not by a busy machine alone."""
         for attempt in range(TRIES):
-            tree, run = self.run(verb, act, *words, f"run={name or verb}-{attempt}")
+            tree, run = self.run(verb, act, *words, f"run={verb}-{attempt}")
             yield tree, run
             if tree["valid"]:
                 return

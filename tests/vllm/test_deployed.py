@@ -22,6 +22,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import measure
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
+from tests.support.machine.patience import void_by_neighbours
 from tests.support.words.vllm_words import QUEUE, RATE_QPS, SECONDS, TRIES, WORDS
 from tests.vllm.running import Up, stream
 
@@ -32,7 +33,7 @@ CACHE_COUNTERS = QUERIES, HITS = "prefix_cache_queries_total", "prefix_cache_hit
 POINT = 0.01
 BLOCKS = 20
 """Of a prompt: each intended hit rate is whole blocks of it, and a prefix cache serves no others."""
-SHORT = "duration_s=8"
+SHORT = "rate_qps=4", "duration_s=8"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_what_runs_is_read_back(up: Up) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_probe_is_valid_and_agrees_with_vllms_own_counters(up: Up) -> None:
     before = up.counters(COUNTERS)
-    for tree, run in up.until_valid("probe", measure.hold, f"rate_qps={RATE_QPS}", SHORT):
+    for tree, run in up.until_valid("probe", measure.hold, *SHORT):
         after = up.counters(COUNTERS)
         rows = run.requests()
         ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
@@ -87,12 +88,13 @@ def test_a_probe_is_valid_and_agrees_with_vllms_own_counters(up: Up) -> None:
     "share", [0.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 0.95))]
 )
 def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
-    """vLLM finds so much of the prompts in its cache, and no more.
+    """vLLM finds so much of the prompts in its cache, and no more, however busy the machine is.
 
     The counters are taken over the window from the run's own samples, and over all of the run from vLLM's
     pages: there they agree with the usages token by token.
     """
     words = {
+        "run": f"hits-{share:g}",
         "workload.prefix_hit": share,
         "workload.input_tokens.mean": BLOCKS * up.block_tokens(),
         "rate_qps": RATE_QPS,
@@ -100,14 +102,12 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
         "search.expected_qps": 2 * RATE_QPS,  # the warm-up has half of it
     }
     before = up.counters(CACHE_COUNTERS)
-    probe = [f"{key}={value}" for key, value in words.items()]
-    for tree, run in up.until_valid("probe", measure.hold, *probe, name=f"hits-{share:g}"):
-        after = up.counters(CACHE_COUNTERS)
-        counted = {name: after[name] - before[name] for name in CACHE_COUNTERS}
-        rows = run.requests()
-        assert counted[QUERIES] == np.nansum(metrics.numbers(rows, "prompt_tokens")) > 0, tree["reason"]
-        assert counted[HITS] == np.nansum(metrics.numbers(rows, "cached_tokens"))
-        before = after
+    tree, run = up.run("probe", measure.hold, *(f"{key}={value}" for key, value in words.items()))
+    counted = {name: value - before[name] for name, value in up.counters(CACHE_COUNTERS).items()}
+    assert tree["valid"] or void_by_neighbours(tree), tree["reason"]
+    rows = run.requests()
+    assert counted[QUERIES] == np.nansum(metrics.numbers(rows, "prompt_tokens")) > 0
+    assert counted[HITS] == np.nansum(metrics.numbers(rows, "cached_tokens"))
     (window,) = run.dwells().to_pylist()
     ends_s = np.array([window["window_start_ns"], window["window_end_ns"]]) / NS
     assert window["prefix_hit_intended"] == pytest.approx(share)

@@ -146,9 +146,6 @@ def test_rays_builder_makes_of_the_file_what_a_sweep_deploys(
             assert theirs == ours, words
 
 
-# --- deployed -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Words of two engines of real vLLM on emulated GPUs, with a model folder of their own."""
