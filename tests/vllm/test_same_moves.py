@@ -1,9 +1,7 @@
 """`serve_apps.engine_model` with several engines against vLLM: where requests go, and where KV goes.
 
-A split service is held to vLLM's own schedulers with a connector, on a virtual clock. Demanded equal are the
-start of every step of both engines, the tokens of every request in it, all first and last token times, and
-the tokens that had their KV when a request was first computed. The model's choice of a data-parallel rank is
-held to vLLM's own balancer, on the same counts.
+A split service is held to vLLM's own schedulers with a connector, on a virtual clock. The choice of a
+data-parallel rank is held to vLLM's own balancer, on the same counts.
 """
 
 import random

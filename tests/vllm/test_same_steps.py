@@ -43,13 +43,9 @@ def poisson(count: int, rate_qps: float, seed: int) -> list[float]:
     return times
 
 
-def plain() -> list[Prompt]:
-    return [Prompt(at_s, 5600, 140) for at_s in poisson(40, 5.0, 1)]
-
-
-def mixed(count: int = 80, longest: int = 900) -> list[Prompt]:
+def mixed() -> list[Prompt]:
     draw = random.Random(2)
-    return [Prompt(at_s, draw.randint(1, longest), draw.randint(1, 120)) for at_s in poisson(count, 60.0, 3)]
+    return [Prompt(at_s, draw.randint(1, 900), draw.randint(1, 120)) for at_s in poisson(80, 60.0, 3)]
 
 
 def prefixed(count: int = 80) -> list[Prompt]:
@@ -77,8 +73,6 @@ def lone() -> list[Prompt]:
 
 
 WORKLOADS: dict[str, tuple[list[Prompt], Limits]] = {
-    "plain 5600/140": (plain(), Limits()),
-    "mixed lengths": (mixed(), Limits(budget=1024)),
     "few sequences": (mixed(), Limits(budget=512, seqs=7)),
     "more decoders than budget": (burst(), Limits(budget=24, seqs=64)),
     "long prompts cut": (burst(), Limits(budget=256, long_prefill=100)),
