@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import vllm
+from ray.serve.llm import LLMConfig
+from vllm import envs
 
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
@@ -131,14 +133,10 @@ def test_kimis_processor_is_loaded_as_the_flag_says() -> None:
 
 @pytest.mark.parametrize("known", vllm_flags.VARIABLES, ids=lambda known: known.name)
 def test_variables_are_known_to_the_versions_said_to(known: vllm_flags.Known) -> None:
-    from vllm import envs
-
     assert (known.name in envs.environment_variables) == known.known_to(vllm_flags.parse(VERSION))
 
 
 def test_every_variable_of_a_modern_recipe_is_known() -> None:
-    from vllm import envs
-
     for model in MODELS:
         for name in resolved(specs(f"model={model}", "layout=dp1_tp4")).env:
             assert not name.startswith("VLLM_") or name in envs.environment_variables, name
@@ -158,8 +156,6 @@ def test_published_flags_are_parsed_or_refused_as_said(printed: Any, parse: Pars
 
 @pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4"])
 def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
-    from ray.serve.llm import LLMConfig
-
     asked = specs(f"layout={layout}", "engine.node_resource=mi325x_node")
     assert isinstance(asked.engine, VllmEngine)
     tp = asked.layout.tensor_parallel
@@ -176,8 +172,6 @@ def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
 
 
 def test_ray_refuses_what_the_executor_rule_refuses() -> None:
-    from ray.serve.llm import LLMConfig
-
     asked = specs("engine.server=process")
     assert isinstance(asked.engine, VllmEngine)
     recipe = resolved(asked)
@@ -208,7 +202,6 @@ SPLITS = [("1p1d_tp4_ep4", "moriio"), ("1p1d_tp4_ep4", "nixl"), ("2p1d", "nixl")
 @pytest.mark.parametrize("layout, connector", SPLITS)
 def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: str, parse: Parse) -> None:
     """vLLM's parser takes the commands, and Ray keeps ports and roles of its configuration."""
-    from ray.serve.llm import LLMConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
