@@ -23,12 +23,11 @@ VLLM_OLDER ?= 0.29.0
 # that is loaded. What our side does with a vLLM that runs is the same for each, and the newest shows it.
 VLLM_OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same_steps.py bench_arrivals.py \
 	emulated.py without_avx512.py deployed.py::test_what_runs_is_read_back \
-	deployed.py::test_tokens_and_finishes_agree_with_vllms_own_counters) \
-	--deselect tests/vllm/test_emulated.py::test_the_intended_hit_rate_is_met
+	deployed.py::test_a_probe_is_valid_and_agrees_with_vllms_own_counters)
 # An engine that starts computes on one core. Two of these lanes deploy real engines: the first and the last.
 VLLM_LANES := vllm-answers vllm-emulated $(VLLM_OLDER:%=vllm-older-%) vllm-deployed
 ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
-DEPLOYED := $(addprefix tests/vllm/test_,deployed.py process_server.py rank_choice.py)
+DEPLOYED := tests/vllm/test_deployed.py
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 # Five lanes of tests with Ray and four without. The first compiles the engine's loops, half a minute of CPU in
 # a fresh clone, while two lanes beside it wait more than they compute; all others find the loops compiled. A
