@@ -259,7 +259,7 @@ def test_bfloat16_is_seen_and_is_less_than_the_noise(recorded: Recorded, base: l
 
 
 def test_no_answer_comes_from_the_prefix_cache(
-    asked: Experiment, served: Server, base: list[AnswerRecord], tmp_path: Path
+    asked: Experiment, served: Server, base: list[AnswerRecord]
 ) -> None:
     """Every prompt was asked twice and more; with one salt, a second answer does come from it."""
     assert {one.error for one in base} == {None}
