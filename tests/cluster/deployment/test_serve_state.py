@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.ray
-
-pytest.importorskip("ray")
-
-from cluster.deployment.serve_state import ServeReplica, ServeState, read, seated  # noqa: E402
+from cluster.deployment.serve_state import ServeReplica, ServeState, read, seated
 
 
 def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:
