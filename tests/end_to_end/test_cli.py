@@ -1,9 +1,8 @@
-"""The commands as a user runs them: real Ray, real Serve, real HTTP, real files, exit codes."""
+"""`python -m loadgen` as a user runs it: what is refused, what is interrupted, and the exit codes."""
 
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,7 @@ def run(verb: str, *words: str, timeout: float = 600) -> subprocess.CompletedPro
     return subprocess.run(command(verb, *words), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.slow
 def test_what_is_refused_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     done = run("sweep", f"out={tmp_path}", "run=mine")
@@ -75,6 +75,8 @@ def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     "words",
@@ -91,6 +93,7 @@ def test_an_unreachable_target_is_exit_5_and_leaves_no_folder(words: list[str], 
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("nothing_left")
 def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothing_running(
     tmp_path: Path,
@@ -102,7 +105,6 @@ def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothin
     for line in process.stdout:
         if json.loads(line)["event"] == "segment_done":
             break
-    time.sleep(2)
     process.terminate()
     rest = process.stdout.read().splitlines()
     assert process.wait(PATIENCE_S) == 130

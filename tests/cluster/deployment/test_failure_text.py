@@ -1,4 +1,4 @@
-"""Last words of failed processes: found in the logs of Ray, bounded, without secrets, and explained."""
+"""`cluster.deployment.failure_text`: last words of processes, bounded, without secrets, and explained."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nothing is left of an application: its processes on this machine are known with all that they started."""
+"""`cluster.deployment.removal`: an application's processes are known with all that they started."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What reaches stdout and stderr: nothing that a terminal obeys, and on stdout nothing but results."""
+"""`conf.io.terminal`: a screen gets nothing that a terminal obeys, and stdout holds nothing but results."""
 
 import io
 import json
@@ -35,7 +35,7 @@ sys.stdout.flush()
 os.system("echo and a child")
 """
 WITH_RAY = """
-import os, time
+import os
 import ray
 from cluster.ray_session.session import open_session
 from conf.io import terminal
@@ -47,7 +47,6 @@ with terminal.own_stdout() as out, open_session(here, None):
         ray.get(dies.remote())
     except ray.exceptions.RayError:
         terminal.tell('{"event": "it died"}', out)
-    time.sleep(2)
 terminal.tell('{"event": "result"}')
 """
 
@@ -65,6 +64,7 @@ def test_stdout_is_ours_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.timeout(1200)
 def test_what_ray_prints_is_no_result() -> None:
     done = run(WITH_RAY)
     assert done.returncode == 0, done.stderr
