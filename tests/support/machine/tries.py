@@ -8,6 +8,24 @@ from tests.support.machine.patience import BUSY
 
 TRIES = 3
 """Runs until one is valid (our choice): the machine may be busy in two, a fault shows in each."""
+BRACKETING = [
+    "workload.input_tokens.mean=1000",
+    "workload.output_tokens.mean=20",
+    "search.window_s=10",
+    "search.first_transition_s=4",
+    "search.transition_s=2",
+    "search.budget_s=45",
+    "search.min_dwells=2",
+    "fleet.warmup_requests=4",
+    "fleet.drain_s=3",
+]
+"""Words of a search with requests so short that a few windows bracket the simulated engine's capacity: at eleven
+of twelve seeds on the engine model; else one end stays open."""
+
+
+def bracketed(tree: dict[str, Any]) -> bool:
+    """True if the search ended with both ends of its interval."""
+    return bool(tree["exit_code"] == summary.EXIT_OK)
 
 
 def valid(
