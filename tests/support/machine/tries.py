@@ -19,7 +19,7 @@ BRACKETING = [
     "fleet.warmup_requests=4",
     "fleet.drain_s=3",
 ]
-"""Words of a search with requests so short that a few windows bracket the simulated engine's capacity: at eleven
+"""Words of a search with requests so short that a few windows bracket the simulated engine: at eleven
 of twelve seeds on the engine model; else one end stays open."""
 
 
