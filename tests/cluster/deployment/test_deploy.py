@@ -70,13 +70,9 @@ class Answer:
 @pytest.fixture(scope="module")
 def deployment(ray_session: Session) -> Iterator[Deployment]:
     placement = place(FAKE, SPECS.layout)
-    said: list[str] = []
     app = build_app(EngineSpecs(*PARTS), placement.replicas, placement.bundles)
     name = application_name(*PARTS)
-    running = deploy(app, expected(name, ray_session.url, placement.replicas), progress=said.append)
-    assert said[0] == "0 of 4 replicas running"
-    assert said[-2] == "4 of 4 replicas running"
-    assert re.fullmatch(r"4 replicas warm: .* ms to the first token after 1 requests", said[-1])
+    running = deploy(app, expected(name, ray_session.url, placement.replicas))
     yield running
     pids = [replica.pid for replica in serve_state.state(name).engines]
     running.teardown()
