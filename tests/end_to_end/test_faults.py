@@ -37,7 +37,7 @@ from loadgen.run.service import Service
 from loadgen.search.segments import Segment, Start, Stop
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
-from tests.support.servers.mock_server import END, Script, answer, head, serving, token
+from tests.support.servers.mock_server import END, MockServer, Script, answer, head, serving, token
 from tests.support.words.words import over
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
@@ -158,11 +158,12 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in load_run(folder).events() if event["event"] == kind]
 
 
-def missed(tmp_path: Path, url: str, words: list[str] | None = None) -> Path:
+def missed(tmp_path: Path, server: MockServer, words: list[str] | None = None) -> Path:
     """The folder of a valid probe whose bound on the TTFT was missed by requests that never ended well."""
 
     def probed(number: int) -> dict[str, Any]:
-        tree: dict[str, Any] = measure(tmp_path / f"try-{number}", url, held, words)[0]
+        server.requests.clear()
+        tree: dict[str, Any] = measure(tmp_path / f"try-{number}", server.url, held, words)[0]
         return tree
 
     tree = tries.valid(probed)
@@ -275,7 +276,7 @@ def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
 @pytest.mark.slow
 def test_errors_among_answers_count_against_the_bound(ray_session: object, tmp_path: Path) -> None:
     with serving(refusing("503 Service Unavailable", every=4)) as server:
-        folder = missed(tmp_path, server.url)
+        folder = missed(tmp_path, server)
     assert check_rows(folder)["http_error"] > 5
 
 
@@ -302,7 +303,7 @@ def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_session: object,
 
     # What never ends says nothing of how long answers last: the bounds say it.
     with serving(breaking) as server:
-        folder = missed(tmp_path, server.url, BOUNDS)
+        folder = missed(tmp_path, server, BOUNDS)
     assert check_rows(folder)["truncated"] > 5
 
 
