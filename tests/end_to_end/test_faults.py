@@ -70,10 +70,15 @@ WORDS = [
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load actor that only waits for its core is not lost; a fast service is soon in steady state."""
+    """A load actor that only waits for its core is not lost; a fast service is soon in steady state.
+
+    A window is looked at each second, so that the loss of a load actor soon ends it.
+    """
     monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr("loadgen.drive.prepared_load.PIECE_S", 0.5)
+    monkeypatch.setattr("loadgen.drive.driver.ABORT_FROM_S", 1.0)
+    monkeypatch.setattr("loadgen.drive.driver.ABORT_EVERY_S", 1.0)
 
 
 def good(body: dict[str, Any]) -> list[bytes | float | None]:
@@ -397,7 +402,7 @@ def test_a_killed_driver_leaves_silence_and_a_run_to_resume(
         return tree
 
     with serving(good) as server:
-        process = started(server.url, tmp_path, 20, "search.window_s=8")
+        process = started(server.url, tmp_path, 14, "search.window_s=6")
         until(lambda: answered(folder, 1), "nothing was answered in the second segment")
         process.kill()
         process.wait()

@@ -77,7 +77,8 @@ def deployment(ray_session: Session) -> Iterator[Deployment]:
     pids = [replica.pid for replica in serve_state.state(name).engines]
     running.teardown()
     assert running.healthy() == "4 of 4 replicas gone, 0 new"
-    assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert pids
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "a replica still runs")
 
 
 def ask(deployment: Deployment, *calls: tuple[str, dict[str, Any] | bytes | None]) -> list[Answer]:
