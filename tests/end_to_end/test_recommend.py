@@ -17,7 +17,6 @@ from analysis.results.text import recommendation_text
 from analysis.results.types.recommendation import RecommendationVerdict
 from analysis.results.types.shared_figures import AskedBounds, AskedExperiment, QpsFigures
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
-from conf import ConfigError
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
@@ -277,11 +276,6 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
     text = recommendation_text.text(found)
     assert "no result: dp1_tp8_ep8 8192: not measured yet" in text
     assert f"to go on: python -m loadgen resume {tmp_path}" in text
-
-
-def test_layouts_are_checked_before_anything_is_predicted() -> None:
-    with pytest.raises(ConfigError, match="unknown choice 'layout=nope'"):
-        ShapeQuestion.of(["demand.peak_qps=1", "recommend.layouts=[nope]"], None)
 
 
 @pytest.mark.ray
