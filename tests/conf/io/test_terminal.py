@@ -35,7 +35,7 @@ sys.stdout.flush()
 os.system("echo and a child")
 """
 WITH_RAY = """
-import os
+import os, time
 import ray
 from cluster.ray_session.session import open_session
 from conf.io import terminal
@@ -47,6 +47,7 @@ with terminal.own_stdout() as out, open_session(here, None):
         ray.get(dies.remote())
     except ray.exceptions.RayError:
         terminal.tell('{"event": "it died"}', out)
+    time.sleep(2)  # in which Ray tells of it
 terminal.tell('{"event": "result"}')
 """
 
