@@ -1,4 +1,4 @@
-"""A whole command against a gateway that is little like vLLM: the words for it hold from start to folder."""
+"""`target.*` of `python -m loadgen probe`: a gateway that is little like vLLM is measured as it is."""
 
 import json
 import subprocess
@@ -12,11 +12,12 @@ import pytest
 
 from analysis import load_run
 from analysis.results import summary
-from tests.support.machine.patience import PATIENCE_S
+from tests.support.machine import tries
+from tests.support.machine.patience import START_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_server import Script, head, serving
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {"stream_options", "ignore_eos", "min_tokens", "temperature", "max_tokens"}
@@ -63,29 +64,31 @@ def gateway(bodies: list[dict[str, Any]]) -> Script:
 def test_a_gateway_is_measured_as_it_is(tmp_path: Path) -> None:
     ca, bodies = self_signed(tmp_path), list[dict[str, Any]]()
     with serving(gateway(bodies), server_tls(ca)) as server:
-        own = [
-            f"target.urls=[{server.url}/team/llm/v1/]",
-            f"target.ca_file={ca}",
-            f"out={tmp_path}",
-            "run=own",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "loadgen", "probe", "--json", *WORDS, *own],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=10 * PATIENCE_S,
-        )
-    result = json.loads(done.stdout.splitlines()[-1])
-    judged = summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID, summary.EXIT_OPEN
-    assert done.returncode in judged, done.stderr
-    assert result["exit_code"] == done.returncode
-    rows = load_run(tmp_path / "own").requests().to_pylist()
+        tree = tries.valid(lambda number: probed(server.url, ca, tmp_path / f"try-{number}"))
+    assert tree["exit_code"] == summary.EXIT_OK, tree["reason"]
+    assert {request.split(b" ")[1] for request, _ in server.requests} == {b"/team/llm/v1/chat/completions"}
+    assert len(bodies) > 10 and not any(REFUSED & set(body) for body in bodies)
+
+
+def probed(url: str, ca: Path, folder: Path) -> dict[str, Any]:
+    """The verdict of one probe, whose rows and events must be right even where a busy machine voids it."""
+    own = [f"target.urls=[{url}/team/llm/v1/]", f"target.ca_file={ca}"]
+    words = [*WORDS, *own, f"out={folder.parent}", f"run={folder.name}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgen", "probe", "--json", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * START_S,
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert result["exit_code"] == done.returncode, done.stderr
+    run = load_run(folder)
+    rows = run.requests().to_pylist()
     counted = Counter((row["status"], row["http_status"]) for row in rows)
     assert counted["ok", 201] > 10 and {status for status, _ in counted} <= {"ok", "missed"}
     assert {row["output_tokens"] for row in rows if row["status"] == "ok"} == {4}
-    assert {request.split(b" ")[1] for request, _ in server.requests} == {b"/team/llm/v1/chat/completions"}
-    said = [event["text"] for event in load_run(tmp_path / "own").events() if event["event"] == "metrics"]
-    unobserved = f"{server.url}/team/llm/metrics gives no metrics (HTTP 404): the engine is not observed"
+    said = [event["text"] for event in run.events() if event["event"] == "metrics"]
+    unobserved = f"{url}/team/llm/metrics gives no metrics (HTTP 404): the engine is not observed"
     assert said == [unobserved], "the scraper trusts the same CA and keeps to the same path"
-    assert len(bodies) > 10 and not any(REFUSED & set(body) for body in bodies)
+    return result

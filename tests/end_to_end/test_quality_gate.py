@@ -1,4 +1,4 @@
-"""The quality gate as a user runs it: real Ray, real HTTP, a simulated engine with a defect to find."""
+"""`python -m loadgen quality` on real Ray and HTTP: a simulated engine with a defect to find."""
 
 import json
 from pathlib import Path
@@ -7,12 +7,14 @@ import pytest
 
 from analysis.quality import answer_file
 from analysis.results import summary
+from loadgen.__main__ import main
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("on_standing")]
-
-pytest.importorskip("ray")
-
-from loadgen.__main__ import main  # noqa: E402
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.usefixtures("on_standing"),
+]
 
 WORDS = [
     "b.engine.defect=0.3",
@@ -25,6 +27,7 @@ WORDS = [
 """Wide margins, which few prompts decide."""
 
 
+@pytest.mark.usefixtures("on_standing")
 def test_a_defect_is_found_beside_a_load_and_the_folder_says_so_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The verb recommend as a user runs it: its answer, files and proposals, what is refused; and measured."""
+"""`python -m loadgen recommend`: its answer, files and proposals, what is refused; and measured."""
 
 import json
 import shlex
@@ -13,14 +13,16 @@ from analysis.__main__ import main as analysis
 from analysis.recommendation import recommended
 from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
+from analysis.results.text import recommendation_text
 from analysis.results.types.recommendation import RecommendationVerdict
 from analysis.results.types.shared_figures import AskedBounds, AskedExperiment, QpsFigures
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
-from conf import ConfigError
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
 from loadgen.predict.uncertainty import DRAWS
+from tests.support.machine import tries
+from tests.support.words.words import over
 
 TWO = "recommend.layouts=[dp1_tp8_ep8,dp2_tp4_ep4]"
 WORDS = ["demand.peak_qps=200", TWO, "recommend.budgets=[8192]"]
@@ -39,6 +41,7 @@ def verdict(tree: dict[str, Any]) -> RecommendationVerdict:
     return from_tree(RecommendationVerdict, tree, "the answer")
 
 
+@pytest.mark.slow
 def test_the_shapes_are_in_order_with_nodes_and_probabilities(verdict: RecommendationVerdict) -> None:
     (ranking,) = verdict.rankings
     first, second = ranking.shapes
@@ -53,6 +56,7 @@ def test_the_shapes_are_in_order_with_nodes_and_probabilities(verdict: Recommend
     assert first.shape == "2 x TP4/EP4" and "model.step_time.layout_scale" in first.assumed
 
 
+@pytest.mark.slow
 def test_planned_nodes_are_those_of_a_plan_on_the_same_capacity(verdict: RecommendationVerdict) -> None:
     first = verdict.rankings[0].first
     assert first.qps_per_node.low
@@ -60,6 +64,7 @@ def test_planned_nodes_are_those_of_a_plan_on_the_same_capacity(verdict: Recomme
     assert first.nodes - 1 < needed <= first.nodes
 
 
+@pytest.mark.slow
 def test_every_proposal_is_a_command_that_runs(
     verdict: RecommendationVerdict, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,31 +77,25 @@ def test_every_proposal_is_a_command_that_runs(
         assert "of load" in capsys.readouterr().out
 
 
-def test_the_screen_says_what_was_chosen_and_why(
+@pytest.mark.slow
+def test_a_saved_answer_is_shown_and_cannot_be_recomputed(
     tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "answer.json"
     file.write_text(json.dumps(tree))
     assert analysis(["show", str(file)]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("PREDICTED  dp2_tp4_ep4 (2 x TP4/EP4, 8192 tokens a step): ")
-    for words in (
-        "an hour",
-        "P(best)",
-        "measure to be sure",
-        "assumed of all: deployment_scale",
-        "E(n) = 1 is assumed",
-        "a simulated engine",
-    ):
-        assert words in text
+    shown = capsys.readouterr().out
+    assert shown.startswith("PREDICTED  dp2_tp4_ep4 (2 x TP4/EP4, 8192 tokens a step): ")
     assert analysis(["show", str(file), "--recompute"]) == 2
 
 
+@pytest.mark.slow
 def test_json_is_the_verdict_and_is_read_back(tree: dict[str, Any], verdict: RecommendationVerdict) -> None:
     assert tree["event"] == "result" and tree["exit_code"] == 0
     assert to_tree(verdict) == {key: value for key, value in tree.items() if key != "event"}
 
 
+@pytest.mark.slow
 def test_hits_budgets_and_an_infeasible_layout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +118,7 @@ def test_hits_budgets_and_an_infeasible_layout(
     assert sorted(set(table["prefix_hit"].to_pylist())) == [0.0, 0.5]
 
 
+@pytest.mark.slow
 def test_what_the_engine_model_does_not_predict_is_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +146,7 @@ def test_a_dry_run_lists_the_shapes_and_predicts_nothing(
     assert "# dp2_tp4_ep4 16384: 2 x TP4/EP4" in text and "some 6 min of load each" in text
 
 
+@pytest.mark.slow
 def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["demand.peak_qps=200", "recommend.layouts=[dp1_tp8_ep8]", "recommend.budgets=[8192]"]
     assert main(["recommend", *words, "slo.ttft_p90_ms=20"]) == summary.EXIT_SLO_MISSED
@@ -179,7 +180,6 @@ def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str
             "no shape is feasible",
         ),
         ("demand.peak_qps=200 --requests x.csv", "--requests belongs to an answer of predict"),
-        ("demand.peak_qps=200 nonsense=3", "unknown key 'nonsense'"),
     ],
 )
 def test_a_wrong_word_is_one_line_and_exit_2(
@@ -190,11 +190,7 @@ def test_a_wrong_word_is_one_line_and_exit_2(
     assert not said.out and said.err.count("\n") == 1 and remedy in said.err
 
 
-def test_measure_belongs_to_recommend(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--measure"]) == 2
-    assert "--measure belongs to recommend" in capsys.readouterr().err
-
-
+@pytest.mark.slow
 def test_the_words_of_a_shape_give_every_engine_its_budget() -> None:
     from loadgen.cli import prediction
 
@@ -246,18 +242,17 @@ def cell(number: int, layout: str, qps: float, ratio: CellRatio | None = None) -
     )
 
 
+@pytest.mark.slow
 def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> None:
     cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 5.0)]
     found = recommended.measured(verdict, measured(cells), "runs/x")
     (ranking,) = found.measured
     assert ranking.first.layout == "dp1_tp8_ep8" and ranking.first.probability_best > 0.99
     assert ranking.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
-    from analysis.results.text import recommendation_text
-
-    text = recommendation_text.text(found)
-    assert text.startswith("MEASURED  dp1_tp8_ep8 ") and "the choice changes from dp2_tp4_ep4 8192" in text
+    assert "the choice changes from dp2_tp4_ep4 8192" in recommendation_text.text(found)
 
 
+@pytest.mark.slow
 def test_a_paired_ratio_tells_apart_what_two_intervals_do_not(verdict: RecommendationVerdict) -> None:
     paired = CellRatio(1.03, 1.028, 1.032, "paired")
     cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 3.09, paired)]
@@ -268,6 +263,7 @@ def test_a_paired_ratio_tells_apart_what_two_intervals_do_not(verdict: Recommend
     assert alone.first.probability_best < 0.97 and not alone.shapes[1].told_apart
 
 
+@pytest.mark.slow
 def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVerdict, tmp_path: Path) -> None:
     left = MatrixCell(
         name="cell-2", at={"layout": "dp1_tp8_ep8", "max_num_batched_tokens": 8192}, exit_code=None
@@ -277,41 +273,31 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
     (tmp_path / "study.json").write_text(json.dumps(to_tree(study)))
     found = recommended.read(tmp_path)
     assert found.exit_code == summary.EXIT_INTERRUPTED and not found.passed
-    from analysis.results.text import recommendation_text
-
     text = recommendation_text.text(found)
     assert "no result: dp1_tp8_ep8 8192: not measured yet" in text
     assert f"to go on: python -m loadgen resume {tmp_path}" in text
 
 
-def test_layouts_are_checked_before_anything_is_predicted() -> None:
-    with pytest.raises(ConfigError, match="unknown choice 'layout=nope'"):
-        ShapeQuestion.of(["demand.peak_qps=1", "recommend.layouts=[nope]"], None)
-
-
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("on_standing")
 def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One short search of one shape; a busy machine may void its windows, never the answer's form."""
-    from tests.support.words.words import over
+    """One short search of one shape, in one of three tries to its end."""
+    words = over([*WORDS, *tries.BRACKETING], "recommend.layouts=[dp1_tp8_ep8]")
 
-    short = [
-        "workload.input_tokens.mean=600",
-        "workload.output_tokens.mean=20",
-        "search.window_s=6",
-        "search.first_transition_s=3",
-        "search.transition_s=2",
-        "search.budget_s=16",
-        "search.min_dwells=2",
-        "fleet.warmup_requests=4",
-        "fleet.drain_s=3",
-    ]
-    words = over([*WORDS, *short], "recommend.layouts=[dp1_tp8_ep8]")
-    code = main(["recommend", *words, "--measure", "--json", f"out={tmp_path}", "run=it"])
-    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert answer["exit_code"] == code and code in (0, 3, 4, 6)
-    assert answer["recommendation"] and answer["folder"].endswith("it")
-    found = recommended.read(tmp_path / "it")
-    assert found.exit_code == code and len(found.measured) == (code == 0)
-    assert analysis(["show", str(tmp_path / "it")]) == 0
+    def measured_once(number: int) -> dict[str, Any]:
+        folder = tmp_path / f"try-{number}"
+        own = f"seed={number}", f"out={tmp_path}", f"run={folder.name}"
+        code = main(["recommend", *words, *own, "--measure", "--json"])
+        answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert answer["exit_code"] == code and answer["recommendation"] and answer["folder"] == str(folder)
+        found = recommended.read(folder)
+        assert found.exit_code == code and len(found.measured) == (code == 0)
+        (swept,) = folder.glob("*/sweep.json")
+        tree: dict[str, Any] = json.loads(swept.read_text())
+        return tree
+
+    tree = tries.valid(measured_once, enough=tries.bracketed)
+    assert analysis(["show", str(Path(tree["folder"]).parent)]) == 0
     assert "PREDICTED  dp1_tp8_ep8" in capsys.readouterr().out

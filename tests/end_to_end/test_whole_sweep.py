@@ -1,4 +1,4 @@
-"""One sweep as a user runs it, on real Ray, Serve and HTTP: its folder, and the page that follows it."""
+"""`python -m loadgen sweep` on real Ray, Serve and HTTP: its answer, its folder, and the page beside it."""
 
 import json
 import re
@@ -13,24 +13,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis import load_run
+from analysis.results import summary
+from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.runs.run_folders import check_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
-BUDGET_S = 50
-SHORT = [
-    "engine.time_scale=2",
-    "workload.output_tokens.mean=40",
-    "search.window_s=16",
-    "search.first_transition_s=4",
-    "search.transition_s=2",
-    f"search.budget_s={BUDGET_S}",
-    "search.min_dwells=2",
-    "fleet.warmup_requests=4",
-    "fleet.drain_s=3",
-]
 
 
 def url_of(process: "subprocess.Popen[str]") -> str:
@@ -58,11 +48,18 @@ def states(stream: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_whole_sweep_is_seen_while_it_loads_and_leaves_a_folder_that_proves_its_answer(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "whole"
-    words = ["--live", "0", *SHORT, f"out={tmp_path}", "run=whole"]
+def test_a_whole_sweep_finds_the_capacity_and_is_seen_while_it_loads(tmp_path: Path) -> None:
+    """A neighbour may spoil the timing of a try, or leave an end open; never the rows, never the honesty."""
+    tree = tries.valid(lambda number: swept(tmp_path / f"try-{number}", number), enough=tries.bracketed)
+    capacity, predicted = tree["capacity"]["qps_per_node"], tree["prediction"]["qps_per_node"]
+    assert capacity["low"] < predicted["estimate"] < capacity["high"]
+    assert tree["valid"] and tree["passed"] and tree["capacity"]["sampling_noise"]
+    assert "constants" in {event["event"] for event in load_run(Path(tree["folder"])).events()}
+
+
+def swept(folder: Path, seed: int) -> dict[str, Any]:
+    """The verdict of one sweep, of which everything was checked that must hold however it ends."""
+    words = ["--live", "0", *tries.BRACKETING, f"seed={seed}", f"out={folder.parent}", f"run={folder.name}"]
     pipes = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     heard: list[dict[str, Any]] = []
     with subprocess.Popen([sys.executable, "-m", "loadgen", "sweep", *words], **pipes) as process:  # type: ignore[call-overload]
@@ -76,13 +73,11 @@ def test_a_whole_sweep_is_seen_while_it_loads_and_leaves_a_folder_that_proves_it
             seen = metrics(url)
             out, _ = process.stdout.read(), rest.join()
             listener.join(PATIENCE_S)
-    # A neighbour may spoil the timing on a shared machine; it may not spoil the rows, and never the honesty.
-    assert process.wait() in (0, 3, 4, 6), out
-    check_page(heard, folder, process.returncode, out)
+    check_page(heard, folder, process.wait(), out)
     check_metrics(seen)
-    check_proof(folder, process.returncode)
     with pytest.raises(OSError):
         urllib.request.urlopen(url, timeout=PATIENCE_S)
+    return check_proof(folder, process.returncode)
 
 
 def check_page(heard: list[dict[str, Any]], folder: Path, code: int, out: str) -> None:
@@ -92,7 +87,7 @@ def check_page(heard: list[dict[str, Any]], folder: Path, code: int, out: str) -
     assert windows and all(0 <= now["pending"] <= now["sent"] for now in windows)
     assert {now["kind"] for now in windows} == {"dwell"}
     last = runs[-1]
-    assert (last["state"]["run_id"], last["state"]["verb"]) == ("whole", "sweep")
+    assert (last["state"]["run_id"], last["state"]["verb"]) == (folder.name, "sweep")
     assert last["ending"]["exit_code"] == code and last["ending"]["text"] in out
     assert last["ending"]["report"] == str(folder / "report.html")
     assert not (folder / "live.json").exists()
@@ -100,24 +95,23 @@ def check_page(heard: list[dict[str, Any]], folder: Path, code: int, out: str) -
 
 def check_metrics(seen: dict[str, float]) -> None:
     assert seen["maxqps_nodes"] == 1 and seen["maxqps_ended"] == 0
-    assert seen["maxqps_budget_seconds"] == BUDGET_S and 0 < seen["maxqps_offered_qps"] < 20
+    assert seen["maxqps_budget_seconds"] == 45 and 0 < seen["maxqps_offered_qps"] < 100
     assert seen["maxqps_bound_seconds"] > 0 and seen["maxqps_send_lag_gate_seconds"] > 0
 
 
-def check_proof(folder: Path, code: int) -> None:
+def check_proof(folder: Path, code: int) -> dict[str, Any]:
+    """The verdict in the folder, for which its rows, events and samples stand."""
     result = check_folder(folder)
-    assert result["exit_code"] == code and result["valid"] == (code != 4)
+    assert result["exit_code"] == code and result["valid"] == (code != summary.EXIT_VOID)
     assert len(result["dwells"]) >= 2 and result["requests"]["by_status"]["ok"] > 50
     run = load_run(folder)
     assert run.dwells().num_rows == len(result["dwells"])
     assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run.events()}
     assert run.manifest["server"]["models"]
-    if result["valid"] and (capacity := result.get("capacity")):
-        assert "constants" in {event["event"] for event in run.events()}
-        assert "sampling_noise" in capacity or capacity["constants_unknown"]
     assert result["power"] == {"unknown": "the simulated engine uses no GPU"}
     seconds = run.timeseries().to_pylist()
     replicas = set(run.manifest["server"]["replica_nodes"])
     assert len(seconds) > 20 and {row["replica"] for row in seconds} <= replicas
     assert max(row["running"] or 0 for row in seconds) > 0
     assert run.clients().num_rows > 20 and sum(run.clients()["sends"].to_pylist()) > 50
+    return result

@@ -1,17 +1,13 @@
-"""Last words of failed processes: found in the logs of Ray, bounded, without secrets, and explained."""
+"""`cluster.deployment.failure_text`: last words of processes, bounded, without secrets, and explained."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.ray
-
-pytest.importorskip("ray")
-
-from cluster.deployment import failure_text as words  # noqa: E402
-from conf.io.one_line import one_line  # noqa: E402
-from conf.io.secret import masked  # noqa: E402
+from cluster.deployment import failure_text as words
+from conf.io.one_line import one_line
+from conf.io.secret import masked
 
 CAUSES = {
     "*** SIGILL received at time=1795408567 on cpu 0 ***": "illegal instruction",

@@ -1,4 +1,4 @@
-"""Nothing is left of an application: its processes on this machine are known with all that they started."""
+"""`cluster.deployment.removal`: an application's processes are known with all that they started."""
 
 import subprocess
 import sys
@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.ray
-
-pytest.importorskip("ray")
-
-from cluster.deployment import removal  # noqa: E402
-from cluster.ray_session.processes import process_of, running, with_descendants  # noqa: E402
-from tests.support.machine.patience import until  # noqa: E402
+from cluster.deployment import removal
+from cluster.ray_session.processes import process_of, running, with_descendants
+from tests.support.machine.patience import until
 
 PARENT = """
 import subprocess, sys

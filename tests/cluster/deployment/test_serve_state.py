@@ -1,15 +1,14 @@
-"""What Serve's details say of an application: which replicas are engines, and whether it is the same."""
+"""`cluster.deployment.serve_state`: which replicas are engines, and whether they are still the same."""
 
 import copy
 from typing import Any
 
 import pytest
+from ray.serve._private.common import RequestProtocol
+from ray.serve.schema import Target, TargetGroup
 
-pytestmark = pytest.mark.ray
-
-pytest.importorskip("ray")
-
-from cluster.deployment.serve_state import ServeReplica, ServeState, read, seated  # noqa: E402
+from cluster.deployment import serve_state
+from cluster.deployment.serve_state import ServeReplica, ServeState, read, seated
 
 
 def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:
@@ -150,3 +149,23 @@ def test_who_stays_keeps_its_place(
     before: list[ServeReplica], now: list[ServeReplica], expected: str
 ) -> None:
     assert "".join(replica.replica_id for replica in seated(now, before)) == expected
+
+
+@pytest.mark.parametrize(
+    ("targets", "urls"),
+    [
+        ({"SERVE_PROXY_ACTOR-1": 8000}, {}),
+        ({"SERVE_REPLICA::app#It#r0": 30000}, {"r0": "http://10.0.0.1:30000/metrics"}),
+        ({"SERVE_REPLICA::app#It#gone": 30000}, {}),
+    ],
+)
+def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, targets: dict[str, int], urls: dict[str, str]
+) -> None:
+    def group(protocol: str, shift: int) -> TargetGroup:
+        found = [Target(ip="10.0.0.1", port=p + shift, instance_id="", name=n) for n, p in targets.items()]
+        return TargetGroup(targets=found, route_prefix="/", protocol=RequestProtocol(protocol))
+
+    groups = [group("HTTP", 0), group("gRPC", 10_000)]
+    monkeypatch.setattr(serve_state, "_ask_controller", lambda *_: groups)
+    assert serve_state.metrics_urls("app", frozenset({"r0", "r1"})) == urls

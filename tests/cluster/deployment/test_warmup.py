@@ -1,11 +1,13 @@
-"""When a replica is warm: on servers of known behaviour, without Ray."""
+"""`cluster.deployment.warmup`: when a replica is warm, on servers of known behaviour, without Ray."""
 
+import itertools
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from cluster.deployment.warmup import (
     one_token,
     stable,
 )
+from conf.io.http_get import HttpAnswer
 from tests.support.machine.patience import PATIENCE_S
 
 Answer = Callable[[int], tuple[str, float]]
@@ -57,6 +60,34 @@ def server(answer: Answer, end: bytes = b"data: [DONE]\n\n", status: int = 200) 
         httpd.server_close()
 
 
+class Clock:
+    """Stands for the module `time`: it passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self._now_s, self._lock = 0.0, threading.Lock()
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._now_s += seconds
+
+
+def answered_by(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> Clock:
+    """Let a server of this behaviour answer all requests, on a clock that no busy machine moves."""
+    clock, numbers = Clock(), itertools.count(1)
+
+    def ask(*_: Any, **__: Any) -> HttpAnswer:
+        name, first_s = answer(next(numbers))
+        clock.sleep(first_s)
+        return HttpAnswer(200, {warmup.REPLICA_ID: name}, b"data: [DONE]\n\n", first_s)
+
+    monkeypatch.setattr(warmup, "ask", ask)
+    monkeypatch.setattr(warmup, "time", clock)
+    return clock
+
+
 def warmer(
     least: int = 5,
     most: int = 12,
@@ -65,7 +96,7 @@ def warmer(
     lost: Callable[[], str | None] = lambda: None,
 ) -> ReplicaWarmer:
     shape = WarmupRequests("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
-    return ReplicaWarmer(shape, time.monotonic() + limit_s, patience_s, lost)
+    return ReplicaWarmer(shape, warmup.time.monotonic() + limit_s, patience_s, lost)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +113,14 @@ def test_stable_are_five_times_near_each_other(ttfts_s: list[float], expected: b
 
 
 def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "JITTER_S", 1.0)  # what this machine may add
-    with server(lambda n: ("r0", 2.0 if n <= 2 else 0.0)) as url:
-        warmth = warmer().replicas({"r0": url})["r0"]
-    assert warmth.stable and warmth.requests == 7
-    assert warmth.first_s > 2.0 > warmth.ttft_s
+    answered_by(monkeypatch, lambda n: ("r0", 2.0 if n <= 2 else 0.1))
+    warmth = warmer().replicas({"r0": "http://r0"})["r0"]
+    assert warmth == ReplicaWarmup(first_s=2.0, ttft_s=0.1, requests=7, stable=True)
 
 
-def test_a_replica_that_never_gets_stable_is_said_and_no_error() -> None:
-    with server(lambda n: ("r0", 0.15 * (n % 2))) as url:
-        warmth = warmer(most=8).replicas({"r0": url})["r0"]
+def test_a_replica_that_never_gets_stable_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered_by(monkeypatch, lambda n: ("r0", 0.15 * (n % 2)))
+    warmth = warmer(most=8).replicas({"r0": "http://r0"})["r0"]
     assert (warmth.requests, warmth.stable) == (8, False)
     assert line({"r0": warmth}).endswith("after 8 requests, 1 not stable yet")
 
@@ -132,13 +161,13 @@ def test_answers_without_a_name_are_one_unknown_replica() -> None:
     assert set(warmths) == {""} and warmths[""].requests >= 10
 
 
-@pytest.mark.slow
-def test_a_front_that_never_names_a_replica_has_not_reached_it() -> None:
-    with server(lambda _: ("r0", 0.0)) as url:
-        with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
-            warmer(patience_s=0.2).reach(url, ["r0", "r1"])
-        with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
-            warmer(limit_s=2.0).front(url, ["r0", "r1"])
+def test_a_front_that_never_names_a_replica_has_not_reached_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = answered_by(monkeypatch, lambda _: ("r0", 0.01))
+    with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
+        warmer(patience_s=0.2, limit_s=PATIENCE_S).reach("http://front", ["r0", "r1"])
+    assert clock.monotonic() < 1.0
+    with pytest.raises(WarmupError, match="1 of 2 replicas never answered at http"):
+        warmer(limit_s=2.0).front("http://front", ["r0", "r1"])
 
 
 @pytest.mark.parametrize(("end", "status"), [(b"", 200), (b"data: [DONE]\n\n", 503)])

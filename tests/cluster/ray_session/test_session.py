@@ -1,34 +1,39 @@
-"""A session of our own, where starting it does not go well at once."""
+"""`cluster.ray_session.session`: a session that is started here or joined, where that does not go well."""
 
 import os
+import signal
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import ray
 from ray._private import accelerators
+from ray.exceptions import RaySystemError
+from ray.serve.exceptions import RayServeException
 
 from cluster.ray_session import session
 from cluster.ray_session.placement import SessionError
 from conf import load
-from conf.specs.experiment import Cluster
+from conf.specs.experiment import Cluster, Routing
 
 ASKED = load(["cluster=laptop"])
 CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("no_session")
 def test_a_node_and_a_front_that_are_late_once_are_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither the caller's GPUs nor the length of TMPDIR matters meanwhile."""
-    import ray
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert len(str(tmp_path)) > 25
@@ -161,3 +166,100 @@ def test_what_stays_wrong_is_one_line(words: str, tries: int, monkeypatch: pytes
     ):
         pass
     assert len(tried) == tries
+
+
+JOINED = Cluster("joined", session="address", address="10.0.0.1:6379", gpus_per_node=8)
+HEAD = {
+    "Alive": True,
+    "NodeManagerAddress": "10.0.0.1",
+    "Resources": {"GPU": 8.0, "node:__internal_head__": 1.0},
+    "Labels": {},
+}
+
+
+def fails(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def does_nothing(*_: object, **__: object) -> None:
+    """In place of what would reach a cluster."""
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A cluster to join that is not there; one module's calls into Ray and Serve are stand-ins."""
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, does_nothing)
+    monkeypatch.setattr(session, "_knock", does_nothing)
+    monkeypatch.setattr(ray, "nodes", lambda: [HEAD])
+    monkeypatch.setattr(ray, "get_actor", fails(ValueError("no such actor")))
+    for name in ("start", "shutdown"):
+        monkeypatch.setattr(session.serve, name, does_nothing)
+    return monkeypatch
+
+
+FAILURES = [
+    RuntimeError("a\n  the reason\n"),
+    TimeoutError("the reason"),
+    OSError("the reason"),
+    RaySystemError("the reason"),
+    RayServeException("the reason"),
+    Exception("the reason"),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["init", "nodes", "get_actor", "start", "own"])
+def test_a_session_that_does_not_start_is_one_line(
+    joined: pytest.MonkeyPatch, where: str, error: Exception
+) -> None:
+    cluster, home = JOINED, ray
+    if where == "start":
+        home = session.serve
+    if where == "own":
+        cluster, home, where = CLUSTER, session, "RayCluster"
+    joined.setattr(home, where, fails(error))
+    before = dict(os.environ)
+    with pytest.raises(SessionError, match=r"^cannot .*: .*the reason.*; .*$") as caught:
+        session.open_session(cluster, Routing("leastconn")).__enter__()
+    assert "\n" not in str(caught.value)
+    assert os.environ == before
+
+
+def test_an_error_of_the_run_is_not_the_sessions(joined: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="of the run"), session.open_session(JOINED, Routing("leastconn")):
+        raise RuntimeError("of the run")
+
+
+def test_the_callers_signal_handlers_hold_while_serve_starts(joined: pytest.MonkeyPatch) -> None:
+    kinds = signal.SIGINT, signal.SIGTERM
+    before = [signal.getsignal(kind) for kind in kinds]
+    while_serve_starts: list[Any] = []
+
+    def init(**_: object) -> None:
+        for kind in kinds:
+            signal.signal(kind, does_nothing)
+
+    def start(*_: object) -> None:
+        while_serve_starts.extend(signal.getsignal(kind) for kind in kinds)
+
+    joined.setattr(ray, "init", init)
+    joined.setattr(session.serve, "start", start)
+    try:
+        with session.open_session(JOINED, Routing("leastconn")):
+            assert [signal.getsignal(kind) for kind in kinds] == before
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+    assert while_serve_starts == before
+
+
+@pytest.mark.parametrize("labels", [{}, {"role": "load"}])
+def test_a_session_knows_the_roles_of_its_nodes(joined: pytest.MonkeyPatch, labels: dict[str, str]) -> None:
+    dead = HEAD | {"Alive": False, "Labels": {"role": "dead"}}
+    joined.setattr(ray, "nodes", lambda: [HEAD, HEAD | {"Labels": labels}, dead])
+    with session.open_session(JOINED, None) as opened:
+        assert opened.roles == set(labels.values())

@@ -1,4 +1,4 @@
-"""The fleet for real: load actors in a Ray cluster against a scripted server, also when one is killed."""
+"""`loadgen.fleet.fleet` on real Ray: load actors against a scripted server, also when one is killed."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,26 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from analysis.rows import gathering, records
 from conf import load
 from conf.io.access import Access
 from conf.io.secret import Secret
+from loadgen.fleet.fleet import ClockOffset, FleetError, LoadFleet
+from loadgen.fleet.load_actor import FleetPlan
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S, until
+from tests.support.machine.shared_session import SharedSession
 from tests.support.servers.mock_server import answer, serving
 
-pytestmark = pytest.mark.ray
-
-ray = pytest.importorskip("ray")
-
-from loadgen.fleet.fleet import ClockOffset, FleetError, LoadFleet  # noqa: E402
-from loadgen.fleet.load_actor import FleetPlan  # noqa: E402
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session(shared_session: SharedSession) -> None:
+    """A head for load actors; the session that other files leave open will do."""
+    shared_session.fake()
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +64,7 @@ def check_sent(rows: Any) -> None:
     assert set(counted) <= {"ok", "missed"} and counted["ok"] > 0
 
 
-def test_actors_share_one_schedule_and_every_request_has_one_row(
-    ray_alone: object, url: str, tmp_path: Path
-) -> None:
+def test_actors_share_one_schedule_and_every_request_has_one_row(url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "whole")
     target = fleet(url, folder)
     start_ns = max(0, target.now_ns()) + NS // 2
@@ -80,9 +83,7 @@ def test_actors_share_one_schedule_and_every_request_has_one_row(
     assert b"hush-hush" not in written
 
 
-def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
-    ray_alone: object, url: str, tmp_path: Path
-) -> None:
+def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "killed")
     target = fleet(url, folder)
     start_ns = max(0, target.now_ns()) + NS // 2
@@ -104,9 +105,8 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
     assert len(lost) < len(schedule.shard(1, 2)), "rows flushed before the kill are kept"
 
 
-def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
-    ray_alone: object, url: str, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(url: str, tmp_path: Path) -> None:
     """The step is faked as what it changes: where the run's zero lies on the wall clock of today."""
     folder = RunFolder.create(tmp_path, "stepped")
     target = fleet(url, folder, count=1)
@@ -122,7 +122,8 @@ def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
     assert target.members[-1].offset == ClockOffset(0, 0)
 
 
-def test_an_unfinished_run_reads_like_a_finished_one(ray_alone: object, url: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_unfinished_run_reads_like_a_finished_one(url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "unfinished")
     target = fleet(url, folder, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2
@@ -135,15 +136,17 @@ def test_an_unfinished_run_reads_like_a_finished_one(ray_alone: object, url: str
     target.finish(0.1)
 
 
+@pytest.mark.slow
 def test_no_room_for_the_actors_is_one_line(
-    ray_alone: object, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", 2.0)
     with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
         fleet(url, RunFolder.create(tmp_path, "none"), count=1, cpus=64)
 
 
-def test_a_shard_from_another_disk_is_fetched(ray_alone: object, url: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "remote")
     target = fleet(url, folder, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2

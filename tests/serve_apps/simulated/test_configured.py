@@ -1,4 +1,4 @@
-"""The simulated service by Ray Serve's own config file: a deployment follows its load by the file."""
+"""`serve_apps.simulated.configured`: by Ray Serve's own config file a deployment follows its load."""
 
 import json
 import threading
@@ -6,24 +6,21 @@ import urllib.request
 
 import pytest
 import yaml
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
-pytest.importorskip("ray")
-
-from ray import serve  # noqa: E402
-from ray.serve.context import _get_global_client  # noqa: E402
-from ray.serve.schema import ServeDeploySchema  # noqa: E402
-
-from analysis.autoscaling.request_life import RequestLife  # noqa: E402
-from analysis.autoscaling.serve_file import serve_file  # noqa: E402
-from analysis.autoscaling.serve_scaling import ServeScaling  # noqa: E402
-from analysis.planning.evidence import IntervalEstimate  # noqa: E402
-from cluster.ray_session.session import Session  # noqa: E402
-from conf import ConfigError, load  # noqa: E402
-from conf.composed import dump  # noqa: E402
-from conf.specs.experiment import Experiment  # noqa: E402
-from serve_apps.simulated import configured  # noqa: E402
-from serve_apps.simulated.app import ENGINES  # noqa: E402
-from tests.support.machine.patience import until  # noqa: E402
+from analysis.autoscaling.request_life import RequestLife
+from analysis.autoscaling.serve_file import serve_file
+from analysis.autoscaling.serve_scaling import ServeScaling
+from analysis.planning.evidence import IntervalEstimate
+from cluster.ray_session.session import Session
+from conf import ConfigError, load
+from conf.composed import dump
+from conf.specs.experiment import Experiment
+from serve_apps.simulated import configured
+from serve_apps.simulated.app import ENGINES
+from tests.support.machine.patience import until
 
 WORDS = ["layout=dp2_tp4_ep4", "engine.time_scale=.1"]
 """Slow engines: what is in flight moves their number, and a token costs this machine work."""
@@ -61,6 +58,8 @@ def running() -> int:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
     asked = load(WORDS)
     text = serve_file(SCALING, tree_of(asked, [{"GPU": 4.0, "CPU": 0.05}]), "a test")

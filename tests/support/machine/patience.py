@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from analysis.results import summary
 from loadgen.traffic.schedule import NS
 
 PATIENCE_S = 120.0
@@ -26,10 +24,3 @@ def until(seen: Callable[[], object], never: str = "it never came", patience_s: 
         assert time.monotonic() < deadline_s, never
         time.sleep(pause_s)
         pause_s = min(1.3 * pause_s, 0.5)
-
-
-def void_by_neighbours(tree: dict[str, Any]) -> bool:
-    """True for the conclusion of a run that is void, and for nothing but a busy machine's sake."""
-    reasons = {dwell["void_reason"] for dwell in tree["dwells"] if not dwell["valid"]}
-    void = tree["exit_code"] == summary.EXIT_VOID and not tree["valid"]
-    return void and bool(reasons) and reasons <= set(BUSY)

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from cluster.ray_session.session import Session
 
 
+FAKE = Cluster("two fake nodes", session="fake", nodes=2, gpus_per_node=8)
+"""What tests of several folders ask for, so that one session serves them all."""
+
+
 class SharedSession:
     """A session that tests of several files find open, because to start one takes some ten CPU seconds."""
 
@@ -25,6 +29,10 @@ class SharedSession:
             session = self._stack.enter_context(open_session(cluster, routing, load_cpus=1))
             self._open = cluster, routing, session
         return self._open[2]
+
+    def fake(self) -> "Session":
+        """A head for load actors and the nodes of `FAKE`, with Serve behind HAProxy."""
+        return self.of(FAKE, Routing("leastconn"))
 
     def close(self) -> None:
         """End the session that is open, if any."""
