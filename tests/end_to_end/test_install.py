@@ -1,19 +1,19 @@
-"""What make installs: files with known hashes, torch from where it is at hand, a remedy where that fails."""
+"""`.ci/environment.py` and the lock files: what make installs, once for all checkouts, and the remedies."""
 
+import os
 import re
 import subprocess
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements.lock", "requirements-vllm.lock", "requirements-vllm-torch.lock")
-PYTHON = """#!/bin/sh
-# In place of an environment's Python: it keeps what it is told, and fails where the test says so.
-echo "$*" >> {log}
-case "$*" in {failing}) echo "ERROR: from pip" >&2; exit 1 ;; esac
-"""
 
 
 def pinned(lock: str) -> dict[str, list[str]]:
@@ -44,31 +44,129 @@ def test_the_lock_holds_what_the_project_asks_for() -> None:
     assert runtime <= set(pinned("requirements-vllm.lock"))
 
 
-def make(tmp_path: Path, target: str, failing: str) -> tuple[int, str, list[str]]:
-    """Exit code, output and what Python was told, when it fails where its words match `failing`."""
-    log = tmp_path / "log"
-    for name in ("ours", "vllm"):
-        python = tmp_path / name / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.write_text(PYTHON.format(log=log, failing=failing))
-        python.chmod(0o755)
-    words = ["make", f"VENV={tmp_path}/ours", f"VLLM_VENV={tmp_path}/vllm", target.format(tmp_path)]
-    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    return ran.returncode, ran.stdout + ran.stderr, log.read_text().splitlines()
+@dataclass
+class Computer:
+    """Notes commands and runs none; those that match `failing` fail. A new Python is an empty file."""
+
+    module: Any
+    failing: str = "nothing"
+    commands: list[str] = field(default_factory=list)
+
+    def run(self, *command: str, quiet: bool = False) -> bool:
+        self.commands.append(" ".join(command))
+        if command[1:3] == ("-m", "venv"):
+            scripts = Path(command[-1]) / "bin"
+            scripts.mkdir(parents=True)
+            (scripts / "python").touch()
+            (scripts / "tool").write_text(f"#!{scripts}/python")
+        if "--target" in command:
+            Path(command[command.index("--target") + 1]).mkdir(parents=True)
+        return not re.search(self.failing, self.commands[-1])
+
+    def make(self, kind: str, folder: Path) -> list[str]:
+        """Make an environment; the commands."""
+        before = len(self.commands)
+        self.module.main(kind, folder)
+        return self.commands[before:]
 
 
-@pytest.mark.parametrize("target", ["{}/ours/.installed", "vllm", "{}/vllm/vllm-0.29.0"])
-def test_a_failed_installation_names_the_remedy_in_one_line(target: str, tmp_path: Path) -> None:
-    code, said, _ = make(tmp_path, target, "*pip*")
-    (line,) = [line for line in said.splitlines() if "was not installed" in line and "echo" not in line]
-    assert code and "PIP_INDEX_URL" in line and "PIP_FIND_LINKS" in line and " GB " in line
+@pytest.fixture
+def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
+    spec = spec_from_file_location("environment", ROOT / ".ci" / "environment.py")
+    assert spec and spec.loader
+    made = Computer(module_from_spec(spec))
+    spec.loader.exec_module(made.module)
+    monkeypatch.setattr(made.module, "run", made.run)
+    monkeypatch.setenv("ENVIRONMENTS", str(tmp_path / "lasting"))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["main", "vllm", "vllm==0.29.0"])
+def test_a_failed_installation_names_the_remedy_and_leaves_nothing_that_counts(
+    kind: str, tmp_path: Path, computer: Computer
+) -> None:
+    computer.failing = "pip"
+    with pytest.raises(SystemExit) as failed:
+        computer.make(kind, tmp_path / "here")
+    said = str(failed.value)
+    assert "PIP_INDEX_URL" in said and "PIP_FIND_LINKS" in said and " GB " in said and "\n" not in said
+    computer.failing = "nothing"
+    assert any("pip" in command for command in computer.make(kind, tmp_path / "here")[:2])
 
 
 @pytest.mark.parametrize("at_hand", [True, False])
-def test_torch_is_the_small_build_where_that_is_at_hand(at_hand: bool, tmp_path: Path) -> None:
-    code, said, told = make(tmp_path, "vllm", "nothing" if at_hand else "*+cpu*|*'import torch'*")
-    assert code == 0, said
-    cuda = [line for line in told if "requirements-vllm-torch.lock" in line]
+def test_torch_is_the_small_build_where_that_is_at_hand(
+    at_hand: bool, tmp_path: Path, computer: Computer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    computer.failing = "nothing" if at_hand else r"\+cpu|import torch"
+    commands = computer.make("vllm", tmp_path / "here")
+    cuda = [line for line in commands if "requirements-vllm-torch.lock" in line]
     assert len(cuda) == (not at_hand) and all("--require-hashes" in line for line in cuda)
-    assert ("no CPU build of torch at hand" in said) == (not at_hand)
-    assert any("torch==2.13.0+cpu" in line for line in told)
+    assert ("no CPU build of torch at hand" in capsys.readouterr().out) == (not at_hand)
+    assert any("torch==2.13.0+cpu" in line for line in commands)
+
+
+def test_a_second_checkout_installs_nothing_but_its_own_code(tmp_path: Path, computer: Computer) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert any("requirements.lock" in command for command in computer.make("main", first))
+    for _ in range(2):  # a copy, and once more where a copy stands
+        (command,) = computer.make("main", second)
+        assert command.startswith(f"{second}/bin/python -m pip") and "--editable" in command
+    for folder in first, second:
+        assert (folder / "bin" / "tool").read_text() == f"#!{folder}/bin/python"
+    (lasting,) = [path for path in (tmp_path / "lasting").iterdir() if path.is_dir()]
+    assert all((folder / "bin" / "python").samefile(lasting / "bin" / "python") for folder in (first, second))
+
+
+def test_two_at_once_install_once(tmp_path: Path, computer: Computer) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: computer.make("main", tmp_path / name), ("first", "second")))
+    assert sum("requirements.lock" in command for command in computer.commands) == 1
+    assert (tmp_path / "second" / "bin" / "tool").exists() and (tmp_path / "first" / "bin" / "tool").exists()
+
+
+def test_an_environment_is_made_anew_where_it_is_not_that_of_the_locks(
+    tmp_path: Path, computer: Computer
+) -> None:
+    """A copy that ended early, one that was moved, and one of before."""
+    here = tmp_path / "here"
+    for content in (None, "another hash\n"):
+        computer.make("main", here)
+        (here / "left over").touch()
+        (here / ".made-of").unlink() if content is None else (here / ".made-of").write_text(content)
+        computer.make("main", here)
+        assert not (here / "left over").exists()
+    moved = here.rename(tmp_path / "moved")
+    computer.make("main", moved)
+    assert (moved / "bin" / "tool").read_text() == f"#!{moved}/bin/python"
+
+
+@pytest.mark.parametrize("without", ["home", "a folder", "hard links"])
+def test_a_checkout_has_its_environment_where_nothing_lasts(
+    without: str,
+    tmp_path: Path,
+    computer: Computer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    if without == "home":
+        for name in ("ENVIRONMENTS", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+    elif without == "a folder":
+        monkeypatch.setenv("ENVIRONMENTS", str(tmp_path / "file" / "below"))
+    else:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("another file system")))
+    commands = computer.make("main", tmp_path / "here")
+    assert any("requirements.lock" in command for command in commands)
+    assert (tmp_path / "here" / "bin" / "tool").read_text() == f"#!{tmp_path}/here/bin/python"
+    assert ("which other checkouts cannot take" in capsys.readouterr().out) == (without != "hard links")
+
+
+def test_make_hands_kinds_and_folders_over(tmp_path: Path) -> None:
+    ours, vllm = tmp_path / "ours", tmp_path / "vllm"
+    targets = [f"{ours}/.installed", f"{vllm}/.installed", f"{vllm}/vllm-0.29.0"]
+    words = ["make", "--dry-run", f"VENV={ours}", f"VLLM_VENV={vllm}", *targets]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    told = re.findall(r"environment\.py (.*)", ran.stdout)
+    assert told == [f"main {ours}", f"vllm {vllm}", f"vllm==0.29.0 {vllm}/vllm-0.29.0"]

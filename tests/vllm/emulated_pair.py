@@ -6,7 +6,6 @@ JSON of `Case`s; what happened is written as JSON after SAID. ray.serve.llm's ow
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from cluster.ray_session.held_ports import HeldPorts
 from conf import load
 from conf.specs.experiment import EmulatedEngine
 from serve_apps.vllm_emulated.gpu import EmulatedGpu, emulated
@@ -47,9 +47,7 @@ class Seen:
     """Of each prompt: tokens, and seconds from when it was asked for. Blocks are those in use."""
 
     tokens: list[int] = field(default_factory=list)
-    prefill_s: list[float] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
-    tpot_s: list[float] = field(default_factory=list)
     held_blocks: int = 0
     """Most blocks of the prefill engine in use after its last prompt was computed."""
     left_blocks: list[int] = field(default_factory=list)
@@ -219,8 +217,7 @@ def one(case: Case, prefill: Engine, decode: Engine, ports: tuple[int, int], see
     prefill.ask(prefill_id, tokens, 1, first.kv_transfer_params)
     decode_request = then(None) if backend.concurrent_handoff else None
     if decode_request is None:
-        ((at_s, answer),) = prefill.wait(prefill_id)
-        seen.prefill_s.append(at_s - begin_s)
+        ((_, answer),) = prefill.wait(prefill_id)
         decode_request = then(answer)
     decode_id = f"cmpl-{decode_request.request_id}-0-d"
     params = decode_request.kv_transfer_params
@@ -232,22 +229,15 @@ def one(case: Case, prefill: Engine, decode: Engine, ports: tuple[int, int], see
     if case.transfer_s and not backend.concurrent_handoff:
         seen.held_blocks = max(seen.held_blocks, prefill.used_blocks)
     outputs = decode.wait(decode_id, case.output)
-    times = [at_s for at_s, _ in outputs]
     seen.tokens.append(sum(len(output.new_token_ids) for _, output in outputs))
-    seen.ttft_s.append(times[0] - begin_s)
-    seen.tpot_s.append((times[-1] - times[0]) / (case.output - 1))
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    seen.ttft_s.append(outputs[0][0] - begin_s)
 
 
 if __name__ == "__main__":
     folder, cases = sys.argv[1], json.loads(sys.argv[2])
-    ports = free_port(), free_port()
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[0])
-    sys.stdout.write("SAID" + json.dumps([asdict(run(folder, Case(**case), ports)) for case in cases]) + "\n")
+    with HeldPorts() as held:
+        ports = held.another(), held.another()
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[0])
+        seen = [asdict(run(folder, Case(**case), ports)) for case in cases]
+    sys.stdout.write("SAID" + json.dumps(seen) + "\n")

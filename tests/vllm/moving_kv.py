@@ -1,15 +1,14 @@
 """A prefill and a decode engine of vLLM's own schedulers, and a connector that moves nothing.
 
-All on one virtual clock. `Times` is asked when a transfer ends.
+All on one virtual clock. The engine model's `KvLink` says when a transfer ends.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
-import vllm.v1.engine.core as core_module
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -22,17 +21,21 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from tests.vllm.real_core import Clock, Core, Gpu, Limits, Log, Outputs, Work, real_scheduler, scheduled_work
+from serve_apps.engine_model.cost.transfer import KvLink
+from tests.vllm.real_core import (
+    Clock,
+    Core,
+    Gpu,
+    Limits,
+    Log,
+    Outputs,
+    Work,
+    core_sleeps,
+    real_scheduler,
+    scheduled_work,
+)
 
 Duration = Callable[[Sequence[Work], int], float]
-
-
-class Times(Protocol):
-    """Ends of transfers, in the order in which they may begin."""
-
-    def end_s(self, start_s: float, tokens: int) -> float: ...
-
-    def written_s(self, begun_s: float, computed_s: float, taken_s: float, tokens: int) -> float: ...
 
 
 class StillConnector(KVConnectorBase_V1, SupportsHMA):
@@ -167,7 +170,6 @@ class Side:
             extra = {"kv_transfer_params": params}
             sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
             self.scheduler.add_request(Request(name, tokens, sampling, None, block_hasher=self.hasher))
-        core_module.time.sleep = self.clock.sleep
         self.core._process_engine_step()
 
 
@@ -175,7 +177,7 @@ def run_pair(
     prompts: Sequence[tuple[float, list[int], int]],
     limits: tuple[Limits, Limits],
     durations: tuple[Duration, Duration],
-    link: Times,
+    link: KvLink,
     writes: bool,
     folder: Path,
 ) -> tuple[Log, Log]:
@@ -215,14 +217,9 @@ def run_pair(
         prefill.inbox.append((at_s, str(number), tokens, 1, {"do_remote_decode": True}))
         if writes:
             expect(str(number), at_s)
-    true_time = core_module.time
-    core_module.time = SimpleNamespace(
-        sleep=None, monotonic=true_time.monotonic, time=true_time.time, perf_counter=true_time.perf_counter
-    )
-    try:
-        # The one that is behind moves: nothing that it does reaches into the other's past.
-        while (side := min(prefill, decode, key=Side.due)).due() < float("inf"):
+    sides = prefill, decode
+    # The one that is behind moves: nothing that it does reaches into the other's past.
+    while (side := min(sides, key=Side.due)).due() < float("inf"):
+        with core_sleeps(side.clock.sleep):
             side.turn(side.due())
-    finally:
-        core_module.time = true_time
     return prefill.log, decode.log

@@ -1,10 +1,9 @@
 """vLLM's own scheduler and core loop on a virtual clock and an imaginary GPU."""
 
-import json
 import queue
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,21 +23,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from conf import load
+from serve_apps.vllm_recipes.model_folder import write_folder
+
+TINY, LONGEST = load(["model=tiny_qwen3_moe", "layout=dp1_tp1"]).model, 8192
 Work = tuple[str, int, int]
 """A request's part of a step: its id, the tokens that have their KV already, the tokens to compute."""
-
-TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 1,
-    "vocab_size": 1024,
-    "max_position_embeddings": 65536,
-    "torch_dtype": "bfloat16",
-}
 
 
 @dataclass(frozen=True)
@@ -153,10 +143,10 @@ def scheduled_work(output: Any) -> list[Work]:
 
 def real_scheduler(limits: Limits, folder: Path, transfer: KVTransferConfig | None = None) -> Scheduler:
     """vLLM's scheduler as EngineCore builds it, over `limits`, for a model of which only a config exists."""
-    (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
-    model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=32768)
+    write_folder(TINY, folder)
+    model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=LONGEST)
     scheduling = SchedulerConfig(
-        max_model_len=32768,
+        max_model_len=LONGEST,
         is_encoder_decoder=False,
         max_num_batched_tokens=max(limits.budget, limits.seqs),  # vLLM refuses less; its scheduler copes
         max_num_seqs=limits.seqs,
@@ -185,6 +175,19 @@ def real_scheduler(limits: Limits, folder: Path, transfer: KVTransferConfig | No
     return kind(config, kv, structured, limits.block_size, log_stats=False)
 
 
+@contextmanager
+def core_sleeps(sleep: Callable[[float], None]) -> Iterator[None]:
+    """vLLM's core sleeps by `sleep` meanwhile."""
+    true_time, core_module.time = (
+        core_module.time,
+        SimpleNamespace(**vars(core_module.time) | {"sleep": sleep}),
+    )
+    try:
+        yield
+    finally:
+        core_module.time = true_time
+
+
 def run_real(
     prompts: Sequence[tuple[float, list[int], int]],
     limits: Limits,
@@ -201,13 +204,7 @@ def run_real(
     init_none_hash(sha256)
     hasher = get_request_block_hasher(limits.block_size, sha256) if limits.caching else None
     arriving = deque(enumerate(prompts))
-    true_time, core_module.time = (
-        core_module.time,
-        SimpleNamespace(
-            sleep=clock.sleep, monotonic=time.monotonic, time=time.time, perf_counter=time.perf_counter
-        ),
-    )
-    try:
+    with core_sleeps(clock.sleep):
         while arriving or core.has_work():
             if not core.has_work():
                 clock.now_s = max(clock.now_s, arriving[0][1][0])
@@ -216,6 +213,4 @@ def run_real(
                 sampling = SamplingParams(max_tokens=output, ignore_eos=True)
                 scheduler.add_request(Request(str(number), tokens, sampling, None, block_hasher=hasher))
             core._process_engine_step()
-    finally:
-        core_module.time = true_time
     return log

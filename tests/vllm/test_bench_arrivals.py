@@ -1,11 +1,11 @@
-"""Arrivals of `vllm bench serve`, held to the generator of the vLLM that is installed."""
+"""`loadgen.traffic.processes`: arrivals of `vllm bench serve`, held to those of the installed vLLM."""
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from vllm.benchmarks import serve
 
 from loadgen.traffic.processes import bench_arrivals_s
 from tests.support.words.vllm_bench_times import GIVEN
@@ -26,7 +26,7 @@ class Clock:
         self.now_s += seconds
 
 
-async def _sent_s(serve: Any, clock: Clock, requests: int, rate: float, burstiness: float) -> list[float]:
+async def _sent_s(clock: Clock, requests: int, rate: float, burstiness: float) -> list[float]:
     planned = list(range(requests))
     return [clock.time() async for _ in serve.get_request(planned, rate, burstiness)]
 
@@ -35,11 +35,10 @@ async def _sent_s(serve: Any, clock: Clock, requests: int, rate: float, burstine
 def test_the_tool_sends_when_we_say(
     asked: tuple[int, float, int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serve = pytest.importorskip("vllm.benchmarks.serve")
     requests, rate, seed, burstiness = asked
     clock = Clock()
     monkeypatch.setattr(serve, "time", clock)
     monkeypatch.setattr(serve, "asyncio", SimpleNamespace(sleep=clock.sleep))
     np.random.seed(seed)  # noqa: NPY002  # as the tool does
-    sent_s = asyncio.run(_sent_s(serve, clock, requests, rate, burstiness))
+    sent_s = asyncio.run(_sent_s(clock, requests, rate, burstiness))
     np.testing.assert_allclose(bench_arrivals_s(*asked), sent_s, rtol=1e-9)

@@ -1,4 +1,4 @@
-"""The truth of the quality gate's verdict, with real vLLM on this machine's CPU.
+"""`analysis.quality.gate`: the truth of the quality gate's verdict, with real vLLM on this machine's CPU.
 
 Known harm is done to a tiny model, and the gate has to say what its size deserves. A's answers come from
 vLLM's own HTTP server, as in life; candidates are recorded from vLLM's `LLM` class, one after the other in
@@ -8,19 +8,15 @@ AVX-512, vLLM 0.32.0; asserted is what another CPU gives too.
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,21 +27,16 @@ from analysis.quality.gate import GateRule, judge
 from analysis.quality.gate_verdict import GateVerdict
 from conf import Experiment, load
 from conf.io.access import DEFAULT_ACCESS
-from loadgen.drive.driver import Driver
 from loadgen.quality import pace, prompts, questions
 from loadgen.quality.asking import Asking
 from loadgen.quality.service import AskedPrompt, AskedService
-from loadgen.run.endpoint import TargetError
-from loadgen.run.service import Service
 from loadgen.studies import gate_evidence, gate_questions
-from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, ServedModel
-from serve_apps.vllm_engine.process_server import SERVER, guarded
 from serve_apps.vllm_recipes.model_folder import write_folder
-from tests.vllm.running import Up
+from tests.vllm.running import Server, post, serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 HEAD, INNER = 20.0, 4.0
 """Factors on the random weights of the output head, and on those of values and experts.
@@ -59,7 +50,7 @@ BLOCK_TOKENS = 32
 """Of the prefix cache: half a prompt, so that there is something that could be found again."""
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "block_size": BLOCK_TOKENS}
-START_S, POLL_S = 300.0, 0.5
+HITS = "prefix_cache_hits_total"
 MUCH, LITTLE = 0.1, 0.0001
 """Standard deviations of the noise on weights, as shares of each tensor's own."""
 
@@ -147,65 +138,14 @@ def asked(models: Models) -> Experiment:
     )
 
 
-@dataclass
-class Endpoint:
-    """A server process of vLLM that is being started."""
-
-    url: str
-    process: "subprocess.Popen[bytes]"
-    log: Path
-
-    def ready(self) -> str:
-        """Its address once it answers."""
-        deadline_s = time.monotonic() + START_S
-        while time.monotonic() < deadline_s and self.process.poll() is None:
-            with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
-                return self.url
-            time.sleep(POLL_S)
-        raise AssertionError(self.log.read_text(errors="replace")[-3000:])
-
-
-@contextmanager
-def starting(folder: Path, name: str, log: Path, *words: str) -> Iterator[Endpoint]:
-    with closing(reserved_port()) as port, log.open("wb") as said:
-        number = str(port.getsockname()[1])
-        argv = [sys.executable, "-m", SERVER, "--model", str(folder), "--served-model-name", name]
-        argv += ["--host", LOOPBACK, "--port", number, "--enforce-eager", *words]
-        for key, value in ARGS.items():
-            argv += [f"--{key.replace('_', '-')}", str(value)]
-        process = subprocess.Popen(
-            guarded(argv),
-            env={**os.environ, **ENVIRONMENT, "HOME": str(log.parent)},
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            yield Endpoint(f"http://{LOOPBACK}:{number}", process, log)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@dataclass(frozen=True)
-class Served:
-    """Endpoints of the plain model: with vLLM's default of 20 alternatives, and with 5."""
-
-    url: str
-    few_url: str
-
-
 @pytest.fixture(scope="module")
-def served(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Both start side by side, for each spends its time on imports."""
-    logs = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        one, few = (
-            stack.enter_context(starting(models.plain, asked.model.served_name, logs / name, *words))
-            for name, words in (("plain.log", ()), ("few.log", ("--max-logprobs", "5")))
-        )
-        yield Served(one.ready(), few.ready())
+def served(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An endpoint of the plain model."""
+    log, words = tmp_path_factory.mktemp("server") / "plain.log", ["--enforce-eager"]
+    for key, value in ARGS.items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    with serving(models.plain, asked.model.served_name, log, ENVIRONMENT, *words) as starting:
+        yield starting.ready()
 
 
 def answers(asked: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[AnswerRecord]:
@@ -219,7 +159,7 @@ def answers(asked: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[Ans
 
 
 @pytest.fixture(scope="module")
-def base(asked: Experiment, served: Served) -> list[AnswerRecord]:
+def base(asked: Experiment, served: Server) -> list[AnswerRecord]:
     """A's answers to all prompts, twice."""
     return answers(asked, served.url, list(gate_questions.twice(asked)))
 
@@ -272,7 +212,7 @@ def shown(found: GateVerdict) -> str:
     return f"{found.verdict} after {found.prompts} prompts; {found.why}; {found.again}; {found.candidate}"
 
 
-def test_a_model_is_the_same_as_itself(asked: Experiment, served: Served, base: list[AnswerRecord]) -> None:
+def test_a_model_is_the_same_as_itself(asked: Experiment, served: Server, base: list[AnswerRecord]) -> None:
     """As soon as that can be said at all: after 432 prompts, at the margins of the configuration."""
     again = answers(asked, served.url, gate_questions.once(asked))
     found = judge(gate_evidence.evidence_of(base, again), GateRule.of(asked.quality))
@@ -319,35 +259,22 @@ def test_bfloat16_is_seen_and_is_less_than_the_noise(recorded: Recorded, base: l
 
 
 def test_no_answer_comes_from_the_prefix_cache(
-    asked: Experiment, served: Served, base: list[AnswerRecord], tmp_path: Path
+    asked: Experiment, served: Server, base: list[AnswerRecord]
 ) -> None:
     """Every prompt was asked twice and more; with one salt, a second answer does come from it."""
     assert {one.error for one in base} == {None}
-    up = Up(Service([served.url], metrics_urls={"a": f"{served.url}/metrics"}), (), tmp_path)
-    assert hits(up) == 0
+    assert served.counters(HITS) == [0]
     prompt = prompts.of(asked)[0]
     body = questions.body(asked.model.served_name, prompt, OUTPUT_TOKENS, "one-salt")
-    found = [questions.parse(posted(served.url, body), prompt, OUTPUT_TOKENS) for _ in range(2)]
-    assert hits(up) == BLOCK_TOKENS
+    found = [questions.parse(post(served.url, body), prompt, OUTPUT_TOKENS) for _ in range(2)]
+    assert served.counters(HITS) == [BLOCK_TOKENS]
     assert found[0].tokens == found[1].tokens
 
 
-def hits(up: Up) -> float:
-    return up.counters(["prefix_cache_hits_total"])["prefix_cache_hits_total"]
-
-
-def posted(url: str, body: bytes) -> bytes:
-    request = urllib.request.Request(
-        f"{url}/v1/completions", body, headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return bytes(response.read())
-
-
-def test_an_answer_is_what_the_gate_reads(asked: Experiment, served: Served) -> None:
+def test_an_answer_is_what_the_gate_reads(asked: Experiment, served: Server) -> None:
     prompt = prompts.of(asked)[0]
     body = questions.body(asked.model.served_name, prompt, OUTPUT_TOKENS, "shape")
-    answer = posted(served.url, body)
+    answer = post(served.url, body)
     tree = json.loads(answer)["choices"][0]
     found = questions.parse(answer, prompt, OUTPUT_TOKENS)
     assert list(found.tokens) == tree["token_ids"]
@@ -357,89 +284,40 @@ def test_an_answer_is_what_the_gate_reads(asked: Experiment, served: Served) -> 
         assert top[token] == max(top.values()) and len(top) == questions.ALTERNATIVES
 
 
+def refusals(url: str, body: bytes, model: ServedModel) -> tuple[Any, Any]:
+    """The error of vLLM and that of the simulated server; None for what is accepted."""
+    theirs = ours = None
+    try:
+        post(url, body)
+    except urllib.error.HTTPError as error:
+        theirs = json.loads(error.read())["error"]
+    try:
+        openai_request.parse_completion(body, model)
+    except ApiError as refused:
+        ours = json.loads(refused.body)["error"]
+    return theirs, ours
+
+
 @pytest.mark.parametrize("salt", ["a" * 128, "a" * 129, "a@b", "a/b", "a\\b", "a\0b", ""])
-def test_our_rules_for_salts_are_vllms(salt: str, asked: Experiment, served: Served) -> None:
+def test_our_rules_for_salts_are_vllms(salt: str, asked: Experiment, served: Server) -> None:
     """The question's, and the simulated server's with its words."""
     name, prompt = asked.model.served_name, prompts.of(asked)[0]
     tree = json.loads(questions.body(name, prompt, 1, "a")) | {"cache_salt": salt}
-    body = json.dumps(tree).encode()
-    try:
-        posted(served.url, body)
-    except urllib.error.HTTPError as error:
-        theirs = json.loads(error.read())["error"]
+    model = ServedModel(name, 1024, asked.model.vocab)
+    theirs, ours = refusals(served.url, json.dumps(tree).encode(), model)
+    assert ours == theirs
+    if theirs:
         with pytest.raises(ValueError, match="a salt has"):
             questions.body(name, prompt, 1, salt)
-        with pytest.raises(ApiError) as refused:
-            openai_request.parse_completion(body, ServedModel(name, 1024, asked.model.vocab))
-        ours = json.loads(refused.value.body)["error"]
-        assert ours == theirs
     else:
         assert json.loads(questions.body(name, prompt, 1, salt)) == tree
 
 
-def without_log_probabilities(fields: dict[str, Any]) -> None:
-    del fields["logprobs"]
-
-
-def cut_short(fields: dict[str, Any]) -> None:
-    fields["truncate_prompt_tokens"] = BLOCK_TOKENS
-
-
-@contextmanager
-def gateway(url: str, change: Callable[[dict[str, Any]], None]) -> Iterator[str]:
-    """The address of a gateway before the endpoint, which changes what it is asked."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            change(fields)
-            answer = posted(url, json.dumps(fields).encode())
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://{LOOPBACK}:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def refusal(asked: Experiment, url: str, path: Path) -> str:
-    """The line with which the gate refuses an endpoint; without a driver nothing can be loaded."""
-    none = cast(Driver, None)
-    with pytest.raises(TargetError) as refused:
-        gate_questions.ask(asked, none, Service([url]), path, gate_questions.twice(asked), lambda _: True)
-    assert str(refused.value).isprintable() and not list(path.iterdir())
-    return str(refused.value)
-
-
-def test_an_endpoint_with_five_alternatives_is_refused_before_load(
-    asked: Experiment, served: Served, tmp_path: Path
+def test_more_alternatives_than_vllm_gives_are_refused_with_its_words(
+    asked: Experiment, served: Server
 ) -> None:
-    said = refusal(asked, served.few_url, tmp_path)
-    assert "max allowed: 5" in said and "start vLLM with --max-logprobs 20" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (without_log_probabilities, "answered no log probabilities"),
-        (cut_short, f"another prompt than it was sent, {BLOCK_TOKENS} tokens for {2 * BLOCK_TOKENS}"),
-    ],
-)
-def test_a_gateway_that_changes_the_question_is_noticed_before_load(
-    change: Callable[[dict[str, Any]], None],
-    message: str,
-    asked: Experiment,
-    served: Served,
-    tmp_path: Path,
-) -> None:
-    with gateway(served.url, change) as url:
-        assert message in refusal(asked, url, tmp_path)
+    name = asked.model.served_name
+    tree = json.loads(questions.body(name, prompts.of(asked)[0], 1, "a"))
+    body = json.dumps(tree | {"logprobs": questions.ALTERNATIVES + 1}).encode()
+    theirs, ours = refusals(served.url, body, ServedModel(name, 1024, asked.model.vocab))
+    assert ours == theirs and f"max allowed: {questions.ALTERNATIVES}" in theirs["message"]

@@ -1,23 +1,22 @@
-"""Which quantisation vLLM takes with which checkpoint, against the recipes' rules; by its own configuration.
+"""`serve_apps.vllm_recipes`: which quantisation vLLM takes with which checkpoint, by its own configuration.
 
 On emulated GPUs, for a CPU refuses kinds that an MI325X serves.
 """
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+import vllm
 
 from conf import load
 from conf.specs.experiment import VllmEngine
 from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.model_folder import write_folder
+from tests.vllm.running import said
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 CHECK = """
 import json, sys
 from vllm import EngineArgs
@@ -64,17 +63,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def version() -> str:
-    return str(pytest.importorskip("vllm", reason="make test-vllm installs it").__version__)
-
-
-def accepted(model: str, args: dict[str, Any], version: str) -> bool:
+def accepted(model: str, args: dict[str, Any]) -> bool:
     words = [f"engine.args.{name}={json.dumps(value)}" for name, value in args.items()]
     asked = load(["engine=vllm", f"model={model}", LAYOUTS[model], *words])
     assert isinstance(asked.engine, VllmEngine)
     try:
-        recipes.resolve(asked.engine, asked.model, asked.layout, version, asked.hardware)
+        recipes.resolve(asked.engine, asked.model, asked.layout, vllm.__version__, asked.hardware)
     except ValueError as error:
         assert "quantization" in str(error)
         return False
@@ -89,19 +83,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
         folder = write_folder(load(["model=llama31_405b_fp8"]).model, root / model)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
-    command = [sys.executable, "-c", CHECK, str(root), json.dumps([list(CHECKPOINTS), CASES])]
-    env = {**os.environ, **ENVIRONMENT, "HOME": str(root)}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("SAID")]
-    assert lines, ran.stderr[-3000:]
-    found: dict[str, dict[str, str]] = json.loads(lines[0][4:])
+    asked = json.dumps([list(CHECKPOINTS), CASES])
+    found: dict[str, dict[str, str]] = said(["-c", CHECK, str(root), asked], ENVIRONMENT, root)
     return found
 
 
 @pytest.mark.parametrize("model", CHECKPOINTS)
-def test_what_is_refused_is_what_vllm_stops_at(
-    model: str, answers: dict[str, dict[str, str]], version: str
-) -> None:
+def test_what_is_refused_is_what_vllm_stops_at(model: str, answers: dict[str, dict[str, str]]) -> None:
     taken = {name: answer == "accepted" for name, answer in answers[model].items()}
-    ours = {name: accepted(model, args, version) for name, args in CASES.items()}
+    ours = {name: accepted(model, args) for name, args in CASES.items()}
     assert taken == ours, answers[model]

@@ -1,4 +1,4 @@
-"""Prompts of real text by real tokenizers: two trained here, and the one written for models of tests."""
+"""`loadgen.prompts` with real text and real tokenizers: two trained here, and that of the tests' models."""
 
 import json
 from itertools import islice
@@ -18,7 +18,7 @@ from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.support.prompts.chats import common
 from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = ("token_ids", "text", "chat")

@@ -1,4 +1,4 @@
-"""Recipes against the installed vLLM's own parser and Ray's own configuration of it, on any build.
+"""`serve_apps.vllm_recipes` against the installed vLLM's own parser and Ray's own configuration of it.
 
 The parser proves names, types and choices.
 """
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
+from ray.serve.llm import LLMConfig
+from vllm import envs
 
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
-from serve_apps.vllm_engine.config_file import OUR_BUILDER
 from serve_apps.vllm_engine.rendering import RenderingInput, render
 from serve_apps.vllm_recipes import argument_names, recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
@@ -29,13 +31,11 @@ MODELS = [name for name in groups()["model"] if name != "tiny_qwen3_moe"]
 LAYOUTS = ["dp1_tp8_ep8", "dp2_tp4_ep4", "dp1_tp8", "dp1_tp4"]
 
 
-@pytest.fixture(scope="module")
-def version() -> str:
-    return str(pytest.importorskip("vllm", reason="make test-vllm installs it").__version__)
+VERSION = str(vllm.__version__)
 
 
 @pytest.fixture(scope="module")
-def parse(version: str) -> Parse:
+def parse() -> Parse:
     """Words after `vllm serve` to a namespace; SystemExit where vLLM would stop."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -48,9 +48,9 @@ def specs(*words: str) -> Experiment:
     return load(["engine=vllm", *words])
 
 
-def resolved(asked: Experiment, version: str) -> Recipe:
+def resolved(asked: Experiment) -> Recipe:
     assert isinstance(asked.engine, VllmEngine)
-    return recipes.resolve(asked.engine, asked.model, asked.layout, version, asked.hardware)
+    return recipes.resolve(asked.engine, asked.model, asked.layout, VERSION, asked.hardware)
 
 
 def rejects(parse: Parse, *words: str) -> bool:
@@ -62,14 +62,12 @@ def rejects(parse: Parse, *words: str) -> bool:
 
 
 @pytest.mark.parametrize("model, layout", list(product(MODELS, LAYOUTS)))
-def test_the_parser_takes_every_recipe_that_is_accepted(
-    model: str, layout: str, parse: Parse, version: str
-) -> None:
+def test_the_parser_takes_every_recipe_that_is_accepted(model: str, layout: str, parse: Parse) -> None:
     asked = specs(f"model={model}", f"layout={layout}", "engine.server=process")
     for profile in PROFILES:
         chosen = replace(asked, engine=replace(asked.engine, profile=profile))
         try:
-            recipe = resolved(chosen, version)
+            recipe = resolved(chosen)
         except ValueError as error:
             assert "dense" in str(error)
             continue
@@ -88,17 +86,15 @@ VALUES = {"swap_space": "16", "num_scheduler_steps": "10", "max_num_partial_pref
 
 
 @pytest.mark.parametrize("known", vllm_flags.ARGUMENTS, ids=lambda known: known.name)
-def test_flags_are_rejected_by_the_versions_said_to(
-    known: vllm_flags.Known, parse: Parse, version: str
-) -> None:
+def test_flags_are_rejected_by_the_versions_said_to(known: vllm_flags.Known, parse: Parse) -> None:
     value = VALUES.get(known.name)
     words = [f"--{known.name.replace('_', '-')}", *([value] if value else [])]
-    assert rejects(parse, *words) == (not known.known_to(vllm_flags.parse(version)))
+    assert rejects(parse, *words) == (not known.known_to(vllm_flags.parse(VERSION)))
 
 
 @pytest.mark.parametrize("key", vllm_flags.COMPILATION_KEYS, ids=lambda key: key.name)
-def test_compilation_keys_are_rejected(key: vllm_flags.CompilationKey, parse: Parse, version: str) -> None:
-    assert vllm_flags.parse(version) >= key.rejected
+def test_compilation_keys_are_rejected(key: vllm_flags.CompilationKey, parse: Parse) -> None:
+    assert vllm_flags.parse(VERSION) >= key.rejected
     assert rejects(parse, "--compilation-config", f'{{"{key.name}": 0}}')
 
 
@@ -117,18 +113,18 @@ def test_the_remedies_are_taken(parse: Parse) -> None:
     "backend", ["rocm_attn.RocmAttentionBackend", "rocm_aiter_fa.AiterFlashAttentionBackend"]
 )
 @pytest.mark.parametrize("tokens", [1, 8, 16, 24, 32, 48, 64, 128, 544])
-def test_rocms_attention_takes_the_blocks_that_are_accepted(backend: str, tokens: int, version: str) -> None:
+def test_rocms_attention_takes_the_blocks_that_are_accepted(backend: str, tokens: int) -> None:
     module, _, name = backend.partition(".")
     takes = getattr(import_module(f"vllm.v1.attention.backends.{module}"), name).supports_block_size(tokens)
     try:
-        recipe = resolved(specs("layout=dp1_tp8_ep8", f"engine.args.block_size={tokens}"), version)
+        recipe = resolved(specs("layout=dp1_tp8_ep8", f"engine.args.block_size={tokens}"))
     except ValueError as error:
         assert not takes, error
     else:
         assert takes and recipe.args["attention_backend"] == "ROCM_AITER_FA"
 
 
-def test_kimis_processor_is_loaded_as_the_flag_says(version: str) -> None:
+def test_kimis_processor_is_loaded_as_the_flag_says() -> None:
     """It is read and not run: nobody has the checkpoint here."""
     found = find_spec("vllm.model_executor.models.kimi_k25")
     assert found and found.origin
@@ -136,41 +132,35 @@ def test_kimis_processor_is_loaded_as_the_flag_says(version: str) -> None:
 
 
 @pytest.mark.parametrize("known", vllm_flags.VARIABLES, ids=lambda known: known.name)
-def test_variables_are_known_to_the_versions_said_to(known: vllm_flags.Known, version: str) -> None:
-    from vllm import envs
-
-    assert (known.name in envs.environment_variables) == known.known_to(vllm_flags.parse(version))
+def test_variables_are_known_to_the_versions_said_to(known: vllm_flags.Known) -> None:
+    assert (known.name in envs.environment_variables) == known.known_to(vllm_flags.parse(VERSION))
 
 
-def test_every_variable_of_a_modern_recipe_is_known(version: str) -> None:
-    from vllm import envs
-
+def test_every_variable_of_a_modern_recipe_is_known() -> None:
     for model in MODELS:
-        for name in resolved(specs(f"model={model}", "layout=dp1_tp4"), version).env:
+        for name in resolved(specs(f"model={model}", "layout=dp1_tp4")).env:
             assert not name.startswith("VLLM_") or name in envs.environment_variables, name
 
 
 @pytest.mark.parametrize("printed", PUBLISHED, ids=lambda printed: f"{printed.model}-{printed.cut}")
-def test_published_flags_are_parsed_or_refused_as_said(printed: Any, parse: Parse, version: str) -> None:
+def test_published_flags_are_parsed_or_refused_as_said(printed: Any, parse: Parse) -> None:
     """One by one, vLLM stops at those that are refused here and at no other."""
     refused = set()
     for name, value in printed.args.items():
         words = recipes.flags(Recipe({name: value}, {}))
         if rejects(parse, *words):
             refused.add(name)
-    said = vllm_flags.rejected(printed.args, vllm_flags.parse(version))
+    said = vllm_flags.rejected(printed.args, vllm_flags.parse(VERSION))
     assert refused == {name for name in printed.args if any(name in line.partition(":")[0] for line in said)}
 
 
 @pytest.mark.parametrize("layout", ["dp1_tp8_ep8", "dp2_tp4_ep4"])
-def test_rays_own_configuration_takes_the_recipe(layout: str, version: str) -> None:
-    from ray.serve.llm import LLMConfig
-
+def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
     asked = specs(f"layout={layout}", "engine.node_resource=mi325x_node")
     assert isinstance(asked.engine, VllmEngine)
     tp = asked.layout.tensor_parallel
     bundles = [{"GPU": float(tp), "CPU": 0.1}]
-    recipe = resolved(asked, version)
+    recipe = resolved(asked)
     config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 2, bundles)
     engine = LLMConfig(**config).get_engine_config()
     assert engine.placement_strategy == "STRICT_PACK"
@@ -181,43 +171,17 @@ def test_rays_own_configuration_takes_the_recipe(layout: str, version: str) -> N
     assert engine.frontend_kwargs == {"enable_prompt_tokens_details": True}
 
 
-def test_serve_takes_the_rendered_configuration(version: str) -> None:
-    from ray.serve.schema import ServeDeploySchema
-
-    asked = specs("layout=dp2_tp4_ep4")
-    assert isinstance(asked.engine, VllmEngine)
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    application = render(RenderingInput(*parts, ({"GPU": 4.0},), version)).application
-    assert application is not None
-    (served,) = ServeDeploySchema.model_validate(application).applications
-    assert served.import_path == OUR_BUILDER
-
-
-def test_ray_refuses_what_the_executor_rule_refuses(version: str) -> None:
-    from ray.serve.llm import LLMConfig
-
+def test_ray_refuses_what_the_executor_rule_refuses() -> None:
     asked = specs("engine.server=process")
     assert isinstance(asked.engine, VllmEngine)
-    recipe = resolved(asked, version)
+    recipe = resolved(asked)
     config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"GPU": 8.0}])
     config["engine_kwargs"]["distributed_executor_backend"] = "mp"
     with pytest.raises(ValueError, match="ray"):
         LLMConfig(**config).get_engine_config().get_initialization_kwargs()
 
 
-def test_a_cpu_configuration(version: str) -> None:
-    from ray.serve.llm import LLMConfig
-
-    asked = load(["engine=vllm_cpu", "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"])
-    assert isinstance(asked.engine, VllmEngine)
-    recipe = resolved(asked, version)
-    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"CPU": 0.1}])
-    engine = LLMConfig(**config).get_engine_config()
-    assert engine.placement_bundles == [{"CPU": 0.1}]
-    assert engine.get_initialization_kwargs()["distributed_executor_backend"] == "mp"
-
-
-def test_arguments_are_fields_of_vllms_own(version: str) -> None:
+def test_arguments_are_fields_of_vllms_own() -> None:
     """What Ray's LLM library looks names up in; an alias of the command line would be unknown to it."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
@@ -225,10 +189,10 @@ def test_arguments_are_fields_of_vllms_own(version: str) -> None:
     known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in fields(kind)}
     for model in MODELS:
         for layout in ("dp1_tp8", "dp1_tp4"):
-            assert set(resolved(specs(f"model={model}", f"layout={layout}"), version).args) <= known
+            assert set(resolved(specs(f"model={model}", f"layout={layout}")).args) <= known
 
 
-def test_every_argument_of_the_parser_is_known(parse: Parse, version: str) -> None:
+def test_every_argument_of_the_parser_is_known(parse: Parse) -> None:
     assert set(vars(parse([]))) - {"help"} <= argument_names.NAMES
 
 
@@ -236,11 +200,8 @@ SPLITS = [("1p1d_tp4_ep4", "moriio"), ("1p1d_tp4_ep4", "nixl"), ("2p1d", "nixl")
 
 
 @pytest.mark.parametrize("layout, connector", SPLITS)
-def test_vllm_and_ray_take_both_sides_of_a_split_layout(
-    layout: str, connector: str, parse: Parse, version: str
-) -> None:
+def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: str, parse: Parse) -> None:
     """vLLM's parser takes the commands, and Ray keeps ports and roles of its configuration."""
-    from ray.serve.llm import LLMConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
@@ -248,7 +209,7 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(
     assert isinstance(asked.engine, VllmEngine) and side is not None
     bundles = [({"GPU": float(cut.tensor_parallel)},) for cut in (asked.layout, side)]
     parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    rendering = render(RenderingInput(*parts, bundles[0], version, bundles[1]))
+    rendering = render(RenderingInput(*parts, bundles[0], VERSION, bundles[1]))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
         found = parse(words).kv_transfer_config

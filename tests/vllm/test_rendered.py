@@ -1,4 +1,4 @@
-"""What `render` wrote, taken by Ray itself: built for every routing, and deployed by `serve run` for three.
+"""`serve_apps.vllm_engine.rendering` taken by Ray: built for each routing, deployed by `serve run` for three.
 
 Of each word the file's application is built by the builder that the file names and beside it that of a sweep,
 in a process with the variables that the file asks for; the deployments of both must have the same router,
@@ -8,13 +8,11 @@ engine arguments, placement and options. Three words then serve tokens with two 
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,24 +21,25 @@ import pytest
 import yaml
 
 from cluster.deployment.serve_state import details, metrics_urls, state
+from cluster.ray_session.held_ports import HeldPorts
 from cluster.ray_session.serve_settings import front_streams
 from conf import load
-from conf.specs.experiment import Routing, VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
 from serve_apps.routing.router_options import router_options
-from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.config_file import RAY_BUILDER
 from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.support.machine.patience import START_S, until
 from tests.support.words.recipe_words import routed
+from tests.vllm.running import counters, post
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 Tree = dict[str, Any]
 GPUS = ["engine=vllm", "cluster=mi325x_4n", "layout.connector=nixl"]
 LAYOUTS = "dp2_tp4_ep4", "dp8_attention_ep8", "1p1d_tp4_ep4"
 LONGEST = 8192
+ANSWERED = "request_success_total"
 SESSIONS = "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"
 """All eight fall to one of two replicas once in 128 times; the ids of replicas are drawn anew each time."""
 
@@ -147,52 +146,6 @@ def test_rays_builder_makes_of_the_file_what_a_sweep_deploys(
             assert theirs == ours, words
 
 
-# --- asked by HAProxy -----------------------------------------------------------------------------------
-
-
-def test_haproxy_hands_the_prompt_to_rays_own_deployment_which_keeps_it_on_its_replica() -> None:
-    """As in a sweep, but with simulated engines: their answers name the replica, and they start at once."""
-    from ray import serve
-
-    from cluster.ray_session.placement import place
-    from cluster.ray_session.session import open_session
-    from serve_apps.routing.serve_routers import behind_router
-    from serve_apps.simulated.app import EngineSpecs, build_app
-    from serve_apps.vllm_engine.replica import LoopbackRouter
-
-    asked = load(["layout=dp2_tp4_ep4", "cluster.session=fake", "engine.time_scale=0.1"])
-    routing, placement = Routing("a test", "haproxy", "prefix_affinity"), place(asked.cluster, asked.layout)
-    environment = config_file.environment(VllmEngine(), routing)
-    with open_session(asked.cluster, routing, environment=environment) as session:
-        parts = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
-        app = build_app(parts, placement.replicas, placement.bundles, routing=routing)
-        routed_app = behind_router(app, routing, LoopbackRouter)
-        serve.run_many([serve.RunTarget(routed_app, name="a")], wait_for_applications_running=True)
-
-        def answering(prompt: str, user: str) -> str | None:
-            body = {"model": asked.model.served_name, "prompt": prompt, "max_tokens": 1}
-            headers = {"Content-Type": "application/json", "x-session-id": user}
-            url = f"{session.url}/v1/completions"
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    return str(answer.headers["x-replica-id"])
-            except OSError:
-                return None
-
-        def met(user: str) -> set[str | None]:
-            return {answering(prompt, user) for prompt in turns(user)}
-
-        # HAProxy chooses by itself until it has heard of the router.
-        until(lambda: None not in met("first") and len(met("first")) == 1, "a session had two replicas")
-        seen = [met(user) for user in SESSIONS]
-        assert all(len(replicas) == 1 for replicas in seen)
-        assert len(set.union(*seen)) == 2  # Ray's own prefix router names one replica for all
-
-
-# --- deployed -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Words of two engines of real vLLM on emulated GPUs, with a model folder of their own."""
@@ -212,14 +165,19 @@ def address() -> Iterator[str]:
         yield str(ray.get_runtime_context().gcs_address)
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that no other process gets."""
+    with HeldPorts() as held:
+        yield held.another()
+
+
 class Served:
     """The application that `serve run` has deployed from a file."""
 
-    def __init__(self, tree: Tree, address: str, folder: Path) -> None:
+    def __init__(self, tree: Tree, address: str, port: int, folder: Path) -> None:
         file = tree["ray_serve"]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            file["http_options"]["port"] = port = free.getsockname()[1]
+        file["http_options"]["port"] = port
         self.url = f"http://127.0.0.1:{port}"
         (self.application,) = file["applications"]
         (self.config,) = self.application["args"]["llm_configs"]
@@ -258,10 +216,8 @@ class Served:
     def ask(self, prompt: str, session: str = "none") -> str | None:
         """Send a request of one token; the error, if any."""
         body = {"model": self.config["model_loading_config"]["model_id"], "prompt": prompt, "max_tokens": 1}
-        headers = {"Content-Type": "application/json", "x-session-id": session}
-        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
         try:
-            urllib.request.urlopen(request, timeout=60).read()
+            post(self.url, json.dumps(body).encode(), {"x-session-id": session})
         except OSError as error:
             return str(error)
         return None
@@ -271,17 +227,17 @@ class Served:
         urls = metrics_urls(self.application["name"], self.state().replica_ids)
         return {name: urllib.request.urlopen(url, timeout=30).read().decode() for name, url in urls.items()}
 
+    def answered(self) -> dict[str, float]:
+        """Requests that each replica has answered."""
+        return {name: counters([page], [ANSWERED])[ANSWERED] for name, page in self.pages().items()}
+
     def met(self, prompts: Sequence[str], session: str) -> set[str]:
         """The replicas that the requests of a session with these prompts met; none if a request failed."""
-        before = {name: answered(page) for name, page in self.pages().items()}
+        before = self.answered()
         errors = [self.ask(prompt, session) for prompt in prompts]
         if any(errors):
             return set()
-        return {name for name, page in self.pages().items() if answered(page) > before[name]}
-
-
-def answered(page: str) -> float:
-    return sum(map(float, re.findall(r"^vllm:request_success_total{.*} (\S+)$", page, re.MULTILINE)))
+        return {name for name, count in self.answered().items() if count > before[name]}
 
 
 def turns(text: str) -> list[str]:
@@ -289,16 +245,12 @@ def turns(text: str) -> list[str]:
     return [f"{text} " * 30 + f"turn {number}" for number in range(4)]
 
 
-BOOKS = pytest.mark.skipif(not find_spec("dynamo"), reason="ai-dynamo-runtime is not among our requirements")
-
-
-@pytest.mark.parametrize(
-    "routing", ["consistent_hash", "prefix_affinity", "leastconn", pytest.param("kv_aware", marks=BOOKS)]
-)
+@pytest.mark.parametrize("routing", ["consistent_hash", "prefix_affinity", "leastconn"])
 def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
     routing: str,
     emulated: list[str],
     address: str,
+    port: int,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -306,7 +258,7 @@ def test_serve_run_deploys_the_router_engine_and_placement_of_the_file(
     from ray.util import placement_group_table
 
     words = [*emulated, *routed(routing)]
-    served = Served(rendered(words, capsys), address, tmp_path)
+    served = Served(rendered(words, capsys), address, port, tmp_path)
     try:
         options, config = served.options(), served.config
         router = router_options(load([*words, "cluster.session=fake"]).routing)

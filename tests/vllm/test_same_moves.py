@@ -1,47 +1,31 @@
-"""A split service of the engine model against vLLM's own schedulers with a connector, on a virtual clock.
+"""`serve_apps.engine_model` with several engines against vLLM: where requests go, and where KV goes.
 
-Demanded equal are the start of every step of both engines, the tokens of every request in it, all first
-and last token times, and the tokens that had their KV when a request was first computed.
+A split service is held to vLLM's own schedulers with a connector, on a virtual clock. The choice of a
+data-parallel rank is held to vLLM's own balancer, on the same counts.
 """
 
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-from conf import load
-from conf.specs.experiment import Constant, Layout, SimulatedEngine
+from conf.specs.experiment import Constant, Layout
 from conf.specs.layout import PrefillEngines, TransferTime
-from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
-from serve_apps.engine_model.scheduler.engine import BlockEngine
-from serve_apps.engine_model.scheduler.request import RequestState
+from serve_apps.engine_model.scheduler.lockstep import RankBalancer
 from serve_apps.engine_model.service.split_service import SplitService
 from serve_apps.engine_model.service.virtual_service import SessionPrompt
-from tests.vllm.moving_kv import Duration, run_pair
-from tests.vllm.real_core import Limits, Log
-from tests.vllm.recorded import Recorded
+from tests.vllm.moving_kv import run_pair
+from tests.vllm.real_core import Limits
+from tests.vllm.recorded import MODEL, SPECS, Prompt, RecordedEngine, assert_same, step_time, token_ids
 
 pytestmark = pytest.mark.vllm
-
-SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
-NONE = Constant(0.0, "ms per request", "test")
-MODEL = replace(
-    SPECS.model, step_time=replace(SPECS.model.step_time, front_end_ms=NONE, front_end_latency_ms=NONE)
-)
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """It begins with the same `shared` tokens as others of its `family`."""
-
-    at_s: float
-    input_tokens: int
-    output_tokens: int
-    shared: int = 0
-    family: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,115 +34,16 @@ class Case:
     limits: tuple[Limits, Limits]
     layout: Layout
 
-    @property
-    def link(self) -> KvLink:
-        return KvLink(TransferSeconds.of(MODEL, self.layout))
 
-    @property
-    def writes(self) -> bool:
-        return self.layout.transfer_mode == "write"
-
-
-class Watched(BlockEngine):
-    """Knows when its steps began, and every request that it got."""
-
-    def __init__(self, limits: Limits, layout: Layout) -> None:
-        spec = SimulatedEngine(
-            num_gpu_blocks=limits.blocks,
-            block_size=limits.block_size,
-            max_num_batched_tokens=limits.budget,
-            max_num_seqs=limits.seqs,
-            enable_prefix_caching=limits.caching,
-            async_scheduling=limits.asynchronous,
-            long_prefill_token_threshold=limits.long_prefill,
-        )
-        super().__init__(spec, MODEL, SPECS.hardware, layout)
-        self.starts: list[float] = []
-        self.states: list[RequestState] = []
-        self.scheduler.__class__ = Recorded
-        self.scheduler.steps = []  # type: ignore[attr-defined]
-
-    def add(self, *args: Any) -> RequestState:
-        self.states.append(super().add(*args))
-        return self.states[-1]
-
-    def begin_step(self, now_s: float) -> float | None:
-        end_s = super().begin_step(now_s)
-        if end_s is not None:
-            self.starts.append(now_s)
-        return end_s
-
-    def log(self) -> Log:
-        log = Log()
-        for start_s, chosen in zip(self.starts, self.scheduler.steps, strict=True):  # type: ignore[attr-defined]
-            log.steps.append((start_s, sorted((str(name), new) for name, new in chosen.items())))
-        for state in self.states:
-            assert state.finished and state.first_token_s is not None and state.last_token_s is not None
-            log.first_s[str(state.request_id)] = state.first_token_s
-            log.last_s[str(state.request_id)] = state.last_token_s
-            log.cached[str(state.request_id)] = state.cached_tokens
-        assert self.kv_usage == 0
-        return log
-
-
-def run_ours(case: Case) -> tuple[Watched, Watched]:
-    sides = [
-        Watched(limits, side) for limits, side in zip(case.limits, [case.layout.decode_side] * 2, strict=True)
-    ]
-    service = SplitService([sides[0]], [sides[1]], case.layout, MODEL)
+def run_ours(case: Case) -> tuple[RecordedEngine, RecordedEngine]:
+    prefill, decode = (RecordedEngine(limits, case.layout.decode_side) for limits in case.limits)
+    service = SplitService([prefill], [decode], case.layout, MODEL)
     for number, prompt in enumerate(case.prompts):
-        chain = tuple(
-            hash((prompt.family, index)) for index in range(prompt.shared // case.limits[0].block_size)
-        )
         lengths = prompt.input_tokens, prompt.output_tokens
+        chain = prompt.hashes(case.limits[0].block_size)
         service.submit(number, prompt.at_s, *lengths, begins=SessionPrompt(-1, chain))
     service.advance(1e6)
-    return sides[0], sides[1]
-
-
-def token_ids(prompts: list[Prompt]) -> list[tuple[float, list[int], int]]:
-    """Every family has tokens of its own, and every prompt beyond what it shares."""
-    draw = random.Random(7)
-    families: dict[int, list[int]] = {}
-    drawn = []
-    for prompt in prompts:
-        common = families.setdefault(prompt.family, [draw.randrange(1 << 40) for _ in range(1000)])
-        own = [draw.randrange(1 << 40) for _ in range(prompt.input_tokens - prompt.shared)]
-        drawn.append((prompt.at_s, common[: prompt.shared] + own, prompt.output_tokens))
-    return drawn
-
-
-def duration(case: Case, loaded: int) -> Duration:
-    """The engine model's step time for vLLM's work; of each prompt `loaded` tokens are decoded."""
-    model = roofline(MODEL, SPECS.hardware, case.layout.decode_side)
-
-    def duration_s(work: Any, emitting: int) -> float:
-        batch = Batch(sequences=emitting)
-        name: str
-        for name, computed, new in work:
-            if new == 1 and computed >= case.prompts[int(name)].input_tokens - loaded:
-                batch.decode_tokens += 1
-                batch.context_tokens += computed
-            else:
-                batch.add_chunk(new, computed)
-        return model.duration_s(batch)
-
-    return duration_s
-
-
-def run_real(case: Case, folder: Path) -> tuple[Log, Log]:
-    durations = duration(case, 0), duration(case, 1)
-    return run_pair(token_ids(case.prompts), case.limits, durations, case.link, case.writes, folder)
-
-
-def same(ours: Log, real: Log, side: str) -> None:
-    for number, (here, there) in enumerate(zip(ours.steps, real.steps, strict=False)):
-        assert here[1] == there[1], f"{side}, step {number} at {there[0]} s"
-        assert here[0] == pytest.approx(there[0], abs=1e-9), f"{side}, step {number}"
-    assert len(ours.steps) == len(real.steps)
-    assert ours.first_s == pytest.approx(real.first_s, abs=1e-9)
-    assert ours.last_s == pytest.approx(real.last_s, abs=1e-9)
-    assert ours.cached == real.cached
+    return prefill, decode
 
 
 def drawn(seed: int, writes: bool, asynchronous: bool, caching: bool) -> Case:
@@ -198,6 +83,7 @@ def drawn(seed: int, writes: bool, asynchronous: bool, caching: bool) -> Case:
     return Case(prompts, (limits[0], limits[1]), layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("caching", [False, True], ids=["no-cache", "cache"])
 @pytest.mark.parametrize("writes", [False, True], ids=["read", "write"])
@@ -206,6 +92,43 @@ def test_the_same_steps_on_both_engines(
     seed: int, writes: bool, caching: bool, asynchronous: bool, tmp_path: Path
 ) -> None:
     case = drawn(seed, writes, asynchronous, caching)
-    ours, real = run_ours(case), run_real(case, tmp_path)
+    engine, link = case.layout.decode_side, KvLink(TransferSeconds.of(MODEL, case.layout))
+    durations = step_time(case.prompts, engine, 0), step_time(case.prompts, engine, 1)
+    ours = run_ours(case)
+    real = run_pair(token_ids(case.prompts), case.limits, durations, link, writes, tmp_path)
     for engine, there, side in zip(ours, real, ("prefill", "decode"), strict=True):
-        same(engine.log(), there, side)
+        assert_same(engine.log(), there, side)
+
+
+RANKS = 8
+
+
+def front_end() -> Any:
+    """vLLM's client without its processes: the only front end of its engines."""
+    client = object.__new__(DPLBAsyncMPClient)
+    client.client_count, client.eng_start_index = 1, 0
+    client.reqs_in_flight, client.engine_inflight = {}, Counter()
+    client.core_engines = [bytes([rank]) for rank in range(RANKS)]
+    client.lb_engines = [[0, 0, 0.0] for _ in range(RANKS)]
+    return client
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_go_to_the_ranks_that_vllm_takes(seed: int) -> None:
+    rng, client, balancer = np.random.default_rng(seed), front_end(), RankBalancer(RANKS)
+    taken: list[int] = []
+    for number in range(400):
+        if rng.random() < 0.1:  # the counts of a while ago are published
+            counts = [
+                (int(rng.integers(5)), int(rng.integers(20)), float(rng.random())) for _ in range(RANKS)
+            ]
+            balancer.publish(number * 1.0, counts)
+            client.lb_engines = [list(each) for each in counts]
+        while taken and rng.random() < 0.45:  # some end
+            rank = taken.pop(int(rng.integers(len(taken))))
+            balancer.in_flight[rank] -= 1
+            client.engine_inflight[client.core_engines[rank]] -= 1
+        asked = SimpleNamespace(request_id=f"{number}", data_parallel_rank=None, pooling_params=None)
+        theirs = client.core_engines.index(client.get_core_engine_for_request(asked))
+        assert balancer.choose() == theirs, number
+        taken.append(theirs)

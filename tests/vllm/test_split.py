@@ -1,31 +1,27 @@
-"""A prefill and a decode engine of real vLLM on this machine's CPU: KV goes from one to the other by NIXL.
+"""`serve_apps.vllm_engine`: other deployments of real vLLM on this CPU, each of which takes a minute or two.
 
-Its UCX backend needs no RDMA: within a machine it moves KV by shared memory or TCP. Each deployment takes a
-minute or two.
+A prefill and a decode engine, between which NIXL moves KV: its UCX backend needs no RDMA, within a machine it
+takes shared memory or TCP. And vLLM's own server as a child process behind a replica, with the same API.
 """
 
 import json
-import urllib.request
 from collections.abc import Iterator
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from conf import load
+from loadgen.cli.deployment import service
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
 from loadgen.run.service import Service
-from tests.support.words.vllm_words import RATE_QPS, WORDS
+from tests.support.words.vllm_words import QUEUE, RATE_QPS, WORDS
 from tests.support.words.words import over
-from tests.vllm.running import Up
+from tests.vllm.running import Up, post
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(not find_spec("nixl"), reason="make vllm installs NIXL"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SPLIT = over(WORDS, "layout=1p1d_tp1")
 LENGTHS = 1, 64, 128, 129, 300
@@ -36,8 +32,6 @@ order of sums decides, and of wrong KV not one token in a thousand would be righ
 
 
 def deployed(words: list[str]) -> Any:
-    from loadgen.cli.deployment import service
-
     return service(load(words), lambda *_, **__: None)
 
 
@@ -54,14 +48,24 @@ def greedy(served: Service) -> list[list[int]]:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        request = urllib.request.Request(
-            f"{served.urls[0]}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as response:
-            answers.append(json.load(response)["choices"][0]["token_ids"])
+        answer = json.loads(post(served.urls[0], json.dumps(body).encode()))
+        answers.append(answer["choices"][0]["token_ids"])
     return answers
+
+
+def test_the_fallback_serves_the_same_api(tmp_path: Path) -> None:
+    """vLLM's own server process behind a plain replica."""
+    words = [*WORDS, *QUEUE, "engine.server=process", "routing=roundrobin"]
+    with deployed(words) as served:
+        fallback = Up(served, words, tmp_path)
+        tree, run = fallback.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=8")
+        (replica,) = served.reported["replicas"].values()
+    assert replica["pid"] and "--enforce-eager" in replica["told"]["engine"]["argv"]
+    # A busy machine may miss sending some; whatever was sent is answered.
+    rows = run.requests().to_pylist()
+    statuses = {row["status"] for row in rows}
+    assert "ok" in statuses and statuses <= {"ok", "missed"}, tree["reason"]
+    assert all(row["queue_us"] >= 0 for row in rows if row["status"] == "ok")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +83,7 @@ def up(alone: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def by_source(up: Up) -> dict[str, float]:
     """Prompt tokens of the decode engine by where their KV is from, as vLLM counts them."""
-    (page,) = up._pages()
+    (page,) = up.pages()
     found = {}
     for line in page.splitlines():
         if line.startswith("vllm:prompt_tokens_by_source_total{"):

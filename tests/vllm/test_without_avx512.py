@@ -1,9 +1,7 @@
-"""vLLM's CPU build on a CPU without AVX-512, pretended by processes that may not load what that needs."""
+"""`serve_apps.vllm_emulated` on a CPU without AVX-512: processes that may not load what needs it."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,9 @@ from conf.specs.experiment import EmulatedEngine
 from serve_apps.vllm_emulated.gpu import EmulatedGpu
 from serve_apps.vllm_emulated.platform_plugin import ENVIRONMENT
 from serve_apps.vllm_recipes.model_folder import write_folder
+from tests.vllm.running import said
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 OLD_CPU = """
 import os, sys
@@ -58,23 +57,17 @@ def old_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said(old_cpu: Path, script: str, environment: dict[str, str], *words: str) -> object:
+def said_there(old_cpu: Path, script: str, environment: dict[str, str], *words: str) -> object:
     """The JSON that the script prints after SAID on such a CPU."""
     here = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(old_cpu), *([here] if here else [])])
-    env = {**os.environ, **environment, "PYTHONPATH": path, "HOME": str(old_cpu)}
-    command = [sys.executable, "-c", script, *words]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("SAID")]
-    assert ran.returncode == 0 and lines, ran.stderr[-3000:]
-    answer: object = json.loads(lines[0][4:])
-    return answer
+    return said(["-c", script, *words], {**environment, "PYTHONPATH": path}, old_cpu)
 
 
 @pytest.mark.parametrize("platform", ["emulated", "cpu"])
 def test_the_kernels_are_those_of_such_a_cpu(platform: str, old_cpu: Path) -> None:
     environment = ENVIRONMENT if platform == "emulated" else {"HF_HUB_OFFLINE": "1"}
-    assert said(old_cpu, KERNELS, environment) == [platform, ["_C_AVX2"]]
+    assert said_there(old_cpu, KERNELS, environment) == [platform, ["_C_AVX2"]]
 
 
 def test_an_emulated_engine_answers(old_cpu: Path, tmp_path: Path) -> None:
@@ -82,4 +75,4 @@ def test_an_emulated_engine_answers(old_cpu: Path, tmp_path: Path) -> None:
     specs = load(["engine=vllm_emulated", "layout=dp1_tp8_ep8"])
     gpu = EmulatedGpu.of(EmulatedEngine(), specs.model, specs.hardware, specs.layout)
     folder = write_folder(specs.model, tmp_path)
-    assert said(old_cpu, GENERATE, ENVIRONMENT, str(folder), json.dumps(gpu.written())) == 4
+    assert said_there(old_cpu, GENERATE, ENVIRONMENT, str(folder), json.dumps(gpu.written())) == 4
