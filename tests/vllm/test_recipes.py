@@ -19,6 +19,7 @@ from vllm import envs
 from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
+from serve_apps.__main__ import main
 from serve_apps.vllm_engine.rendering import RenderingInput, render
 from serve_apps.vllm_recipes import argument_names, recipes, vllm_flags
 from serve_apps.vllm_recipes.published import PROFILES, PUBLISHED
@@ -221,3 +222,8 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: 
         made = LLMConfig(**args[name])
         assert args[name]["experimental_configs"].items() <= made.experimental_configs.items()
         assert made.get_engine_config().get_initialization_kwargs()["kv_transfer_config"]["kv_role"]
+
+
+def test_the_command_model_writes_a_folder_with_weights(tmp_path: Path) -> None:
+    assert main(["model", str(tmp_path / "tiny")]) == 0
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "tiny").iterdir()}

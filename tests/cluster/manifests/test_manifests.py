@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -23,7 +24,6 @@ from tests.support.words.manifest_words import (
     SERVICE,
 )
 
-jsonschema = pytest.importorskip("jsonschema")
 DATA = Path(__file__).parents[2] / "data" / "crd"
 OURS = yaml.safe_load((DATA / "kuberay.schema.yaml").read_text())
 

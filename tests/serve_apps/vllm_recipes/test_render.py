@@ -162,12 +162,6 @@ def test_render_refuses_in_one_line(words: list[str], said: str, capsys: pytest.
     assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
 
 
-def test_model_writes_a_folder(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("safetensors", reason="comes with vLLM")
-    assert main(["model", str(tmp_path / "tiny")]) == 0
-    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "tiny").iterdir()}
-
-
 @pytest.mark.parametrize(
     "words", [["model"], ["model", "a", "b"], ["model", "a", "--json"], ["model", "/dev/null/a"]]
 )
