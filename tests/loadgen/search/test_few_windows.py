@@ -15,7 +15,7 @@ def window(index: int, over: int) -> WindowCounts:
     """A window of 180 requests at 4 QPS of which so many in each block of 20 were over the limit."""
     limit = LimitCount(BLOCKS * over, BLOCKS * 20, (over,) * BLOCKS, (20,) * BLOCKS)
     ends_ns = (45 * index * NS, 45 * index * NS, 45 * (index + 1) * NS, 45 * (index + 1) * NS)
-    load = (4.0,) * (LOOK_BACK + BLOCKS + LOOK_AHEAD)
+    load = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
     known = {"requests": 180, "log_work": math.log(4), "load": load, "work_var": 0.1}
     return WindowCounts(index, "dwell", 4.0, 1, *ends_ns, **known, limits={"ttft": limit})
 
