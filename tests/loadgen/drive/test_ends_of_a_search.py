@@ -7,6 +7,7 @@ import pytest
 from analysis.results import summary
 from analysis.results.types.run_verdict import RunVerdict
 from conf import load
+from loadgen.drive import fixed_rate, require
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
@@ -68,3 +69,21 @@ def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:
     drive.loss.recover(TargetLost("1 of 1 replicas gone"))
     assert (target.now_ns() - began_ns) / NS >= 400
     assert drive.elapsed_s() == pytest.approx(before_s, abs=1)
+
+
+@pytest.mark.parametrize(("rate_qps", "code"), [(5.0, summary.EXIT_OK), (14.0, summary.EXIT_SLO_MISSED)])
+def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
+    """The service does ten requests a second."""
+    drive, experiment, _ = driver([*WORDS, "slo.ttft_p90_ms=2000"], target=Altered())
+    fixed_rate.rate(drive, rate_qps, 30, 5)
+    verdict = verdicts.of_probe(experiment, drive)
+    assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)
+
+
+@pytest.mark.parametrize(("rate_qps", "code"), [(4.0, summary.EXIT_OK), (14.0, summary.EXIT_SLO_MISSED)])
+def test_a_required_rate_ends_with_its_code(rate_qps: float, code: int) -> None:
+    words = [*WORDS, "slo.ttft_p90_ms=2000", f"rate_qps={rate_qps}"]
+    drive, experiment, _ = driver(words, target=Altered())
+    found = require.require(drive, rate_qps, require.seconds(experiment))
+    verdict = verdicts.of_required(experiment, drive, found)
+    assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)

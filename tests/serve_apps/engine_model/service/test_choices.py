@@ -1,0 +1,22 @@
+"""`serve_apps.engine_model.service.balancer` and `serve_apps.routing.hash_ring`: known choices."""
+
+import pytest
+
+from serve_apps.engine_model.service.balancer import Balance, Balancer
+from serve_apps.routing import hash_ring
+
+
+def test_equally_busy_replicas_take_turns() -> None:
+    balancer = Balancer(Balance("leastconn"), 3)
+    assert [balancer.choose(-1, [0, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
+    assert balancer.choose(-1, [2, 2, 1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "replicas", "factor", "full"),
+    [(10, 4, 1.25, 4), (7, 4, 1.0, 2), (8, 4, 1.0, 3), (0, 8, 1.25, 2)],
+)
+def test_a_replica_is_full_at_the_factor_times_the_mean_rounded_up(
+    in_flight: int, replicas: int, factor: float, full: int
+) -> None:
+    assert hash_ring.bound(in_flight, replicas, factor) == full
