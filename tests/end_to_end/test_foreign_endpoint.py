@@ -65,7 +65,8 @@ def test_a_gateway_is_measured_as_it_is(tmp_path: Path) -> None:
     ca, bodies = self_signed(tmp_path), list[dict[str, Any]]()
     with serving(gateway(bodies), server_tls(ca)) as server:
         tree = tries.valid(lambda number: probed(server.url, ca, tmp_path / f"try-{number}"))
-    assert tree["exit_code"] == summary.EXIT_OK, tree["reason"]
+    # Four seconds are valid, and by the rule of a probe too short to show that the bounds are kept.
+    assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OPEN, True), tree["reason"]
     assert {request.split(b" ")[1] for request, _ in server.requests} == {b"/team/llm/v1/chat/completions"}
     assert len(bodies) > 10 and not any(REFUSED & set(body) for body in bodies)
 
