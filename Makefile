@@ -43,9 +43,6 @@ ENGINE := tests/serve_apps tests/loadgen tests/maxqps
 # What make check runs is not run again.
 OTHERS := tests $(addprefix --ignore=,$(ENGINE) tests/vllm tests/test_layers.py)
 QUICK_OTHERS := $(OTHERS) --ignore=tests/end_to_end
-# Only files with tests of Ray: to import all others takes seconds in each lane.
-RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
-
 quick: $(STAMP)  ## the inner loop, a minute: no Ray, no browser, no whole command, nothing slow
 	$(SIDE_BY_SIDE)=2 quick-engine quick-others
 
@@ -59,15 +56,19 @@ else
 	$(PYTEST) "not vllm" $(ARGS)
 endif
 
+# The files with a test of Ray that is not slow; one session serves them all.
+WITH_RAY := tests/loadgen/fleet/test_fleet.py tests/cluster/deployment/test_deploy.py \
+	$(addprefix tests/end_to_end/test_,faults.py whole_sweep.py)
 test-ray: $(STAMP)
-	$(PYTEST) "ray and not slow" $(call RAY_IN,tests)
+	$(PYTEST) "ray and not slow" $(WITH_RAY)
 
 test-engine test-others: $(STAMP)
 	$(PYTEST) "$(FAST)" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS))
 
-test-stutter: $(STAMP)  ## the inner loop on a machine that stands still for 2.2 of 3.2 seconds, beside a process that burns a core
+STUTTERED := $(addprefix tests/,loadgen/fleet loadgen/drive loadgen/run analysis/live)
+test-stutter: $(STAMP)  ## what may trust a clock, where processes stand still for 2.2 of 3.2 seconds beside one that burns a core
 	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
-	$(BIN)/python -m pytest -q -m "$(FAST)" $(ENGINE) $(QUICK_OTHERS) $(ARGS)
+	$(BIN)/python -m pytest -q -m "$(FAST)" $(or $(ARGS),$(STUTTERED))
 
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
 LOGS := build/tests
@@ -92,6 +93,8 @@ EVERYTHING = --no-skips 2>&1 | tee $(LOGS)/$@.log
 all-engine all-others: $(STAMP)
 	$(PYTEST) "not ray and not vllm" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS)) $(EVERYTHING)
 
+# Only files with tests of Ray: to import all others takes seconds in each lane.
+RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
 all-ray-loadgen all-ray-end-to-end: $(STAMP)
 	$(PYTEST) ray $(call RAY_IN,tests/$(if $(filter %-loadgen,$@),loadgen,end_to_end)) $(EVERYTHING)
 

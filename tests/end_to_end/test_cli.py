@@ -50,7 +50,6 @@ def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     "words",
@@ -67,7 +66,6 @@ def test_an_unreachable_target_is_exit_5_and_leaves_no_folder(words: list[str], 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("nothing_left")
 def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothing_running(
     tmp_path: Path,

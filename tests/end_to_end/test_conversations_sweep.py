@@ -36,7 +36,7 @@ from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ACTORS = 2
 WORDS = [

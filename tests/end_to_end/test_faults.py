@@ -40,7 +40,7 @@ from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.mock_server import END, MockServer, Script, answer, head, serving, token
 from tests.support.words.words import over
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = ["slo.ttft_p90_ms=600", "slo.tpot_p90_ms=100"]

@@ -17,7 +17,7 @@ from tests.support.machine.patience import START_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_server import Script, head, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {"stream_options", "ignore_eos", "min_tokens", "temperature", "max_tokens"}

@@ -12,7 +12,6 @@ from loadgen.__main__ import main
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
     pytest.mark.usefixtures("on_standing"),
 ]
 

@@ -280,7 +280,6 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("on_standing")
 def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One short search of one shape, in one of three tries to its end."""

@@ -18,7 +18,7 @@ from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.runs.run_folders import check_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ray
 
 ROOT = Path(__file__).parents[2]
 

@@ -35,7 +35,7 @@ from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
 from tests.support.servers.sockets import LOOPBACK, listening
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ray
 
 DEFECT = 0.1
 SPECS = load(

@@ -20,7 +20,7 @@ from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, app
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 class Split(NamedTuple):

@@ -23,7 +23,7 @@ from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.power_tree import power_tree
 from tests.support.machine.shared_session import SharedSession
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 EXPERIMENT = load(["cluster=laptop_4n", "cluster.nodes=1"])
 EXPECTED = expected_of(EXPERIMENT, {})

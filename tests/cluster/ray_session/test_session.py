@@ -28,7 +28,6 @@ CLUSTER, ROUTING = ASKED.cluster, ASKED.routing
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("no_session")
 def test_a_node_and_a_front_that_are_late_once_are_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -41,7 +41,7 @@ from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import SharedSession
 from tests.support.words.words import over
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 LIMIT_S, LAST_LIMIT_S = 240, 10
 """Seconds for a service to come back, which takes a while on a busy machine, and for what never does."""

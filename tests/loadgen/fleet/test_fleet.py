@@ -21,7 +21,7 @@ from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import SharedSession
 from tests.support.servers.mock_server import answer, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.ray
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}

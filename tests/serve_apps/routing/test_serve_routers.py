@@ -257,7 +257,6 @@ def wait_for_answers(url: str, replicas: int) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("no_session")
 def test_behind_the_python_proxy_no_old_router_is_taken_for_the_new() -> None:
     sticky, spread = (Routing("test", "python_proxy", policy) for policy in ("bounded_hash", "pow2"))
@@ -274,7 +273,6 @@ def test_behind_the_python_proxy_no_old_router_is_taken_for_the_new() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_behind_haproxy_a_router_of_serve_keeps_sessions_or_spreads_them(standing: Session) -> None:
     sticky, spread = (Routing("test", "haproxy", policy) for policy in ("consistent_hash", "round_robin"))
     said = running(standing, sticky, "one")

@@ -59,7 +59,6 @@ def running() -> int:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_a_deployment_follows_its_load_by_the_file(standing: Session) -> None:
     asked = load(WORDS)
     text = serve_file(SCALING, tree_of(asked, [{"GPU": 4.0, "CPU": 0.05}]), "a test")
