@@ -135,7 +135,7 @@ def plan(arguments: argparse.Namespace) -> int:
     tree = planning.of_words(arguments.words, _predicted, service)
     line = json.dumps(tree, default=str)
     if arguments.out and arguments.out.suffix in PAGES:
-        pages.write_plan(tree, service.day if service else None, arguments.out)
+        pages.write_plan(tree, arguments.out)
     elif arguments.out:
         arguments.out.write_text(line + "\n")
     if arguments.json:
