@@ -122,7 +122,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a run in another tool's format, or its requests as CSV or JSON lines."""
+    """Write the requests of a run as CSV or JSON lines."""
     refuse_out(arguments.out, *exchange.FORMATS[arguments.format])
     exchange.export(arguments.run, arguments.format, arguments.out)
     return EXIT_OK

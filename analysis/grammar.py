@@ -10,12 +10,12 @@ VERBS = {
     "report": "Write one self-contained HTML file about runs: verdict, figures, provenance.",
     "compare": "Lay runs side by side: what differs, their capacities and the ratio.",
     "plan": "Say how many nodes a demand needs, which rule asks for them, and what they cost.",
-    "export": "Write a run in another tool's format, or its requests as CSV or JSON lines.",
+    "export": "Write the requests of a run as CSV or JSON lines.",
     "calibrate": "Fit the engine model's constants to probes of one machine.",
     "live": "Serve one page that follows a run or a study, also one that has ended, until Ctrl-C.",
 }
 """One sentence on each verb."""
-FORMATS = ("inferencex", "csv", "jsonl", "vllm-bench")
+FORMATS = ("csv", "jsonl")
 EXIT_CODES = (
     "exit codes: 0 done; 1 internal error, recomputed otherwise, or a run was altered after it ended;\n"
     "2 wrong usage; of plan: 4 the run is void, 6 only a lower bound is known"
@@ -84,7 +84,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("--out", type=Path, metavar="FILE", help="write the plan as JSON, or as one page in .html")
         add("--serve-config", type=Path, metavar="FILE.yaml", help=SERVE_CONFIG_HELP)
     elif verb == "export":
-        add("run", type=_place, help="run folder; of a study, inferencex takes all parts")
+        add("run", type=_place, help="run folder")
         add("--format", required=True, choices=FORMATS, help="the format to write")
         add("--out", type=Path, metavar="FILE", help="default: standard output")
     elif verb == "live":
