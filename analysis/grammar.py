@@ -23,7 +23,6 @@ EXIT_CODES = (
 PLAN_HELP = """words (docs/planning.md):
   demand.peak_qps=QPS            the rate of the whole service; or demand.mean_qps=QPS demand.peak_factor=F,
                                  or demand.hourly=FILE of 24 mean rates from midnight
-  demand.input_tokens=N          lengths to come, also output_tokens and prefix_hit, where runs vary them
   plan.basis=low                 the end of the interval that is planned with; or certified, estimate
   plan.headroom=0.15             share of the capacity left free at the peak
   plan.spare_nodes=1             nodes that may be lost at the peak

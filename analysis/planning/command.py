@@ -50,7 +50,7 @@ def command(
     predict: Callable[[], Source] | None = None,
     into_service: IntoService | None = None,
 ) -> Tree:
-    """The plan on the first of `sources`; the others show the effect of node counts and lengths.
+    """The plan on the first of `sources`; the others show the effect of node counts.
 
     Without sources `predict` gives one; it may take minutes, so it is called after the words are checked.
     A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`

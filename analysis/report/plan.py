@@ -64,7 +64,6 @@ def _told(tree: Tree) -> list[tuple[tuple[str, str, str], list[str]]]:
             ("cost", "Cost and power", "By the price that you gave, and watts as given or measured."),
             told["cost"],
         ),
-        (("scale", "At that scale", "What the fleet, and its test, have to carry."), told["scale"]),
     ]
 
 

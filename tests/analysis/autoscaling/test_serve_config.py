@@ -41,7 +41,7 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     [application] = file["applications"]
     [deployment] = application["deployments"]
     config = deployment["autoscaling_config"]
-    certified = tree["planned_on"]["planned_for_qps_per_node"]["certified"]
+    certified = tree["planned_on"]["qps_per_node"]["certified"]
     life = mean_life(load_run(GOLDEN), 0.85 * certified, certified)
     assert config["target_ongoing_requests"] == pytest.approx(0.85 * certified * life.seconds.value, rel=1e-3)
     assert config["max_replicas"] == tree["answer"]["nodes"]
