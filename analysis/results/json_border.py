@@ -1,7 +1,7 @@
 """The one border between verdicts and JSON: a dataclass as a tree of plain values, and back.
 
 What is read may be a stranger's: every value is checked against the type of its field, keys without a field
-are left out, and a missing key takes the default of its field, as in files of older versions.
+are left out, and a missing key takes the default of its field.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Energy of a run by known answers, on the screen, in the report and in a plan; and of older runs."""
+"""Energy of a run by known answers, on the screen, in the report and in a plan; and of runs without power."""
 
 import json
 import shutil
@@ -173,7 +173,7 @@ def golden() -> RunVerdict:
     return verdict
 
 
-def test_the_screen_says_whose_watts_and_an_older_run_says_what_it_said() -> None:
+def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None:
     assert golden().power is None and "power" not in summary.text(golden())
     told = summary.text(replace(golden(), power=KNOWN))
     assert (

@@ -301,7 +301,7 @@ def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     assert {row["tpot_phi"] is None for row in table.to_pylist() if row["kind"] == "ramp"} == {True}
 
 
-def test_an_earlier_version_is_told_what_it_lacks(folder: RunFolder, capsys: Any) -> None:
+def test_windows_without_what_a_recount_needs_are_told_so(folder: RunFolder, capsys: Any) -> None:
     folder.write_json("manifest.json", {"verb": "sweep"})
     with pytest.raises(RunError, match="no dwells.parquet"):
         recount.recount(load_run(folder.path))
