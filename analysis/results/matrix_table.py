@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.results import grid_table, joint
-from analysis.results.text import quality_text
 from analysis.results.text.certified_text import certified_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
@@ -67,14 +66,7 @@ def lines(study: StudyVerdict) -> list[str]:
         [({"cell": cell.name, **cell.at}, _told(cell, is_gated), _why(cell)) for cell in cells],
         (*COLUMNS, ANSWERS) if is_gated else COLUMNS,
     )
-    return [f"  {line}" for line in [*shown, *_scores(cells), *_notes(cells)]]
-
-
-def _scores(cells: Sequence[MatrixCell]) -> list[str]:
-    """Right answers of each cell that was asked, beside those of the first cell."""
-    found = [(cell.name, cell.scores) for cell in cells if cell.scores]
-    told = [quality_text.score_lines(one, (cells[0].name, name)) for name, one in found]
-    return list(dict.fromkeys(line.strip() for lines in told for line in lines))
+    return [f"  {line}" for line in [*shown, *_notes(cells)]]
 
 
 def _notes(cells: Sequence[MatrixCell]) -> list[str]:

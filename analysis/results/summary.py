@@ -82,7 +82,6 @@ def text(verdict: Verdict, resume: Path | None = None) -> str:
     if isinstance(verdict, StudyVerdict):
         lines += ratio_text.lines(verdict, verdict.ratio) if verdict.ratio else []
         lines += quality_text.lines(verdict, verdict.quality) if verdict.quality else []
-        lines += quality_text.score_lines(verdict.scores) if verdict.scores else []
         lines += studies.lines(verdict)
     lines += _evidence_lines(verdict)
     if not isinstance(verdict, PredictionVerdict):

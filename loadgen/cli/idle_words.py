@@ -50,11 +50,6 @@ IDLE_KEYS = (
         lambda asked: getattr(asked.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
-    IdleKey(
-        "quality.question_tokens",
-        lambda asked: bool(asked.quality.questions),
-        "questions with exact answers, which quality.questions=FILE adds",
-    ),
     IdleKey("workload.input_tokens.mean", lambda asked: asked.workload.input_tokens.kind != "mixture", MIXED),
     IdleKey(
         "workload.output_tokens.mean", lambda asked: asked.workload.output_tokens.kind != "mixture", MIXED

@@ -13,7 +13,7 @@ from conf.composed import dump
 from conf.io.one_line import reason
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.quality import CERTIFIED
-from loadgen.quality import pace, prompts, tasks
+from loadgen.quality import pace, prompts
 from loadgen.studies import comparison_words, gate_evidence
 from loadgen.studies.comparison_words import Asked
 from loadgen.studies.gate_evidence import certified_qps
@@ -68,13 +68,9 @@ def recorded(a: Path, b: Path) -> StudyVerdict:
 
 def text(a: Experiment, b: Experiment) -> str:
     """The plan: A's configuration, its differences from B's, and what both are asked."""
-    quality, paced, asked = a.quality, pace.of(a), tasks.of(a.quality)
+    quality, paced = a.quality, pace.of(a)
     longest_s = pace.longest_s(a, paced)
     lasts = "as long as that takes" if longest_s is None else f"at most {longest_s:.0f} s"
-    exact = (
-        f"# then both sides are asked {len(asked)} questions with exact answers, at most "
-        f"{quality.question_tokens} tokens out, at the same pace"
-    )
     return "\n".join(
         [
             comparison_words.text(a, b),
@@ -82,7 +78,6 @@ def text(a: Experiment, b: Experiment) -> str:
             f"# {quality.prompts} prompts of {quality.prompt_tokens} tokens, {quality.answer_tokens} out: "
             "A answers each twice, then B until the verdict is clear",
             f"# questions come {paced.words}: {lasts}, and two deployments",
-            *([exact] if asked else []),
         ]
     )
 

@@ -6,17 +6,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from analysis.quality import answer_file
 from analysis.quality.gate_verdict import GateVerdict
-from analysis.quality.paired_scores import PairedScores
 from analysis.results.studies import Parts
 from analysis.results.summary import EXIT_OK, EXIT_OPEN
 from analysis.results.types.study_verdict import StudyVerdict
 from loadgen.run.measure import Act
-from loadgen.studies import task_questions
-from loadgen.studies.gate_evidence import CODES, judged, task_scores
+from loadgen.studies.gate_evidence import CODES, judged
 from loadgen.studies.gate_questions import ServiceInUse
 from loadgen.studies.quality_study import GateSide
 from loadgen.studies.study import StudyPlan
@@ -26,7 +23,6 @@ def gated(study: StudyPlan, path: Path, in_use: ServiceInUse) -> StudyPlan:
     """The study in the folder `path` with a gate: its first part is the base, every other a candidate."""
     first, *others = study.names
     base, asked = path / first, study.asked
-    task_questions.refuse_changed(asked.quality, (path / name for name in study.names))
 
     def act(name: str) -> Act:
         return GateSide(path / name, base, asked.seed, in_use).after(study.act(name))
@@ -34,8 +30,7 @@ def gated(study: StudyPlan, path: Path, in_use: ServiceInUse) -> StudyPlan:
     def shown(verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         ended = [name for name in others if name in parts and (path / name / answer_file.FILE).exists()]
         found = {name: judged(path, first, name, asked.quality) for name in ended}
-        scores = {name: task_scores(base, path / name) for name in ended}
-        return with_gates(study.shown(verdict, parts), found, scores)
+        return with_gates(study.shown(verdict, parts), found)
 
     def conclude(verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         unasked = [name for name in others if not (path / name / answer_file.FILE).exists()]
@@ -44,22 +39,11 @@ def gated(study: StudyPlan, path: Path, in_use: ServiceInUse) -> StudyPlan:
     return replace(study, act=act, shown=shown, conclude=conclude)
 
 
-def with_gates(
-    verdict: StudyVerdict,
-    found: Mapping[str, GateVerdict],
-    scores: Mapping[str, PairedScores | None] = MappingProxyType({}),
-) -> StudyVerdict:
-    """The verdict of a comparison with that of its gate, or of a matrix with one for each candidate.
-
-    `scores` are those of questions with exact answers, by the same names.
-    """
+def with_gates(verdict: StudyVerdict, found: Mapping[str, GateVerdict]) -> StudyVerdict:
+    """The verdict of a comparison with that of its gate, or of a matrix with one for each candidate."""
     if not verdict.is_matrix:
-        gate, scored = next(iter(found.values()), None), next(iter(scores.values()), None)
-        return replace(verdict, quality=gate, scores=scored)
-    cells = tuple(
-        replace(cell, quality=found.get(cell.name), scores=scores.get(cell.name))
-        for cell in verdict.cells or ()
-    )
+        return replace(verdict, quality=next(iter(found.values()), None))
+    cells = tuple(replace(cell, quality=found.get(cell.name)) for cell in verdict.cells or ())
     return replace(verdict, cells=cells)
 
 

@@ -23,15 +23,13 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
-from loadgen.run.service import Service
-from loadgen.studies import gate_questions, task_questions
+from loadgen.studies import gate_questions
 from loadgen.studies.gate_evidence import (
     KIND,
     by_prompt,
     certified_qps,
     evidence_on,
     judged,
-    task_scores,
     told,
 )
 from loadgen.studies.gate_questions import ServiceInUse
@@ -56,10 +54,6 @@ class GateSide:
         """Ask the questions of this side; returns the evidence in words."""
         assert self.in_use.up is not None
         up, asked = self.in_use.up, replace(asked, seed=self.seed)
-        said = self._ask_tokens(asked, driver, up)
-        return said + task_questions.ask(asked, driver, up, self.path)
-
-    def _ask_tokens(self, asked: Experiment, driver: Driver, up: Service) -> str:
         if self.path == self.base:
             return gate_questions.ask(
                 asked, driver, up, self.path, gate_questions.twice(asked), lambda _: False
@@ -134,7 +128,6 @@ def again(path: Path, a: Experiment, in_use: ServiceInUse) -> StudyPlan:
 def of(a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> StudyPlan:
     """The study of both sides in the folder `path`; a side that was cut short is asked again."""
     asked = {"a": a, "b": b}
-    task_questions.refuse_changed(a.quality, (path / name for name in SIDES))
     return StudyPlan(
         kind=KIND,
         verb=KIND,
@@ -151,5 +144,4 @@ def conclude(verdict: StudyVerdict, path: Path, a: Experiment, b: Experiment) ->
     """The verdict from the answers of both folders, its evidence written beside them."""
     found = judged(path, "a", "b", a.quality)
     evidence = f"{found.prompts} prompts; questions {pace.of(a).words}"
-    scores = task_scores(path / "a", path / "b")
-    return told(replace(verdict, evidence=evidence, scores=scores), found, a, b)
+    return told(replace(verdict, evidence=evidence), found, a, b)

@@ -34,7 +34,6 @@ WRONG = {
     "quality.alpha=0.5": "quality.alpha=0.5 must be at most 0.2",
     "quality.prompts=20000": "quality.prompts=20000 must be 1 to 10000",
     "quality.answer_tokens=0": "quality.answer_tokens=0 must be 1 to 256",
-    "quality.question_tokens=0": "quality.question_tokens=0 must be 1 to 16384",
     "quality.load=busy": "quality.load=busy must be idle, certified or a rate up to 100000 QPS per node",
     "quality.load=-2": "quality.load=-2 must be idle, certified or a rate",
     "quality.load=nan": "quality.load=nan must be idle, certified or a rate",
