@@ -30,10 +30,9 @@ PLAN_HELP = """words (docs/planning.md):
   plan.node_watts=W              power of a node, instead of what the run measured, if it did
   plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
   plan.scale_up_minutes=M        how long a node takes until it serves
-  plan.degraded=true             plan on a run whose answers the quality gate found degraded
 
 exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (4: it is void); 6 only a lower
-bound of the capacity is known; 7 answers are degraded"""
+bound of the capacity is known"""
 SOURCES_HELP = (
     "runs to plan with (several node counts measure the scaling), demand.* and plan.* words; without a run, "
     "words of loadgen predict"

@@ -1,7 +1,7 @@
 """Read the evidence for a plan from run folders, studies and predictions."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -66,29 +66,6 @@ def read(path: Path | str) -> list[Evidence]:
     # What the rows of its first part add.
     rows = "lengths", "ready_minutes", "engine_settings", "gpus_per_node", "node_watts"
     return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
-
-
-def refuse_degraded(folders: Iterable[Path | str]) -> None:
-    """Raise NotPlannable for a run or a matrix whose answers the quality gate found degraded."""
-    for folder in folders:
-        path = locations.local(folder)
-        study, part = (path, "") if studies.is_study(path) else (path.resolve().parent, path.resolve().name)
-        found = _degraded(study) if studies.is_study(study) else []
-        if named := [name for name in found if not part or name == part]:
-            raise NotPlannable(
-                f"the quality gate found the answers of {', '.join(named)} in {study.name} degraded: faster "
-                "is not enough; plan on another run, or add plan.degraded=true",
-                summary.EXIT_DEGRADED,
-            )
-
-
-def _degraded(study: Path) -> list[str]:
-    """The parts of a study whose answers are degraded."""
-    verdict = studies.load_verdict(study)
-    gates = {cell.name: cell.quality for cell in verdict.cells or ()}
-    if verdict.quality and len(verdict.names) > 1:
-        gates[verdict.names[1]] = verdict.quality
-    return [name for name, gate in gates.items() if gate and gate.verdict == "DEGRADED"]
 
 
 def evidence_of(source: Source) -> Evidence:

@@ -27,22 +27,13 @@ NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides wh
 
 
 def sections(found: StudyFolder, room: Room) -> list[Section]:
-    """A section for each candidate that was compared with the study's first part."""
-    return [
-        Section(f"quality-{name}", f"Answers of {name} beside {base}", PURPOSE, tuple(blocks))
-        for base, name, verdict in _gates(found)
-        for blocks in [_blocks(found.path, base, name, verdict, room)]
-    ]
-
-
-def _gates(found: StudyFolder) -> Iterator[tuple[str, str, GateVerdict]]:
-    """The base, and every candidate with its verdict."""
-    base, *others = found.verdict.names
-    if found.verdict.quality and others:
-        yield base, others[0], found.verdict.quality
-    for cell in found.verdict.cells or ():
-        if cell.quality:
-            yield base, cell.name, cell.quality
+    """The section of a gate; none of another study."""
+    verdict = found.verdict.quality
+    if not verdict or len(found.verdict.names) < 2:
+        return []
+    base, name = found.verdict.names[:2]
+    blocks = tuple(_blocks(found.path, base, name, verdict, room))
+    return [Section(f"quality-{name}", f"Answers of {name} beside {base}", PURPOSE, blocks)]
 
 
 def _blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:

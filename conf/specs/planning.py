@@ -85,8 +85,7 @@ class Care:
     low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
     in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
     peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
-    default; watts are those that the run measured, if it did. A run whose answers the quality gate found
-    degraded is planned on only if `degraded` is true.
+    default; watts are those that the run measured, if it did.
     """
 
     basis: Basis = "low"
@@ -97,7 +96,6 @@ class Care:
     node_availability: float | None = None
     target_availability: float | None = None
     scale_up_minutes: float | None = None
-    degraded: bool = False
 
     def __post_init__(self) -> None:
         require(

@@ -14,16 +14,14 @@ MOST_NATS = math.log(2)
 """Jensen-Shannon divergence of answers that share nothing."""
 MOST_ALPHA = 0.2
 """A verdict that is wrong more often than once in five tells nothing (our choice)."""
-IDLE, CERTIFIED = "idle", "certified"
-LOADS = (IDLE, CERTIFIED)
+IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
     """The margins within which answers are the same (our choice), and the prompts that show it.
 
-    With `gate` a comparison, or each cell of a matrix, is gated. `load` is what the service carries
-    meanwhile: nothing else (`idle`), a rate in QPS per node, or A's certified rate (`certified`). At most
+    `load` is what the service carries meanwhile: nothing else (`idle`), or a rate in QPS per node. At most
     `prompts` of `prompt_tokens` are answered with `answer_tokens` each. `margin_nats` bounds the mean
     Jensen-Shannon divergence from A beyond that of A's own repeat, in nats per token. `margin_broken` bounds
     the share of broken prompts beyond the repeat's, where one position diverges by more than
@@ -31,8 +29,7 @@ class Quality:
     """
 
     name: str = "default"
-    gate: bool = False
-    load: str = "certified"
+    load: str = IDLE
     prompts: int = 768
     prompt_tokens: int = 256
     answer_tokens: int = 32
@@ -51,8 +48,8 @@ class Quality:
         require(self.alpha <= MOST_ALPHA, f"quality.alpha={self.alpha:g} must be at most {MOST_ALPHA:g}")
         rate = self.rate_qps
         require(
-            self.load in LOADS or (rate is not None and 0 < rate <= MOST_QPS),
-            f"quality.load={self.load} must be {', '.join(LOADS)} or a rate up to {MOST_QPS:g} QPS per node",
+            self.load == IDLE or (rate is not None and 0 < rate <= MOST_QPS),
+            f"quality.load={self.load} must be {IDLE} or a rate up to {MOST_QPS:g} QPS per node",
         )
 
     def _check_within(self, name: str, most: int) -> None:

@@ -43,7 +43,6 @@ class Recommendation:
 
     def __post_init__(self) -> None:
         care = self.plan
-        require(not care.degraded, "plan.degraded is of a measured run; recommend predicts: leave it out")
         require(
             care.scale_up_minutes is None,
             "plan.scale_up_minutes is of a day's plan (python -m analysis plan); leave it out",

@@ -10,7 +10,7 @@ from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
 from analysis.quality.gate import GateRule
 from analysis.quality.gate_verdict import Called, GateVerdict
 from analysis.results.asked import describe
-from analysis.results.runs import RunError, load_run
+from analysis.results.runs import load_run
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
@@ -93,16 +93,3 @@ def evidence_on(of_b: AnswerRecord, of_a: Mapping[tuple[int, int], AnswerRecord]
 
 def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
     return {(one.prompt, one.repeat): one for one in answers}
-
-
-def certified_qps(path: Path) -> float | None:
-    """The certified rate per node of a valid sweep's run folder; None without one.
-
-    Of a simulated engine the 5 % quantile of the sampling noise: the load that this very engine keeps.
-    """
-    try:
-        verdict = load_run(path).verdict
-    except RunError:
-        return None
-    capacity = verdict.capacity if verdict is not None and verdict.valid else None
-    return capacity.sampling.certified if capacity else None

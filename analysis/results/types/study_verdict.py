@@ -83,7 +83,6 @@ class MatrixCell:
     simulated: str = ""
     sampling_qps: QpsFigures | None = None
     ratio: CellRatio | None = always(None)
-    quality: GateVerdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
