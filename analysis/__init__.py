@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from analysis.figures.scaling import plot_scaling
     from analysis.figures.search import plot_search
     from analysis.figures.timeline import plot_timeseries
-    from analysis.planning import cost, plan, scaling, sensitivity
+    from analysis.planning import cost, plan, scaling
     from analysis.report import build_report
     from analysis.results.runs import Run, RunError, load_run, load_runs
     from analysis.results.tables import capacity_table, percentiles
@@ -50,7 +50,6 @@ __all__ = [
     "plot_search",
     "plot_timeseries",
     "scaling",
-    "sensitivity",
 ]
 _HOMES = {
     "NoData": "analysis.figures",
@@ -76,6 +75,5 @@ _HOMES = {
     "plot_search": "analysis.figures.search",
     "plot_timeseries": "analysis.figures.timeline",
     "scaling": "analysis.planning",
-    "sensitivity": "analysis.planning",
 }
 __getattr__ = lazy("analysis", _HOMES)

@@ -7,7 +7,7 @@ examples:
   python -m analysis compare runs/tp8 runs/tp4                     capacities side by side, and their ratio
   python -m analysis plan runs/tp8 demand.peak_qps=200 plan.spare_nodes=1 plan.node_hour_usd=16
   python -m analysis plan layout=dp2_tp4_ep4 demand.peak_qps=200   the same of a prediction, without a run
-  python -m analysis export runs/tp8 --format csv --out tp8.csv    or jsonl, inferencex, vllm-bench
+  python -m analysis export runs/tp8 --format csv --out tp8.csv    its requests; or jsonl
   python -m analysis show profile_export.jsonl slo.ttft_p90_ms=2000    another tool's result, judged as ours
   python -m analysis calibrate runs/recipe --out node7.yaml        constants of the engine model from probes
   python -m analysis live runs/20261121-091200-a1b2                follow a run or study in a browser

@@ -122,7 +122,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a run in another tool's format, or its requests as CSV or JSON lines."""
+    """Write the requests of a run as CSV or JSON lines."""
     refuse_out(arguments.out, *exchange.FORMATS[arguments.format])
     exchange.export(arguments.run, arguments.format, arguments.out)
     return EXIT_OK
@@ -135,7 +135,7 @@ def plan(arguments: argparse.Namespace) -> int:
     tree = planning.of_words(arguments.words, _predicted, service)
     line = json.dumps(tree, default=str)
     if arguments.out and arguments.out.suffix in PAGES:
-        pages.write_plan(tree, service.day if service else None, arguments.out)
+        pages.write_plan(tree, arguments.out)
     elif arguments.out:
         arguments.out.write_text(line + "\n")
     if arguments.json:

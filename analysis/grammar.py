@@ -10,12 +10,12 @@ VERBS = {
     "report": "Write one self-contained HTML file about runs: verdict, figures, provenance.",
     "compare": "Lay runs side by side: what differs, their capacities and the ratio.",
     "plan": "Say how many nodes a demand needs, which rule asks for them, and what they cost.",
-    "export": "Write a run in another tool's format, or its requests as CSV or JSON lines.",
+    "export": "Write the requests of a run as CSV or JSON lines.",
     "calibrate": "Fit the engine model's constants to probes of one machine.",
     "live": "Serve one page that follows a run or a study, also one that has ended, until Ctrl-C.",
 }
 """One sentence on each verb."""
-FORMATS = ("inferencex", "csv", "jsonl", "vllm-bench")
+FORMATS = ("csv", "jsonl")
 EXIT_CODES = (
     "exit codes: 0 done; 1 internal error, recomputed otherwise, or a run was altered after it ended;\n"
     "2 wrong usage; of plan: 4 the run is void, 6 only a lower bound is known"
@@ -23,7 +23,6 @@ EXIT_CODES = (
 PLAN_HELP = """words (docs/planning.md):
   demand.peak_qps=QPS            the rate of the whole service; or demand.mean_qps=QPS demand.peak_factor=F,
                                  or demand.hourly=FILE of 24 mean rates from midnight
-  demand.input_tokens=N          lengths to come, also output_tokens and prefix_hit, where runs vary them
   plan.basis=low                 the end of the interval that is planned with; or certified, estimate
   plan.headroom=0.15             share of the capacity left free at the peak
   plan.spare_nodes=1             nodes that may be lost at the peak
@@ -31,18 +30,14 @@ PLAN_HELP = """words (docs/planning.md):
   plan.node_watts=W              power of a node, instead of what the run measured, if it did
   plan.node_availability=0.995   with plan.target_availability=0.9999: nodes so that enough are up
   plan.scale_up_minutes=M        how long a node takes until it serves
-  plan.degraded=true             plan on a run whose answers the quality gate found degraded
 
 exit codes: 0 done; 2 wrong usage; 3, 4 or 5 that of a run that allows no plan (4: it is void); 6 only a lower
-bound of the capacity is known; 7 answers are degraded"""
+bound of the capacity is known"""
 SOURCES_HELP = (
     "runs to plan with (several node counts measure the scaling), demand.* and plan.* words; without a run, "
     "words of loadgen predict"
 )
-SERVE_CONFIG_HELP = (
-    "write Ray Serve's autoscaling for the run's engines, and simulate the day of demand.hourly with it "
-    "(docs/autoscaling.md)"
-)
+SERVE_CONFIG_HELP = "write Ray Serve's autoscaling for the run's engines (docs/autoscaling.md)"
 PROBES_HELP = (
     "folders of probes or of a recipe; words say what the runs do not, as the engine's "
     "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants"
@@ -87,7 +82,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("--out", type=Path, metavar="FILE", help="write the plan as JSON, or as one page in .html")
         add("--serve-config", type=Path, metavar="FILE.yaml", help=SERVE_CONFIG_HELP)
     elif verb == "export":
-        add("run", type=_place, help="run folder; of a study, inferencex takes all parts")
+        add("run", type=_place, help="run folder")
         add("--format", required=True, choices=FORMATS, help="the format to write")
         add("--out", type=Path, metavar="FILE", help="default: standard output")
     elif verb == "live":

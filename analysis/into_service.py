@@ -1,16 +1,14 @@
-"""A plan taken into service: Ray Serve's file with its autoscaling, and the simulated day of such a fleet.
+"""A plan taken into service: Ray Serve's file with its autoscaling.
 
 The rules stand in `analysis/planning/`.
 """
 
-# A composition root: it asks for the application that serves, and for the engine model.
+# A composition root: it asks for the application that serves.
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.autoscaling import elastic
-from analysis.autoscaling.elastic import DayQuestion, ElasticDay
 from analysis.autoscaling.request_life import mean_life
 from analysis.autoscaling.serve_file import ServeFront, serve_file
 from analysis.autoscaling.serve_scaling import ServeScaling, serve_scaling, working_qps_per_node
@@ -18,73 +16,35 @@ from analysis.planning.plan import Plan
 from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment
 from conf.composed import dump
-from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 
 FLAG = "--serve-config"
-NO_HOURS = "no day is simulated without its rates: add demand.hourly=FILE"
 Tree = dict[str, Any]
 
 
 class IntoService:
-    """Writes the file of a plan, and a figure of its day beside it. `lines` say what was found, `day` is
-    the simulated one if there is one.
-    """
+    """Writes the file of a plan; `lines` say what is in it."""
 
     def __init__(self, file: Path) -> None:
         refuse_out(file, ".yaml", ".yml", flag=FLAG)
-        refuse_out(file.with_suffix(".svg"), ".svg", flag=FLAG)
         self._file = file
         self.lines: list[str] = []
-        self.day: ElasticDay | None = None
 
     def __call__(self, found: Plan, source: Path | str) -> Tree:
-        """Write the files; the tree of what is in them. Raises RunError or ConfigError for what they lack."""
+        """Write the file; the tree of what is in it. Raises RunError or ConfigError for what it lacks."""
         run = load_run(source)
         asked = run.config
         per_node = asked.layout.replicas_per_node
         certified, working = working_qps_per_node(found)
         scaling = serve_scaling(found, mean_life(run, working, certified), per_node)
         application, front = _application(asked)
-        day, why = self._simulated(found, scaling, asked)
-        self.day = day
         self._file.write_text(serve_file(scaling, application, run.name, front))
         self.lines += _written(self._file, scaling) + list(front.notes)
-        figure = self._figure(day) if day else None
-        self.lines += elastic.text(day) if day else [why]
-        if figure:
-            self.lines.append(f"figure: {figure}")
         return {
             "file": str(self._file),
-            "figure": figure,
             "autoscaling_config": scaling.config,
             "rests_on": asdict(scaling),
-            "day": asdict(day) if day else None,
-            "no_day_because": why or None,
         }
-
-    def _simulated(
-        self, found: Plan, scaling: ServeScaling, asked: Experiment
-    ) -> tuple[ElasticDay | None, str]:
-        if found.day is None:
-            return None, NO_HOURS
-        # numba takes a second to come, which a plan without a file must not pay.
-        from loadgen.cli.elastic_fleets import simulated_day
-
-        question = DayQuestion(found.day.qps, found.day.nodes, found.nodes, scaling.scale_up_s)
-        terminal.note("the engine model serves the day on fixed, scheduled and autoscaled fleets ...")
-        try:
-            return simulated_day(asked, question, scaling.config), ""
-        except ConfigError as why:
-            return None, f"no day is simulated: {why}"
-
-    def _figure(self, day: ElasticDay) -> str:
-        # matplotlib takes a second to come.
-        from analysis.figures.fleets import EXHIBIT
-
-        figure = self._file.with_suffix(".svg")
-        figure.write_text(EXHIBIT.svg(day))
-        return str(figure)
 
 
 def _written(file: Path, scaling: ServeScaling) -> list[str]:

@@ -67,7 +67,6 @@ ROOTS = {
     "serve_apps/__main__.py",
     "loadgen/cli/config_check.py",
     "loadgen/cli/deployment.py",
-    "loadgen/cli/elastic_fleets.py",
     "loadgen/cli/engine_model.py",
     "loadgen/cli/published_benchmark.py",
 }

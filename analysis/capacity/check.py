@@ -7,8 +7,7 @@ from dataclasses import dataclass
 class Check:
     """One figure against its bound, a `least` one or else a most. `passed` None: unknown or not applicable.
 
-    `reason` names why a window is void if the check fails; empty marks mere information. `least` is None in
-    runs of versions that did not say.
+    `reason` names why a window is void if the check fails; empty marks mere information.
     """
 
     name: str
@@ -17,7 +16,7 @@ class Check:
     bound: float | None
     unit: str
     reason: str = ""
-    least: bool | None = None
+    least: bool = False
 
     @property
     def voids(self) -> bool:

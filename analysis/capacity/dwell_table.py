@@ -299,18 +299,19 @@ def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None
 
 
 def read(path: Path) -> pa.Table:
-    """The table at `path` with its own metadata; columns that its version did not have are null.
+    """The table at `path` with its own metadata.
 
-    Raises OSError or an ArrowException for a file that is broken or no such table.
+    Raises OSError or an ArrowException for a file that is broken, no such table, or of another version.
     """
     written = pq.read_schema(path)
+    parquet.refuse_version(path, written, SCHEMA_VERSION)
     if lacking := [name for name in KEYS if name not in written.names]:
         raise pa.ArrowInvalid(f"{path} is no table of dwells: it lacks {', '.join(lacking)}")
     return pq.read_table(path, schema=DWELLS).replace_schema_metadata(written.metadata)
 
 
 def basis_of(table: pa.Table) -> CountingBasis | None:
-    """Basis of the table's posterior; None if the version that wrote the table recorded none, or less."""
+    """Basis of the table's posterior; None if it has none, or less."""
     said = (table.schema.metadata or {}).get(b"basis")
     if said is None:
         return None

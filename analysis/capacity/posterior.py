@@ -35,8 +35,7 @@ class LimitFit:
     """The rate at which one limit alone would just be kept, and what that rests on.
 
     `informative`: requests were seen on both sides of the limit; else one end is only the prior.
-    `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful. The
-    defaults are for files of versions that did not say.
+    `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful.
     """
 
     qps_per_node: float

@@ -198,7 +198,7 @@ def request_work(requests: pa.Table, workload: Workload) -> Floats:
     own = (1 - workload.prefix_hit) * workload.prompt_tokens
     mean = own + OUTPUT_WORK * workload.output_tokens.mean
     prompt = metrics.numbers(requests, "requested_input_tokens")
-    if workload.prefix_hit:  # a run of an earlier version has shared tokens and no such mean
+    if workload.prefix_hit:  # without one the mean is of whole prompts, and so is each request
         prompt = prompt - np.nan_to_num(metrics.numbers(requests, "shared_tokens"))
     return (prompt + OUTPUT_WORK * metrics.numbers(requests, "requested_output_tokens")) / mean
 

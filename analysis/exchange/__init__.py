@@ -1,4 +1,4 @@
-"""Read results of other tools, write runs in their formats, and compare runs side by side."""
+"""Read results of other tools, write the requests of runs, and compare runs side by side."""
 
 from analysis.exchange.exporting import FORMATS, export
 from analysis.exchange.foreign import Foreign

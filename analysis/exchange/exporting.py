@@ -1,26 +1,24 @@
-"""Write a run in a format of other programs, to a file or to standard output."""
+"""Write the requests of a run as CSV or JSON lines, to a file or to standard output."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.exchange import inferencex, request_rows, vllm_result
+from analysis.exchange import request_rows
 from analysis.results import studies
 from analysis.results.locations import local
-from analysis.results.runs import Run, RunError, load_run, load_runs, refuse_out
+from analysis.results.runs import Run, RunError, load_run, refuse_out
 from conf.io import terminal
 
 FORMATS = {
-    "inferencex": (".json",),
     "csv": (".csv",),
     "jsonl": (".jsonl", ".ndjson"),
-    "vllm-bench": (".json", ".jsonl"),
 }
 """Formats, each with the endings that `--out` may have."""
 
 
 def export(run: Run | Path | str, format: str, out: Path | str | None = None) -> None:
-    """Write a run, or the run at a path or URI; of a study all parts, as `inferencex` only.
+    """Write the requests of a run, or of the run at a path or URI.
 
     `out` is written whole or not at all; without it the text goes to standard output. Raises RunError for an
     unknown format, for a place that is no run, and for an `out` that exists.
@@ -47,10 +45,6 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
 
 
 def _blocks(path: Path, format: str) -> Iterator[str]:
-    if format == "inferencex":
-        yield inferencex.text(load_runs(path))
-        return
     if studies.is_study(path):
-        raise RunError(f"{path} is a study: export one of its parts, {path}/NAME, or --format inferencex")
-    writers = {"csv": request_rows.csv, "jsonl": request_rows.jsonl, "vllm-bench": vllm_result.lines}
-    yield from writers[format](load_run(path))
+        raise RunError(f"{path} is a study: export one of its parts, {path}/NAME")
+    yield from (request_rows.csv if format == "csv" else request_rows.jsonl)(load_run(path))

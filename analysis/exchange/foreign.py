@@ -26,9 +26,6 @@ CUT_OFF = ("payload is not completed", "incomplete", "peer closed", "disconnecte
 """Words of Python's HTTP clients for an answer that broke off."""
 _OFFSETS = ("first_byte", "first_token", "last_token", "end")
 _PHRASES = {status.phrase: int(status) for status in HTTPStatus}
-EXPORTED = "maxqps"
-"""First word of a failure in our own exports, before its status and kind."""
-_OURS = re.compile(rf"{EXPORTED} ({'|'.join(records.FAILURES)})(?: ([^ :]+))?:")
 _CODE = re.compile(r"(?:error|status|code)\W{1,3}([45]\d\d)\b", re.IGNORECASE)
 
 DUE_UNKNOWN = "due times are not reported: latencies count from the send, which hides a late client"
@@ -148,8 +145,6 @@ def failure(message: str, http_status: int | None = None, got_token: bool = Fals
     """Status and kind of a failed request from a tool's message; `unclear` if the message is."""
     text = " ".join(message.split())
     lower = text.lower()
-    if known := _OURS.match(text):
-        return {"status": known[1], "error_kind": known[2], "error": text[-ERROR_CHARS:]}
     cut = any(word in lower for word in CUT_OFF)
     code = http_status or _PHRASES.get(text) or next(map(int, [] if cut else _CODE.findall(text)), None)
     if code:

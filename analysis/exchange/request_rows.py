@@ -65,11 +65,12 @@ def _stored(run: Run) -> Iterator[pa.Table]:
             rows = run.requests()
             yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
             return
-        files = [str(path) for path in records.files(run.path / "requests")]
-        # With the schema of today a column that an older file lacks is null.
+        files = records.files(run.path / "requests")
+        for file in files:
+            records.refuse_foreign(file)
         from pyarrow import dataset  # it brings pandas, for which no other use of `analysis` must wait
 
-        stored = dataset.dataset(files, records.REQUESTS, format="parquet")
+        stored = dataset.dataset(list(map(str, files)), records.REQUESTS, format="parquet")
         for batch in stored.to_batches(batch_size=BATCH_ROWS, batch_readahead=0, fragment_readahead=0):
             yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException) as error:

@@ -5,14 +5,17 @@ not the merit of a layout.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from analysis.capacity import dwell_table
+from analysis.capacity.window_counts import in_window
 from analysis.exchange.compared import ComparedResult, compared_results, paired_ratio, unpaired_ratio
 from analysis.exchange.foreign_text import sent_qps
-from analysis.exchange.windows import measured, valid_lines
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
@@ -142,7 +145,7 @@ def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
 
 
 def _rates(one: ComparedResult) -> list[dict[str, Any]]:
-    return [row for row in valid_lines(one.run) if row["rate_qps_per_node"]] if one.run else []
+    return [row for row in _valid_lines(one.run) if row["rate_qps_per_node"]] if one.run else []
 
 
 def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
@@ -193,11 +196,23 @@ def _lines(one: ComparedResult) -> list[str]:
         values = load.latencies["ttft_from_send"], load.latencies["tpot"]
         return [_load(one.letter, sent_qps(load), load.measured.num_rows, *values)]
     found = []
-    for window in measured(one.run) if one.run and valid_lines(one.run) else ():
-        values = metrics.ttft_from_send(window.rows), metrics.tpot(window.rows)
-        name = f"{one.letter} dwell {window.line['index']}"
-        found.append(_load(name, window.line["rate_qps"], window.rows.num_rows, *values))
+    for line, rows in _measured(one.run) if one.run else ():
+        values = metrics.ttft_from_send(rows), metrics.tpot(rows)
+        found.append(_load(f"{one.letter} dwell {line['index']}", line["rate_qps"], rows.num_rows, *values))
     return found or [f"  {one.letter}  no valid window of its own"]
+
+
+def _valid_lines(run: Run) -> list[dict[str, Any]]:
+    """Lines of dwells.parquet of the valid windows with requests, ramp steps left out."""
+    lines = run.dwells().to_pylist()
+    return [line for line in lines if line["kind"] != "ramp" and line["valid"] and line["requests"]]
+
+
+def _measured(run: Run) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """The line of each such window, and its requests in order of due time."""
+    for line in _valid_lines(run):
+        window = dwell_table.window(line)
+        yield line, in_window(run.requests(dwell=window.index), window)
 
 
 def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> str:

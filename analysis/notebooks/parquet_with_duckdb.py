@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 
 import duckdb
-import pyarrow.parquet as pq
 
 import analysis
 from analysis.rows import latency_columns, records
@@ -30,8 +29,8 @@ RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 run = analysis.load_run(RUN)
 dwells = str(run.path / "dwells.parquet")
 folder = run.path / "requests"
-if not any("ttft_ms" in pq.read_schema(file).names for file in records.files(folder)):
-    # A run of an earlier version, or one that was killed: the file as it is written today.
+if not run.is_collected:
+    # A run that was killed: its file as it would have been written.
     folder = Path(tempfile.mkdtemp())
     records.write(latency_columns.with_latencies(run.requests()), folder / "part-000.parquet")
 requests = str(folder / "**" / "*.parquet")

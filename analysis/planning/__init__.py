@@ -2,7 +2,6 @@
 
 from analysis.planning.command import command, of_words
 from analysis.planning.efficiency import scaling
-from analysis.planning.elasticity import sensitivity
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.money import cost
 from analysis.planning.plan import Plan, plan
@@ -22,7 +21,6 @@ __all__ = [
     "of_words",
     "plan",
     "scaling",
-    "sensitivity",
     "text",
     "tree",
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import DemandRates, Plan, plan
 from analysis.planning.plan_tree import Tree, refused, tree
-from analysis.planning.sources import Source, evidence_of, expanded, read, refuse_degraded
+from analysis.planning.sources import Source, evidence_of, expanded, read
 from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.composed import load_planning
@@ -50,7 +50,7 @@ def command(
     predict: Callable[[], Source] | None = None,
     into_service: IntoService | None = None,
 ) -> Tree:
-    """The plan on the first of `sources`; the others show the effect of node counts and lengths.
+    """The plan on the first of `sources`; the others show the effect of node counts.
 
     Without sources `predict` gives one; it may take minutes, so it is called after the words are checked.
     A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`
@@ -66,8 +66,6 @@ def command(
         sources = [predict()]
     try:
         folders = [source for source in sources if isinstance(source, Path | str)]
-        if not asked.plan.degraded:
-            refuse_degraded(folders)
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         found = expanded([one for several in opened for one in several])
         made = plan(evidence_of(found[0]), asked.demand, asked.plan, found[1:])

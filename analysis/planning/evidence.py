@@ -33,6 +33,11 @@ class Qps:
     high: float | None
     certified: float | None
 
+    def times(self, factor: float) -> "Qps":
+        """Every known figure times a factor above 0."""
+        figures = (self.estimate, self.low, self.high, self.certified)
+        return Qps(*(None if figure is None else figure * factor for figure in figures))
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalEstimate:
@@ -66,8 +71,7 @@ class MeasuredWatts:
 class Evidence:
     """One capacity and the measurements beside it; None is unknown.
 
-    `open_above`: only a lower bound of the capacity is known. `e2e_s` is the mean life of a request near
-    capacity, `client_cpu_ms` the load generator's CPU per request, `ready_minutes` the time from deployment
+    `open_above`: only a lower bound of the capacity is known. `ready_minutes` is the time from deployment
     until the service was warm. For a cell of a grid of predictions `own_ln_sd` is the sd of ln capacity that
     it does not share with the first cell. `engine_settings` are known from a run folder only.
     `sampling_qps` is the capacity of a simulated run with the interval of its sampling noise alone.
@@ -81,8 +85,6 @@ class Evidence:
     qps: Qps
     open_above: bool
     lengths: MeanLengths | None
-    e2e_s: float | None = None
-    client_cpu_ms: float | None = None
     ready_minutes: float | None = None
     own_ln_sd: float | None = None
     engine_settings: Mapping[str, Any] | None = None

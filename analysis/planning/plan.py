@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.planning.at_scale import AtScale, at_scale
-from analysis.planning.basis import ENDS, PlanBasis, plan_basis, times
+from analysis.planning.basis import ENDS, PlanBasis, plan_basis
 from analysis.planning.day import Day, day, read_hourly
 from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.money import Cost, cost_of, fleet_cost
@@ -125,7 +124,6 @@ class Plan:
     day: Day | None
     money: FleetCost | None
     power: FleetPower | None
-    scale: AtScale
     curve: tuple[CurvePoint, ...]
 
     @property
@@ -139,14 +137,14 @@ def plan(
 ) -> Plan:
     """Nodes for a demand (or a peak rate in QPS) on one capacity.
 
-    `others` are capacities of the same service: at other node counts they give E(n), at other lengths the
-    effect of lengths. Raises RunError or ConfigError with one line, NotPlannable if the run allows no plan.
+    `others` are capacities of the same service at other node counts, which give E(n). Raises RunError or
+    ConfigError with one line, NotPlannable if the run allows no plan.
     """
     care = care or Care()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
     load = DemandRates.of(demand)
     rest = [evidence_of(other) for other in expanded(others)]
-    on = plan_basis(evidence_of(source), rest, demand, care.basis)
+    on = plan_basis(evidence_of(source), rest, care.basis)
     need = needed(load.peak_qps, on.service)
     nodes = fleet(load.peak_qps, on.service, care)
     nodes_at = _nodes_at(load.peak_qps, on, care)
@@ -165,7 +163,6 @@ def plan(
         day=_day(load, on, care),
         money=_money(nodes, nodes_at, load, on, care.node_hour_usd),
         power=_power(nodes, load, on, care.node_watts),
-        scale=_scale(load.peak_qps, on),
         curve=_curve(load.peak_qps, on, care),
     )
 
@@ -208,12 +205,12 @@ def _power(nodes: int, load: DemandRates, on: PlanBasis, node_watts: float | Non
     """The power of the fleet at the watts that were given, else at those that the run measured."""
     served, what = _served(load)
     if node_watts is not None:
-        return fleet_power(nodes, node_watts, served, what, on.lengths)
+        return fleet_power(nodes, node_watts, served, what, on.evidence.lengths)
     told = on.evidence.node_watts
     if told is None:
         return None
     source = f"measured, of {told.of}, at {told.rate_qps_per_node:.2f} QPS per node"
-    return fleet_power(nodes, told.watts, served, what, on.lengths, source)
+    return fleet_power(nodes, told.watts, served, what, on.evidence.lengths, source)
 
 
 def _served(load: DemandRates) -> tuple[float, str]:
@@ -241,17 +238,11 @@ def _money(
     )
     efficiency = on.service.kept_qps(nodes) / nodes / on.service.qps_per_node
     return FleetCost(
-        full_use=cost_of(times(on.qps, IntervalEstimate(efficiency, None, None)), on.lengths, node_hour_usd),
-        planned=fleet_cost(fleet, served, use, on.lengths, node_hour_usd),
+        full_use=cost_of(on.qps.times(efficiency), on.evidence.lengths, node_hour_usd),
+        planned=fleet_cost(fleet, served, use, on.evidence.lengths, node_hour_usd),
         served_qps=served,
         load=what,
     )
-
-
-def _scale(peak_qps: float, on: PlanBasis) -> AtScale:
-    """The service at its peak; the life of a request is known at the measured lengths only."""
-    life_s = on.evidence.e2e_s if on.moved is None else None
-    return at_scale(peak_qps, life_s, on.evidence.client_cpu_ms, on.lengths)
 
 
 def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Care) -> int | None:

@@ -4,12 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.planning.at_scale import (
-    ACTOR_STREAMS,
-    ANSWER_BYTES_PER_TOKEN,
-    REQUEST_BYTES_PER_TOKEN,
-    STREAM_BYTES,
-)
 from analysis.results import summary
 from analysis.results.text.certified_text import rounded_down
 from conf.labels import named
@@ -48,7 +42,6 @@ def parts(tree: Tree) -> dict[str, list[str]]:
         "rules": [line for rule in rules for line in rule(tree)],
         "day": _day(tree),
         "cost": [*_cost(tree), *_power(tree)],
-        "scale": [*_scale(tree), *_sensitivity(tree)],
     }
 
 
@@ -83,16 +76,11 @@ def _capacity(tree: Tree) -> list[str]:
     seen = f"{on['name']}: {on['found_by']} {_interval(on['qps_per_node'])}"
     if noise := on["sampling_qps_per_node"]:
         seen += f"; sampling noise of this run alone {_ends(noise)}"
-    lines = [seen if tree["moved"] else f"{seen}; {planned}", *_service(on["asked"])]
+    lines = [f"{seen}; {planned}", *_service(on["asked"])]
     if lengths := on["lengths"]:
         tokens = f"{lengths['input_tokens']:.0f} tokens in, {lengths['output_tokens']:.0f} out"
         hit = f"prefix hit {100 * lengths['prefix_hit']:.0f} %"
         lines.append(f"lengths: {tokens}, {hit} ({lengths['source']})")
-    if moved := tree["moved"]:
-        outside = f", EXTRAPOLATED in {', '.join(moved['extrapolated'])}" if moved["extrapolated"] else ""
-        lines.append(
-            f"there the capacity is {_span(moved['ratio'], '.3g')} times the one above{outside}; {planned}"
-        )
     return [*lines, on["caution"]] if on["caution"] else lines
 
 
@@ -236,48 +224,6 @@ def _power(tree: Tree) -> list[str]:
     ]
 
 
-def _scale(tree: Tree) -> list[str]:
-    at, replicas = tree["at_scale"], tree["answer"]["engines"]
-    engines = [] if replicas is None else [f"{replicas:,} engines"]
-    life = "of unknown life" if at["e2e_s"] is None else f"of {at['e2e_s']:.2f} s each"
-    open_now = "unknown" if at["open_connections"] is None else f"{at['open_connections']:,}"
-    flows = [
-        _si(at["input_tokens_per_s"], "tokens/s in"),
-        _si(at["output_tokens_per_s"], "tokens/s out"),
-        _si(at["request_bytes_per_s"], "B/s in"),
-        _si(at["answer_bytes_per_s"], "B/s out"),
-    ]
-    bodies = f"{REQUEST_BYTES_PER_TOKEN:g} B per prompt token, {ANSWER_BYTES_PER_TOKEN:g} B per answer token"
-    cpu = f"{at['client_cpu_ms_per_request']:.2f} ms per request, {at['client_cpu_source']}"
-    memory = _si(at["client_stream_bytes"], "B of memory for them") + f" ({STREAM_BYTES / 1e3:g} kB each)"
-    each = at["client_streams_per_actor"]
-    held = "unknown" if each is None else f"{each:,}"
-    actors = f"{at['client_actors']:,} load actors of {held} open streams each"
-    cores = f"{at['client_cpu_cores']:.3g} cores ({cpu})"
-    load = f"{actors} ({ACTOR_STREAMS:,} in one were measured), {cores}, {memory}"
-    return [
-        f"at the peak: {', '.join([*engines, f'{open_now} open connections {life}', *flows])} ({bodies})",
-        f"to load-test that: {load}",
-    ]
-
-
-def _sensitivity(tree: Tree) -> list[str]:
-    found = tree["sensitivity"]
-    if found is None:
-        return []
-    fit = f"fit within {found['residual_sd_pct']:.2g} %" if found["freedom"] else "none to spare, no interval"
-    lines = [f"what lengths do, by {found['runs']} capacities ({fit})"]
-    for term in found["terms"]:
-        by = term["name"] if term["name"] == "hit rate" else f"ln {term['name']}"
-        lines.append(f"{INDENT}d ln capacity by {by}: {_span(term['elasticity'], '+.2f')}")
-    for bar in found["bars"]:
-        ends = {
-            end: f"{bar[f'at_{end}']:g}: x {_span(bar[f'ratio_at_{end}'], '.2f')}" for end in ("low", "high")
-        }
-        lines.append(f"{INDENT}{bar['name']} {ends['low']}; {ends['high']}")
-    return lines
-
-
 def _price(span: Tree) -> str:
     form = "#.3g" if span["value"] < 100 else ",.0f"
     return f"${_span(span, form)}"
@@ -322,12 +268,3 @@ def _qps(rate: float) -> str:
 
 def _usd(value: float) -> str:
     return f"${value:,.2f}"
-
-
-def _si(value: float | None, unit: str) -> str:
-    if value is None:
-        return f"unknown {unit}"
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor:
-            return f"{value / factor:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"

@@ -1,13 +1,11 @@
 """A plan as a tree for JSON (plan.json) with the unit in every name; computes nothing."""
 
-import math
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from analysis.planning.efficiency import ScalingEfficiency
-from analysis.planning.elasticity import LengthSensitivity
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import Plan
 from analysis.results import summary
@@ -41,10 +39,7 @@ def tree(found: Plan) -> Tree:
         "availability": up and asdict(up) | {"spare_nodes": up.spare_nodes},
         "day": _day(found),
         "cost": found.money and asdict(found.money),
-        "at_scale": asdict(found.scale),
         "by_demand": [asdict(point) for point in found.curve],
-        "sensitivity": basis.sensitivity and sensitivity_tree(basis.sensitivity),
-        "moved": basis.moved and asdict(basis.moved),
     }
 
 
@@ -56,17 +51,6 @@ def refused(error: NotPlannable) -> Tree:
         "valid": False,
         "exit_code": error.exit_code,
         "reason": str(error),
-    }
-
-
-def sensitivity_tree(found: LengthSensitivity) -> Tree:
-    """Elasticities, and the rows of a tornado plot."""
-    whole = asdict(found)
-    known = found.fit.freedom > 0
-    return {
-        **{name: whole[name] for name in ("terms", "bars", "box", "centre", "runs")},
-        "freedom": found.fit.freedom,
-        "residual_sd_pct": 100 * math.sqrt(found.fit.variance) if known else None,
     }
 
 
@@ -103,9 +87,8 @@ def _evidence(found: Plan) -> Tree:
         "load": one.asked.load,
         "qps_per_node": asdict(one.qps),
         "sampling_qps_per_node": one.sampling_qps and asdict(one.sampling_qps),
-        "planned_for_qps_per_node": asdict(found.basis.qps),
         "open_above": one.open_above,
-        "lengths": asdict(found.basis.lengths) if found.basis.lengths else None,
+        "lengths": asdict(one.lengths) if one.lengths else None,
         "ready_minutes": one.ready_minutes,
     }
 

@@ -1,4 +1,4 @@
-"""Means over the requests of a run that a plan needs: lengths, and CPU of the load generator."""
+"""Answers of a run that a plan rests on, and the means of their lengths."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,6 @@ import pyarrow.compute as pc
 from analysis.results.runs import Run
 from analysis.rows import metrics, records
 
-LEAST_SENDS_PER_S = 50.0
-"""Fewest sends per second from which CPU per request is known: below, the 2 to 3 % of a core that an idle
-load actor takes hide it (our choice; 5.4 ms at 5 sends per second, 1.45 at 100)."""
 COLUMNS = (
     *("dwell", "status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns"),
     *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
@@ -29,11 +26,6 @@ class MeanLengths:
     output_tokens: float
     prefix_hit: float
     source: str
-
-    @property
-    def uncached_tokens(self) -> float:
-        """Prompt tokens that the engine has to compute."""
-        return self.input_tokens * (1 - self.prefix_hit)
 
 
 def answers(run: Run) -> pa.Table:
@@ -58,15 +50,3 @@ def lengths(rows: pa.Table) -> MeanLengths | None:
     hit = metrics.prefix_hit(rows) if reported else None
     source = f"measured, means of {rows.num_rows} answers"
     return MeanLengths(float(np.nanmean(prompt)), float(np.nanmean(output)), hit or 0.0, source)
-
-
-def client_cpu_ms(run: Run) -> float | None:
-    """CPU time of the load actors per request in ms; None if too few sends hide it in their idle cost."""
-    seen = run.clients()
-    scale = run.verdict.asked.time_scale if run.verdict else 1.0
-    span_s = metrics.numbers(seen, "span_s") / scale
-    sends, share = metrics.numbers(seen, "sends"), metrics.numbers(seen, "cpu_share")
-    known = ~np.isnan(share)
-    if not span_s[known].sum() or sends[known].sum() / span_s[known].sum() < LEAST_SENDS_PER_S:
-        return None
-    return float(1e3 * (share * span_s)[known].sum() / sends[known].sum())

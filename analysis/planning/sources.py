@@ -1,7 +1,7 @@
 """Read the evidence for a plan from run folders, studies and predictions."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from analysis.results.types.prediction_verdict import (
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
 from analysis.results.types.study_verdict import StudyVerdict
-from analysis.rows import metrics
 from analysis.stats.pooling import NORMAL_975
 from conf import ConfigError, Experiment
 
@@ -65,39 +64,8 @@ def read(path: Path | str) -> list[Evidence]:
     found = of_measured(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
     # What the rows of its first part add.
-    rows = (
-        "lengths",
-        "e2e_s",
-        "client_cpu_ms",
-        "ready_minutes",
-        "engine_settings",
-        "gpus_per_node",
-        "node_watts",
-    )
+    rows = "lengths", "ready_minutes", "engine_settings", "gpus_per_node", "node_watts"
     return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
-
-
-def refuse_degraded(folders: Iterable[Path | str]) -> None:
-    """Raise NotPlannable for a run or a matrix whose answers the quality gate found degraded."""
-    for folder in folders:
-        path = locations.local(folder)
-        study, part = (path, "") if studies.is_study(path) else (path.resolve().parent, path.resolve().name)
-        found = _degraded(study) if studies.is_study(study) else []
-        if named := [name for name in found if not part or name == part]:
-            raise NotPlannable(
-                f"the quality gate found the answers of {', '.join(named)} in {study.name} degraded: faster "
-                "is not enough; plan on another run, or add plan.degraded=true",
-                summary.EXIT_DEGRADED,
-            )
-
-
-def _degraded(study: Path) -> list[str]:
-    """The parts of a study whose answers are degraded."""
-    verdict = studies.load_verdict(study)
-    gates = {cell.name: cell.quality for cell in verdict.cells or ()}
-    if verdict.quality and len(verdict.names) > 1:
-        gates[verdict.names[1]] = verdict.quality
-    return [name for name, gate in gates.items() if gate and gate.verdict == "DEGRADED"]
 
 
 def evidence_of(source: Source) -> Evidence:
@@ -130,12 +98,10 @@ def of_run(run: Run) -> Evidence:
     if verdict is None:
         raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
     found = of_measured(verdict, run.name)
-    rows, experiment = request_means.answers(run), _experiment(run)
+    experiment = _experiment(run)
     return replace(
         found,
-        lengths=request_means.lengths(rows) or found.lengths,
-        e2e_s=float(metrics.e2e(rows).mean()) / 1e3 if rows.num_rows else None,
-        client_cpu_ms=request_means.client_cpu_ms(run),
+        lengths=request_means.lengths(request_means.answers(run)) or found.lengths,
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
         engine_settings=None if experiment is None else asdict(experiment.engine),
         gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
@@ -182,7 +148,7 @@ def of_predicted(source: Predicted) -> Evidence:
     caution, kept = PREDICTED, forecast.kept_probability
     if kept is not None:
         caution += f"; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
-    in_flight, own_ln_sd = forecast.in_flight_per_node, None
+    own_ln_sd = None
     if cell and (ratio := cell.ratio):
         # The ratio to the first cell, draw by draw; of the first cell its noise.
         apart = math.log(ratio.high / ratio.low) / (2 * NORMAL_975)
@@ -197,7 +163,6 @@ def of_predicted(source: Predicted) -> Evidence:
         open_above=open_above,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_predicted_lengths(forecast),
-        e2e_s=None if in_flight is None else in_flight / forecast.rate_qps_per_node,  # Little's law
         own_ln_sd=own_ln_sd,
     )
 

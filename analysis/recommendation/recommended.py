@@ -11,7 +11,6 @@ import numpy as np
 from analysis.planning.evidence import Evidence, NotPlannable, Qps
 from analysis.planning.plan import Plan, plan
 from analysis.recommendation import ranking
-from analysis.recommendation.deciding import SWEEP_S, Worth, candidates, proposed
 from analysis.recommendation.ranking import Floats
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree
@@ -34,8 +33,8 @@ FILE = "recommendation.json"
 """The file of the prediction in the folder of the study that measured it."""
 LAYOUT, BUDGET, HIT = "layout", "max_num_batched_tokens", "prefix_hit"
 """Axes of such a study; that of hits is left out where the workload's own is meant."""
-MOST_CANDIDATES = 6
-"""Shapes, the first ones, of which measurements are considered (our choice)."""
+MOST_RIVALS = 3
+"""Most shapes that are measured beside the first (our choice)."""
 MEASURED_DRAWS = 4000
 
 
@@ -74,9 +73,8 @@ def ranked(
     unranked: Sequence[UnrankedShape],
     peak_qps: float,
     care: Care,
-    search_s: float = SWEEP_S,
-) -> tuple[ShapeRanking, list[tuple[tuple[str, ...], Worth]]]:
-    """The shapes in order, and the measurements that would decide, by the shapes' names.
+) -> ShapeRanking:
+    """The shapes in order.
 
     Raises NotPlannable where no shape has a capacity, RunError where no number of nodes serves the peak.
     """
@@ -101,17 +99,13 @@ def ranked(
         }
         for each, rank, tied in order
     ]
-    rows = _deciding([found[each].layout for each, *_ in order], [each for each, *_ in order])
-    worths = proposed(nodes[rows], ln_qps[rows], candidates(nodes[rows], MOST_CANDIDATES), search_s)
-    answer = ShapeRanking(
+    return ShapeRanking(
         hit=hit,
         shapes=tuple(RankedShape(**each) for each in shapes),
         unranked=tuple(unranked),
         tie_probability=ranking.tie_probability(nodes),
         sd_nodes=float(nodes[first].std()),
     )
-    named = [tuple(found[rows[each]].name for each in one.measurement.shapes) for one in worths]
-    return answer, list(zip(named, worths, strict=True))
 
 
 def _plans(
@@ -133,14 +127,16 @@ def _plans(
     return known, plans, beyond
 
 
-def _deciding(layouts: Sequence[str], order: Sequence[int]) -> list[int]:
-    """The rows between which is chosen: the best of each layout, for a budget may be changed later.
+def rivals(of: ShapeRanking) -> list[RankedShape]:
+    """Shapes that are not told apart from the first, the likeliest to be the best one first.
 
-    Of a single layout all of them.
+    They are the best of every other layout, for a budget may be changed later; of a single layout all.
     """
-    if len(set(layouts)) == 1:
-        return list(order)
-    return [row for place, row in enumerate(order) if layouts[place] not in layouts[:place]]
+    close = [shape for shape in of.shapes[1:] if not shape.told_apart]
+    if len({shape.layout for shape in of.shapes}) > 1:
+        best = {shape.layout: shape for shape in reversed(close) if shape.layout != of.first.layout}
+        close = [shape for shape in close if shape in best.values()]
+    return sorted(close, key=lambda shape: -shape.probability_best)[:MOST_RIVALS]
 
 
 def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Care) -> dict[str, Any]:
@@ -235,7 +231,7 @@ def _of_cells(
     ]
     pairs = zip(good, _measured_ln_qps(good), strict=True)
     found = [_capacity(known[_name(cell)], cell, ln_qps, study) for cell, ln_qps in pairs]
-    return ranked(predicted.hit, found, others, peak_qps, care)[0]
+    return ranked(predicted.hit, found, others, peak_qps, care)
 
 
 def _name(cell: MatrixCell) -> str:

@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from analysis.autoscaling.elastic import ElasticDay
 from analysis.report import pages, plan, study
 from analysis.report.blocks import Page
 from analysis.report.study import StudyFolder
@@ -39,9 +38,9 @@ def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
     durable.write_text(out, html(page))
 
 
-def write_plan(tree: Mapping[str, Any], day: ElasticDay | None, out: Path) -> None:
-    """Write the page of a plan's tree to `out`, with its simulated day if there is one. Raises OSError."""
-    durable.write_text(out, html(plan.of_plan(tree, day)))
+def write_plan(tree: Mapping[str, Any], out: Path) -> None:
+    """Write the page of a plan's tree to `out`. Raises OSError."""
+    durable.write_text(out, html(plan.of_plan(tree)))
 
 
 def write(path: Path) -> Path:

@@ -139,8 +139,7 @@ def _compared(verdict: StudyVerdict) -> Claim:
     interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
     figures = ("Capacity of B / capacity of A", f"{ratio.value:.3f}"), ("95 % interval", interval)
     headline = f"B carries {ratio.value:.3f} times the load of A: {ratio.verdict}"
-    gate = [f"answers: {verdict.quality.verdict}"] if verdict.quality else []
-    return headline, figures, tuple(map(_sentence, [*gate, *ratio_text.lines(verdict, ratio)]))
+    return headline, figures, tuple(map(_sentence, ratio_text.lines(verdict, ratio)))
 
 
 def _gated(verdict: StudyVerdict) -> Claim:

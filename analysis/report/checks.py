@@ -84,8 +84,7 @@ def state(check: Check) -> str:
 
 def _row(check: Check, outcome: str) -> tuple[str, ...]:
     unit = f" {check.unit}" if check.unit else ""
-    # Runs of an earlier version do not say which way a bound holds.
-    sign = {True: "at least ", False: "at most ", None: ""}[check.least]
+    sign = "at least " if check.least else "at most "
     worst = UNKNOWN if check.value is None else f"{figure(check.value)}{unit}"
     bound = UNKNOWN if check.bound is None else f"{sign}{figure(check.bound)}{unit}"
-    return check.name, outcome, worst, bound, MEANINGS.get(check.name, "a check of another version")
+    return check.name, outcome, worst, bound, MEANINGS.get(check.name, UNKNOWN)

@@ -4,24 +4,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.autoscaling import elastic
-from analysis.autoscaling.elastic import ElasticDay
-from analysis.figures import fleets, purchase
+from analysis.figures import purchase
 from analysis.planning import plan_text
-from analysis.report.blocks import Banner, Block, Code, Facts, Missing, Page, Paragraph, Section, Table
+from analysis.report.blocks import Banner, Code, Facts, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room, block
 from analysis.report.wording import value
 
 Tree = Mapping[str, Any]
 
-UNSIMULATED = (
-    "no file for Ray Serve was asked for; with --serve-config FILE.yaml and demand.hourly=FILE "
-    "the engine model serves the day"
-)
+UNWRITTEN = "no file for Ray Serve was asked for; --serve-config FILE.yaml writes it"
 
 
-def of_plan(tree: Tree, day: ElasticDay | None) -> Page:
-    """The page of a plan, or of its refusal; `day` is the simulated one where there is one."""
+def of_plan(tree: Tree) -> Page:
+    """The page of a plan, or of its refusal."""
     word, _, answer = plan_text.headline(tree).partition("  ")
     if not tree["valid"]:
         claim = Banner(word, "bad", "Nothing is planned", sentences=(f"{answer}.",))
@@ -32,7 +27,7 @@ def of_plan(tree: Tree, day: ElasticDay | None) -> Page:
     sections = [
         Section("nodes", "How many nodes", "What grows with the demand.", (nodes, _whole(tree))),
         *(Section(*head, tuple(map(_line, lines))) for head, lines in _told(tree) if lines),
-        _simulated(tree, day, room),
+        _settings(tree),
     ]
     return Page(f"{word}: {on['name']}", "Plan of a service", subtitle, _banner(tree, word, answer), sections)
 
@@ -64,12 +59,11 @@ def _told(tree: Tree) -> list[tuple[tuple[str, str, str], list[str]]]:
             ("rules", "Which rule asks for them", "The fewest nodes that each rule is content with."),
             told["rules"],
         ),
-        (("hours", "Over the day", "Nodes by the hour, without a simulation."), told["day"]),
+        (("hours", "Over the day", "Nodes by the hour."), told["day"]),
         (
             ("cost", "Cost and power", "By the price that you gave, and watts as given or measured."),
             told["cost"],
         ),
-        (("scale", "At that scale", "What the fleet, and its test, have to carry."), told["scale"]),
     ]
 
 
@@ -77,22 +71,12 @@ def _line(text: str) -> Paragraph:
     return Paragraph(text.strip())
 
 
-def _simulated(tree: Tree, day: ElasticDay | None, room: Room) -> Section:
-    """The settings of Ray Serve and the day with them, or the reason why there are none."""
-    head = "service", "Taken into service", "Fixed, scheduled and autoscaled fleets on one simulated day."
+def _settings(tree: Tree) -> Section:
+    """The settings of Ray Serve, or how to have them written."""
+    head = "service", "Taken into service", "Ray Serve's autoscaling for the planned nodes."
     into = tree.get("into_service")
     if into is None:
-        return Section(*head, (Missing("The simulated day", UNSIMULATED),))
+        return Section(*head, (Missing("Ray Serve's settings", UNWRITTEN),))
     settings = Facts(tuple((name, value(it)) for name, it in into["autoscaling_config"].items()))
     written = Paragraph(f"Ray Serve's autoscaling in {into['file']}; its comments give each number's reason:")
-    if day is None:
-        return Section(*head, (written, settings, Missing("The simulated day", into["no_day_because"])))
-    blocks: list[Block] = [Paragraph(elastic.simulated(day)), _outcomes(day)]
-    blocks += [block(fleets.EXHIBIT, day, room), *map(_line, elastic.assumed(day)), written, settings]
-    return Section(*head, tuple(blocks))
-
-
-def _outcomes(day: ElasticDay) -> Table:
-    rows = tuple((name.strip(), *cells) for name, cells in elastic.rows(day))
-    heads = "share of requests", *(one.name for one in day.fleets)
-    return Table("The fleets on the same arrivals [95 % between days]", heads, rows)
+    return Section(*head, (written, settings))

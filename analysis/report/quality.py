@@ -14,7 +14,6 @@ from analysis.quality import answer_file, evidence_table
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateRule
 from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
-from analysis.quality.paired_scores import PairedScores
 from analysis.report import exhibits
 from analysis.report.blocks import Block, Missing, Section, Table
 from analysis.report.exhibits import Room
@@ -28,31 +27,18 @@ NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides wh
 
 
 def sections(found: StudyFolder, room: Room) -> list[Section]:
-    """A section for each candidate that was compared with the study's first part."""
-    return [
-        Section(f"quality-{name}", f"Answers of {name} beside {base}", PURPOSE, tuple(blocks))
-        for base, name, verdict, scores in _gates(found)
-        for blocks in [_blocks(found.path, base, name, verdict, scores, room)]
-    ]
+    """The section of a gate; none of another study."""
+    verdict = found.verdict.quality
+    if not verdict or len(found.verdict.names) < 2:
+        return []
+    base, name = found.verdict.names[:2]
+    blocks = tuple(_blocks(found.path, base, name, verdict, room))
+    return [Section(f"quality-{name}", f"Answers of {name} beside {base}", PURPOSE, blocks)]
 
 
-def _gates(found: StudyFolder) -> Iterator[tuple[str, str, GateVerdict, PairedScores | None]]:
-    """The base, and every candidate with its verdict and scores."""
-    base, *others = found.verdict.names
-    if found.verdict.quality and others:
-        yield base, others[0], found.verdict.quality, found.verdict.scores
-    for cell in found.verdict.cells or ():
-        if cell.quality:
-            yield base, cell.name, cell.quality, cell.scores
-
-
-def _blocks(
-    path: Path, base: str, name: str, verdict: GateVerdict, scores: PairedScores | None, room: Room
-) -> Iterator[Block]:
+def _blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:
     yield _intervals(verdict)
     yield _pairs(verdict)
-    if scores:
-        yield _scores(scores)
     try:
         found = evidence_table.read(path / f"quality-{name}.parquet")
         rule = GateRule.of(load(base=path / "config.yaml").quality)
@@ -108,21 +94,6 @@ def _pairs(verdict: GateVerdict) -> Table:
 
 def _pair(pair: PairFigures) -> tuple[str, ...]:
     return figure(pair.mean_nats), str(pair.broken), str(pair.flips), str(pair.at_risk)
-
-
-def _scores(scores: PairedScores) -> Table:
-    low, high = scores.interval
-    row = (
-        str(scores.questions),
-        figure(scores.base_share),
-        figure(scores.candidate_share),
-        figure(scores.difference),
-        f"{low:.3f} to {high:.3f}",
-        figure(scores.p_value),
-    )
-    heads = "questions", "A right, share", "B right, share", "B less A", "95 % interval", "p (McNemar)"
-    note = "Scores are evidence beside the divergence and do not change the verdict."
-    return Table("Questions with exact answers", heads, (row,), note=note)
 
 
 def _worst(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:

@@ -24,7 +24,7 @@ def check_line(check: Check) -> str:
     failed = "FAILED" if check.reason else "note"
     state = {True: "ok", False: failed, None: "unknown"}[check.passed]
     unit = f" {check.unit}" if check.unit else ""
-    sign = {True: ">=", False: "<=", None: "bound"}[check.least]
+    sign = ">=" if check.least else "<="
     value, bound = _figure(check.value), _figure(check.bound)
     return f"check {check.name:<20} {value}{unit} ({sign} {bound}{unit}) {state}"
 

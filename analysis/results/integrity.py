@@ -61,7 +61,7 @@ def refuse_altered(place: Path) -> None:
 def altered(place: Path) -> list[str]:
     """A line for the run, or for the study and each of its parts, whose files are not the ones they wrote.
 
-    Nothing is said of a folder without sums: of one that was killed, that runs, or of an early version.
+    Nothing is said of a folder without sums: of one that was killed, or that runs.
     Raises RunError if a file that holds sums cannot be read.
     """
     if (place / STUDY).exists():

@@ -1,7 +1,7 @@
 """The one border between verdicts and JSON: a dataclass as a tree of plain values, and back.
 
 What is read may be a stranger's: every value is checked against the type of its field, keys without a field
-are left out, and a missing key takes the default of its field, as in files of older versions.
+are left out, and a missing key takes the default of its field.
 """
 
 import math
@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from analysis.capacity.paired_ratio import Ratio
-from analysis.quality.paired_scores import PairedScores
 from analysis.results.locations import RunError
 from analysis.results.types.run_verdict import EngineComparison
 from conf.io.one_line import one_line
@@ -23,7 +22,6 @@ Tree = dict[str, Any]
 OURS = "analysis.results.types."
 DERIVED: Mapping[type, tuple[str, ...]] = {
     Ratio: ("verdict", "interval"),
-    PairedScores: ("base_share", "candidate_share", "difference", "interval", "p_value"),
     EngineComparison: ("difference_ms", "agrees"),
 }
 """Properties that stand in the file beside the fields; they are computed anew when it is read."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.results import grid_table, joint
-from analysis.results.text import quality_text
 from analysis.results.text.certified_text import certified_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
@@ -14,8 +13,6 @@ KIND = MATRIX
 REFERENCE, PAIRED, UNPAIRED = "reference", "paired", "unpaired"
 """The origin of a ratio: 1 by definition, common arrivals, or two independent capacities."""
 COLUMNS = (("QPS/node", 10), ("95 % interval", 17), ("certified", 11), ("limit", 7), ("ratio", 23), ("", 10))
-ANSWERS = ("answers", 9)
-"""A column of a matrix with a quality gate."""
 
 
 def row(
@@ -53,28 +50,18 @@ def lead(study: StudyVerdict) -> str:
 def headline(study: StudyVerdict) -> str:
     """The number of cells that have an answer."""
     cells = study.cells or ()
-    degraded = [cell.name for cell in cells if cell.quality and cell.quality.verdict == "DEGRADED"]
-    worse = f"; answers are degraded in {', '.join(degraded)}" if degraded else ""
-    return f"{sum(cell.exit_code == 0 for cell in cells)} of {len(cells)} cells have a capacity{worse}"
+    return f"{sum(cell.exit_code == 0 for cell in cells)} of {len(cells)} cells have a capacity"
 
 
 def lines(study: StudyVerdict) -> list[str]:
     """The table, and below it the grounds of its ratios."""
     cells = study.cells or ()
-    is_gated = any(cell.quality for cell in cells)
     shown = grid_table.lines(
         ["cell", *(study.axes or ())],
-        [({"cell": cell.name, **cell.at}, _told(cell, is_gated), _why(cell)) for cell in cells],
-        (*COLUMNS, ANSWERS) if is_gated else COLUMNS,
+        [({"cell": cell.name, **cell.at}, _told(cell), _why(cell)) for cell in cells],
+        COLUMNS,
     )
-    return [f"  {line}" for line in [*shown, *_scores(cells), *_notes(cells)]]
-
-
-def _scores(cells: Sequence[MatrixCell]) -> list[str]:
-    """Right answers of each cell that was asked, beside those of the first cell."""
-    found = [(cell.name, cell.scores) for cell in cells if cell.scores]
-    told = [quality_text.score_lines(one, (cells[0].name, name)) for name, one in found]
-    return list(dict.fromkeys(line.strip() for lines in told for line in lines))
+    return [f"  {line}" for line in [*shown, *_notes(cells)]]
 
 
 def _notes(cells: Sequence[MatrixCell]) -> list[str]:
@@ -87,8 +74,6 @@ def _notes(cells: Sequence[MatrixCell]) -> list[str]:
         first, _ = by_how[REFERENCE][0]
         notes.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
         notes.append("each service was deployed once: how far deployments differ is in no interval")
-    if any(cell.quality for cell in cells):
-        notes.append("answers: the quality gate's verdict on each cell beside the first one")
     if PAIRED in by_how:
         notes.append("paired: got the same arrivals and lengths, scaled in time (common random numbers)")
     reasons: dict[str, list[str]] = {}
@@ -107,15 +92,7 @@ def _simulated(cells: Sequence[MatrixCell]) -> list[str]:
     return [*kinds, "the interval of a ratio is sampling noise alone"] if kinds else []
 
 
-def _told(cell: MatrixCell, is_gated: bool) -> list[str] | None:
-    """The figures of a cell, behind them the gate's verdict on its answers."""
-    figures = _figures(cell)
-    if figures is None or not is_gated:
-        return figures
-    return [*figures, cell.quality.verdict if cell.quality else ""]
-
-
-def _figures(cell: MatrixCell) -> list[str] | None:
+def _told(cell: MatrixCell) -> list[str] | None:
     q, ratio = cell.qps_per_node, cell.ratio
     if q is None:
         return None

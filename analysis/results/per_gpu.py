@@ -1,4 +1,4 @@
-"""Tokens per second and GPU, and what one user feels of them: the two axes that InferenceX uses."""
+"""Output tokens per second and GPU, and what one user feels of them: the two axes that InferenceX uses."""
 
 import math
 
@@ -11,17 +11,17 @@ from analysis.rows.metrics import Floats
 from conf import Experiment
 
 COLUMNS = (
-    *("due_ns", "status", "time_scale", "turn_blocked_ns", "prompt_tokens", "output_tokens"),
+    *("due_ns", "status", "time_scale", "turn_blocked_ns", "output_tokens"),
     *("first_token_offset_ns", "engine_first_token_ns", "last_token_offset_ns", "engine_last_token_ns"),
 )
 """Columns of a request that `Came` is made of."""
 
 
 class Came:
-    """Tokens of whole answers at the time they came, whichever window their requests were due in.
+    """Output tokens of whole answers at the time they came, whichever window their requests were due in.
 
-    A prompt counts when its first token came, output evenly between the first and the last. By due time an
-    overloaded service would seem to make more in a window than its GPUs can.
+    They come evenly between the first and the last. By due time an overloaded service would seem to make more
+    in a window than its GPUs can.
     """
 
     def __init__(self, requests: pa.Table) -> None:
@@ -29,22 +29,15 @@ class Came:
         due = metrics.numbers(rows, "due_ns")
         self._first: Floats = (due + metrics.token_offset_ns(rows, "first")) / NS
         self._last: Floats = (due + metrics.token_offset_ns(rows, "last")) / NS
-        self._prompt: Floats = metrics.numbers(rows, "prompt_tokens")
         self._output: Floats = metrics.numbers(rows, "output_tokens")
 
-    def inputs(self, start_s: float, end_s: float) -> float:
-        """Prompt tokens of answers that began from `start_s` on and before `end_s`."""
-        return float(np.nansum(self._prompt * self._began(start_s, end_s)))
-
     def outputs(self, start_s: float, end_s: float) -> float:
-        """Output tokens that came in that time; a single one comes with the first."""
+        """Output tokens that came from `start_s` on and before `end_s`; a single one comes with the first."""
         span = self._last - self._first
         inside = np.minimum(self._last, end_s) - np.maximum(self._first, start_s)
         part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
-        return float(np.nansum(self._output * np.where(span > 0, part, self._began(start_s, end_s))))
-
-    def _began(self, start_s: float, end_s: float) -> Floats:
-        return ((self._first >= start_s) & (self._first < end_s)).astype(np.float64)
+        began = (self._first >= start_s) & (self._first < end_s)
+        return float(np.nansum(self._output * np.where(span > 0, part, began)))
 
 
 def interactivity(tpot_ms: float | None) -> float | None:

@@ -51,8 +51,8 @@ def recount(run: Run) -> Recount:
     basis = dwell_table.basis_of(table)
     if basis is None:
         raise RunError(
-            f"{run.path}/dwells.parquet is of an earlier version: it lacks the prior, the bounds and the "
-            "planned ends that a recount needs; sweep.json still holds what was concluded"
+            f"{run.path}/dwells.parquet lacks the prior, the bounds and the planned ends that a recount "
+            "needs; sweep.json still holds what was concluded"
         )
     requests = run.requests()
     segment = metrics.numbers(requests, "dwell")

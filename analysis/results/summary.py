@@ -82,7 +82,6 @@ def text(verdict: Verdict, resume: Path | None = None) -> str:
     if isinstance(verdict, StudyVerdict):
         lines += ratio_text.lines(verdict, verdict.ratio) if verdict.ratio else []
         lines += quality_text.lines(verdict, verdict.quality) if verdict.quality else []
-        lines += quality_text.score_lines(verdict.scores) if verdict.scores else []
         lines += studies.lines(verdict)
     lines += _evidence_lines(verdict)
     if not isinstance(verdict, PredictionVerdict):
@@ -170,7 +169,7 @@ def word(verdict: Verdict | None) -> str:
     """The one word above everything else; None is a run that did not end."""
     if verdict is None or verdict.exit_code is None:
         return "UNFINISHED"
-    if isinstance(verdict, StudyVerdict) and verdict.quality and not _hides_its_gate(verdict):
+    if isinstance(verdict, StudyVerdict) and verdict.quality:
         return verdict.quality.verdict
     if isinstance(verdict, StudyVerdict) and verdict.is_matrix and verdict.valid:
         return "VALID"  # what one cell lacks, others have
@@ -178,11 +177,6 @@ def word(verdict: Verdict | None) -> str:
         return FAILED_WORDS[verdict.exit_code]
     good = "PREDICTED" if verdict.clock == "virtual" else "VALID"
     return good if verdict.valid else "VOID"
-
-
-def _hides_its_gate(study: StudyVerdict) -> bool:
-    """True of a comparison whose answers are not degraded: its word is that of the speed."""
-    return study.study != "quality" and study.exit_code != EXIT_DEGRADED
 
 
 def engine_label(verdict: Verdict) -> str:
@@ -207,8 +201,7 @@ def _of_study(study: StudyVerdict) -> str:
     if study.study == "quality" and study.quality:
         return quality_text.headline(study.quality)
     if study.ratio:
-        answers = f"; answers: {study.quality.verdict}" if study.quality else ""
-        return ratio_text.headline(study.ratio) + answers
+        return ratio_text.headline(study.ratio)
     if study.study == "compare":
         return "no ratio was shown"
     if study.study == "recipe":

@@ -17,7 +17,7 @@ LETTERS = 120
 KIND = pa.dictionary(pa.int16(), pa.string())
 """Arrow type of such a column."""
 READ_AS = pa.dictionary(pa.int32(), pa.string())
-"""Arrow type that also takes what another program, or an earlier version, wrote without a bound."""
+"""Arrow type that also takes what another program wrote without a bound."""
 
 
 class BoundedWords:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.rows import piecewise, records, shards
+from analysis.rows import parquet, piecewise, records, shards, time_series
 from analysis.rows.shards import Shard
 
 
@@ -71,7 +71,8 @@ def series(path: Path, file: str, schema: pa.Schema, source: str, found: Sequenc
     tables = [shard.rows for shard in found if shard.schema is schema]
     known = path / file
     if known.exists() and not (tables and records.is_torn(known)):
-        tables.insert(0, pq.read_table(known, schema=schema))
+        tables.insert(0, pq.read_table(known, schema=schema))  # a torn file fails here, by its name
+        parquet.refuse_version(known, pq.read_schema(known), time_series.SCHEMA_VERSION)
     return _once(pa.concat_tables([schema.empty_table(), *tables]), source, "clock_ns")
 
 

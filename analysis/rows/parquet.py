@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.io import durable
+from conf.io.one_line import one_line
 
 ROW_GROUP = 32_768
 """Rows that are read or skipped together: 18 MB of the gaps of answers of 140 tokens."""
@@ -24,6 +25,14 @@ def schema(columns: Iterable[Column], metadata: Mapping[str, str] | None = None)
         for name, type_, unit, doc in columns
     ]
     return pa.schema(fields, metadata=metadata)
+
+
+def refuse_version(path: Path, written: pa.Schema, known: int) -> None:
+    """Raise ArrowInvalid for a file that says another `schema_version` than the `known` one."""
+    said = (written.metadata or {}).get(b"schema_version", str(known).encode())
+    if said != str(known).encode():
+        version = one_line(said.decode(errors="replace"), 40)
+        raise pa.ArrowInvalid(f"{path} has schema_version {version}, this version reads {known} alone")
 
 
 def write(table: pa.Table, path: Path) -> None:

@@ -17,8 +17,7 @@ from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
 from analysis.rows.parquet import Column
 
 SCHEMA_VERSION = 4
-"""The version grows with every added column; none is renamed or taken away. A column that a file lacks is
-null."""
+"""Files of another version are refused."""
 
 OK = "ok"
 FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost")
@@ -246,7 +245,7 @@ def read(
     for file in files(folder):
         if skip_torn and is_torn(file):
             continue
-        _refuse_foreign(file)
+        refuse_foreign(file)
         tables.append(pq.read_table(file, schema=_READ_AS, columns=read_too, filters=where))
     return by_due(_narrowed(pa.concat_tables(tables))).select(asked)
 
@@ -274,10 +273,11 @@ def is_torn(file: Path) -> bool:
         return size < 3 * len(PARQUET) or opened.read() != PARQUET
 
 
-def _refuse_foreign(file: Path) -> None:
-    """Raise ArrowInvalid for a file without what every version wrote: its rows would be of nulls."""
-    names = pq.read_schema(file).names
-    if lacking := [name for name in KEYS if name not in names]:
+def refuse_foreign(file: Path) -> None:
+    """Raise ArrowInvalid for a file of another version, or of something else: its rows would be of nulls."""
+    written = pq.read_schema(file)
+    parquet.refuse_version(file, written, SCHEMA_VERSION)
+    if lacking := [name for name in KEYS if name not in written.names]:
         raise pa.ArrowInvalid(f"{file} is no table of requests: it lacks {', '.join(lacking)}")
 
 
@@ -303,7 +303,7 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
 def read_known(path: Path, schema: pa.Schema) -> tuple[pa.Table, bool]:
     """The readable rows of an Arrow IPC stream of `schema`, and whether that is all but a torn end.
 
-    Columns that the writer's version did not have yet are null. Raises OSError if it cannot be opened.
+    Columns that it lacks are null. Raises OSError if it cannot be opened.
     """
     batches, is_whole = arrow_stream.batches(path)
     try:

@@ -60,7 +60,7 @@ class Expected:
 
     @property
     def gpu_name(self) -> str:
-        """The first word of `hardware`: H200 for H200 SXM."""
+        """The first word of `hardware`: MI325X."""
         return self.hardware.split(" ")[0]
 
 
@@ -128,7 +128,6 @@ class NodeCheck:
     name: str
     where: Where
     judge: Judge
-    amd: bool = False
     strict: bool = False
 
 
@@ -141,7 +140,7 @@ def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Stat
 
 def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Finding | None:
     """The finding of a check on a node; None if it does not concern the node."""
-    if not _concerns(check, seen, expected):
+    if not _concerns(check, seen):
         return None
     found: Finding | None = Finding("unknown", "no GPU here", "")
     if check.where != "gpu" or seen.gpus:
@@ -153,9 +152,7 @@ def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Fin
     return replace(found, check=check.name, node=seen.node.name, status=status)
 
 
-def _concerns(check: NodeCheck, seen: InspectedNode, expected: Expected) -> bool:
-    if check.amd and not expected.arch.startswith("gfx"):
-        return False
+def _concerns(check: NodeCheck, seen: InspectedNode) -> bool:
     return {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
 
 

@@ -15,10 +15,10 @@ from cluster.preflight.checks import (
 )
 
 VRAM_IDLE = Threshold(1, "GiB", "judged: an idle MI300X shows about 0.3 GiB")
-VRAM_OFF = Threshold(1, "%", "our choice: beyond what drivers keep back (MI300X 0.01 %, B200 0.4 %)")
+VRAM_OFF = Threshold(1, "%", "our choice: beyond what drivers keep back (MI300X 0.01 %)")
 MEC_FIRMWARE = Threshold(177, "or later", "ROCm 6.4.3 release notes, amdgpu driver updates")
-KIND = re.compile(r"\b(MI\d{3}\w*|[HBA]\d{2,3})\b")
-"""The part of a GPU's name that says which one it is: MI325X, H200, B200, A100."""
+KIND = re.compile(r"\bMI\d{3}\w*\b")
+"""The part of a GPU's name that says which one it is: MI325X."""
 
 
 def gpus(seen: InspectedNode, expected: Expected) -> Finding:
@@ -30,7 +30,7 @@ def gpus(seen: InspectedNode, expected: Expected) -> Finding:
             "unknown",
             "a driver, but no tool reports GPUs",
             wanted,
-            "install amd-smi or nvidia-smi on the node",
+            "install amd-smi on the node",
         )
     if not found:
         if not expected.needs_gpus:
@@ -47,10 +47,10 @@ def gpus(seen: InspectedNode, expected: Expected) -> Finding:
 
 def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
     named = KIND.search(name or "")
-    if arch and expected.arch and arch != expected.arch:
+    if arch and arch != expected.arch:
         return False
     # Some drivers call every GPU "AMD Radeon Graphics"; then its architecture has to do.
-    return named[1] == expected.gpu_name if named else arch is not None
+    return named[0] == expected.gpu_name if named else arch is not None
 
 
 def ray_gpus(seen: InspectedNode, expected: Expected) -> Finding:
@@ -61,7 +61,7 @@ def ray_gpus(seen: InspectedNode, expected: Expected) -> Finding:
     if visible is None or (not visible and not expected.needs_gpus):
         return Finding("unknown", figure, wanted, "Ray counts pretended GPUs here" if registered else "")
     good = registered == len(visible) == expected.gpus_per_node
-    module = "" if seen.host.amdsmi or not expected.arch else " (Python cannot import amdsmi)"
+    module = "" if seen.host.amdsmi else " (Python cannot import amdsmi)"
     return judged(figure, wanted, good, f"start Ray with --num-gpus {expected.gpus_per_node}{module}")
 
 
@@ -159,8 +159,8 @@ GPU_CHECKS = (
     NodeCheck("ECC errors", "gpu", ecc),
     NodeCheck("VRAM", "gpu", vram),
     NodeCheck("VRAM size", "gpu", vram_size),
-    NodeCheck("MEC firmware", "gpu", mec, amd=True),
-    NodeCheck("XGMI links", "gpu", xgmi, amd=True),
+    NodeCheck("MEC firmware", "gpu", mec),
+    NodeCheck("XGMI links", "gpu", xgmi),
     NodeCheck("NUMA node of GPUs", "gpu", gpu_numa),
     NodeCheck("GPUs in PyTorch", "gpu", visible_to_torch),
 )

@@ -1,4 +1,4 @@
-"""Facts of one node's GPUs from `amd-smi`, the kernel's own tree, `nvidia-smi` and PyTorch; judges nothing.
+"""Facts of one node's GPUs from `amd-smi`, the kernel's own tree and PyTorch; judges nothing.
 
 Every tool prints text, which a pure function parses. A fact that a tool does not report is None.
 """
@@ -36,14 +36,6 @@ AMD_SMI = (
     ("metric", "--mem-usage", "--ecc"),
     ("firmware",),
     ("topology",),
-)
-NVIDIA_FIELDS = (
-    "index",
-    "name",
-    "driver_version",
-    "memory.used",
-    "memory.total",
-    "ecc.errors.uncorrected.volatile.total",
 )
 
 
@@ -110,13 +102,7 @@ def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
         # The kernel numbers its GPUs in the same order, unless a container shows only some of them.
         same = len(reported) == len(kernel)
         return tuple(mine.over(its) for mine, its in zip(reported, kernel, strict=True)) if same else reported
-    if kernel:
-        return kernel
-    listed = run(["nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"])
-    if listed is not None:
-        return nvidia_gpus(listed)
-    driver = (root / "sys/class/kfd", root / "proc/driver/nvidia")
-    return None if any(path.exists() for path in driver) else ()
+    return kernel or (None if (root / "sys/class/kfd").exists() else ())
 
 
 def amd_gpus(run: Run) -> tuple[Gpu, ...]:
@@ -263,15 +249,6 @@ def _ecc_errors(path: Path) -> int | None:
     """Uncorrectable errors in a RAS file of amdgpu, which has the lines `ue: N` and `ce: N`."""
     found = re.search(r"^ue: *(\d+)", file_text(path) or "", re.MULTILINE)
     return int(found[1]) if found else None
-
-
-def nvidia_gpus(text: str) -> tuple[Gpu, ...]:
-    """The GPUs in `nvidia-smi`'s CSV of NVIDIA_FIELDS without header and units (memory in MiB)."""
-    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
-    return tuple(
-        Gpu(int(at), name, None, driver, _bytes(used), _whole(number(ecc)), vram_bytes=_bytes(total))
-        for at, name, driver, used, total, ecc in (row for row in rows if len(row) == len(NVIDIA_FIELDS))
-    )
 
 
 def visible_devices(ids: Collection[str]) -> dict[str, int | None]:

@@ -1,10 +1,9 @@
 """Power of one node's GPUs, and of the machine, in watts.
 
 The kernel's files tell it in microseconds and to everybody. Where they do not, as in some virtual machines,
-`amd-smi` or `nvidia-smi` is asked. What nobody tells is None, never 0.
+`amd-smi` is asked. What nobody tells is None, never 0.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ METER = "power_meter"
 """Name of the hwmon device of Linux's driver acpi_power_meter, which measures the whole machine."""
 SOCKET = ("socket_power", "current_socket_power", "average_socket_power")
 """Names in `amd-smi metric --power`, newest first."""
+AMD_SMI = ("amd-smi", "metric", "--power", "--json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +45,17 @@ def read_power(root: Path, run: Run) -> PowerReading:
     watts, whole = tuple(map(_card_watts, cards)), _meter_watts(root, len(cards))
     if _is_told(watts):
         return PowerReading(watts, whole, KERNEL)
-    for command, parse in TOOLS:
-        if _is_told(watts := parse(run(list(command)) or "")):
-            return PowerReading(watts, whole, command[0])
-    tools = " nor ".join(command[0] for command, _ in TOOLS)
-    return PowerReading(node_watts=whole, error=f"neither the kernel nor {tools} tells the power of a GPU")
+    if _is_told(watts := amd_watts(run(list(AMD_SMI)) or "")):
+        return PowerReading(watts, whole, AMD_SMI[0])
+    return PowerReading(
+        node_watts=whole, error=f"neither the kernel nor {AMD_SMI[0]} tells the power of a GPU"
+    )
 
 
 def amd_watts(text: str) -> tuple[float | None, ...]:
     """Watts of each GPU in the JSON of `amd-smi metric --power`."""
     told = (part(row, "power") for _, row in sorted(by_gpu(text).items()))
     return tuple(next((w for name in SOCKET if (w := _in_watts(power.get(name)))), None) for power in told)
-
-
-def nvidia_watts(text: str) -> tuple[float | None, ...]:
-    """Watts of each GPU in the lines of `nvidia-smi --query-gpu=power.draw`."""
-    watts: list[float | None] = []
-    for line in text.splitlines():
-        try:
-            watts.append(_believed(float(line), MOST_GPU_WATTS))
-        except ValueError:  # [N/A]
-            watts.append(None)
-    return tuple(watts)
-
-
-TOOLS: tuple[tuple[tuple[str, ...], Callable[[str], tuple[float | None, ...]]], ...] = (
-    (("amd-smi", "metric", "--power", "--json"), amd_watts),
-    (("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits"), nvidia_watts),
-)
 
 
 def _is_told(watts: tuple[float | None, ...]) -> bool:

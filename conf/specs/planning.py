@@ -19,22 +19,18 @@ class Demand:
 
     The ways are `peak_qps`; `mean_qps` times `peak_factor` (beside a peak, one of the two gives the mean,
     which a cost per request needs); or `hourly`, a file of 24 mean rates, one for each hour from midnight.
-    Lengths are those of the run unless they are given: then other runs must show the effect of lengths on its
-    capacity.
+    Lengths are those of the run.
     """
 
     peak_qps: float | None = None
     mean_qps: float | None = None
     peak_factor: float | None = None
     hourly: str = ""
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    prefix_hit: float | None = None
 
     def __post_init__(self) -> None:
         rates = ("peak_qps", "mean_qps", "peak_factor")
         given = [name for name in rates if getattr(self, name) is not None]
-        require_positive("demand.", self, *rates, "input_tokens", "output_tokens")
+        require_positive("demand.", self, *rates)
         for name in ("peak_qps", "mean_qps"):
             rate = getattr(self, name)
             most = f"demand.{name}={rate:g} is beyond {MOST_PLANNED_QPS:g}" if rate else ""
@@ -47,8 +43,6 @@ class Demand:
         if self.peak_qps and self.mean_qps:
             above = f"demand.mean_qps={self.mean_qps:g} is above demand.peak_qps={self.peak_qps:g}"
             require(self.mean_qps <= self.peak_qps, above)
-        hit = self.prefix_hit
-        require(hit is None or 0 <= hit < 1, f"demand.prefix_hit={hit} must be in [0, 1)")
 
     def _check_ways(self, given: list[str]) -> None:
         if self.hourly:
@@ -91,8 +85,7 @@ class Care:
     low. `headroom` is the share of it left free at the peak: 15 % (our choice), since at capacity one request
     in ten is at its bound and a minute above the planned peak would break it. `spare_nodes` may fail at the
     peak: one, for maintenance or a fault. Prices, availability and the time until a node serves have no
-    default; watts are those that the run measured, if it did. A run whose answers the quality gate found
-    degraded is planned on only if `degraded` is true.
+    default; watts are those that the run measured, if it did.
     """
 
     basis: Basis = "low"
@@ -103,7 +96,6 @@ class Care:
     node_availability: float | None = None
     target_availability: float | None = None
     scale_up_minutes: float | None = None
-    degraded: bool = False
 
     def __post_init__(self) -> None:
         require(

@@ -12,31 +12,24 @@ MOST_PROMPT_TOKENS = 8192
 """Answers are compared, not long prompts: a node's windows have those (our choice)."""
 MOST_NATS = math.log(2)
 """Jensen-Shannon divergence of answers that share nothing."""
-MOST_QUESTION_TOKENS = 16_384
-"""A long chain of thought (our choice)."""
 MOST_ALPHA = 0.2
 """A verdict that is wrong more often than once in five tells nothing (our choice)."""
-IDLE, CERTIFIED = "idle", "certified"
-LOADS = (IDLE, CERTIFIED)
+IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The margins within which answers are the same (our choice), and the questions that show it.
+    """The margins within which answers are the same (our choice), and the prompts that show it.
 
-    With `gate` a comparison, or each cell of a matrix, is gated. `load` is what the service carries
-    meanwhile: nothing else (`idle`), a rate in QPS per node, or A's certified rate (`certified`). At most
+    `load` is what the service carries meanwhile: nothing else (`idle`), or a rate in QPS per node. At most
     `prompts` of `prompt_tokens` are answered with `answer_tokens` each. `margin_nats` bounds the mean
     Jensen-Shannon divergence from A beyond that of A's own repeat, in nats per token. `margin_broken` bounds
     the share of broken prompts beyond the repeat's, where one position diverges by more than
-    `broken_divergence` nats. `alpha` is the most that the chance of each wrong verdict may be. `questions` is
-    a file of JSON lines with prompt and answer, for scores beside the divergence; each is answered with at
-    most `question_tokens`.
+    `broken_divergence` nats. `alpha` is the most that the chance of each wrong verdict may be.
     """
 
     name: str = "default"
-    gate: bool = False
-    load: str = "certified"
+    load: str = IDLE
     prompts: int = 768
     prompt_tokens: int = 256
     answer_tokens: int = 32
@@ -44,22 +37,19 @@ class Quality:
     margin_broken: float = 0.01
     broken_divergence: float = 0.2
     alpha: float = 0.025
-    questions: str = ""
-    question_tokens: int = 256
 
     def __post_init__(self) -> None:
         self._check_within("prompts", MOST_PROMPTS)
         self._check_within("prompt_tokens", MOST_PROMPT_TOKENS)
         self._check_within("answer_tokens", MOST_TOKENS)
-        self._check_within("question_tokens", MOST_QUESTION_TOKENS)
         require_positive("quality.", self, "margin_nats", "margin_broken", "broken_divergence", "alpha")
         self._check_below(MOST_NATS, "margin_nats", "broken_divergence")
         self._check_below(1.0, "margin_broken")
         require(self.alpha <= MOST_ALPHA, f"quality.alpha={self.alpha:g} must be at most {MOST_ALPHA:g}")
         rate = self.rate_qps
         require(
-            self.load in LOADS or (rate is not None and 0 < rate <= MOST_QPS),
-            f"quality.load={self.load} must be {', '.join(LOADS)} or a rate up to {MOST_QPS:g} QPS per node",
+            self.load == IDLE or (rate is not None and 0 < rate <= MOST_QPS),
+            f"quality.load={self.load} must be {IDLE} or a rate up to {MOST_QPS:g} QPS per node",
         )
 
     def _check_within(self, name: str, most: int) -> None:

@@ -42,19 +42,7 @@ class Recommendation:
     recommend: Recommend = field(default_factory=Recommend)
 
     def __post_init__(self) -> None:
-        demand, care = self.demand, self.plan
-        lengths = {
-            "input_tokens": "workload.input_tokens.mean",
-            "output_tokens": "workload.output_tokens.mean",
-            "prefix_hit": "recommend.hits=[...]",
-        }
-        given = next((name for name in lengths if getattr(demand, name) is not None), "")
-        require(
-            not given,
-            f"demand.{given} moves a measured capacity; recommend predicts the workload itself: give "
-            f"{lengths.get(given)} instead",
-        )
-        require(not care.degraded, "plan.degraded is of a measured run; recommend predicts: leave it out")
+        care = self.plan
         require(
             care.scale_up_minutes is None,
             "plan.scale_up_minutes is of a day's plan (python -m analysis plan); leave it out",

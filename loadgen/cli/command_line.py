@@ -12,7 +12,6 @@ from conf.specs.published_ladder import Progressive
 from loadgen.cli import idle_words, live_view
 from loadgen.cli.grammar import LOADING
 from loadgen.prompts import tokenizer
-from loadgen.quality import tasks
 from loadgen.run import endpoint
 from loadgen.traffic import conversation_means, trace
 
@@ -75,8 +74,6 @@ def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     experiment = load(words, config)
     workload = tokenizer.located(conversation_means.resolve(trace.resolve(experiment.workload)))
     experiment = sized(replace(experiment, workload=workload, target=endpoint.located(experiment.target)))
-    if tasks.asks(experiment, verb):
-        experiment = replace(experiment, quality=tasks.located(experiment.quality))
     _refuse_idle_words(experiment, verb)
     why = idle_words.idle(experiment, verb, given)
     if verb in ("sweep", "compare"):

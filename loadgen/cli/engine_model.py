@@ -279,15 +279,5 @@ def refuse_queue_limits(engine: Engine) -> None:
         )
 
 
-def certified_qps(experiment: Experiment) -> float | None:
-    """The certified rate per node of a virtual hour; None if the engine model finds none."""
-    hour = replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
-    try:
-        found = predict(hour, draws=0)
-    except ValueError:
-        return None
-    return found.capacity.qps_per_node.certified if found.capacity and not found.exit_code else None
-
-
 MODEL = answer.EngineModel(simulate, _machine, guess_qps)
 """The engine model as `loadgen.predict` takes it."""

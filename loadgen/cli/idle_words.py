@@ -50,11 +50,6 @@ IDLE_KEYS = (
         lambda asked: getattr(asked.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
-    IdleKey(
-        "quality.question_tokens",
-        lambda asked: bool(asked.quality.questions),
-        "questions with exact answers, which quality.questions=FILE adds",
-    ),
     IdleKey("workload.input_tokens.mean", lambda asked: asked.workload.input_tokens.kind != "mixture", MIXED),
     IdleKey(
         "workload.output_tokens.mean", lambda asked: asked.workload.output_tokens.kind != "mixture", MIXED
@@ -79,13 +74,11 @@ def idle(asked: Experiment, verb: str, words: Sequence[str]) -> str:
         for key in keys:
             if key.startswith(rule.key) and not rule.honoured(asked):
                 return f"{key} belongs to {rule.home}; leave it out"
-    gated = next((key for key in keys if key.startswith("quality.")), "")
-    if gated and verb in ("sweep", "compare") and not asked.quality.gate:
-        return f"{gated} belongs to quality.gate=true; add that, or leave it out"
-    if gated and verb not in ("sweep", "compare", "quality"):
-        return f"{gated} belongs to quality, and to compare and sweep with quality.gate=true; leave it out"
-    if "engine.defect" in keys and verb != "quality" and not asked.quality.gate:
-        return "engine.defect belongs to quality, and to quality.gate=true: only compared answers show it"
+    of_gate = next((key for key in keys if key.startswith("quality.")), "")
+    if of_gate and verb != "quality":
+        return f"{of_gate} belongs to quality; leave it out"
+    if "engine.defect" in keys and verb != "quality":
+        return "engine.defect belongs to quality: only compared answers show it"
     begins, home = NOT_OF.get("replay" if verb == "predict" and asked.is_replay else verb, ((), ""))
     key = next((key for key in keys if key.startswith(begins)), "") if begins else ""
     return f"{key} belongs to {home}; leave it out" if key else ""

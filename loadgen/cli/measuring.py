@@ -29,7 +29,6 @@ def sweep(arguments: argparse.Namespace) -> int:
     if (words := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, words)
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
-    quality_words.refuse_lone_gate(experiment)
     machine_check.refuse(experiment)
     if arguments.dry_run:
         return output.plan(experiment, pacing.swept_s(experiment))
@@ -40,7 +39,6 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     cells = matrix_cells.of(words, partial(config_check.experiment, arguments.verb, config=arguments.config))
-    quality_words.refuse_gate(*cells.asked.values())
     machine_check.refuse(cells.first)
     if arguments.dry_run:
         lines = [*matrix_cells.lines(cells), "the first one is below"]
@@ -72,7 +70,6 @@ def compare(arguments: argparse.Namespace) -> int:
     a, b = comparison_words.compared(
         arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
     )
-    quality_words.refuse_gate(a, b)
     machine_check.refuse(a)
     if arguments.dry_run:
         terminal.tell(comparison_words.text(a, b))
@@ -88,10 +85,7 @@ def quality(arguments: argparse.Namespace) -> int:
         live_view.refuse_without_load(arguments, "these answers are on record")
         return output.result(quality_words.recorded(*folders), arguments.json)
     a, b = quality_words.sides(
-        arguments.words,
-        arguments.config,
-        partial(config_check.experiment, arguments.verb),
-        engine_model.certified_qps,
+        arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
     )
     machine_check.refuse(a)
     if arguments.dry_run:

@@ -1,7 +1,6 @@
 """Arguments of the quality gate: its two sides, and the load beside its questions."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyarrow import ArrowException
@@ -11,23 +10,16 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
 from conf.composed import dump
 from conf.io.one_line import reason
-from conf.specs.experiment import SimulatedEngine
-from conf.specs.quality import CERTIFIED
-from loadgen.quality import pace, prompts, tasks
+from loadgen.quality import pace, prompts
 from loadgen.studies import comparison_words, gate_evidence
 from loadgen.studies.comparison_words import Asked
-from loadgen.studies.gate_evidence import certified_qps
 
 SHARED = ("workload", "quality", "fleet")
 """Groups that decide what both sides are asked."""
-Certified = Callable[[Experiment], float | None]
-"""The certified rate per node that the engine model predicts; None if it predicts none."""
 
 
-def sides(
-    words: Sequence[str], config: Path | None, asked: Asked, predicted: Certified
-) -> tuple[Experiment, Experiment]:
-    """A and B of the words, with the rate of `quality.load` as a number where it is `certified`.
+def sides(words: Sequence[str], config: Path | None, asked: Asked) -> tuple[Experiment, Experiment]:
+    """A and B of the words.
 
     Raises ConfigError unless there are two files or a difference, and for what the gate cannot ask.
     """
@@ -35,10 +27,6 @@ def sides(
     _refuse_unlike(a, b)
     for side in (a, b):
         _refuse(side)
-    if a.quality.load == CERTIFIED:
-        base = next((Path(word) for word in words if "=" not in word), config)
-        load = f"{_certified(a, base, predicted):.4g}"
-        a, b = (replace(side, quality=replace(side.quality, load=load)) for side in (a, b))
     return a, b
 
 
@@ -68,13 +56,9 @@ def recorded(a: Path, b: Path) -> StudyVerdict:
 
 def text(a: Experiment, b: Experiment) -> str:
     """The plan: A's configuration, its differences from B's, and what both are asked."""
-    quality, paced, asked = a.quality, pace.of(a), tasks.of(a.quality)
+    quality, paced = a.quality, pace.of(a)
     longest_s = pace.longest_s(a, paced)
     lasts = "as long as that takes" if longest_s is None else f"at most {longest_s:.0f} s"
-    exact = (
-        f"# then both sides are asked {len(asked)} questions with exact answers, at most "
-        f"{quality.question_tokens} tokens out, at the same pace"
-    )
     return "\n".join(
         [
             comparison_words.text(a, b),
@@ -82,27 +66,8 @@ def text(a: Experiment, b: Experiment) -> str:
             f"# {quality.prompts} prompts of {quality.prompt_tokens} tokens, {quality.answer_tokens} out: "
             "A answers each twice, then B until the verdict is clear",
             f"# questions come {paced.words}: {lasts}, and two deployments",
-            *([exact] if asked else []),
         ]
     )
-
-
-def refuse_lone_gate(asked: Experiment) -> None:
-    """Raise ConfigError for a gate where there is one configuration."""
-    if asked.quality.gate:
-        raise ConfigError(
-            "quality.gate compares the answers of two configurations: add matrix.KEY=[...], or use compare "
-            "or quality"
-        )
-
-
-def refuse_gate(first: Experiment, *others: Experiment) -> None:
-    """Raise ConfigError for sweeps whose answers cannot be compared, if they are to be."""
-    if not first.quality.gate:
-        return
-    for one in (first, *others):
-        _refuse(one)
-        _refuse_other_prompts(first, one, "quality.gate")
 
 
 def _refuse_unlike(a: Experiment, b: Experiment) -> None:
@@ -111,18 +76,10 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
         if getattr(a, group) != getattr(b, group):
             why = f"quality asks both sides the same, but {group} differs"
             raise ConfigError(f"{why}; give {group}=... for both")
-    _refuse_other_prompts(a, b, "quality")
-
-
-def _refuse_other_prompts(a: Experiment, b: Experiment, name: str) -> None:
-    """Raise ConfigError if two configurations read token ids in two ways, or get other questions."""
-    if a.model.vocab != b.model.vocab or a.workload.tokenizer != b.workload.tokenizer:
+    if a.model.vocab != b.model.vocab:
         raise ConfigError(
-            f"{name} needs one tokenizer, but model.vocab or workload.tokenizer differs; compare "
-            "configurations of one model"
+            "quality needs one tokenizer, but model.vocab differs; compare configurations of one model"
         )
-    if a.quality != b.quality:
-        raise ConfigError(f"{name} asks all the same, but quality.* differs; give it once")
 
 
 def _refuse(asked: Experiment) -> None:
@@ -142,15 +99,3 @@ def _refuse(asked: Experiment) -> None:
             f"the quality gate asks on the real clock, not at engine.time_scale={asked.time_scale:g}; leave "
             "it out"
         )
-
-
-def _certified(asked: Experiment, base: Path | None, predicted: Certified) -> float:
-    """A's certified rate per node: as its run folder says, or else as the engine model predicts."""
-    if base is not None and (rate_qps := certified_qps(base.parent)):
-        return rate_qps
-    if isinstance(asked.engine, SimulatedEngine) and (rate_qps := predicted(asked)):
-        return rate_qps
-    raise ConfigError(
-        "quality.load=certified needs A's certified rate, which the config.yaml of a valid sweep's folder "
-        "brings with it; name that file, or give quality.load=RATE (QPS per node) or quality.load=idle"
-    )

@@ -1,6 +1,6 @@
 """The verb `recommend`: every shape predicted, their order, what to measure; with --measure, measured.
 
-The words are in `shape_words`, the order and what would decide in `analysis.planning`.
+The words are in `shape_words`, the order is in `analysis.recommendation`.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import DemandRates
 from analysis.planning.sources import of_predicted
 from analysis.recommendation import recommended
-from analysis.recommendation.deciding import MOST_PROPOSED, Worth
 from analysis.recommendation.recommended import ShapeCapacity
 from analysis.results import summary
 from analysis.results.asked import describe
@@ -118,7 +117,8 @@ def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
     first = next(shape for shape in shapes if shape.asked)
     minutes = pacing.swept_s(_measured(question, first)) / 60
     return [
-        f"then those that the proposals name are measured, at most {MOST_PROPOSED + 1} for each hit rate: "
+        "then those that the proposals name are measured, at most "
+        f"{recommended.MOST_RIVALS + 1} for each hit rate: "
         f"one study, each deployed once, some {minutes:.0f} min of load each"
     ]
 
@@ -219,12 +219,10 @@ def _ranking(
             unranked.append(one)
     by_name = {shape.name: shape for shape, _ in pairs}
     care, hit = question.asked.plan, pairs[0][0].hit
-    search_s = _searched_s(question, by_name[found[0].name]) if found else None
-    lasting = {} if search_s is None else {"search_s": search_s}
-    ranking, worths = recommended.ranked(hit, found, unranked, peak_qps, care, **lasting)
-    proposed = [
-        said for names, worth in worths if (said := _proposal(question, [by_name[n] for n in names], worth))
-    ]
+    ranking = recommended.ranked(hit, found, unranked, peak_qps, care)
+    first = by_name[ranking.first.name]
+    sides = [[first, by_name[rival.name]] for rival in recommended.rivals(ranking)] or [[first]]
+    proposed = [said for side in sides if (said := _proposal(question, side))]
     return replace(ranking, proposed=tuple(proposed))
 
 
@@ -268,20 +266,12 @@ def _kv_full(asked: Experiment, answer: PredictionVerdict) -> bool:
     return used is not None and used >= KV_FULL
 
 
-def _searched_s(question: ShapeQuestion, shape: Shape) -> float | None:
-    """Seconds of a search as the words ask for it; None where they make no experiment to measure."""
-    try:
-        return pacing.swept_s(_measured(question, shape))
-    except ConfigError:
-        return None
-
-
 def _measured(question: ShapeQuestion, shape: Shape) -> Experiment:
     """The experiment that measures a shape. Raises ConfigError."""
     return config_check.experiment("sweep", [*question.service, *shape.words], question.config)
 
 
-def _proposal(question: ShapeQuestion, several: Sequence[Shape], worth: Worth) -> ProposedMeasurement | None:
+def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeasurement | None:
     """The command of a measurement; None where its words make no experiment, as of GPUs that are not here."""
     first = several[0]
     hits = [word for word in first.words if word.startswith("workload.")]
@@ -301,9 +291,6 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape], worth: Worth) -
     return ProposedMeasurement(
         command=question.command(verb, words),
         shapes=tuple(shape.name for shape in several),
-        change_probability=worth.change_probability,
-        saved_nodes=worth.saved_nodes,
-        sd_nodes=worth.sd_nodes,
         load_s=load_s,
     )
 

@@ -22,7 +22,6 @@ REMEDIES = {
     LAYOUT: "recommend.layouts=[A,B]",
     "layout.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
     "layout.prefill.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
-    "quality.gate": "the quality verb",
 }
 """Keys that the choice of shapes sets, and what sets them here."""
 

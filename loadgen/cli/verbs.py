@@ -29,7 +29,6 @@ from loadgen.studies import (
     study,
 )
 from loadgen.studies.gate_questions import ServiceInUse
-from loadgen.studies.gated_study import gated
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 
@@ -77,14 +76,15 @@ def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> 
 
 def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Search on A and replay its windows on B: a study of two parts."""
-    folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
-    return run_study(comparison.begun(folder, a, b), folder, in_use, site, show)
+    folder = measure.create(Folder, a)
+    return run_study(comparison.begun(folder, a, b), folder, site, show)
 
 
 def quality(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Ask A and B the same questions under load: a study of two parts."""
     folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
-    return run_study(quality_study.begun(folder, a, b, in_use), folder, in_use, site, show)
+    asked = quality_study.begun(folder, a, b, in_use)
+    return run_study(asked, folder, replace(site, service=in_use.service), show)
 
 
 def recipe(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> StudyVerdict:
@@ -101,23 +101,15 @@ def progressive(asked: Experiment, site: Site, show: Emit) -> StudyVerdict:
     )
 
 
-def run_study(
-    asked: study.StudyPlan, folder: Folder, in_use: ServiceInUse, site: Site, show: Emit
-) -> StudyVerdict:
-    """Run a study, with the quality gate after its sweeps where `quality.gate` asks for it."""
-    if asked.asked.quality.gate:
-        asked = gated(asked, folder.path, in_use)
-    run_part = part_runner(replace(site, service=in_use.service), show, PART_VERBS.get(asked.kind, "sweep"))
-    return study.run(asked, folder, run_part, show)
+def run_study(asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
+    """Run a study with a service for each of its parts."""
+    return study.run(asked, folder, part_runner(site, show, PART_VERBS.get(asked.kind, "sweep")), show)
 
 
 def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a grid with one service for consecutive cells that need the same deployment."""
     with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
-        in_use = ServiceInUse(kept.service)
-        run_one = part_runner(replace(site, service=in_use.service), show)
-        if cells.first.quality.gate:
-            asked = gated(asked, folder.path, in_use)
+        run_one = part_runner(replace(site, service=kept.service), show)
 
         def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
             verdict = run_one(experiment, folder, act, before)
@@ -156,7 +148,8 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
         if studies.load_study(path)["study"] == matrix_study.KIND:
             return run_cells(*matrix_study.again(path), folder, site, show)
         in_use = ServiceInUse(site.service)
-        return run_study(_study(path, experiment, in_use), folder, in_use, site, show)
+        begun = _study(path, experiment, in_use)
+        return run_study(begun, folder, replace(site, service=in_use.service), show)
     run = _cut_short(path)
     again, rows = measure.reopen(run)
     show("resume", text=f"{path}: {rows} requests on record")

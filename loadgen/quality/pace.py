@@ -35,7 +35,7 @@ class Pace:
 
 def of(asked: Experiment) -> Pace:
     """The pace at which questions and load together are the work of the rate `quality.load`."""
-    rate_qps = asked.quality.rate_qps  # `certified` became a number before
+    rate_qps = asked.quality.rate_qps
     if not rate_qps:
         return Pace(0.0, None, IDLE_IN_FLIGHT)
     workload, quality = asked.workload, asked.quality

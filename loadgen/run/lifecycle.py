@@ -35,7 +35,6 @@ from loadgen.drive.plan import Past
 from loadgen.drive.prepared_load import QueueUntold
 from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
-from loadgen.quality import tasks
 from loadgen.run import load_orders, verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.folder import finite
@@ -52,8 +51,6 @@ Constants = Callable[[Experiment, Callable[..., None]], ConstantsRatio | str]
 
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
-QUESTIONS = "questions_sha256"
-"""The manifest's name of the checksum of the questions with exact answers."""
 
 
 def no_constants(_: Experiment, __: Callable[..., None]) -> str:
@@ -61,15 +58,13 @@ def no_constants(_: Experiment, __: Callable[..., None]) -> str:
     return "no engine model was at hand"
 
 
-def read_of(experiment: Experiment, verb: str) -> dict[str, Path]:
+def read_of(experiment: Experiment) -> dict[str, Path]:
     """Files that decide what a run sends, by the manifest's name of their checksum."""
     files, workload = {}, experiment.workload
     if workload.trace:
         files["trace_sha256"] = Path(workload.trace)
     if workload.tokenizer:
         files["tokenizer_sha256"] = Path(workload.tokenizer) / TOKENIZER
-    if tasks.asks(experiment, verb):
-        files[QUESTIONS] = Path(experiment.quality.questions)
     return files
 
 
@@ -102,7 +97,7 @@ class RunLifecycle:
         self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
         if before:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
-        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment, verb).items()}
+        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment).items()}
         if before:  # the sums that stand there end before what they sum up is written anew
             folder.write_json("manifest.json", self._manifest)
         folder.write_text("config.yaml", dump(experiment))

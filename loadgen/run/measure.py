@@ -173,7 +173,7 @@ def continued(run: Run) -> Past:
             f"a {verb} is not continued; run it again: "
             f"python -m loadgen {verb} --config {run.path}/config.yaml run=NAME{required}"
         )
-    for key, path in read_of(run.config, verb).items():
+    for key, path in read_of(run.config).items():
         if not path.is_file() or sha256_of(path) != run.manifest.get(key):
             raise ConfigError(f"{path} is not what it was when {run.path} began; put the old file back")
     try:

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.quality import answer_file, evidence_table, gate, task_answers
+from analysis.quality import answer_file, evidence_table, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
 from analysis.quality.gate import GateRule
 from analysis.quality.gate_verdict import Called, GateVerdict
-from analysis.quality.paired_scores import PairedScores
 from analysis.results.asked import describe
-from analysis.results.runs import RunError, load_run
+from analysis.results.runs import load_run
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
@@ -41,7 +40,6 @@ def of_folders(a: Path, b: Path) -> StudyVerdict:
             exit_code=None,
             valid=True,
             evidence=f"answers on record in {a} and {b}",
-            scores=task_scores(a, b),
         ),
         found,
         runs[0].config,
@@ -95,27 +93,3 @@ def evidence_on(of_b: AnswerRecord, of_a: Mapping[tuple[int, int], AnswerRecord]
 
 def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
     return {(one.prompt, one.repeat): one for one in answers}
-
-
-def certified_qps(path: Path) -> float | None:
-    """The certified rate per node of a valid sweep's run folder; None without one.
-
-    Of a simulated engine the 5 % quantile of the sampling noise: the load that this very engine keeps.
-    """
-    try:
-        verdict = load_run(path).verdict
-    except RunError:
-        return None
-    capacity = verdict.capacity if verdict is not None and verdict.valid else None
-    return capacity.sampling.certified if capacity else None
-
-
-def task_scores(base: Path, candidate: Path) -> PairedScores | None:
-    """The scores of two run folders; None unless both were asked questions with exact answers.
-
-    Raises OSError, ArrowException or ValueError for answers that cannot be compared.
-    """
-    files = [path / task_answers.FILE for path in (base, candidate)]
-    if not all(file.exists() for file in files):
-        return None
-    return task_answers.scored(*(task_answers.read(file) for file in files))

@@ -129,12 +129,8 @@ def beside_load(
     questions: Iterable[Asked],
     ask: Callable[[Asked], Answered],
     answered: Callable[[Asked, Answered], bool],
-    piece: int = FIRST_PIECE,
 ) -> None:
-    """Ask questions at the pace, as `Asking` does, and offer the load beside them, or let time pass without.
-
-    `piece` is the number of the first piece of load.
-    """
+    """Ask questions at the pace, as `Asking` does, and offer the load beside them, if there is one."""
     count = 0
 
     def counted(question: Asked, answer: Answered) -> bool:
@@ -143,14 +139,12 @@ def beside_load(
         return answered(question, answer)
 
     with Asking(questions, paced, ask, counted) as asking:
-        _load(driver, paced, piece, asking.is_over, lambda: count)
+        _load(driver, paced, asking.is_over, lambda: count)
 
 
-def _load(
-    driver: Driver, paced: Pace, piece: int, is_over: Callable[[], bool], count: Callable[[], int]
-) -> None:
+def _load(driver: Driver, paced: Pace, is_over: Callable[[], bool], count: Callable[[], int]) -> None:
     """Offer the load until the asking is over."""
-    index, said_s = len(driver.windows.outcomes), time.monotonic()
+    index, piece, said_s = len(driver.windows.outcomes), FIRST_PIECE, time.monotonic()
     while not is_over():
         if paced.load_qps:
             driver.offer_piece(index, piece, paced.load_qps, PIECE_S)

@@ -13,25 +13,18 @@ from analysis.results import studies
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 from conf.composed import dump
-from conf.specs.quality import CERTIFIED
 from loadgen.drive.driver import Driver
-from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import warm_up
 from loadgen.quality import pace
 from loadgen.run import verdicts
-from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
-from loadgen.run.measure import Act
-from loadgen.run.service import Service
-from loadgen.studies import gate_questions, task_questions
+from loadgen.studies import gate_questions
 from loadgen.studies.gate_evidence import (
     KIND,
     by_prompt,
-    certified_qps,
     evidence_on,
     judged,
-    task_scores,
     told,
 )
 from loadgen.studies.gate_questions import ServiceInUse
@@ -56,10 +49,6 @@ class GateSide:
         """Ask the questions of this side; returns the evidence in words."""
         assert self.in_use.up is not None
         up, asked = self.in_use.up, replace(asked, seed=self.seed)
-        said = self._ask_tokens(asked, driver, up)
-        return said + task_questions.ask(asked, driver, up, self.path)
-
-    def _ask_tokens(self, asked: Experiment, driver: Driver, up: Service) -> str:
         if self.path == self.base:
             return gate_questions.ask(
                 asked, driver, up, self.path, gate_questions.twice(asked), lambda _: False
@@ -84,41 +73,6 @@ class GateSide:
         said = self.ask(experiment, driver)
         return lambda: verdicts.of_answers(experiment, driver, said)
 
-    def after(self, act: Act) -> Act:
-        """An act that is followed by the questions, beside the rate that the base certified.
-
-        What keeps them from being asked is told and changes nothing of what the act found.
-        """
-
-        def both(experiment: Experiment, driver: Driver) -> Conclude:
-            conclude = act(experiment, driver)
-            try:
-                said = self._ask_after(experiment, driver)
-            except (TargetError, TargetLost) as error:
-                said = f"answers are not compared: {error}"
-            driver.emit("quality", text=said)
-            return conclude
-
-        return both
-
-    def _ask_after(self, experiment: Experiment, driver: Driver) -> str:
-        asked = self._at_rate(experiment, driver)
-        if asked is None:
-            return "answers are not compared: the base has no certified rate"
-        if self.path != self.base and not (self.base / answer_file.FILE).exists():
-            return "answers are not compared: the base has none"
-        return self.ask(asked, driver)
-
-    def _at_rate(self, experiment: Experiment, driver: Driver) -> Experiment | None:
-        """The experiment with the rate of the load beside the questions as a number; None without one."""
-        if experiment.quality.load != CERTIFIED:
-            return experiment
-        own = self.path == self.base
-        capacity = driver.windows.capacity() if own else None
-        rate_qps = capacity.certified if capacity else None if own else certified_qps(self.base)
-        load = replace(experiment.quality, load=f"{rate_qps:.4g}") if rate_qps else None
-        return replace(experiment, quality=load) if load else None
-
 
 def begun(folder: Folder, a: Experiment, b: Experiment, in_use: ServiceInUse) -> StudyPlan:
     """The study in its new folder, which stores B's configuration too."""
@@ -134,7 +88,6 @@ def again(path: Path, a: Experiment, in_use: ServiceInUse) -> StudyPlan:
 def of(a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> StudyPlan:
     """The study of both sides in the folder `path`; a side that was cut short is asked again."""
     asked = {"a": a, "b": b}
-    task_questions.refuse_changed(a.quality, (path / name for name in SIDES))
     return StudyPlan(
         kind=KIND,
         verb=KIND,
@@ -151,5 +104,4 @@ def conclude(verdict: StudyVerdict, path: Path, a: Experiment, b: Experiment) ->
     """The verdict from the answers of both folders, its evidence written beside them."""
     found = judged(path, "a", "b", a.quality)
     evidence = f"{found.prompts} prompts; questions {pace.of(a).words}"
-    scores = task_scores(path / "a", path / "b")
-    return told(replace(verdict, evidence=evidence, scores=scores), found, a, b)
+    return told(replace(verdict, evidence=evidence), found, a, b)

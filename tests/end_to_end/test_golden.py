@@ -20,7 +20,7 @@ import pytest
 from analysis import load_run
 from analysis.capacity import dwell_table
 from analysis.results import recount
-from analysis.results.runs import Run
+from analysis.results.runs import RunError
 from analysis.rows import latency_columns, metrics, parquet, records, time_series
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
@@ -69,9 +69,7 @@ def test_the_golden_run_has_the_frozen_columns_with_their_units_and_docs(name: s
     kept = pq.read_schema(GOLDEN / FILES[name])
     assert int(kept.metadata[b"schema_version"]) >= 1 and len(kept) >= 10
     for field in kept:
-        # Early versions wrote the zone of a time, which is UTC now as then.
-        kind = pa.timestamp("us") if pa.types.is_timestamp(field.type) else field.type
-        assert kind == SCHEMAS[name].field(field.name).type, field.name
+        assert field.type == SCHEMAS[name].field(field.name).type, field.name
         assert FROZEN[name][field.name][1] == told(field, "unit") and told(field, "doc")
 
 
@@ -99,7 +97,7 @@ def test_another_cpu_recomputes_the_golden_run(environment: dict[str, str]) -> N
 def test_the_golden_run_is_whole_small_and_of_no_place() -> None:
     files = [path for path in GOLDEN.rglob("*") if path.is_file()]
     assert load_run(GOLDEN).manifest["files"] == checksums(GOLDEN)
-    assert sum(path.stat().st_size for path in files) < 600_000
+    assert sum(path.stat().st_size for path in files) < 700_000
     texts = "".join(path.read_text() for path in files if path.suffix != ".parquet")
     columns = [pq.read_table(path).to_pydict() for path in files if path.suffix == ".parquet"]
     texts += json.dumps(columns, default=str)
@@ -113,12 +111,7 @@ def test_the_file_says_its_version_and_every_formula() -> None:
     formulas = {metric.name: metric.formula for metric in metrics.METRICS}
     now, then = latency_columns.FILE.metadata, pq.read_schema(REQUESTS).metadata
     assert json.loads(now[b"formulas"]) == formulas
-    older = json.loads(then[b"formulas"])
-    assert "(output_tokens - 1)" in older.pop("tpot"), (
-        "all tokens are streamed, and one came first, where no column says so"
-    )
-    assert older.items() <= formulas.items(), "an older file's formulas still hold"
-    assert int(then[b"schema_version"]) < int(now[b"schema_version"]) == records.SCHEMA_VERSION
+    assert then == now and int(now[b"schema_version"]) == records.SCHEMA_VERSION
     for metric in latency_columns.LATENCIES:
         assert told(latency_columns.FILE.field(f"{metric.name}_ms"), "formula") == metric.formula
 
@@ -221,34 +214,14 @@ def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:
     assert recount.text(load_run(path))[1]
 
 
-NEW = ["time_scale", "engine_first_token_ns", "engine_last_token_ns", "shared_tokens"]
-
-
-def test_files_of_several_versions_are_one_table(tmp_path: Path) -> None:
-    """The earlier half as the first version wrote it, the rest with a column of a version to come."""
+@pytest.mark.parametrize("name", ["requests", "dwells", "clients", "timeseries"])
+def test_a_file_of_another_version_is_one_line(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
-    whole = pq.read_table(REQUESTS)
-    old = whole.slice(0, 500).select([n for n in whole.schema.names if n not in NEW])
-    pq.write_table(
-        old.replace_schema_metadata({"schema_version": "1"}), path / "requests" / "part-001.parquet"
-    )
-    pq.write_table(
-        whole.slice(500).append_column("of_2030", whole.slice(500)["seq"]), path / FILES["requests"]
-    )
-    run = load_run(path)
-    rows, golden = run.requests(), load_run(GOLDEN).requests()
-    assert rows.schema.equals(records.REQUESTS, check_metadata=True)
-    assert rows.drop_columns(NEW).equals(golden.drop_columns(NEW))
-    assert rows["time_scale"].null_count == 500
-    assert recount.text(run)[1]
-
-
-def test_an_older_table_of_dwells_has_todays_columns_and_its_own_basis(tmp_path: Path) -> None:
-    old = pq.read_table(GOLDEN / "dwells.parquet")
-    pq.write_table(old.drop_columns(["by_replica", "prefix_hit"]), tmp_path / "dwells.parquet")
-    found = Run(tmp_path, {}, None).dwells()
-    assert found.schema.equals(dwell_table.DWELLS) and found["prefix_hit"].null_count == 8
-    assert dwell_table.basis_of(found) == dwell_table.basis_of(old) is not None
+    written = pq.read_table(GOLDEN / FILES[name])
+    metadata = written.schema.metadata | {b"schema_version": b"1\n9"}
+    pq.write_table(written.replace_schema_metadata(metadata), path / FILES[name])
+    with pytest.raises(RunError, match=r"^[^\n]* has schema_version 1 9, this version reads \d alone$"):
+        getattr(load_run(path), name)()
 
 
 @pytest.fixture

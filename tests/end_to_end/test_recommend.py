@@ -168,8 +168,6 @@ def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str
         ("demand.peak_qps=200 recommend.hits=[.5] workload.prefix_hit=.2", "recommend.hits"),
         ("demand.peak_qps=200 rate_qps=2", "finds the rate of each shape itself"),
         ("demand.peak_qps=200 matrix.layout=[a,b]", "belongs to predict and sweep"),
-        ("demand.peak_qps=200 demand.input_tokens=9", "workload.input_tokens.mean"),
-        ("demand.peak_qps=200 plan.degraded=true", "is of a measured run"),
         ("demand.peak_qps=200 engine=external target.urls=[http://127.0.0.1:1]", "engine=external stands"),
         (
             "demand.peak_qps=200 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8]",

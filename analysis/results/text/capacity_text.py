@@ -131,7 +131,7 @@ def _pooled(asked: AskedExperiment) -> list[str]:
 
 
 def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
-    """Reasons not to believe the interval of a search; an older run does not know them all."""
+    """Reasons not to believe the interval of a search."""
     name, out = label(capacity.binding), []
     limit = (capacity.limits or {}).get(capacity.binding)
     if limit and limit.slope_unusual:

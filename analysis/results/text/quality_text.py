@@ -1,7 +1,6 @@
 """The verdict of the quality gate as a headline and as lines of the screen."""
 
 from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
-from analysis.quality.paired_scores import PairedScores
 from analysis.results.text import ratio_text
 from analysis.results.types.study_verdict import StudyVerdict
 
@@ -37,26 +36,6 @@ def lines(study: StudyVerdict, found: GateVerdict) -> list[str]:
         worst = ", ".join(f"{one.prompt} ({one.most_nats:.2f} nats)" for one in found.worst[:WORST_TOLD])
         out.append(f"  prompts with the largest divergence at one position: {worst}")
     return out
-
-
-def score_lines(found: PairedScores, names: tuple[str, str] = ("A", "B")) -> list[str]:
-    """Both shares of right answers, their difference, and how they stand to the verdict."""
-    a, b = names
-    base, candidate, difference = found.base_share, found.candidate_share, found.difference
-    if base is None or candidate is None or difference is None:
-        return ["  no question with an exact answer was asked of both"]
-    low, high = found.interval
-    out = [
-        f"  questions with exact answers: {a} has {100 * base:.1f} % of {found.questions} right, {b} "
-        f"{100 * candidate:.1f} %; difference {100 * difference:+.1f} points, 95 % interval "
-        f"[{100 * low:.1f}, {100 * high:.1f}], McNemar's exact p {found.p_value:.2g}"
-    ]
-    if found.base_failed or found.candidate_failed:
-        out.append(
-            f"  unanswered, which counts as wrong: {found.base_failed} by {a}, "
-            f"{found.candidate_failed} by {b}"
-        )
-    return [*out, "  these scores stand beside the verdict, which rests on the divergence alone"]
 
 
 def _interval(one: MeanInterval, form: str) -> str:

@@ -1,4 +1,4 @@
-"""A recommendation for people: the answer, the table of shapes, what would decide; computes nothing."""
+"""A recommendation for people: the answer, the table of shapes, what to measure; computes nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -195,12 +195,7 @@ def _proposed(found: Sequence[ProposedMeasurement]) -> list[str]:
     lines = ["  measure to be sure (--measure searches each shape that these name, once, in one study):"]
     for number, one in enumerate(found, 1):
         lines.append(f"    {number}. {one.command}")
-        after = "after it" if number == 1 else "after all so far"
-        lines.append(
-            f"       {one.load_s / 60:.0f} min of load; {after} another shape is chosen with probability"
-            f" {_share(one.change_probability)}, this one saves {one.saved_nodes:.2f} nodes on average,"
-            f" and the first one's nodes are known to +-{one.sd_nodes:.1f} (sd)"
-        )
+        lines.append(f"       {one.load_s / 60:.0f} min of load")
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def always(default: Any) -> Any:
-    """A field that is written whatever it holds; `default` is for files of versions that did not know it."""
+    """A field that is written whatever it holds."""
     return field(default=default, metadata={"always": True})
 
 

@@ -1,4 +1,4 @@
-"""The answer of `recommend`: shapes of a node in order of the nodes a demand needs, and what would decide.
+"""The answer of `recommend`: shapes of a node in order of the nodes a demand needs, and what to measure.
 
 `recommendation.json` of a study holds it too: what was predicted before its shapes were measured.
 """
@@ -53,13 +53,10 @@ class UnrankedShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedMeasurement:
-    """A command that would help to decide, and what it is expected to bring after those before it."""
+    """A command that would help to decide, and how long it loads."""
 
     command: str
     shapes: tuple[str, ...]
-    change_probability: float
-    saved_nodes: float
-    sd_nodes: float
     load_s: float
 
 

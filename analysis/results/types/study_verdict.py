@@ -6,7 +6,6 @@ from typing import Any
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.quality.gate_verdict import GateVerdict
-from analysis.quality.paired_scores import PairedScores
 from analysis.results.types.fields import always
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.probe_figures import HoldFigures
@@ -84,8 +83,6 @@ class MatrixCell:
     simulated: str = ""
     sampling_qps: QpsFigures | None = None
     ratio: CellRatio | None = always(None)
-    quality: GateVerdict | None = None
-    scores: PairedScores | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +91,7 @@ class StudyVerdict:
 
     `axes` and `cells` are those of a matrix, `between` and `effects_pct` of deployments, `variation_pct` of
     repeats, `differs` (each key with its value of A and of B) and `ratio` of a comparison, `progressive` of
-    the published ladder, `quality` of the quality gate and `scores` of its questions with exact answers,
-    which change nothing of its verdict. `hold` is that of the part that ended the study.
+    the published ladder, `quality` of the quality gate. `hold` is that of the part that ended the study.
     """
 
     schema_version: int = always(1)
@@ -127,7 +123,6 @@ class StudyVerdict:
     remedy: str | None = None
     hold: HoldFigures | None = None
     quality: GateVerdict | None = None
-    scores: PairedScores | None = None
     report: str = ""
 
     @property

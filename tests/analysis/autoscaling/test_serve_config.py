@@ -1,4 +1,4 @@
-"""analysis.autoscaling (plan --serve-config): the file, its numbers by Little's law, the simulated day."""
+"""analysis.autoscaling (plan --serve-config): the file, its numbers by Little's law, and the plan's page."""
 
 import json
 import re
@@ -10,8 +10,6 @@ import yaml
 
 from analysis import load_run, planning, report
 from analysis.acts import plan as act
-from analysis.autoscaling import elastic
-from analysis.autoscaling.elastic import ElasticDay, FleetRun
 from analysis.autoscaling.request_life import RequestLife, mean_life
 from analysis.autoscaling.serve_file import serve_file
 from analysis.autoscaling.serve_scaling import ServeScaling
@@ -21,7 +19,6 @@ from analysis.planning.evidence import IntervalEstimate
 from analysis.results.runs import RunError
 from conf import ConfigError, load
 from conf.specs.planning import Care, Demand
-from loadgen.predict import elastic_day
 from serve_apps.__main__ import main as render
 from serve_apps.vllm_engine.config_file import OUR_BUILDER
 
@@ -44,7 +41,7 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     [application] = file["applications"]
     [deployment] = application["deployments"]
     config = deployment["autoscaling_config"]
-    certified = tree["planned_on"]["planned_for_qps_per_node"]["certified"]
+    certified = tree["planned_on"]["qps_per_node"]["certified"]
     life = mean_life(load_run(GOLDEN), 0.85 * certified, certified)
     assert config["target_ongoing_requests"] == pytest.approx(0.85 * certified * life.seconds.value, rel=1e-3)
     assert config["max_replicas"] == tree["answer"]["nodes"]
@@ -56,27 +53,17 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     assert (
         "\n# export RAY_SERVE_HAPROXY_BALANCE_ALGORITHM=leastconn\n" in (tmp_path / "serve.yaml").read_text()
     )
-    assert tree["into_service"]["autoscaling_config"] == config and tree["into_service"]["day"] is None
-    assert "demand.hourly=FILE" in capsys.readouterr().out
+    assert tree["into_service"]["autoscaling_config"] == config
+    assert f"to {config['max_replicas']} engines, " in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_day_of_fleets_is_told_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elastic_day, "DAYS", 2)  # the fewest that have an interval
+def test_the_quietest_hour_gives_the_fewest_engines(tmp_path: Path) -> None:
     hours = tmp_path / "day.csv"
-    # The crowd comes in the middle hour by rate, and must be too much for the two nodes that are there.
-    hours.write_text(",".join(["0.1"] * 8 + ["2.5"] * 9 + ["4"] * 3 + ["0.1"] * 4))
-    tree, _ = planned(tmp_path, f"demand.hourly={hours}")
-    fleets = {one["name"]: one["figures"] for one in tree["into_service"]["day"]["fleets"]}
-    fixed, scheduled, scaled = (fleets[name][elastic.NODE_HOURS]["value"] for name in elastic.FLEETS)
-    assert scaled < scheduled < 24 * tree["answer"]["nodes"] and fixed < 24 * tree["answer"]["nodes"]
-    assert all(0 <= found[elastic.EITHER]["value"] <= 1 for found in fleets.values())
-    assert fleets["scheduled"][elastic.CROWD]["value"] > fleets["scheduled"][elastic.EITHER]["value"]
-    assert (tmp_path / "serve.svg").read_text().count("<svg") == 1
-    told = capsys.readouterr().out
-    assert "assumed: " in told and "node-hours" in told
+    hours.write_text(",".join(["0.1"] * 12 + ["25"] * 12))
+    tree, file = planned(tmp_path, f"demand.hourly={hours}")
+    config = file["applications"][0]["deployments"][0]["autoscaling_config"]
+    assert config["min_replicas"] == min(tree["day"]["nodes"]) < max(tree["day"]["nodes"])
+    assert config["max_replicas"] == tree["answer"]["nodes"]
 
 
 def test_a_real_engine_has_room_for_autoscaling_instead_of_a_number() -> None:
@@ -150,55 +137,30 @@ def test_a_plan_without_a_file_says_nothing_of_service() -> None:
     assert "into_service" not in planning.tree(made)
 
 
-def a_day() -> ElasticDay:
-    """A day of which only the words and curves matter."""
-    keys = (
-        "ttft",
-        elastic.EITHER,
-        elastic.CROWD,
-        elastic.LOSS,
-        elastic.FAILED,
-        elastic.MINUTES,
-        elastic.NODE_HOURS,
-    )
-    runs = [FleetRun(dict.fromkeys(keys, value), (2.0,) * 288, (value,) * 288) for value in (0.01, 0.02)]
-    fleets = tuple(elastic.outcome(name, runs) for name in elastic.FLEETS)
-    return ElasticDay(fleets, 4, 4, 2, 1000, 300.0, 4e4, 600.0, 3.0, 6e4, 1800.0, 600.0, (9.0,) * 288)
-
-
 def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "plan.html"
     assert act(grammar("plan").parse_args([*WORDS, "demand.peak_qps=30", "--out", str(out)])) == 0
     page = out.read_text()
     assert "default-src 'none'" in page and "<script" not in page and "src=" not in page
     assert "30 QPS at the peak" in page and 'id="figure-nodes"' in page
-    assert "with --serve-config FILE.yaml" in page
+    assert "--serve-config FILE.yaml writes" in page
     with pytest.raises(RunError, match="exists"):
         act(grammar("plan").parse_args([*WORDS, "demand.peak_qps=30", "--out", str(out)]))
 
 
 @pytest.mark.slow
-def test_the_page_has_the_day_and_no_markup_of_a_run(tmp_path: Path) -> None:
+def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> None:
     tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care()))
     tree["planned_on"]["name"] = "<script>alert(1)</script>"
-    tree["into_service"] = {"file": "<b>", "autoscaling_config": {"min_replicas": 1}, "no_day_because": None}
-    report.write_plan(tree, a_day(), tmp_path / "plan.html")
+    tree["into_service"] = {"file": "<b>", "autoscaling_config": {"min_replicas": 1}}
+    report.write_plan(tree, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
-    assert 'id="figure-fleets"' in page and "1.50 % [0.00, 7.85]" in page and "node lost" in page
-    assert "minutes over a bound" in page and "min_replicas" in page
+    assert "min_replicas" in page and "autoscaling in &lt;b&gt;" in page
 
 
 def test_a_refused_plan_has_a_page_that_plans_nothing(tmp_path: Path) -> None:
     refused = {"valid": False, "exit_code": 4, "reason": "the <b>run is void"}
-    report.write_plan(refused, None, tmp_path / "plan.html")
+    report.write_plan(refused, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "VOID" in page and "the &lt;b&gt;run is void." in page and "<svg" not in page
-
-
-def test_figures_of_days_have_an_interval_only_where_days_differ() -> None:
-    runs = [FleetRun({"same": 2.0, "other": value}, (1.0,), (0.0,)) for value in (1.0, 2.0, 3.0)]
-    found = elastic.outcome("fixed", runs)
-    assert found.figures["same"].low == found.figures["same"].high == 2.0
-    other = found.figures["other"]
-    assert other.low is not None and other.high is not None and other.low < 2.0 < other.high

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.capacity.dwell_table import over_share
 from analysis.capacity.limit_posterior import Prior, logit
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
@@ -63,6 +64,13 @@ def test_each_latency_is_counted_against_its_own_bound() -> None:
         "e2e_p95": (2, 3),
     }
     assert found["itl_p99"].block_over == (2, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_the_share_over_a_bound_is_of_those_that_are_determined() -> None:
+    counted = {"bounds": [{"bound": "itl_p99", "over": 1.0, "determined": 50.0}]}
+    assert over_share(counted, "itl_p99") == 0.02
+    assert over_share({"ttft_over": 3, "ttft_determined": 12}, "ttft") == 0.25
+    assert over_share({"bounds": None}, "joint_p90") is None
 
 
 def test_what_is_in_flight_is_over_e2e_once_it_is_older_and_its_gaps_are_unknown() -> None:

@@ -141,9 +141,7 @@ def test_cached_tokens_are_no_work():
     half = replace(MEANS, prefix_hit=0.5)
     made = [row(20, shared_tokens=50), row(21, requested_input_tokens=400, shared_tokens=200), row(22)]
     assert request_work(table(made), half).tolist() == pytest.approx([1, 2, 200 / 150])
-    assert request_work(table(made), MEANS).tolist() == [1, 2.5, 1], (
-        "of an earlier version nothing was cached"
-    )
+    assert request_work(table(made), MEANS).tolist() == [1, 2.5, 1], "without a hit rate nothing is cached"
 
 
 @pytest.mark.parametrize(("age_ms", "known"), [(1050, False), (1399, False), (1401, True)])

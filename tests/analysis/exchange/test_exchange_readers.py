@@ -228,7 +228,6 @@ def test_failures_alone_leave_tpot_unknown_and_ttft_infinite(tmp_path: Path) -> 
         ("ReadTimeout('')", None, True, "timeout", "timeout"),
         ("ConnectError('all attempts failed')", None, False, "conn_error", "connection"),
         ("lost connection: 3", None, False, "conn_error", "connection"),
-        ("maxqps missed late: x", None, False, "missed", "late"),
         ("odd", None, True, "truncated", "cut_off"),
         ("", None, False, "conn_error", "unclear"),
     ],

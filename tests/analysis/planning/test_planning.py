@@ -1,7 +1,6 @@
 """analysis.planning: nodes, spares, hours and money against known answers and their own properties."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from analysis import NoData, RunError, planning, plot_plan
-from analysis.planning.at_scale import at_scale
-from analysis.planning.basis import times
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.evidence import IntervalEstimate, Qps
@@ -109,23 +106,6 @@ def test_what_no_number_of_nodes_serves_is_said() -> None:
         size(20, service(10.0, levels_off), 0.0, 0)
     with pytest.raises(RunError, match="need more than 100000 nodes"):
         size(1e7, service(1.0), 0.0, 0)
-
-
-def test_a_bound_alone_keeps_what_is_unsure_of_the_ratio_it_is_moved_by() -> None:
-    moved = times(Qps(None, 4.0, None, 4.2), IntervalEstimate(1.0, 0.875, 1.2))
-    assert moved.low == pytest.approx(3.5) and (moved.estimate, moved.high) == (None, None)
-    assert moved.certified == pytest.approx(4.2 * 0.875 ** (1.645 / 1.96), rel=1e-4)
-    assert times(Qps(None, 4.0, None, None), IntervalEstimate(1.5, None, None)).low == pytest.approx(6.0)
-
-
-def test_a_certified_capacity_stays_a_five_percent_quantile_when_it_is_moved() -> None:
-    draw, count = np.random.default_rng(1), 400_000
-    qps, ratio = 10 * np.exp(0.02 * draw.normal(size=count)), 0.8 * np.exp(0.05 * draw.normal(size=count))
-    ends = [0.025, 0.05, 0.975]
-    low, certified, high = 10 * np.exp(0.02 * np.array([-1.959964, -1.644854, 1.959964]))
-    wide = np.exp(0.05 * 1.959964)
-    moved = times(Qps(10.0, low, high, certified), IntervalEstimate(0.8, 0.8 / wide, 0.8 * wide))
-    assert [moved.low, moved.certified, moved.high] == pytest.approx(np.quantile(qps * ratio, ends), rel=1e-3)
 
 
 def test_an_availability_is_found_wherever_there_are_nodes_for_it() -> None:
@@ -317,7 +297,6 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
             "plan.node_availability=1.0 must be above 0 and below 1",
         ),
         (["demand.peak_qps=3", "plan.scale_up_minutes=-1"], "must be 0 to 1440"),
-        (["demand.peak_qps=3", "demand.prefix_hit=1"], "demand.prefix_hit=1.0 must be in [0, 1)"),
         (["demand.peak_qps"], "is not of the form key=value"),
     ],
 )
@@ -332,34 +311,3 @@ def test_the_ways_to_say_a_demand() -> None:
     assert Demand(peak_qps=180, peak_factor=1.8).on_average_qps == pytest.approx(100)
     assert Demand(peak_qps=180, mean_qps=100).on_average_qps == 100
     assert Demand(peak_qps=180).on_average_qps is None
-
-
-def test_what_a_rate_moves() -> None:
-    found = at_scale(30_000, 10.0, None, LENGTHS)
-    assert found.open_connections == 300_000
-    assert found.input_tokens_per_s == 168e6 and found.output_tokens_per_s == 4.2e6
-    assert found.client_cpu_cores == pytest.approx(43.5) and found.client_actors == 109
-    assert found.client_stream_bytes == pytest.approx(900e6)
-    assert at_scale(30_000, 10.0, 2.0, LENGTHS).client_actors == 150
-    # 15 s of 30,000 a second are 450,000 streams, 4,128 for each of 109; at 60 s the streams bind.
-    assert at_scale(30_000, 15.0, None, LENGTHS).client_streams_per_actor == math.ceil(450_000 / 109)
-    long = at_scale(30_000, 60.0, None, LENGTHS)
-    assert (long.client_actors, long.client_streams_per_actor) == (180, 10_000)
-    unknown = at_scale(1, None, None, None)
-    assert unknown.open_connections is unknown.request_bytes_per_s is unknown.client_stream_bytes is None
-
-
-def test_the_bytes_of_a_request_are_those_that_are_sent() -> None:
-    from conf import load
-    from loadgen.prompts.bodies import Prompts
-    from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, OpenAiAnswer, ServedModel
-
-    asked = load([])
-    body = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, 1).body(7, 5600, 140)
-    served = ServedModel(asked.model.served_name, 32768, asked.model.vocab, 1_795_352_737)
-    answer = OpenAiAnswer(ApiRequest(False, 5600, 140, True, True), "0" * 32, served.created_s, served)
-    pieces = [*(answer.tokens(i, i + 1) for i in range(140)), answer.end(EngineSteps(140, 0))]
-    framed = sum(len(f"{len(piece):x}\r\n") + len(piece) + 2 for piece in pieces)
-    one = at_scale(1.0, None, None, LENGTHS)
-    assert one.request_bytes_per_s == pytest.approx(len(body), rel=0.01)
-    assert one.answer_bytes_per_s == pytest.approx(framed, rel=0.02)

@@ -1,4 +1,4 @@
-"""analysis.recommendation: nodes, ties, probabilities over joint draws; what a measurement is worth."""
+"""analysis.recommendation: nodes, ties and probabilities over joint draws; the rivals of the first."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.plan import fleet
 from analysis.planning.sizing import MOST_NODES, FleetCapacity
 from analysis.recommendation import ranking
-from analysis.recommendation.deciding import Measurement, candidates, proposed, worth
+from analysis.recommendation.recommended import rivals
+from analysis.results.types.recommendation import RankedShape, ShapeRanking
+from analysis.results.types.shared_figures import QpsFigures
 from conf.specs.planning import Care
 
 SERVICE = FleetCapacity(1.0, 1, ScalingEfficiency((ScalingPoint(1, 1.0, 0.0),)))
@@ -73,34 +75,35 @@ def test_places_are_by_nodes_then_by_qps_and_equal_nodes_share_a_rank() -> None:
     assert found == [(1, 1, False), (2, 2, True), (0, 2, True), (3, 4, False)]
 
 
-def test_a_search_of_one_shape_changes_no_choice_where_all_move_alike() -> None:
-    """It makes known what the first needs, not which is the first; the pair shows that."""
-    rng = np.random.default_rng(3)
-    together, apart = 0.15 * rng.standard_normal(4000), 0.08 * rng.standard_normal(4000)
-    ln_qps = np.array([np.log(4.0) + together, np.log(4.0) + together + apart])
-    nodes = nodes_of(np.exp(ln_qps), 500.0)
-    alone = worth([Measurement((0,))], nodes, ln_qps)
-    pair = worth([Measurement((0, 1))], nodes, ln_qps)
-    assert alone.saved_nodes < 0.1 * pair.saved_nodes and pair.change_probability > 0.2
-    assert alone.sd_nodes < 0.5 * nodes[0].std()
-    perfect = float(nodes.mean(axis=1).min() - nodes.min(axis=0).mean())
-    assert 0.5 * perfect < pair.saved_nodes <= 1.05 * perfect
+def shape(layout: str, budget: int, best: float, told_apart: bool = False) -> RankedShape:
+    return RankedShape(
+        name=f"{layout} {budget}",
+        layout=layout,
+        budget_tokens=budget,
+        shape=layout,
+        gpus=8,
+        rank=1,
+        tied=False,
+        nodes=10,
+        nodes_at={},
+        qps_per_node=QpsFigures(1.0, 1.0, 1.0, 1.0),
+        binding="tpot",
+        probability_best=best,
+        told_apart=told_apart,
+        draws=4,
+    )
 
 
-def test_the_pair_that_is_close_is_proposed_first() -> None:
-    rng = np.random.default_rng(4)
-    own = 0.06 * rng.standard_normal((3, 4000))
-    ln_qps = np.log(4.0) + 0.15 * rng.standard_normal(4000) + np.array([[0.0], [-0.02], [-0.5]]) + own
-    nodes = nodes_of(np.exp(ln_qps), 500.0)
-    found = proposed(nodes, ln_qps, candidates(nodes, 6))
-    assert found[0].measurement.shapes == (0, 1) and found[0].saved_nodes > 0.1
-    assert 1 <= len(found) <= 3 and all(one.saved_nodes >= 0 for one in found)
-    assert [one.sd_nodes for one in found] == sorted((one.sd_nodes for one in found), reverse=True)
+def rivals_of(*shapes: RankedShape) -> list[str]:
+    found = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.0, sd_nodes=1.0)
+    return [each.name for each in rivals(found)]
 
 
-def test_a_longer_search_is_worth_more() -> None:
-    rng = np.random.default_rng(6)
-    ln_qps = np.log(4.0) + 0.02 * rng.standard_normal((2, 4000))
-    nodes = nodes_of(np.exp(ln_qps), 5000.0)
-    short, long = (worth([Measurement((0, 1))], nodes, ln_qps, s).saved_nodes for s in (345.0, 3450.0))
-    assert short < long
+def test_rivals_are_the_best_of_other_layouts_that_are_not_told_apart() -> None:
+    shapes = shape("a", 1, 0.5), shape("a", 2, 0.2), shape("b", 1, 0.05), shape("b", 2, 0.01)
+    assert rivals_of(*shapes, shape("c", 1, 0.2), shape("d", 1, 0.3, told_apart=True)) == ["c 1", "b 1"]
+
+
+def test_rivals_of_a_single_layout_are_its_budgets_and_three_at_most() -> None:
+    assert rivals_of(shape("a", 0, 0.9)) == []
+    assert rivals_of(*(shape("a", n, 0.1 * n) for n in range(1, 6))) == ["a 5", "a 4", "a 3"]

@@ -34,7 +34,7 @@ VERBS = {
     "plan": ["plan", "RUN", "demand.peak_qps=10"],
     "report": ["report", "RUN", "--out", "OUT.html"],
     "export csv": ["export", "RUN", "--format", "csv", "--out", "OUT.csv"],
-    "export inferencex": ["export", "RUN", "--format", "inferencex"],
+    "export jsonl": ["export", "RUN", "--format", "jsonl"],
 }
 DRAWN = ("markup", "mathematics", "very long")
 ALONE = (*DRAWN, "half a pair", "nulls")

@@ -1,4 +1,4 @@
-"""analysis.results.energy by known answers, on the screen, in the report, in a plan; of older runs."""
+"""analysis.results.energy by known answers: on the screen, in the report and a plan; runs without power."""
 
 import json
 import shutil
@@ -105,7 +105,7 @@ def test_a_node_that_does_not_tell_leaves_the_run_unknown() -> None:
 
 
 def test_a_gpu_that_its_tool_does_not_tell_is_no_gpu_of_0_watts() -> None:
-    seven = [row | {"gpu_watts": [*row["gpu_watts"][:7], None], "source": "nvidia-smi"} for row in TWO]
+    seven = [row | {"gpu_watts": [*row["gpu_watts"][:7], None], "source": "amd-smi"} for row in TWO]
     found = figures(power(seven), [window(1, 20, 120)], ANSWERED, None)
     assert found.unknown == "2 of 2 node(s) told no power (a): 7 of its 8 GPUs told theirs"
     # The kernel tells two dies of a GPU once.
@@ -171,7 +171,7 @@ def golden() -> RunVerdict:
     return load_run(GOLDEN).verdict
 
 
-def test_the_screen_says_whose_watts_and_an_older_run_says_what_it_said() -> None:
+def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None:
     assert golden().power is None and "power" not in summary.text(golden())
     told = summary.text(replace(golden(), power=KNOWN))
     assert (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.preflight.gpu_facts import run_tool
-from cluster.preflight.gpu_power import PowerReading, amd_watts, nvidia_watts, read_power
+from cluster.preflight.gpu_power import PowerReading, amd_watts, read_power
 from tests.support.machine.power_tree import power_tree, write
 
 # The shapes of ROCm 6 (a list) and of ROCm 7 (a wrapper: documents of AMD's device metrics exporter).
@@ -17,7 +17,7 @@ AMD_LIST = """WARNING: User is missing the following required groups: render, vi
  {"gpu": 2, "power": {"socket_power": "N/A"}}, {"gpu": 3, "power": "N/A"},
  {"gpu": 4, "power": {"socket_power": {"value": 142000, "unit": "mW"}}}]"""
 AMD_WRAPPED = '{"gpu_data": [{"gpu": 1, "power": {"socket_power": 717}}, {"gpu": 0, "power": {}}]}'
-NOBODY = "neither the kernel nor amd-smi nor nvidia-smi tells the power of a GPU"
+NOBODY = "neither the kernel nor amd-smi tells the power of a GPU"
 
 
 def nothing(command: list[str]) -> str | None:
@@ -34,13 +34,6 @@ def test_amd_smi_tells_watts_in_old_and_new_shapes() -> None:
 )
 def test_amd_smi_without_a_figure_tells_no_watts(text: str) -> None:
     assert not any(amd_watts(text))
-
-
-def test_nvidia_smi_tells_watts() -> None:
-    assert nvidia_watts("71.29\n[N/A]\n 695.00 \n[Not Supported]\n1e999\nnan\n") == (
-        *(71.29, None, 695.0),
-        *(None, None, None),
-    )
 
 
 def test_the_kernel_tells_the_watts_of_every_gpu(tmp_path: Path) -> None:

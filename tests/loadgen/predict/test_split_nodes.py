@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from analysis.exchange.inferencex import service
 from analysis.results import per_gpu
 from analysis.results.text import constants_text, prediction_text
 from conf import load
@@ -61,7 +60,6 @@ def test_more_prefill_engines_serve_more_long_prompts_by_guess_and_by_peaks() ->
     assert [one.prefill_engines for one in machines] == [1, 3]
     assert machines[0].peak_flop_per_s == machines[1].peak_flop_per_s
     assert [per_gpu.gpus(one, 2) for one in asked.values()] == [16, 16]
-    assert service(asked["1p1d_tp4_ep4"])["disagg"] is True
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])

@@ -267,7 +267,7 @@ def test_other_nodes_are_told_the_whole_path(folder: Path, monkeypatch: pytest.M
 def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path) -> None:
     folder = stub_tokenizers.write(tmp_path / "model")
     config = asked(folder)
-    files = read_of(config, "sweep")
+    files = read_of(config)
     assert files == {"tokenizer_sha256": folder / "tokenizer.json"}
     known = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     run: Any = SimpleNamespace(

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from analysis import report
-from analysis.__main__ import main as analysis_main
 from analysis.quality import evidence_table, gate
 from analysis.results import studies, summary
 from analysis.results.json_border import to_tree
-from analysis.results.runs import load_run
 from analysis.results.summary import concluded
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
@@ -32,11 +30,6 @@ from tests.support.virtual.virtual_target import Patient
 
 WIDE = ["quality.load=idle", "quality.margin_nats=.2", "quality.margin_broken=.2", "quality.prompts=60"]
 """Margins that few prompts decide."""
-SWEPT = [
-    *("search=standard", "search.budget_s=450", "search.min_dwells=4", "workload=chat_5600_140_varied"),
-    *("fleet.warmup_requests=4", "quality.gate=true", "quality.load=certified"),
-]
-"""A short sweep that ends with a capacity, then the gate."""
 VOCAB = load([]).model.vocab
 TOKENS = 32
 FLAT = {
@@ -142,9 +135,7 @@ def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_s
 
 
 @pytest.mark.slow
-def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
-    broken: Broken, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_degraded_side_is_shown_on_the_page(broken: Broken) -> None:
     page = report.write(broken.path).read_text()
     for shown in (
         "DEGRADED",
@@ -157,11 +148,6 @@ def test_a_degraded_side_is_shown_on_the_page_and_no_plan_stands_on_it(
     ):
         assert shown in page
     assert "<script>" not in page
-    words = ["plan", str(broken.path / "b"), "demand.peak_qps=10"]
-    assert analysis_main(words) == summary.EXIT_DEGRADED
-    assert "plan.degraded=true" in capsys.readouterr().out
-    assert analysis_main([*words, "plan.degraded=true"]) != summary.EXIT_DEGRADED
-    assert analysis_main(["plan", str(broken.path / "a"), *words[2:]]) != summary.EXIT_DEGRADED
 
 
 @pytest.mark.slow
@@ -230,7 +216,7 @@ def test_a_service_that_drafts_tokens_is_refused_before_anything_starts() -> Non
     words = ["b.engine.args.speculative_config={num_speculative_tokens: 2}", "workload.tokenizer=model"]
     words += ["engine=vllm", "cluster=mi325x_1n", "quality.load=2"]
     with pytest.raises(ConfigError, match=r"engine\.args\.speculative_config: .* no drafted tokens"):
-        quality_words.sides(words, None, lambda side, base: load(side, base), lambda _: None)
+        quality_words.sides(words, None, lambda side, base: load(side, base))
 
 
 @pytest.mark.slow
@@ -250,48 +236,12 @@ def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_pat
     assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])
 
 
-@pytest.mark.slow
-def test_a_gate_that_cannot_ask_loses_nothing_of_the_sweeps_and_leaves_the_answers_open(
-    tmp_path: Path,
-) -> None:
-    mute = AnsweringServer(VOCAB, fields={"logprobs": None})
-    found = verbs.compare(*experiments(tmp_path, *SWEPT), Sides(AnsweringServer(VOCAB), mute).site, silent)
-    assert (found.exit_code, found.valid, found.passed) == (summary.EXIT_OPEN, True, False)
-    assert found.ratio is not None and found.quality is None
-    assert "the answers of b were not compared" in found.reason
-    assert "no log probabilities" in (tmp_path / "gate" / "b" / "events.jsonl").read_text()
-    assert concluded(tmp_path / "gate").startswith("VALID  B / A = ")
-
-
-@pytest.mark.slow
-def test_a_gate_after_the_sweeps_of_a_comparison_asks_at_the_rate_that_a_certified(tmp_path: Path) -> None:
-    sides = Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB, defect=0.3))
-    found = verbs.compare(*experiments(tmp_path, *SWEPT), sides.site, silent)
-    assert (found.exit_code, found.valid, found.passed) == (summary.EXIT_DEGRADED, True, False)
-    assert found.ratio is not None and found.quality is not None and found.quality.verdict == "DEGRADED"
-    told = concluded(tmp_path / "gate").splitlines()
-    assert told[0].startswith("DEGRADED  B / A = ") and told[0].endswith("answers: DEGRADED")
-    events = [json.loads(line) for line in (tmp_path / "gate" / "a" / "events.jsonl").open()]
-    said = next(
-        event["text"] for event in events if event["event"] == "quality" and "answers," in event["text"]
-    )
-    beside = float(said.partition("beside ")[2].partition(" QPS")[0])
-    verdict = load_run(tmp_path / "gate" / "a").verdict
-    assert verdict is not None and verdict.capacity is not None
-    certified = verdict.capacity.qps_per_node.certified
-    assert certified is not None and 0.5 * certified - 0.01 <= beside < certified
-    # Questions are asked after the last window, so that no window has a request of their load.
-    rows = load_run(tmp_path / "gate" / "a").requests()
-    windows = [line["index"] for line in verdict.dwells]
-    assert max(rows["dwell"].to_pylist()) == max(windows) + 1
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["sweep", "engine.defect=.1"], "engine.defect belongs to quality"),
         (["predict", "engine.defect=.1"], "engine.defect belongs to quality"),
-        (["sweep", "quality.gate=true"], "quality.gate compares the answers of two configurations"),
+        (["sweep", "quality.load=idle"], "quality.load belongs to quality"),
         (["probe", "rate_qps=1", "quality.prompts=500"], "quality.prompts belongs to quality"),
         (["quality", "b.engine.defect=.1", "quality.prompts=64"], "raise it to 432"),
     ],

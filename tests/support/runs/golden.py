@@ -4,7 +4,7 @@
 
 A run of `make sweep` on this project's simulated engine. What names the machine it ran on is written anew in
 neutral words, its request rows as today's `loadgen` writes them, and the checksums of its manifest by the
-changed files; every row and every figure is as it was measured. A new golden run must keep all old columns.
+changed files; every row and every figure is as it was measured.
 """
 
 import json
@@ -69,7 +69,7 @@ def neutral(tree: Any, words: dict[str, str]) -> Any:
 
 
 def unsealed(run: Path) -> Path:
-    """The run as an early version would have left it: without sums, so that a test may change it."""
+    """The run without its sums, so that a test may change it."""
     tree = json.loads((run / "manifest.json").read_text())
     write_json(run / "manifest.json", {key: value for key, value in tree.items() if key != "files"})
     return run
