@@ -1,0 +1,260 @@
+"""How true the search's answers are on services that are none of ours: floors, drift, low rates, queues.
+
+python -m tests.benchmarks.foreign_services                       a few searches of each kind
+python -m tests.benchmarks.foreign_services --replications 48     the table
+python -m tests.benchmarks.foreign_services --truth               the true capacities again
+
+The services stand behind the seam that the driver loads, on a virtual clock.
+"""
+
+import argparse
+import csv
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf import Experiment, load
+from loadgen.drive.driver import Driver
+from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.plan import LoadPlan
+from loadgen.drive.sweep import sweep
+from loadgen.search.segments import Start
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
+from tests.benchmarks._foreign_queues import Network, QueueNetwork
+from tests.benchmarks._foreign_steps import Floats, InTurn, StepServer, Traits
+from tests.support.search.scenarios import GUESS_SPREAD
+from tests.support.search.searches import PREDICTION_SD, Found, concluded
+from tests.support.virtual.virtual_target import VirtualTarget
+
+TRUTH = Path(__file__).with_name("foreign_truth.csv")
+CHAT = (
+    "workload=smoke",
+    "workload.input_tokens.kind=lognormal",
+    "workload.input_tokens.mean=1500",
+    "workload.input_tokens.cv=.6",
+    "workload.output_tokens.kind=lognormal",
+    "workload.output_tokens.mean=150",
+    "workload.output_tokens.cv=.6",
+)
+"""Lengths of every service but one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A service, the bounds on its p90s in ms, and the words of its workload; `near_qps` begins the truth."""
+
+    service: Traits | Network
+    near_qps: float
+    ttft_ms: float = 1500.0
+    tpot_ms: float = 60.0
+    words: tuple[str, ...] = CHAT
+    predictions: tuple[str, ...] = ("quick", "standard")
+
+
+SEEN = ("quick", "standard")
+FAR = (*SEEN, "quick x 1/2", "quick x 1/3", "quick x 3")
+SCENARIOS = {
+    "control": Scenario(Traits(), 6.5, predictions=FAR),
+    "floor": Scenario(
+        Traits(dear_share=0.085, dear_times=45.0, fair=True), 2.5, ttft_ms=600.0, tpot_ms=150.0
+    ),
+    "noisy": Scenario(Traits(noisy_times=1.2), 6.0),
+    "memory": Scenario(Traits(memory_times=1.15), 6.0),
+    "stalls": Scenario(Traits(stall_every_s=40.0), 5.0, predictions=FAR),
+    "late": Scenario(Traits(late_share=0.055), 6.0, predictions=("quick", "standard", "quick x 1/2")),
+    "warming": Scenario(Traits(cold_times=1.8), 6.5),
+    "lame": Scenario(
+        Traits(replicas=12, lame_times=1.4, step_s=0.02, answer_s=0.002, prompt_s=60e-6), 20.0, tpot_ms=70.0
+    ),
+    "long": Scenario(
+        Traits(prompt_s=120e-6), 0.25, ttft_ms=6000.0, tpot_ms=600.0,
+        words=(*CHAT, "workload.input_tokens.mean=16000", "workload.input_tokens.cv=.3"),
+    ),
+    "queue": Scenario(Network(16, 2.0, cv=2.0), 7.0, tpot_ms=1000.0),
+    "erlang": Scenario(Network(8, 1.2), 6.0, tpot_ms=1000.0),
+    "gamma": Scenario(
+        Traits(), 6.0, words=(*CHAT, "workload.arrivals.kind=gamma", "workload.arrivals.burstiness=.25")
+    ),
+    "dear": Scenario(Traits(dear_share=0.09, dear_times=8.0), 5.0),
+    "full": Scenario(Traits(held_tokens=45_000.0), 6.0),
+}  # fmt: skip
+"""By name. `floor`: 8 % of the prompts cost 45 times as much and are over the bound at any load. `noisy`: a
+neighbour makes it 20 % slower, for a minute after each three in the mean. `memory`: up to 15 % slower with
+the batch of the last three minutes. `late`: 5.5 % of the first tokens come 5 s late at any load. `lame`: one
+of twelve replicas in turn is 40 % slower. `full`: too little memory for all answers, the youngest gives way.
+"""
+PARTS, REQUESTS = 10, 60_000
+"""Runs at a rate for a true capacity, and the requests of each, of which the first tenth is not counted."""
+STEP = 0.03
+"""ln distance from the capacity to the rates that give the slope for its error."""
+
+
+@cache
+def experiment(name: str, *words: str) -> Experiment:
+    """The experiment of a scenario."""
+    it = SCENARIOS[name]
+    given: dict[str, str] = {}
+    for word in it.words:
+        key, _, value = word.partition("=")
+        given[key] = value
+    bounds = f"slo.ttft_p90_ms={it.ttft_ms:g}", f"slo.tpot_p90_ms={it.tpot_ms:g}"
+    return load([*(f"{key}={value}" for key, value in given.items()), *bounds, *words])
+
+
+def service(name: str, seed: int, hours: float = 3.0) -> Any:
+    """A fresh service of a scenario."""
+    it = SCENARIOS[name].service
+    if isinstance(it, Network):
+        return QueueNetwork(it, seed)
+    return StepServer(it, seed, hours) if it.replicas == 1 else InTurn.of(it, seed, hours)
+
+
+@cache
+def truths() -> dict[str, float]:
+    """True capacities in QPS, as brute force wrote them."""
+    with TRUTH.open() as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return {row["scenario"]: float(row["capacity_qps"]) for row in rows}
+
+
+def shares(name: str, rate_qps: float, part: int) -> list[float]:
+    """Shares of the requests over TTFT and TPOT in a long run at one rate."""
+    asked, it = experiment(name), SCENARIOS[name]
+    drawn = Traffic(asked.workload).first(REQUESTS, rate_qps, dwell=0, seed=70_000 + part)
+    at: Floats = drawn.due_ns / NS
+    fresh = service(name, 70_000 + part, hours=at[-1] / 3600 + 1)
+    fresh.warmed(True)
+    fresh.add(at, drawn.input_tokens.astype(np.float64), drawn.output_tokens)
+    fresh.advance(math.inf)
+    ttft, tpot = (each[REQUESTS // 10 :] for each in fresh.latencies())
+    return [
+        float(np.mean(values[~np.isnan(values)] > bound / 1e3))
+        for values, bound in ((ttft, it.ttft_ms), (tpot, it.tpot_ms))
+    ]
+
+
+def truth(name: str) -> str:
+    """A line of the table of truths: where the larger of the mean shares is a tenth."""
+
+    def seen(rate_qps: float) -> tuple[Floats, int]:
+        each = np.array([shares(name, rate_qps, part) for part in range(PARTS)])
+        column = int(np.argmax(each.mean(axis=0)))
+        return each[:, column], column
+
+    low, high = (math.log(SCENARIOS[name].near_qps * times) for times in (0.3, 1.8))
+    while high - low > 0.002:
+        middle = (low + high) / 2
+        low, high = (middle, high) if seen(math.exp(middle))[0].mean() < 0.1 else (low, middle)
+    capacity = math.exp((low + high) / 2)
+    at, column = seen(capacity)
+    below, above = (seen(capacity * math.exp(side * STEP))[0].mean() for side in (-1, 1))
+    slope = (above - below) / (2 * STEP)
+    error = float(at.std(ddof=1)) / math.sqrt(PARTS) / slope
+    floor = seen(capacity / 4)[0].mean()
+    return f"{capacity:.4f},{100 * error:.2f},{('ttft', 'tpot')[column]},{slope / 0.09:.1f},{floor:.4f}"
+
+
+def find_truths(names: list[str]) -> None:
+    """Write the true capacities of some scenarios anew, the others as they stand."""
+    known = {}
+    if TRUTH.exists():
+        lines = [line.strip() for line in TRUTH.read_text().splitlines() if not line.startswith("#")][1:]
+        known = dict(line.split(",", 1) for line in lines)
+    for name in names:
+        known[name] = truth(name)
+        print(name, known[name], flush=True)
+        with TRUTH.open("w") as file:
+            file.write("# python -m tests.benchmarks.foreign_services --truth\n")
+            file.write("scenario,capacity_qps,standard_error_pct,binding,slope,share_at_a_quarter\n")
+            file.writelines(f"{one},{known[one]}\n" for one in SCENARIOS if one in known)
+
+
+def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
+    """A search of a fresh service, and its outcomes; `quick x 1/2` is told half of the truth."""
+    kind, _, off = search.partition(" x ")
+    factor = math.prod(
+        1 / float(part) if k else float(part) for k, part in enumerate((off or "1").split("/"))
+    )
+    asked = experiment(name, f"search={kind}")
+    chance = np.random.default_rng([seed, 1])
+    guess = truths()[name] * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
+    expected = truths()[name] * factor * math.exp(chance.normal(0, PREDICTION_SD))
+    start = Start(guess, expected, ttft_s=asked.slo.first_token_ms / 1e3)
+    plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
+    driver = Driver(VirtualTarget(service(name, seed)), plan, lambda _, /, **__: None)
+    try:
+        found = sweep(driver)
+        return concluded(found, asked), found
+    except TargetLost:
+        return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost"), None
+
+
+HEADS = (
+    "service",
+    "search",
+    "runs",
+    "min",
+    "bias %",
+    "RMSE %",
+    "cover",
+    "certified over",
+    "half-width %",
+    "open",
+)
+
+
+def row(name: str, search: str, found: list[Found]) -> str:
+    """What became of the searches of a scenario, as a row of a table; an open end covers what lies beyond."""
+    capacity = truths()[name]
+    closed = [each for each in found if math.isfinite(each.estimate)]
+    claims = [each for each in found if each.low or each.high < math.inf]
+    covers = [each.low <= capacity <= each.high for each in claims]
+    error = np.array([math.log(each.estimate / capacity) for each in closed])
+    half = [math.log(each.high / max(each.low, 1e-9)) / 2 for each in closed]
+    figures = [
+        f"{np.mean([each.minutes for each in found]):.1f}",
+        f"{100 * error.mean():+.1f}" if closed else "-",
+        f"{100 * math.sqrt((error**2).mean()):.1f}" if closed else "-",
+        f"{np.mean(covers):.2f}" if covers else "-",
+        f"{np.mean([each.certified > capacity for each in found]):.2f}",
+        f"{100 * np.median(half):.1f}" if closed else "-",
+        str(len(found) - len(closed)),
+    ]
+    stops = Counter(each.stop for each in found if each.stop != "budget")
+    ends = "".join(f" {count} {stop}" for stop, count in stops.items())
+    return f"| {' | '.join([name, search, str(len(found)), *figures])}{ends} |"
+
+
+def main() -> None:
+    """Print the table, or find the truths."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", action="store_true", help="find the true capacities by brute force")
+    parser.add_argument("--replications", type=int, default=6)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first replication")
+    parser.add_argument("--only", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
+    parser.add_argument("--searches", nargs="*", help="such as quick or 'quick x 1/2'; else those of each")
+    asked = parser.parse_args()
+    if asked.truth:
+        find_truths(asked.only)
+        return
+    began_s = time.monotonic()
+    print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")
+    seeds = range(asked.first, asked.first + asked.replications)
+    for name in asked.only:
+        for search in asked.searches or SCENARIOS[name].predictions:
+            print(row(name, search, [searched(name, search, seed)[0] for seed in seeds]), flush=True)
+    print(f"\n{(time.monotonic() - began_s) / 60:.1f} min, load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
