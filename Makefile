@@ -68,12 +68,12 @@ test-engine test-others: $(STAMP)
 STUTTERED := $(addprefix tests/,loadgen/fleet loadgen/drive loadgen/run analysis/live)
 test-stutter: $(STAMP)  ## what may trust a clock, where processes stand still for 2.2 of 3.2 seconds beside one that burns a core
 	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
-	$(BIN)/python -m pytest -q -m "$(FAST)" $(or $(ARGS),$(STUTTERED))
+	$(BIN)/python -m pytest -q -m "$(FAST)" $(if $(filter tests/%,$(ARGS)),,$(STUTTERED)) $(ARGS)
 
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
 LOGS := build/tests
 LANES := all-vllm-deployed all-ray-loadgen all-ray-end-to-end all-engine all-vllm-older all-others all-ray-others \
-	all-vllm-emulated all-planted all-stutter all-vllm-answers
+	all-vllm-emulated all-planted all-stutter all-vllm-answers all-check
 # Ray and vLLM hold gigabytes each.
 AT_ONCE ?= 3
 
@@ -102,15 +102,16 @@ ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm
 all-ray-others: $(STAMP)
 	$(PYTEST) ray $(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
 
-all-stutter: $(STAMP)
-	@$(MAKE) --no-print-directory test-stutter 2>&1 | tee $(LOGS)/$@.log
+all-stutter all-check: $(STAMP)
+	@$(MAKE) --no-print-directory $(if $(filter %-check,$@),check,test-stutter) 2>&1 | tee $(LOGS)/$@.log
 
+# Other twenty after each commit, and the list as a whole must fit the code.
 all-planted: $(STAMP)
-	@$(BIN)/python -m tests.benchmarks.planted_faults --sample 20 2>&1 | tee $(LOGS)/$@.log
+	@$(BIN)/python -m tests.benchmarks.planted_faults --sample 20 --seed $$((0x$$(git rev-parse --short=7 HEAD))) 2>&1 | tee $(LOGS)/$@.log
 
 VLLM_TEST = $(VLLM_BIN)/python -m pytest -q -W ignore -m
 test-vllm: $(VLLM_STAMP)  ## real vLLM in its own environment, five minutes; or what ARGS="..." names
-	@$(VLLM_TEST) "$(if $(ARGS),vllm,vllm and not slow)" $(or $(ARGS),tests/vllm)
+	@$(VLLM_TEST) "$(if $(ARGS),vllm,vllm and not slow)" $(if $(filter tests/%,$(ARGS)),,tests/vllm) $(ARGS)
 
 # An engine that starts computes on one core. Two of these lanes deploy real engines: the older one's and -deployed.
 ANSWERS := $(addprefix tests/vllm/test_,split.py quality.py real_text.py)
@@ -154,7 +155,7 @@ check: $(STAMP)  ## format, lint, types, import direction
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
 bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every figure
-	for file in tests/benchmarks/[a-z]*.py; do $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; done
+	for file in $(filter-out %/planted_faults.py,$(wildcard tests/benchmarks/[a-z]*.py)); do $(BIN)/python -m tests.benchmarks.$$(basename $$file .py) || exit 1; done
 
 lock: $(STAMP)  ## pin what pyproject.toml asks for, with hashes; versions stay where they can, ARGS=--upgrade renews them
 	$(COMPILE) $(EXTRAS:%=--extra %) pyproject.toml --output-file requirements.lock

@@ -60,7 +60,7 @@ NOISY_S, CALM_S, MEMORY_S = 60.0, 180.0, 180.0
 
 
 @numba.njit(cache=True)
-def _advance(
+def _advance(  # noqa: PLR0915 (one compiled loop)
     until: float, count: int, at: Floats, prompt: Floats, price: Floats, wanted: Ints,
     unread: Floats, tokens: Ints, first: Floats, last: Floats, running: Ints, back: Ints,
     switches: Floats, now: Floats, place: Ints, traits: Floats,

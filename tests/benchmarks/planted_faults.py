@@ -466,7 +466,7 @@ def main() -> int:
     words = parser.parse_args()
     faults = chosen(words)
     stale = []
-    for fault in faults:
+    for fault in FAULTS:
         try:
             function_of(fault)
         except StaleFault as error:

@@ -27,12 +27,11 @@ from loadgen.run.service import Service
 from loadgen.search.segments import Start
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine.process_server import SERVER, guarded
-from tests.support.machine.patience import PATIENCE_S, START_S, until, void_by_neighbours
+from tests.support.machine import tries
+from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.words.words import over
 
 ROOT = Path(__file__).parents[2]
-TRIES = 3
-"""Runs until one is valid: a machine that others use may make a window void."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,13 @@ class Up:
 
     def until_valid(self, verb: str, act: Act, *words: str) -> Iterator[tuple[dict[str, Any], Run]]:
         """Repeat a run until it is valid; fail if all are void, or one not by a busy machine alone."""
-        for attempt in range(TRIES):
+        for attempt in range(tries.TRIES):
             tree, run = self.run(verb, act, *words, f"run={verb}-{attempt}")
             yield tree, run
             if tree["valid"]:
                 return
-            assert void_by_neighbours(tree), tree["reason"]
-        raise AssertionError(f"{TRIES} of {TRIES} runs are void: {tree['reason']}")
+            tries.refuse_other_reasons(tree)
+        raise AssertionError(f"{tries.TRIES} runs are void: {tree['reason']}")
 
     def counters(self, names: Sequence[str]) -> dict[str, float]:
         """vLLM's own totals, summed over reasons and replicas."""
