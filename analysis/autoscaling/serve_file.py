@@ -102,8 +102,8 @@ def _reasons(found: ServeScaling, of: str) -> list[str]:
         f"downscale_delay_s: {rules.STARTS_BEFORE_LESS:g} such starts, at least Ray's default of "
         f"{rules.RAY_DOWNSCALE_DELAY_S:g} s (our choice).",
         "downscaling_factor: the share of what is too many that goes at once (our choice). "
-        "With Ray's default of 1 all of it goes and is then missing, for requests on an engine grow faster "
-        "than its rate.",
+        "With Ray's default of 1 all of it may go and then be missing, for requests on an engine grow faster "
+        "than its rate (not measured here).",
         "look_back_period_s: Ray's default.",
     ]
 

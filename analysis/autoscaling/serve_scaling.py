@@ -17,8 +17,8 @@ STARTS_BEFORE_LESS = 2.0
 again costs a whole start, during which the others are too few."""
 DOWNSCALING_FACTOR = 0.25
 """Share of what is too many that goes at once (our choice; Ray's default is 1). Requests on an engine grow
-faster than its rate, so that lightly loaded engines look superfluous: with 1 all of them go at once and are
-then missing."""
+faster than its rate, so that lightly loaded engines look superfluous: with 1 all of them may go at once and
+then be missing (not measured here)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,7 +311,7 @@ def read(path: Path) -> pa.Table:
 
 
 def basis_of(table: pa.Table) -> CountingBasis | None:
-    """Basis of the table's posterior; None if it has none, or less."""
+    """Basis of the table's posterior; None if it records none, or not all of it."""
     said = (table.schema.metadata or {}).get(b"basis")
     if said is None:
         return None

@@ -145,7 +145,7 @@ EXHIBITS = (
         plot_gate,
         gate_table,
         gate_alt,
-        "quality-NAME.parquet: divergence_nats by prompt and pair",
+        "quality-b.parquet: divergence_nats by prompt and pair",
         HEIGHT_IN,
     ),
     Exhibit(
@@ -154,7 +154,7 @@ EXHIBITS = (
         plot_positions,
         positions_table,
         positions_alt,
-        "quality-NAME.parquet: divergence_nats by position and pair",
+        "quality-b.parquet: divergence_nats by position and pair",
         HEIGHT_IN,
     ),
 )

@@ -30,7 +30,8 @@ _COLUMNS: tuple[Column, ...] = (
     ("alternative_ids", pa.list_(pa.int32()), "", "their token ids, position after position"),
     ("log_probabilities", pa.list_(pa.float32()), "nats", "log probability of each"),
 )
-ANSWERS = schema(_COLUMNS, {"schema_version": "1"})
+SCHEMA_VERSION = 1
+ANSWERS = schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def write(answers: Iterable[AnswerRecord], path: Path) -> None:
 def read(path: Path) -> list[AnswerRecord]:
     """The answers of a file. Raises OSError, ArrowException or ValueError for what is no such file."""
     file = pq.ParquetFile(path)
+    parquet.refuse_version(path, file.schema_arrow, SCHEMA_VERSION)
     if file.metadata.num_rows > MOST_ANSWERS:
         raise ValueError(f"{path} has {file.metadata.num_rows} rows; at most {MOST_ANSWERS} are read")
     if lacking := [name for name in ANSWERS.names if name not in file.schema_arrow.names]:

@@ -14,6 +14,8 @@ from analysis.rows import foreign_words, parquet
 from analysis.rows.parquet import Column, schema
 from conf.io.one_line import reason
 
+FILE = "quality-b.parquet"
+"""The evidence on B in a study's folder."""
 SCHEMA_VERSION = 1
 MOST_ROWS = 6_000_000
 """Most rows of a file: two pairs of 10,000 prompts of 256 tokens, and a failure of each side (our choice)."""
@@ -80,6 +82,7 @@ def read(path: Path) -> list[PromptEvidence]:
     """
     try:
         with pq.ParquetFile(path) as file:
+            parquet.refuse_version(path, file.schema_arrow, SCHEMA_VERSION)
             _refuse_foreign(file)
             rows = file.read(columns=EVIDENCE.names)
         read_as = rows.select(EVIDENCE.names).cast(_READ_AS)

@@ -13,6 +13,7 @@ from analysis.report.wording import value
 Tree = Mapping[str, Any]
 
 UNWRITTEN = "no file for Ray Serve was asked for; --serve-config FILE.yaml writes it"
+PREDICTED = "a file for Ray Serve needs the folder of a run: this capacity is predicted"
 
 
 def of_plan(tree: Tree) -> Page:
@@ -76,7 +77,8 @@ def _settings(tree: Tree) -> Section:
     head = "service", "Taken into service", "Ray Serve's autoscaling for the planned nodes."
     into = tree.get("into_service")
     if into is None:
-        return Section(*head, (Missing("Ray Serve's settings", UNWRITTEN),))
+        why = PREDICTED if tree["planned_on"]["predicted"] else UNWRITTEN
+        return Section(*head, (Missing("Ray Serve's settings", why),))
     settings = Facts(tuple((name, value(it)) for name, it in into["autoscaling_config"].items()))
     written = Paragraph(f"Ray Serve's autoscaling in {into['file']}; its comments give each number's reason:")
     return Section(*head, (written, settings))

@@ -22,7 +22,7 @@ from analysis.report.wording import UNKNOWN, figure
 from conf import load
 from conf.io.one_line import reason
 
-PURPOSE = "Whether the answers are still those of the first part (A), at the load of the gate."
+PURPOSE = "Whether the answers are still those of the first part (A)."
 NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
 
 
@@ -40,7 +40,7 @@ def _blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) 
     yield _intervals(verdict)
     yield _pairs(verdict)
     try:
-        found = evidence_table.read(path / f"quality-{name}.parquet")
+        found = evidence_table.read(path / evidence_table.FILE)
         rule = GateRule.of(load(base=path / "config.yaml").quality)
         subject = GateEvidence(found, rule, verdict)
         for exhibit in figures.EXHIBITS:

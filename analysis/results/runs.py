@@ -27,7 +27,7 @@ from conf.io.one_line import one_line, plain, reason
 RECORDED = (0, 3, 6)
 """Exit codes of a probe that measured what it says, be it that its bounds are missed, or are not shown."""
 CONCLUDED = ("exit_code", "valid", "asked")
-"""Branches that every conclusion has, whichever version wrote it."""
+"""Branches that every conclusion has."""
 SHAPE: Mapping[str, type] = {
     **dict.fromkeys(("asked", "capacity", "hold", "probe", "prediction", "requests"), dict),
     **dict.fromkeys(("checks", "dwells"), list),

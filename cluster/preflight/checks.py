@@ -123,11 +123,15 @@ Judge = Callable[[InspectedNode, Expected], Finding | None]
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """One row of a table of checks. If no engine needs GPUs, a failure only warns, unless it is `strict`."""
+    """One row of a table of checks; `amd` ones concern nodes of AMD's GPUs alone.
+
+    If no engine needs GPUs, a failure only warns, unless it is `strict`.
+    """
 
     name: str
     where: Where
     judge: Judge
+    amd: bool = False
     strict: bool = False
 
 
@@ -140,9 +144,9 @@ def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Stat
 
 def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Finding | None:
     """The finding of a check on a node; None if it does not concern the node."""
-    if not _concerns(check, seen):
+    if not _concerns(check, seen, expected):
         return None
-    found: Finding | None = Finding("unknown", "no GPU here", "")
+    found: Finding | None = Finding("unknown", without_gpus(seen, expected), "")
     if check.where != "gpu" or seen.gpus:
         found = check.judge(seen, expected)
     if found is None:
@@ -152,7 +156,16 @@ def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Fin
     return replace(found, check=check.name, node=seen.node.name, status=status)
 
 
-def _concerns(check: NodeCheck, seen: InspectedNode) -> bool:
+def without_gpus(seen: InspectedNode, expected: Expected) -> str:
+    """Why a node tells of no GPU."""
+    if not expected.arch:
+        return "only AMD's GPUs are read"
+    return "a driver, but no AMD GPU is reported" if seen.host.gpus is None else "no GPU here"
+
+
+def _concerns(check: NodeCheck, seen: InspectedNode, expected: Expected) -> bool:
+    if check.amd and not expected.arch:
+        return False
     return {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
 
 

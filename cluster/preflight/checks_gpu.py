@@ -12,6 +12,7 @@ from cluster.preflight.checks import (
     Threshold,
     judged,
     size,
+    without_gpus,
 )
 
 VRAM_IDLE = Threshold(1, "GiB", "judged: an idle MI300X shows about 0.3 GiB")
@@ -25,19 +26,13 @@ def gpus(seen: InspectedNode, expected: Expected) -> Finding:
     """Number and kind of the GPUs: by name if it says one, else by architecture."""
     wanted = f"{expected.gpus_per_node} x {expected.gpu_name}"
     found = seen.host.gpus
-    if found is None:
-        return Finding(
-            "unknown",
-            "a driver, but no tool reports GPUs",
-            wanted,
-            "install amd-smi on the node",
-        )
     if not found:
-        if not expected.needs_gpus:
-            return Finding("unknown", "no GPU here", wanted)
-        return Finding(
-            "fail", "no GPU here", wanted, "pass /dev/kfd and /dev/dri to the container; load the driver"
-        )
+        why = without_gpus(seen, expected)
+        if not expected.arch or (found is not None and not expected.needs_gpus):
+            return Finding("unknown", why, wanted)
+        if found is None:
+            return Finding("unknown", why, wanted, "install amd-smi on the node, if its GPUs are AMD's")
+        return Finding("fail", why, wanted, "pass /dev/kfd and /dev/dri to the container; load the driver")
     kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in found)
     figure = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     right = all(_is_kind(gpu.name, gpu.arch, expected) for gpu in found)
@@ -56,8 +51,11 @@ def _is_kind(name: str | None, arch: str | None, expected: Expected) -> bool:
 def ray_gpus(seen: InspectedNode, expected: Expected) -> Finding:
     """GPUs that Ray counts: without the Python module amdsmi it silently counts no AMD GPUs."""
     registered, visible = seen.node.ray_gpus, seen.host.gpus
-    figure = f"{registered:g} in Ray, {'?' if visible is None else len(visible)} visible"
+    unread = visible is None or not (visible or expected.arch)
+    figure = f"{registered:g} in Ray, {'?' if unread else len(visible or ())} visible"
     wanted = f"{expected.gpus_per_node} in Ray and visible"
+    if unread and expected.needs_gpus:
+        return Finding("unknown", figure, wanted, without_gpus(seen, expected))
     if visible is None or (not visible and not expected.needs_gpus):
         return Finding("unknown", figure, wanted, "Ray counts pretended GPUs here" if registered else "")
     good = registered == len(visible) == expected.gpus_per_node
@@ -159,8 +157,8 @@ GPU_CHECKS = (
     NodeCheck("ECC errors", "gpu", ecc),
     NodeCheck("VRAM", "gpu", vram),
     NodeCheck("VRAM size", "gpu", vram_size),
-    NodeCheck("MEC firmware", "gpu", mec),
-    NodeCheck("XGMI links", "gpu", xgmi),
+    NodeCheck("MEC firmware", "gpu", mec, amd=True),
+    NodeCheck("XGMI links", "gpu", xgmi, amd=True),
     NodeCheck("NUMA node of GPUs", "gpu", gpu_numa),
     NodeCheck("GPUs in PyTorch", "gpu", visible_to_torch),
 )

@@ -219,9 +219,9 @@ HOST_CHECKS = (
     NodeCheck("locked memory", "serving", locked_memory),
     NodeCheck("NUMA balancing", "serving", numa_balancing),
     NodeCheck("CPU governor", "serving", governor),
-    NodeCheck("CPU sleep state C2", "serving", sleep_state),
-    NodeCheck("SMT", "serving", smt),
-    NodeCheck("NUMA nodes", "serving", nps),
+    NodeCheck("CPU sleep state C2", "serving", sleep_state, amd=True),
+    NodeCheck("SMT", "serving", smt, amd=True),
+    NodeCheck("NUMA nodes", "serving", nps, amd=True),
 )
 
 

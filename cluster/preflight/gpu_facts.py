@@ -95,14 +95,18 @@ class Gpu:
 
 
 def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
-    """The GPUs of this node; empty without a driver, None if there is a driver but no tool reports them."""
+    """The GPUs of this node; empty without a driver, None if there is a driver but nothing tells of them.
+
+    Only AMD's are read: those of NVIDIA's driver are not known.
+    """
     kernel = kfd_gpus(root)
     reported = amd_gpus(run)
     if reported:
         # The kernel numbers its GPUs in the same order, unless a container shows only some of them.
         same = len(reported) == len(kernel)
         return tuple(mine.over(its) for mine, its in zip(reported, kernel, strict=True)) if same else reported
-    return kernel or (None if (root / "sys/class/kfd").exists() else ())
+    drivers = root / "sys/class/kfd", root / "proc/driver/nvidia"
+    return kernel or (None if any(driver.exists() for driver in drivers) else ())
 
 
 def amd_gpus(run: Run) -> tuple[Gpu, ...]:

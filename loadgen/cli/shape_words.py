@@ -17,7 +17,7 @@ from loadgen.cli.command_line import PROBE_KEYS
 OWN_GROUPS = tuple(field.name for field in fields(Recommendation))
 PREDICTED = ("search.lowest_qps", "search.highest_qps")
 """The words about a search that a prediction honours too; all others are of the measurements."""
-MEASURED = ("search", "fleet", "quality", "run", "out", "engine.time_scale")
+MEASURED = ("search", "fleet", "run", "out", "engine.time_scale")
 REMEDIES = {
     LAYOUT: "recommend.layouts=[A,B]",
     "layout.max_num_batched_tokens": "recommend.budgets=[4096,8192]",
@@ -159,6 +159,8 @@ def around(tokens: int) -> list[int]:
 def _refuse(service: Sequence[str], asked: Recommendation) -> None:
     for word in service:
         key, _ = key_and_value(word)
+        if key.partition(".")[0] == "quality":
+            raise ConfigError(f"{key} belongs to the verb quality; leave it out")
         if remedy := REMEDIES.get(key):
             raise ConfigError(f"{key} is what recommend compares; give {remedy} instead")
         if key in PROBE_KEYS:

@@ -81,7 +81,7 @@ def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdic
 
 
 def quality(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
-    """Ask A and B the same questions under load: a study of two parts."""
+    """Ask A and B the same questions, alone or beside a load: a study of two parts."""
     folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
     asked = quality_study.begun(folder, a, b, in_use)
     return run_study(asked, folder, replace(site, service=in_use.service), show)

@@ -43,7 +43,7 @@ def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop
     known = [step for step in steps if not step.void]
     good, bad, sure = _bracket(known)
     # As long as everything was void, nothing is known, and the time does not matter.
-    step = _within_time(spec, start, steps, _next_step(spec, start, steps, good, bad, sure))
+    step = _within_time(spec, steps, _next_step(spec, start, steps, good, bad, sure))
     if step is None:
         return _ramp_end(steps, good, bad, "its part of the budget was spent")
     return step
@@ -101,7 +101,7 @@ def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool
 
 
 def _within_time(
-    spec: Search, start: Start, steps: Sequence[Outcome], step: Segment | Stop | FirstWindow
+    spec: Search, steps: Sequence[Outcome], step: Segment | Stop | FirstWindow
 ) -> Segment | Stop | FirstWindow | None:
     """The step if the ramp's part of the budget has room for it, else None."""
     if not isinstance(step, Segment) or all(one.void for one in steps):

@@ -18,8 +18,6 @@ from conf.differences import differences
 from conf.specs.quality import Quality
 
 KIND = "quality"
-EVIDENCE = "quality-{}.parquet"
-"""File of a study's folder with the evidence on the candidate of that name."""
 CODES: dict[Called, int] = {"SAME": EXIT_OK, "DEGRADED": EXIT_DEGRADED, "UNDECIDED": EXIT_OPEN}
 
 
@@ -59,13 +57,13 @@ def told(verdict: StudyVerdict, found: GateVerdict, a: Experiment, b: Experiment
     )
 
 
-def judged(path: Path, base: str, candidate: str, asked: Quality) -> GateVerdict:
-    """The verdict on two parts of the study in `path`, its evidence written there.
+def judged(path: Path, asked: Quality) -> GateVerdict:
+    """The verdict on both parts of the study in `path`, its evidence written there.
 
     Raises as `compared` does.
     """
-    found = compared(path / base, path / candidate)
-    evidence_table.write(found, path / EVIDENCE.format(candidate))
+    found = compared(path / "a", path / "b")
+    evidence_table.write(found, path / evidence_table.FILE)
     return gate.judge(found, GateRule.of(asked))
 
 

@@ -31,7 +31,7 @@ Answered = TypeVar("Answered")
 PIECE_S = 5.0
 """Load is offered in pieces so long: the last one ends so much later than the last answer, at most."""
 FIRST_PIECE = 3000
-"""Pieces of load beside questions have numbers beyond all others of a segment."""
+"""Number of the first piece of load beside questions: the warm-up's are smaller."""
 CHUNK = 64
 """Second answers to a prompt come so many prompts after the first ones, in other batches (our choice)."""
 SAY_S = 10.0
@@ -144,10 +144,10 @@ def beside_load(
 
 def _load(driver: Driver, paced: Pace, is_over: Callable[[], bool], count: Callable[[], int]) -> None:
     """Offer the load until the asking is over."""
-    index, piece, said_s = len(driver.windows.outcomes), FIRST_PIECE, time.monotonic()
+    piece, said_s = FIRST_PIECE, time.monotonic()
     while not is_over():
         if paced.load_qps:
-            driver.offer_piece(index, piece, paced.load_qps, PIECE_S)
+            driver.offer_piece(0, piece, paced.load_qps, PIECE_S)
             piece += 1
         else:
             driver.feed.wait_until(driver.feed.target.now_ns() + NS // 2)

@@ -1,4 +1,4 @@
-"""The quality gate: A answers every prompt twice under load, then B until the verdict is clear.
+"""The quality gate: A answers every prompt twice, then B until the verdict is clear.
 
 `analysis.quality` holds the statistics.
 """
@@ -102,6 +102,6 @@ def of(a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> StudyP
 
 def conclude(verdict: StudyVerdict, path: Path, a: Experiment, b: Experiment) -> StudyVerdict:
     """The verdict from the answers of both folders, its evidence written beside them."""
-    found = judged(path, "a", "b", a.quality)
+    found = judged(path, a.quality)
     evidence = f"{found.prompts} prompts; questions {pace.of(a).words}"
     return told(replace(verdict, evidence=evidence), found, a, b)

@@ -159,6 +159,14 @@ def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> Non
     assert "min_replicas" in page and "autoscaling in &lt;b&gt;" in page
 
 
+def test_the_page_of_a_predicted_plan_offers_no_file(tmp_path: Path) -> None:
+    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care()))
+    tree["planned_on"]["predicted"] = True
+    report.write_plan(tree, tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "needs the folder of a run" in page and "--serve-config" not in page
+
+
 def test_a_refused_plan_has_a_page_that_plans_nothing(tmp_path: Path) -> None:
     refused = {"valid": False, "exit_code": 4, "reason": "the <b>run is void"}
     report.write_plan(refused, tmp_path / "plan.html")

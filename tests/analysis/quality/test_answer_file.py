@@ -73,6 +73,12 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, 
         answer_file.read(path)
 
 
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    pq.write_table(ANSWERS.with_metadata({"schema_version": "2"}).empty_table(), tmp_path / "later.parquet")
+    with pytest.raises(ValueError, match="has schema_version 2, this version reads 1 alone"):
+        answer_file.read(tmp_path / "later.parquet")
+
+
 def test_a_longer_file_than_any_gate_writes_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,13 @@ def test_a_table_of_something_else_is_refused(columns: dict, words: str, tmp_pat
         evidence_table.read(tmp_path / "other.parquet")
 
 
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    later = evidence_table.EVIDENCE.with_metadata({"schema_version": "2"}).empty_table()
+    pq.write_table(later, tmp_path / "later.parquet")
+    with pytest.raises(ValueError, match="has schema_version 2, this version reads 1 alone"):
+        evidence_table.read(tmp_path / "later.parquet")
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" * 20, b"no parquet at all"])
 def test_a_torn_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "torn.parquet").write_bytes(content)

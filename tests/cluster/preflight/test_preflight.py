@@ -138,8 +138,9 @@ def test_what_amd_smi_lacks_comes_from_the_kernel(tmp_path: Path) -> None:
 
 def test_no_driver_is_no_gpu_and_a_driver_without_tools_is_unknown(tmp_path: Path) -> None:
     assert gpu_facts.read_gpus(tmp_path, lambda command: None) == ()
-    write(tmp_path, {"sys/class/kfd/kfd/topology/generation_id": "2"})
-    assert gpu_facts.read_gpus(tmp_path, lambda command: None) is None
+    for name in ("amd/sys/class/kfd/kfd/topology/generation_id", "nvidia/proc/driver/nvidia/version"):
+        write(tmp_path, {name: "2"})
+        assert gpu_facts.read_gpus(tmp_path / name.split("/")[0], lambda command: None) is None
 
 
 def test_kernel_settings_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
@@ -356,6 +357,15 @@ def test_the_halves_of_eight_gpus_are_asked_of_eight_gpus_only() -> None:
 def test_another_kind_of_gpu_than_the_configured_one_fails() -> None:
     told = findings(host(), replace(MI325X, hardware="H200 SXM", arch=""))
     assert told["GPUs"].status == "fail"
+
+
+@pytest.mark.parametrize("read", [None, ()], ids=["a driver", "no driver in sight"])
+def test_gpus_that_are_not_amds_are_unknown_and_get_none_of_amds_advice(read: tuple[()] | None) -> None:
+    seen = host(gpus=read, amdsmi=False, c2_on=True, smt_on=True, numa_nodes_per_socket=4.0)
+    told = findings(seen, replace(MI325X, hardware="H200 SXM", arch=""))
+    assert {told[name].status for name in ("GPUs", "GPUs in Ray", "VRAM")} == {"unknown"}
+    assert told["GPUs"].figure == "only AMD's GPUs are read"
+    assert not {"CPU sleep state C2", "SMT", "NUMA nodes", "MEC firmware", "XGMI links"} & set(told)
 
 
 def test_load_nodes_are_asked_only_for_what_concerns_them() -> None:

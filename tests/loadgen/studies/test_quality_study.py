@@ -23,7 +23,6 @@ from loadgen.run import lifecycle
 from loadgen.run.measure import Site
 from loadgen.run.service import Service
 from loadgen.search.segments import Start
-from loadgen.studies import gate_evidence
 from tests.support.servers.answering_server import AnsweringServer, answering
 from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_target import Patient
@@ -126,7 +125,7 @@ def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_s
     assert set(prompts[1]) <= set(prompts[0])
     rule = gate.GateRule.of(experiments(tmp_path)[0].quality)
     for path, found in ((tmp_path / "good" / "gate", good), (broken.path, bad)):
-        evidence = evidence_table.read(path / gate_evidence.EVIDENCE.format("b"))
+        evidence = evidence_table.read(path / evidence_table.FILE)
         assert gate.judge(evidence, rule) == found.quality == studies.load_verdict(path).quality
     told = concluded(broken.path)
     assert told.splitlines()[0].startswith("DEGRADED  ")
