@@ -20,7 +20,7 @@ from cluster.ray_session.processes import with_descendants
 from tests.support.machine import tries
 from tests.support.servers.sockets import LOOPBACK, listening
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_session")]
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

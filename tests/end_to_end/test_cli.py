@@ -50,7 +50,7 @@ def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("no_session", "nothing_left")
 @pytest.mark.parametrize(
     "words",
     [["sweep"], ["sweep", "search.repeats=2"], ["compare", "b.target.urls=[http://127.0.0.1:8]"]],
@@ -66,7 +66,7 @@ def test_an_unreachable_target_is_exit_5_and_leaves_no_folder(words: list[str], 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("no_session", "nothing_left")
 def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothing_running(
     tmp_path: Path,
 ) -> None:

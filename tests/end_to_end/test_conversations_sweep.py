@@ -1,8 +1,7 @@
 """`loadgen.run` of conversations: Ctrl-C cuts a sweep, resume ends it; each turn once, each session at home.
 
 Two simulated replicas behind HAProxy and Serve's hash ring, deployed once for both sessions of the run, so
-that the ring is the same. Nothing here depends on how fast this machine is: where it is too busy a window
-is void, which is one more window for these tests, and no other reason is accepted.
+that the ring is the same. A run that a busy machine made void is repeated, and no other reason is accepted.
 """
 
 import itertools
@@ -11,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,7 +132,7 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator[Ran]:
     experiment = command_line.asked("sweep", WORDS, None)
-    folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "run")
+    out, runs = tmp_path_factory.mktemp("runs"), list[Ran]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_warmup, "PIECE_S", 5.0)
         patch.setattr(cache_warmup, "LONGEST_S", 10.0)
@@ -141,23 +141,23 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
         patch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
         with service(experiment, quiet) as up:
             site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
-            cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))
-            ended = to_tree(
-                verbs.resume(
-                    folder.path,
-                    lambda saved: command_line.asked("sweep", [], saved),
-                    site,
-                    quiet,
-                )
-            )
-    yield Ran(experiment, (cut, ended), folder.path)
+
+            def cut_and_resumed(number: int) -> dict[str, Any]:
+                folder = RunFolder.create(out, f"try-{number}")
+                cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))
+                asked = partial(command_line.asked, "sweep", [])
+                ended = to_tree(verbs.resume(folder.path, asked, site, quiet))
+                runs.append(Ran(experiment, (cut, ended), folder.path))
+                return ended
+
+            tries.valid(cut_and_resumed)
+    yield runs[-1]
 
 
 def test_the_run_was_cut_in_a_window_and_came_to_its_end(ran: Ran) -> None:
     cut, ended = ran.trees
     assert cut["exit_code"] == summary.EXIT_INTERRUPTED
-    assert ended["exit_code"] in (0, 3, 4, 6), ended["reason"]
-    tries.refuse_other_reasons(ended)
+    assert ended["exit_code"] in (0, 3, 6), ended["reason"]
     first, second = ran.sessions
     measured = [[e["index"] for e in part if e["event"] == "segment_done"] for part in (first, second)]
     assert measured[0] == [0] and measured[1][0] <= 1 and measured[1][-1] == len(ended["dwells"]) - 1

@@ -47,7 +47,7 @@ def states(stream: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("no_session", "nothing_left")
 def test_a_whole_sweep_finds_the_capacity_and_is_seen_while_it_loads(tmp_path: Path) -> None:
     """A neighbour may spoil the timing of a try, or leave an end open; never the rows, never the honesty."""
     tree = tries.valid(lambda number: swept(tmp_path / f"try-{number}", number), enough=tries.bracketed)

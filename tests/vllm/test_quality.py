@@ -204,6 +204,7 @@ def recorded(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPat
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     refused = dict(json.loads(line[4:]) for line in ran.stdout.splitlines() if line.startswith("SAID"))
+    assert refused.keys() <= {"fp8"}, refused
     return Recorded(out, refused)
 
 
