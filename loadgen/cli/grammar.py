@@ -15,8 +15,7 @@ VERBS = {
     "compare": "Measure two services on the same requests.",
     "recommend": "Rank the shapes of a node by the nodes that a demand needs, and say what to measure to be "
     "sure.",
-    "quality": "Ask two configurations of a model the same questions, alone or beside a load: same, degraded "
-    "or undecided.",
+    "quality": "Ask two configurations the same questions, idle or under load: same, degraded or undecided.",
     "progressive": "Run the MI325X paper's benchmark: by the engine model alone, or over HTTP.",
     "recipe": "Record the probes from which the engine model's constants are fitted.",
     "resume": "Recover what a killed run or study left, and continue it.",

@@ -80,7 +80,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def quality(arguments: argparse.Namespace) -> int:
-    """Ask two configurations of a model the same questions: same, degraded or undecided."""
+    """Ask two configurations the same questions, idle or under load: same, degraded or undecided."""
     if folders := quality_words.folders(arguments.words):
         live_view.refuse_without_load(arguments, "these answers are on record")
         return output.result(quality_words.recorded(*folders), arguments.json)
