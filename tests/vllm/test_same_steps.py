@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
+from packaging.version import Version
 
 from serve_apps.engine_model.scheduler.engine import GenerateRequest
 from tests.vllm.real_core import Limits, run_real
@@ -83,6 +85,8 @@ WORKLOADS: dict[str, tuple[list[Prompt], Limits]] = {
     "tight, shared prefixes, blocks of 1": (prefixed(50), Limits(blocks=2000, budget=512, block_size=1)),
     "tight, more decoders than budget": (chat(), Limits(blocks=68, budget=24, seqs=64)),
 }
+if Version(vllm.__version__) < Version("0.32"):
+    del WORKLOADS["often alone"]  # vLLM 0.29 cuts the long prompt of a lone request; the model follows 0.32
 PREEMPTING = [name for name in WORKLOADS if name.startswith("tight")]
 FIRST = {
     "few sequences-cache-sync",
