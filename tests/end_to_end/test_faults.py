@@ -399,33 +399,24 @@ def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess
 def test_a_killed_driver_leaves_silence_and_a_run_to_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def killed_and_resumed(number: int) -> dict[str, Any]:
-        """The verdict after the resume, and the statuses of the rows before."""
-        out = tmp_path / f"try-{number}"
-        out.mkdir()
-        before = killed(out)
-        code = main(["resume", "--json", str(out / "own")])
+    folder = tmp_path / "own"
+
+    def resumed(number: int) -> dict[str, Any]:
+        code = main(["resume", "--json", str(folder)])
         tree: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert tree["exit_code"] == code
-        return {**tree, "before": before}
+        return tree
 
-    def killed(out: Path) -> Counter[str]:
-        folder = out / "own"
-        process = started(server.url, out, 26, "search.window_s=12")
+    with serving(good) as server:
+        process = started(server.url, tmp_path, 14, "search.window_s=6")
         until(lambda: answered(folder, 1), "nothing was answered in the second segment")
         process.kill()
         process.wait()
         actors = {actor["pid"] for actor in json.loads((folder / "manifest.json").read_text())["load_actors"]}
         until(lambda: not any(process_of(pid)[1] for pid in actors), "the fleet lives on")
-        return check_rows(folder)
-
-    def silent_early(tree: dict[str, Any]) -> bool:
-        """The fleet fell silent before its plan was over."""
-        return bool(tree["before"]["ok"] > 10 and tree["before"]["missed"] > 0)
-
-    with serving(good) as server:
-        result = tries.valid(killed_and_resumed, enough=silent_early)
-    before, folder = result["before"], Path(result["folder"])
+        before = check_rows(folder)
+        assert before["ok"] > 10 and before["missed"] > 0, "the fleet fell silent before its plan was over"
+        result = tries.valid(resumed)
     assert result["exit_code"] == summary.EXIT_OPEN, "this server has no limit"
     after = check_rows(folder)
     assert after["ok"] > before["ok"] and after["lost"] == before["lost"]
