@@ -43,7 +43,7 @@ ENGINE := tests/serve_apps tests/loadgen tests/maxqps
 # What make check runs is not run again.
 OTHERS := tests $(addprefix --ignore=,$(ENGINE) tests/vllm tests/test_layers.py)
 QUICK_OTHERS := $(OTHERS) --ignore=tests/end_to_end
-quick: $(STAMP)  ## the inner loop, a minute: no Ray, no browser, no whole command, nothing slow
+quick: $(STAMP)  ## the inner loop, a minute or two: no Ray, no browser, no whole command, nothing slow
 	$(SIDE_BY_SIDE)=2 quick-engine quick-others
 
 quick-engine quick-others: $(STAMP)
@@ -77,7 +77,7 @@ LANES := all-vllm-deployed all-ray-loadgen all-ray-end-to-end all-engine all-vll
 # Ray and vLLM hold gigabytes each.
 AT_ONCE ?= 3
 
-test-all: $(STAMP) $(VLLM_STAMP) $(VLLM_VENV)/vllm-$(VLLM_OLDER) browser  ## everything, half an hour: every fault, two vLLMs, browsers, planted faults; before an issue is called done
+test-all: $(STAMP) $(VLLM_STAMP) $(VLLM_VENV)/vllm-$(VLLM_OLDER) browser  ## everything, half an hour or more: every fault, two vLLMs, browsers, planted faults; before an issue is called done
 	@rm -rf $(LOGS)
 	$(SIDE_BY_SIDE)=$(AT_ONCE) --keep-going $(LANES); code=$$?; \
 	for lane in $(LANES); do printf '%-18s %s\n' $$lane "$$(tail -n 1 $(LOGS)/$$lane.log)"; done; exit $$code
@@ -110,7 +110,7 @@ all-planted: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.planted_faults --sample 20 --seed $$((0x$$(git rev-parse --short=7 HEAD))) 2>&1 | tee $(LOGS)/$@.log
 
 VLLM_TEST = $(VLLM_BIN)/python -m pytest -q -W ignore -m
-test-vllm: $(VLLM_STAMP)  ## real vLLM in its own environment, five minutes; or what ARGS="..." names
+test-vllm: $(VLLM_STAMP)  ## real vLLM in its own environment, three minutes; or what ARGS="..." names
 	@$(VLLM_TEST) "$(if $(ARGS),vllm,vllm and not slow)" $(if $(filter tests/%,$(ARGS)),,tests/vllm) $(ARGS)
 
 # An engine that starts computes on one core. Two of these lanes deploy real engines: the older one's and -deployed.
