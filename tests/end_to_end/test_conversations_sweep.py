@@ -58,13 +58,13 @@ WORDS = [
     ),
     "routing=consistent_hash",
     "layout=dp2_tp4_ep4",
-    "engine.time_scale=10",
+    "engine.time_scale=3",
     "slo.ttft_p90_ms=5000",
     "slo.tpot_p90_ms=500",
     f"fleet.actors={ACTORS}",
     "fleet.cpus_per_actor=.4",
     "fleet.warmup_requests=6",
-    "fleet.request_timeout_s=600",  # of the engine's clock, ten times as fast: a minute here
+    "fleet.request_timeout_s=180",  # of the engine's clock, three times as fast: a minute here
     "search.expected_qps=2",
     "search.window_s=15",
     "search.transition_s=5",
