@@ -142,7 +142,7 @@ def _file(group: str, name: str) -> Any:
     return pickle.loads(_defaults((group, name))[0])[group]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _defaults(*choices: tuple[str, str]) -> tuple[bytes, frozenset[str]]:
     """The typed tree of the defaults with these files of their groups, all of them ours; see `typed_tree`."""
     tree = dict(_own(ROOT / "config.yaml"))
@@ -204,7 +204,17 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
+def _specs(typed: bytes) -> dict[str, Any]:
+    """Specs of those groups of a typed tree that were made before: words change only some of them."""
+    return {}
+
+
+def _spec(node: Any, name: str) -> Any:
+    return OmegaConf.to_object(node[name]) if OmegaConf.is_config(node[name]) else node[name]
+
+
+@lru_cache(maxsize=1024)
 def _built(
     typed: bytes,
     lacks: frozenset[str],
@@ -216,16 +226,17 @@ def _built(
 
     Making an experiment of a tree takes ten times as long as reading it from a pickle.
     """
-    return pickle.dumps(_build(pickle.loads(typed), lacks, values, dict(choices), base))
+    return pickle.dumps(_build(typed, lacks, values, dict(choices), base))
 
 
 def _build(
-    node: Any, lacks: frozenset[str], values: Sequence[str], choices: Mapping[str, str], base: Path | None
+    typed: bytes, lacks: frozenset[str], values: Sequence[str], choices: Mapping[str, str], base: Path | None
 ) -> schema.Experiment:
-    """The experiment of a typed tree, which `lacks` some keys, and words.
+    """The experiment of a pickled typed tree, which `lacks` some keys, and words.
 
     Over a `base`, groups without a choice keep its values.
     """
+    node = pickle.loads(typed)
     kind, keys = node.engine.kind, [_key(word) for word in values]
     root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
     chosen = set(choices) if base else set(groups())
@@ -249,7 +260,12 @@ def _build(
     try:
         if base or any(map(_of_layout, keys)):
             node = _with_own_layout_name(node, root, keys)
-        experiment = cast(schema.Experiment, OmegaConf.to_object(node))
+        names_a_file = any(OmegaConf.select(node, key) for key in named_files.NAMED_FILES)
+        changed = {"engine", "layout", *(key.partition(".")[0] for key in keys)}
+        changed = set(node) if base or kind == "external" or names_a_file else changed
+        specs = _specs(typed)
+        specs |= {name: _spec(node, name) for name in set(node) - changed - set(specs)}
+        experiment = schema.Experiment(**specs | {name: _spec(node, name) for name in changed})
     except ValueError:
         _refuse_constant(node)
         raise
@@ -309,7 +325,7 @@ def _with_kernels(node: Any, root: Fields, words: Sequence[tuple[str, Any]], cho
     if node.engine.kind == "simulated" and (chosen & {"engine", "model"} or set(keys) & KERNEL_KEYS):
         for said in [said for of, said in words if of in KERNEL_KEYS]:
             node = merged(node, root, "engine", said)
-        node = merged(node, root, "engine", {"engine": kernels.changes(node.engine, node.model)})
+        OmegaConf.unsafe_merge(node.engine, kernels.changes(node.engine, node.model))
     constant_keys.check_kernels(node, keys)
     return node
 
