@@ -94,7 +94,9 @@ def synthetic(workload: Workload, vocab: int, salt: int) -> PromptSource:
     table[:, :-1] = ids[:, None] // 10 ** np.arange(digits)[::-1] % 10 + ord("0")
     written = table.tobytes()
     pool = TokenPool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
-    return PromptSource(separator, _words(low, high), int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),))
+    return PromptSource(
+        separator, _words(low, high), int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),)
+    )
 
 
 @cache
