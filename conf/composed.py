@@ -33,6 +33,8 @@ KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with"
 """Keys that decide which kernels an engine has, and those of the fit."""
 FIXED = dataclasses.asdict(schema.Lengths(1))
 """Every field of a fixed length but its mean."""
+_specs: dict[tuple[str, str], Any] = {}
+"""Specs by group and file of ours: to make that of a model takes as long as to make all others."""
 Groups = TypeVar("Groups", planning.Planning, recommendation.Recommendation)
 UNKNOWN = "unknown"
 NAMED_GROUPS = ("model", "hardware", "layout", "routing")
@@ -204,16 +206,6 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-@lru_cache(maxsize=8)
-def _specs(typed: bytes) -> dict[str, Any]:
-    """Specs of those groups of a typed tree that were made before: words change only some of them."""
-    return {}
-
-
-def _spec(node: Any, name: str) -> Any:
-    return OmegaConf.to_object(node[name]) if OmegaConf.is_config(node[name]) else node[name]
-
-
 @lru_cache(maxsize=1024)
 def _built(
     typed: bytes,
@@ -261,16 +253,27 @@ def _build(
         if base or any(map(_of_layout, keys)):
             node = _with_own_layout_name(node, root, keys)
         names_a_file = any(OmegaConf.select(node, key) for key in named_files.NAMED_FILES)
-        changed = {"engine", "layout", *(key.partition(".")[0] for key in keys)}
-        changed = set(node) if base or kind == "external" or names_a_file else changed
-        specs = _specs(typed)
-        specs |= {name: _spec(node, name) for name in set(node) - changed - set(specs)}
-        experiment = schema.Experiment(**specs | {name: _spec(node, name) for name in changed})
+        is_ours = not (base or kind == "external" or names_a_file)
+        changed = {"engine", "layout", *(key.partition(".")[0] for key in keys)} if is_ours else set(node)
+        files = {**_own(ROOT / "config.yaml")["defaults"], **choices}
+        experiment = schema.Experiment(
+            **{name: _spec(node, name, None if name in changed else files.get(name, "")) for name in node}
+        )
     except ValueError:
         _refuse_constant(node)
         raise
     constants.check_correlations(experiment)
     return experiment
+
+
+def _spec(node: Any, name: str, file: str | None) -> Any:
+    """The spec of a group or a key; anew for None, else that of this file of ours, or of the defaults."""
+    if file is not None and (name, file) in _specs:
+        return _specs[name, file]
+    made = OmegaConf.to_object(node[name]) if OmegaConf.is_config(node[name]) else node[name]
+    if file is not None:
+        _specs[name, file] = made
+    return made
 
 
 def _unsaid(choices: Mapping[str, str], words: Sequence[tuple[str, Any]]) -> dict[str, dict[str, str]]:
@@ -325,7 +328,7 @@ def _with_kernels(node: Any, root: Fields, words: Sequence[tuple[str, Any]], cho
     if node.engine.kind == "simulated" and (chosen & {"engine", "model"} or set(keys) & KERNEL_KEYS):
         for said in [said for of, said in words if of in KERNEL_KEYS]:
             node = merged(node, root, "engine", said)
-        OmegaConf.unsafe_merge(node.engine, kernels.changes(node.engine, node.model))
+        node = merged(node, root, "engine", {"engine": kernels.changes(node.engine, node.model)})
     constant_keys.check_kernels(node, keys)
     return node
 
