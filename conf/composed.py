@@ -33,7 +33,7 @@ KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with"
 """Keys that decide which kernels an engine has, and those of the fit."""
 FIXED = dataclasses.asdict(schema.Lengths(1))
 """Every field of a fixed length but its mean."""
-_specs: dict[tuple[str, str], Any] = {}
+_specs: dict[tuple[str, str | None], Any] = {}
 """Specs by group and file of ours: to make that of a model takes as long as to make all others."""
 Groups = TypeVar("Groups", planning.Planning, recommendation.Recommendation)
 UNKNOWN = "unknown"
@@ -268,12 +268,10 @@ def _build(
 
 def _spec(node: Any, name: str, file: str | None) -> Any:
     """The spec of a group or a key; anew for None, else that of this file of ours, or of the defaults."""
-    if file is not None and (name, file) in _specs:
-        return _specs[name, file]
-    made = OmegaConf.to_object(node[name]) if OmegaConf.is_config(node[name]) else node[name]
-    if file is not None:
+    if file is None or (name, file) not in _specs:
+        made = OmegaConf.to_object(node[name]) if OmegaConf.is_config(node[name]) else node[name]
         _specs[name, file] = made
-    return made
+    return _specs[name, file]
 
 
 def _unsaid(choices: Mapping[str, str], words: Sequence[tuple[str, Any]]) -> dict[str, dict[str, str]]:
