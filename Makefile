@@ -39,7 +39,9 @@ sweep: $(STAMP)  ## maximum QPS of one simulated MI325X node; more words with AR
 SIDE_BY_SIDE = @$(MAKE) --no-print-directory --output-sync=target --jobs
 PYTEST = @$(BIN)/python -m pytest -q -m
 FAST := not ray and not slow and not vllm
-ENGINE := tests/serve_apps tests/loadgen tests/maxqps
+# About half of what computes; a folder that is not named here is among OTHERS.
+ENGINE := $(addprefix tests/serve_apps/,engine_model routing simulated) \
+	$(addprefix tests/loadgen/,drive fleet predict prompts run search traffic)
 # What make check runs is not run again.
 OTHERS := tests $(addprefix --ignore=,$(ENGINE) tests/vllm tests/test_layers.py)
 QUICK_OTHERS := $(OTHERS) --ignore=tests/end_to_end

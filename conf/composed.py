@@ -33,6 +33,8 @@ KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with"
 """Keys that decide which kernels an engine has, and those of the fit."""
 FIXED = dataclasses.asdict(schema.Lengths(1))
 """Every field of a fixed length but its mean."""
+_specs: dict[tuple[str, str | None], Any] = {}
+"""Specs by group and file of ours: to make that of a model takes as long as to make all others."""
 Groups = TypeVar("Groups", planning.Planning, recommendation.Recommendation)
 UNKNOWN = "unknown"
 NAMED_GROUPS = ("model", "hardware", "layout", "routing")
@@ -142,7 +144,7 @@ def _file(group: str, name: str) -> Any:
     return pickle.loads(_defaults((group, name))[0])[group]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _defaults(*choices: tuple[str, str]) -> tuple[bytes, frozenset[str]]:
     """The typed tree of the defaults with these files of their groups, all of them ours; see `typed_tree`."""
     tree = dict(_own(ROOT / "config.yaml"))
@@ -204,7 +206,7 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _built(
     typed: bytes,
     lacks: frozenset[str],
@@ -216,16 +218,17 @@ def _built(
 
     Making an experiment of a tree takes ten times as long as reading it from a pickle.
     """
-    return pickle.dumps(_build(pickle.loads(typed), lacks, values, dict(choices), base))
+    return pickle.dumps(_build(typed, lacks, values, dict(choices), base))
 
 
 def _build(
-    node: Any, lacks: frozenset[str], values: Sequence[str], choices: Mapping[str, str], base: Path | None
+    typed: bytes, lacks: frozenset[str], values: Sequence[str], choices: Mapping[str, str], base: Path | None
 ) -> schema.Experiment:
-    """The experiment of a typed tree, which `lacks` some keys, and words.
+    """The experiment of a pickled typed tree, which `lacks` some keys, and words.
 
     Over a `base`, groups without a choice keep its values.
     """
+    node = pickle.loads(typed)
     kind, keys = node.engine.kind, [_key(word) for word in values]
     root = {**(fields_of(schema.Experiment) or {}), "engine": ENGINES[kind]}
     chosen = set(choices) if base else set(groups())
@@ -249,12 +252,26 @@ def _build(
     try:
         if base or any(map(_of_layout, keys)):
             node = _with_own_layout_name(node, root, keys)
-        experiment = cast(schema.Experiment, OmegaConf.to_object(node))
+        names_a_file = any(OmegaConf.select(node, key) for key in named_files.NAMED_FILES)
+        is_ours = not (base or kind == "external" or names_a_file)
+        changed = {"engine", "layout", *(key.partition(".")[0] for key in keys)} if is_ours else set(node)
+        files = {**_own(ROOT / "config.yaml")["defaults"], **choices}
+        experiment = schema.Experiment(
+            **{name: _spec(node, name, None if name in changed else files.get(name, "")) for name in node}
+        )
     except ValueError:
         _refuse_constant(node)
         raise
     constants.check_correlations(experiment)
     return experiment
+
+
+def _spec(node: Any, name: str, file: str | None) -> Any:
+    """The spec of a group or a key; anew for None, else that of this file of ours, or of the defaults."""
+    if file is None or (name, file) not in _specs:
+        made = OmegaConf.to_object(node[name]) if OmegaConf.is_config(node[name]) else node[name]
+        _specs[name, file] = made
+    return _specs[name, file]
 
 
 def _unsaid(choices: Mapping[str, str], words: Sequence[tuple[str, Any]]) -> dict[str, dict[str, str]]:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 from collections import deque
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,13 @@ def typed_tree(tree: dict[str, Any], base: Path | None) -> tuple[bytes, frozense
 def merged(node: Any, kind: Any, key: str, values: Any) -> Any:
     """`node`, of the type `kind`, with `values`. Raises ConfigError that names `key` or one inside it."""
     try:
-        return OmegaConf.unsafe_merge(node, values)  # a copy of `node` would cost most of a start-up
+        # A copy of `node` would cost most of a start-up; a merge walks through all that its target holds.
+        group = next(iter(values)) if len(values) == 1 else ""
+        inside = group and not OmegaConf.is_missing(node, group) and OmegaConf.is_dict(node[group])
+        if inside and isinstance(values[group], Mapping):
+            OmegaConf.unsafe_merge(node[group], values[group])
+            return node
+        return OmegaConf.unsafe_merge(node, values)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         tree = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
         raise ConfigError(misfit(kind, tree, "") or f"{key}: {one_line_of(error)}") from error

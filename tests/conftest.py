@@ -1,5 +1,6 @@
 """What tests share: the golden run's report, and the Ray session of this process."""
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ from tests.support.machine.shared_session import SharedSession
 if TYPE_CHECKING:
     from cluster.ray_session.session import Session
 
+# With the default thresholds the collector would walk through all that the tests import hundreds of times.
+gc.set_threshold(100_000)
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

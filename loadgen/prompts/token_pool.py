@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -89,7 +90,16 @@ def synthetic(workload: Workload, vocab: int, salt: int) -> PromptSource:
     rng = np.random.default_rng(salt)
     ids = rng.integers(low, high, size=2 * POOL_TOKENS)
     separator = b"," if workload.prompt == "token_ids" else b" "
-    written = separator.join(b"%d" % i for i in ids.tolist()) + separator
+    table = np.full((len(ids), digits + 1), ord(separator), np.uint8)
+    table[:, :-1] = ids[:, None] // 10 ** np.arange(digits)[::-1] % 10 + ord("0")
+    written = table.tobytes()
     pool = TokenPool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
-    words = [b"%d" % i for i in range(low, high)]
-    return PromptSource(separator, words, int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),))
+    return PromptSource(
+        separator, _words(low, high), int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),)
+    )
+
+
+@cache
+def _words(low: int, high: int) -> list[bytes]:
+    """The numbers from `low` to below `high` as text."""
+    return [b"%d" % i for i in range(low, high)]

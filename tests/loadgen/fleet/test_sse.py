@@ -32,12 +32,12 @@ class Wire:
 
 
 class Line:
-    """One request under way on a connection of its own."""
+    """One request under way on a connection of its own, of the client of an `other` line if there is one."""
 
-    def __init__(self) -> None:
-        self.ended: list[Exchange] = []
+    def __init__(self, other: "Line | None" = None) -> None:
+        self.ended: list[Exchange] = other.ended if other else []
         self.exchange = Exchange(0, 3)
-        self.client = Client(["http://127.0.0.1"], self.ended.append)
+        self.client = other.client if other else Client(["http://127.0.0.1"], self.ended.append)
         self.connection = Connection(self.client, "http://127.0.0.1")
         self.connection.connection_made(Wire())  # type: ignore[arg-type]
         self.connection.send(self.exchange, b"POST")
@@ -47,8 +47,8 @@ class Line:
         for piece in pieces:
             self.connection.data_received(piece)
         self.connection.connection_lost(lost)
-        (exchange,) = self.ended
-        assert exchange is self.exchange and exchange.end_ns is not None
+        exchange = self.ended.pop()
+        assert not self.ended and exchange is self.exchange and exchange.end_ns is not None
         assert (exchange.first_token_ns is None) == (exchange.last_token_ns is None) == (not exchange.events)
         assert exchange.reads <= exchange.events
         names = ("status", "error_kind", "error", "http_status", "replica_id", "finish_reason")
@@ -61,7 +61,8 @@ def records(*answers: list[bytes], lost: Exception | None = None) -> list[dict[s
     """What is recorded of each answer, given in pieces."""
 
     async def main() -> list[dict[str, Any]]:
-        return [Line().record(answer, lost) for answer in answers]
+        first = Line()
+        return [Line(first).record(answer, lost) for answer in answers]
 
     return asyncio.run(main())
 
@@ -114,7 +115,9 @@ WORDS = chat(role="assistant", content=""), chat(content="x"), chat(content="y")
 BARE = [{"choices": [{"index": 0, "text": " a"}]}] * 2 + [
     {"choices": [{"index": 0, "text": " b", "finish_reason": "length"}]}
 ]
+ANSWER = sse(*BARE, counts())
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
+WHOLE = PLAIN % (len(ANSWER), ANSWER)
 ERROR = '{"error":{"message":"überlastet"}}'.encode()
 STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     "completions": (
@@ -141,10 +144,7 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
         *("ok", None, 3),
     ),
     "JSON with spaces": (head() + chunks(sse(*TEXTS, counts(), spaced=True)), "ok", None, 3),
-    "no nulls, so that the last token ends as the others do": (
-        head() + chunks(sse(*BARE, counts())),
-        *("ok", None, 3),
-    ),
+    "no nulls, so that the last token ends as the others do": (*(head() + chunks(ANSWER), "ok", None, 3),),
     "empty deltas between": (
         head() + chunks(sse(*WORDS[:2], chat(), chat(content=""), *WORDS[2:], counts())),
         *("ok", None, 3),
@@ -155,18 +155,15 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     ),
     "several events in a chunk, one over two, extension and trailer": (
         head()
-        + chunks(sse(*TEXTS, counts())[:-20], sse(*TEXTS, counts())[-20:]).replace(b"14\r\n", b"14;a=b\r\n")[
-            :-2
-        ]
+        + chunks(ANSWER[:-20], ANSWER[-20:]).replace(b"14\r\n", b"14;a=b\r\n")[:-2]
         + b"X-End: 1\r\n\r\n",
         *("ok", None, 3),
     ),
-    "content length": (PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())), "ok", None, 3),
-    "closed at the end": (b"HTTP/1.0 200 OK\r\n\r\n" + sse(*TEXTS, counts()), "ok", None, 3),
+    "content length": (WHOLE, "ok", None, 3),
+    "closed at the end": (b"HTTP/1.0 200 OK\r\n\r\n" + ANSWER, "ok", None, 3),
     "closed before the end": (b"HTTP/1.0 200 OK\r\n\r\n" + sse(*TEXTS)[:-20], "truncated", "no_done", 2),
     "early hints": (
-        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
-        + PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())),
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + WHOLE,
         *("ok", None, 3),
     ),
     "not streamed": (
@@ -202,7 +199,7 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
         *("http_error", "503", 0),
     ),
     "500 until closed": (b"HTTP/1.1 500 Oh\r\nConnection: close\r\n\r\n" + ERROR, "http_error", "500", 0),
-    "201": (head("201 Created") + chunks(sse(*TEXTS, counts())), "ok", None, 3),
+    "201": (head("201 Created") + chunks(ANSWER), "ok", None, 3),
     "gzip": (head(extra="Content-Encoding: gzip\r\n") + chunks(*zipped(31)), "ok", None, 3),
     "deflate": (head(extra="content-encoding: Deflate\r\n") + chunks(*zipped(15)), "ok", None, 3),
     "gzip in one piece": (
@@ -223,14 +220,8 @@ STREAMS: dict[str, tuple[bytes, str, str | None, int]] = {
     "nothing": (b"", "conn_error", "connection_lost", 0),
     "not HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "conn_error", "bad_http", 0),
     "bad chunk length": (head() + token() + b"zz\r\n", "conn_error", "bad_http", 1),
-    "garbage behind": (
-        PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())) + b"\x00garbage",
-        *("ok", None, 3),
-    ),
-    "more than was announced": (
-        PLAIN % (len(sse(*TEXTS, counts())), sse(*TEXTS, counts())) + b"HTTP/1.1 500 Oh\r\n\r\n" + head(),
-        *("ok", None, 3),
-    ),
+    "garbage behind": (WHOLE + b"\x00garbage", "ok", None, 3),
+    "more than was announced": (WHOLE + b"HTTP/1.1 500 Oh\r\n\r\n" + head(), "ok", None, 3),
 }
 
 

@@ -1,6 +1,5 @@
 """loadgen/predict/draws.py: draws of constants, what a fit says of them, what two experiments share."""
 
-import itertools
 import math
 import re
 from dataclasses import replace
@@ -41,7 +40,9 @@ def normals(experiment: Experiment, count: int = DRAWS) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("model", "hardware"), [*itertools.product(MODELS, ["mi325x", "h100"])])
+@pytest.mark.parametrize(
+    ("model", "hardware"), [*((model, "mi325x") for model in MODELS), (MODELS[0], "h100")]
+)
 def test_columns_of_a_models_constants_are_orthogonal_and_normal(model: str, hardware: str) -> None:
     columns = normals(unsure(EVERY, f"model={model}", f"hardware={hardware}"))
     assert list(columns) == list(EVERY)

@@ -40,7 +40,7 @@ def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(kind: str) -> None:
-    prompts, turns = prompts_of(kind), planned(said())
+    prompts, turns = prompts_of(kind), planned(said(80.0))
     lists = [tokens(prompts, turn) for turn in turns]
     assert all(len(each) == turn.input_tokens for each, turn in zip(lists, turns, strict=True))
     assert len({turn.history_cut for turn in turns}) > 2

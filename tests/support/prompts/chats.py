@@ -1,5 +1,6 @@
 """Made-up conversations for tests: arrivals, lengths and whose the tokens of each prompt are."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -106,9 +107,8 @@ def _watch(engine: Any, states: dict[float, Any]) -> None:
 
 def common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Tokens with which both begin."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    most = min(len(one), len(other))
+    return bisect_left(range(1, most + 1), True, key=lambda count: one[:count] != other[:count])
 
 
 def tokens(asked: Chats) -> list[list[Any]]:

@@ -24,7 +24,7 @@ def made_up() -> Iterator[str]:
         yield "".join(letters)
 
 
-def write(folder: Path, words: int = 20_000) -> Path:
+def write(folder: Path, words: int = 5_000) -> Path:
     """A folder whose tokenizer has letters, the words of our text and so many of nobody's."""
     known = sorted(set(re.findall("[A-Za-z]+", " ".join([*WORDS.values(), *PATTERNS, "User", "Character"]))))
     known += [word.capitalize() for word in known]

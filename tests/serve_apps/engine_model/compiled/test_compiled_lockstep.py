@@ -53,7 +53,7 @@ def test_it_gives_the_times_of_the_block_by_block_ranks(
     rate: float, engines: int, changes: dict[str, object], shared: int
 ) -> None:
     spec = SimulatedEngine(**changes)  # type: ignore[arg-type]
-    asked = requests(rate, 300, shared=shared)
+    asked = requests(rate, 200, shared=shared)
     fast = serve_ranks(RanksSpec.of(spec, *PARTS), asked, Replicas(engines))
     slow = np.array(block_by_block(spec, asked, engines))
     np.testing.assert_allclose(np.column_stack([fast.first_token_s, fast.last_token_s]), slow, rtol=1e-9)
