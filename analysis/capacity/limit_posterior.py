@@ -11,14 +11,18 @@ node, most of them logarithms.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.dispersion import Dispersion, overdispersion
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import LIMITS, Limit, allowed_over, metric_of
+
+Steps = NDArray[np.int64]
 
 SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 """Prior of ln slope. 21 to 46 on the engine model at four pairs of bounds, given the load around a block."""
@@ -29,11 +33,27 @@ STEP, REACH = 0.005, 140
 """Steps of the grid of limit loads (ln) and their number on either side of the prior's centre. Offered loads
 are rounded to the same steps: then a likelihood is a correlation of counts with one curve per slope, and
 costs the same after five windows and after fifty."""
+SPAN = 1600
+"""Steps on either side of the limit load for which shares are kept: three thousand times the load."""
 LOAD_GRID = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
-UNUSUAL = 1.9
-"""A slope is unusual beyond so many standard deviations of its prior: below 9.7 or above 65 (our choice)."""
-LOG_SLOPES = SLOPE_CENTRE + np.linspace(-2.0, 1.2, 17)
-"""Slopes from 3.4 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
+UNUSUAL, MUCH = 1.9, 0.5
+"""A slope is unusual beyond so many standard deviations of its prior: below 9.7 or above 65 (our choice). So
+is a floor of at least this part of what is allowed."""
+LOG_SLOPES = SLOPE_CENTRE + np.linspace(-3.4, 1.2, 17)
+"""Slopes from 0.8 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
+FLOORS = np.array([0.0, 0.2, 0.5, 0.75, 0.9, 0.97, 1.15, 1.5, 2.5])
+FLOOR_BELIEF, FLOOR_SLOPE_SD = np.log([0.85, 0.045, 0.035, 0.025, 0.02, 0.015, 0.004, 0.003, 0.003]), 1.0
+"""Floors over what is allowed, and the belief in them beforehand: shares of the requests that are over the
+limit at any load, because their prompts are long or the service stalls. With one above 1 no rate keeps the
+limit. What rises above a floor may do so slowly: with the narrower prior of slopes 15 minutes of `floor`
+certify too much in 1 of 12, and with the tails of Student's t for all slopes the RMSE of an M/G/16 queue goes
+from 8 to 12 % (`foreign_services`)."""
+SLOPES, FLOOR_PARTS = np.tile(np.exp(LOG_SLOPES), len(FLOORS)), np.repeat(FLOORS, len(LOG_SLOPES))
+"""Slope and floor of each column of the posterior."""
+USUAL = int(np.argmin(np.abs(LOG_SLOPES - SLOPE_CENTRE)))
+"""The column of the usual slope, without a floor."""
+HOPELESS_RISE = 0.02
+"""Part of what is allowed that rises with the load where the floor is above 1."""
 OVERLOADED_SHARE = 0.6
 """A window with a larger share over the limit is overloaded and no steady state: it only shows that the limit
 rate lies below. Near the knee of the engine model 0.5 makes the estimate 0.2 % too high, because it mutes
@@ -42,6 +62,8 @@ LONGER = 2.0
 """A longer kernel is believed beforehand by so much (ln) less than the first: with 0 the RMSE of 15 minutes
 rises from 1.45 to 1.75 % where lengths are fixed, with 2 to 1.6 % (40 searches)."""
 LEAST_DISPERSION_DWELLS = 3
+FLAT = 0.75
+"""Part of what is allowed that a share may be at any load and be no upper end of the capacity."""
 RISING = 1.0
 """Deviance over dispersion from which a share that no load changes is rejected. A constant 0.3 to 3 % at a
 third of the capacity never reaches it; 180 quick searches near the capacity all do (simulated)."""
@@ -52,8 +74,8 @@ server that slows as it fills, 24 minutes around the capacity cover in 23 of 24 
 E2E_UNKNOWN_S = 10.0
 SHIFT_RANGE = (-1.5, 0.05)
 LEAST_LOAD = 0.02
-HALVINGS = 18
-"""Halvings of the shift's range: to 6e-6, far within any interval."""
+HALVINGS, LEAST_SHARE = 18, 1e-12
+"""Halvings of the shift's range: to 6e-6, far within any interval; and a share that is as good as none."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -70,7 +92,8 @@ class Prior:
 class LimitPosterior:
     """Posterior of one limit: a mass per (limit load, column) cell, and each column's shift to a rate.
 
-    A column is a slope with a kernel. `kept`: at least one window kept the limit. `rising`: the evidence
+    A column is a slope and a floor with a kernel. `floor`: the share over the limit at any load.
+    `kept`: at least one window kept the limit. `rising`: the evidence
     rejects that at most half of the allowed share is over at any load. `beyond`: the evidence has its maximum
     at the grid's lower (-1) or upper (1) end, so that the prior was far off. `slope_unusual`: the
     share hardly follows the load, or jumps with it. `dispersion` is the variance inflation of the counts.
@@ -82,6 +105,7 @@ class LimitPosterior:
     shift: Floats
     beyond: int
     slope: float
+    floor: float
     slope_unusual: bool
     dispersion: float
     kept: bool
@@ -101,9 +125,12 @@ class LimitPosterior:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of steady windows in their order; all arrays have one length."""
+    """The blocks of steady windows in their order; all arrays have one length.
 
-    log_load: Floats
+    `step` is the ln load above the grid's centre, in steps.
+    """
+
+    step: Steps
     over: Floats
     determined: Floats
     allowed: float
@@ -113,30 +140,32 @@ class _Blocks:
         """The share that p90 allows over its limit, divided by the share of this bound; at least 1."""
         return max(allowed_over(LIMITS[0]) / self.allowed, 1.0)
 
-    def evidence(self, centre: float, slopes: Floats) -> Floats:
-        """Log-likelihood of each (limit load, slope), as if requests were independent."""
-        step = np.rint((self.log_load - centre) / STEP).astype(np.int64)
-        if not len(step):
-            return np.zeros((len(LOAD_GRID), len(slopes)))
-        least = int(step.min())
-        determined = np.bincount(step - least, self.determined)
-        apart = STEP * np.arange(least - REACH, least + len(determined) + REACH)
-        curves = _softplus(logit(self.allowed) + slopes[:, None] * apart)
-        expected = [np.correlate(curve, determined, "valid")[::-1] for curve in curves]
-        over, load = self.over.sum(), self.over @ (STEP * step)
-        given = over * logit(self.allowed) + slopes * (load - over * LOAD_GRID[:, None])
-        return np.asarray(given - np.stack(expected, axis=1))
+    def evidence(self) -> Floats:
+        """Log-likelihood of each (limit load, column), as if requests were independent."""
+        if not len(self.step):
+            return np.zeros((len(LOAD_GRID), len(SLOPES)))
+        least, most = int(self.step.min()), int(self.step.max())
+        counts = [np.bincount(self.step - least, it) for it in (self.over, self.determined - self.over)]
+        above, within = (
+            table[:, SPAN + least - REACH : SPAN + most + REACH + 1] for table in _log_shares(self.allowed)
+        )
+        found = [
+            np.correlate(over, counts[0], "valid") + np.correlate(rest, counts[1], "valid")
+            for over, rest in zip(above, within, strict=True)
+        ]
+        return np.asarray(np.stack(found, axis=1)[::-1])
+
+    def share(self, place: int, column: int) -> Floats:
+        """The share over the limit of each block that a cell expects."""
+        table, _ = _log_shares(self.allowed)
+        expected: Floats = np.exp(table[column, SPAN + self.step - (place - REACH)])
+        return expected
 
     def constant(self) -> float:
-        """Log-likelihood of the likeliest share that is at most half of what is allowed, at any load."""
+        """Log-likelihood of the likeliest share that is well below what is allowed, at any load."""
         over, determined = float(self.over.sum()), float(self.determined.sum())
-        share = min(over / max(determined, 1.0), self.allowed / 2)
+        share = min(over / max(determined, 1.0), FLAT * self.allowed)
         return over * math.log(share) + (determined - over) * math.log1p(-share) if share else 0.0
-
-    def dispersion(self, limit_load: float, slope: float, longer: float) -> Dispersion | None:
-        """Variance inflation that a fit leaves unexplained."""
-        expected = _logistic(logit(self.allowed) + slope * (self.log_load - limit_load))
-        return overdispersion(self.over, self.determined, expected, longer, self.rarity)
 
 
 def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
@@ -149,42 +178,46 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     known = [window for window in windows if window.over(limit).determined]
     overloaded = [window for window in known if _is_overloaded(window, limit)]
     steady = [window for window in known if not _is_overloaded(window, limit) and not window.aborted]
-    e2e_s, slopes = _e2e_s(windows), np.exp(LOG_SLOPES)
+    e2e_s = _e2e_s(windows)
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
-    usual = float(
-        _shifts(known, np.exp([_slope_prior(limit)[0]]), math.exp(prior.centre), kernels[:1], allowed)[0]
+    usual = _shifts(known, math.exp(prior.centre), kernels[:1], allowed)[USUAL]
+    centre = prior.centre - float(usual)
+    loads = centre + LOAD_GRID
+    belief = _heavy_tailed(loads, centre, prior.sd)[:, None] + _belief_in_columns(len(kernels), limit)
+    belief += np.tile(_floor_evidence(known, limit), len(kernels))
+    blocks = _blocks(steady, limit, kernels, centre)
+    beyond = sum(
+        (_overload_evidence(window, limit, centre) for window in overloaded), np.zeros((1, len(SLOPES)))
     )
-    loads = prior.centre - usual + LOAD_GRID
-    belief = _log_normal(loads, prior.centre - usual, prior.sd)[:, None] + _belief_in_columns(
-        len(kernels), limit
-    )
-    blocks = _blocks(steady, limit, kernels)
-    evidence = np.hstack([each.evidence(prior.centre - usual, slopes) for each in blocks])
-    for window in overloaded:
-        evidence += np.tile(_overload_evidence(window, limit, loads, slopes), len(kernels))
+    evidence, beyond = np.hstack([each.evidence() for each in blocks]), np.tile(beyond, len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
     unexplained = Dispersion.unknown(blocks[0].determined, longer, blocks[0].rarity)
-    i, j = np.unravel_index(np.argmax(belief + evidence / unexplained.inflation), belief.shape)
-    beyond = int(i == len(loads) - 1) - int(i == 0)
-    best = blocks[j // len(slopes)]
+    i, j = np.unravel_index(np.argmax(belief + (evidence + beyond) / unexplained.inflation), belief.shape)
+    edge = int(i == len(loads) - 1) - int(i == 0)
+    best = blocks[j // len(SLOPES)]
+    expected = best.share(int(i), int(j) % len(SLOPES))
     if len(steady) >= LEAST_DISPERSION_DWELLS and best.over.any():
-        unexplained = best.dispersion(loads[i], slopes[j % len(slopes)], longer) or unexplained
+        found = overdispersion(best.over, best.determined, expected, longer, best.rarity)
+        unexplained = found or unexplained
     deviance = 2 * (evidence.max() - evidence) / unexplained.inflation
     freedom = unexplained.freedom
+    # What an overload says is not of the counts, whose dispersion is uncertain.
+    belief += beyond / unexplained.inflation
     log_mass = belief - (freedom + 1) / 2 * np.log1p(deviance / freedom)
     i, j = np.unravel_index(np.argmax(log_mass), belief.shape)
     mass = np.exp(log_mass - log_mass.max())
     mass /= mass.sum()
-    limit_qps = math.exp(loads[i] + usual)
+    shift = _shifts(known, math.exp(loads[i] + usual), kernels, allowed)
     return LimitPosterior(
         applies=bool(known),
         loads=loads,
         mass=mass,
-        shift=_shifts(known, slopes, limit_qps, kernels, allowed),
-        beyond=beyond,
-        slope=float(slopes[j % len(slopes)]),
-        slope_unusual=_unusual(mass, limit),
+        shift=np.where(np.tile(FLOOR_PARTS, len(kernels)) > 1, -np.inf, shift),
+        beyond=edge,
+        slope=float(SLOPES[j % len(SLOPES)]),
+        floor=float(mass.sum(axis=0) @ np.tile(_floors(allowed), len(kernels))),
+        slope_unusual=len({window.rate_qps for window in known}) > 1 and _unusual(mass, limit),
         dispersion=unexplained.inflation,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=bool(overloaded)
@@ -195,7 +228,10 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
 
 
 def population_shift(
-    slopes: Floats, load_var: Floats | float, arrivals_var: Floats | float, allowed: float = 0.1
+    slopes: Floats,
+    load_var: Floats | float,
+    arrivals_var: Floats | float,
+    allowed: Floats | float = 0.1,
 ) -> Floats:
     """Shift d from the limit load to the limit rate, per slope: the share is a mean over loads as requests
     meet them.
@@ -204,8 +240,8 @@ def population_shift(
     variance `load_var` and the skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that
     arrivals alone cause, for a load meets the more requests the more of them it is made of.
     """
-    variance, of_arrivals = (
-        np.broadcast_to(each, slopes.shape)[:, None] for each in (load_var, arrivals_var)
+    variance, of_arrivals, at_limit = (
+        np.broadcast_to(each, slopes.shape)[:, None] for each in (load_var, arrivals_var, allowed)
     )
     deviation = np.sqrt(variance) * _NODES + variance * (_NODES**2 - 1) / 6
     loads = np.log(np.maximum(1 + of_arrivals + deviation, LEAST_LOAD))
@@ -213,36 +249,34 @@ def population_shift(
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         # A sum and no matrix product: the threads of a BLAS cost more than they do, and the sends their core.
-        curve = _logistic(logit(allowed) + slopes[:, None] * (middle[:, None] + loads))
+        curve = _logistic(np.log(at_limit / (1 - at_limit)) + slopes[:, None] * (middle[:, None] + loads))
         share = (curve * _WEIGHTS).sum(axis=1)
-        low, high = np.where(share < allowed, middle, low), np.where(share < allowed, high, middle)
+        less = share < at_limit[:, 0]
+        low, high = np.where(less, middle, low), np.where(less, high, middle)
     shift: Floats = (low + high) / 2
     return shift
 
 
 def _shifts(
-    windows: Sequence[WindowCounts],
-    slopes: Floats,
-    qps_per_node: float,
-    kernels: Sequence[Kernel],
-    allowed: float,
+    windows: Sequence[WindowCounts], qps_per_node: float, kernels: Sequence[Kernel], allowed: float
 ) -> Floats:
-    """The shift of each column: the slopes with the first kernel, then with the next."""
+    """The shift of each column: those with the first kernel, then with the next."""
     if not windows:
-        return np.zeros(len(slopes) * len(kernels))
-    expected = (
-        qps_per_node * windows[0].nodes * np.repeat([kernel.seconds for kernel in kernels], len(slopes))
-    )
+        return np.zeros(len(SLOPES) * len(kernels))
+    seconds = np.repeat([kernel.seconds for kernel in kernels], len(SLOPES))
+    expected = qps_per_node * windows[0].nodes * seconds
     arrivals_var = float(np.mean([window.arrivals_var for window in windows]))
     work_var = float(np.mean([window.work_var for window in windows]))
-    columns = np.tile(slopes, len(kernels))
-    return population_shift(columns, (arrivals_var + work_var) / expected, arrivals_var / expected, allowed)
+    slopes, rise = np.tile(SLOPES, len(kernels)), np.tile(_rise(allowed), len(kernels))
+    return population_shift(slopes, (arrivals_var + work_var) / expected, arrivals_var / expected, rise)
 
 
 def _belief_in_columns(kernels: int, limit: Limit) -> Floats:
-    """ln of the prior mass of each slope with each of so many kernels."""
-    longer = np.arange(kernels) > 0
-    return np.concatenate([_log_normal(LOG_SLOPES, *_slope_prior(limit)) - LONGER * it for it in longer])
+    """ln of the prior mass of each floor and slope with each of so many kernels."""
+    centre, sd = _slope_prior(limit)
+    sds = np.where(FLOOR_PARTS > 0, FLOOR_SLOPE_SD, sd)
+    one = np.repeat(FLOOR_BELIEF, len(LOG_SLOPES)) - ((np.log(SLOPES) - centre) / sds) ** 2 / 2 - np.log(sds)
+    return np.concatenate([one - LONGER * (kernel > 0) for kernel in range(kernels)])
 
 
 def _slope_prior(limit: Limit) -> tuple[float, float]:
@@ -252,8 +286,8 @@ def _slope_prior(limit: Limit) -> tuple[float, float]:
 
 def _unusual(mass: Floats, limit: Limit) -> bool:
     centre, sd = _slope_prior(limit)
-    of_slopes = mass.sum(axis=0).reshape(-1, len(LOG_SLOPES)).sum(axis=0)
-    return float(of_slopes[np.abs(LOG_SLOPES - centre) > UNUSUAL * sd].sum()) > 0.5
+    odd = (np.abs(np.log(SLOPES) - centre) > UNUSUAL * sd) | (FLOOR_PARTS >= MUCH)
+    return float(mass.sum(axis=0).reshape(-1, len(SLOPES))[:, odd].sum()) > 0.5
 
 
 def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
@@ -264,14 +298,59 @@ def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
     return (window.over(limit).share or 0.0) > (allowed_over(limit) if window.aborted else OVERLOADED_SHARE)
 
 
-def _overload_evidence(window: WindowCounts, limit: Limit, loads: Floats, slopes: Floats) -> Floats:
+def _floor_evidence(windows: Sequence[WindowCounts], limit: Limit) -> Floats:
+    """Log-likelihood of the windows with fewer requests over the limit than each column's floor.
+
+    Who is over at any load is so by himself, not in bursts, so that no dispersion weakens a quiet window. As
+    many windows lie below a floor that is true by chance, and cost it a quarter each.
+    """
+    if not windows:
+        return np.zeros(len(SLOPES))
+    over, determined = np.array([(it.over, it.determined) for it in (w.over(limit) for w in windows)]).T
+    floor = np.maximum(_floors(allowed_over(limit)), LEAST_SHARE)
+    lower = np.minimum((over / determined)[:, None], floor)
+    loss = lower * np.log(np.maximum(lower, LEAST_SHARE) / floor) + (1 - lower) * np.log(
+        (1 - lower) / (1 - floor)
+    )
+    return np.asarray(-np.maximum((determined[:, None] * loss).sum(axis=0) - len(windows) / 4, 0.0))
+
+
+def _overload_evidence(window: WindowCounts, limit: Limit, centre: float) -> Floats:
     """Log-likelihood of so large a share over the limit where less is expected; flat where more is."""
     counted = window.over(limit)
     share = min(counted.over / counted.determined, OVERLOADED_SHARE)
-    expected = logit(allowed_over(limit)) + slopes * (window.log_work - loads[:, None])
-    expected = np.minimum(expected, logit(share))
-    loss: Floats = counted.determined * (share * expected - _softplus(expected))
+    places = SPAN + _steps(window.log_work - centre) - np.arange(-REACH, REACH + 1)
+    expected = np.minimum(np.exp(_log_shares(allowed_over(limit))[0][:, places].T), share)
+    loss: Floats = counted.determined * (share * np.log(expected) + (1 - share) * np.log1p(-expected))
     return loss
+
+
+@cache
+def _log_shares(allowed: float) -> tuple[Floats, Floats]:
+    """ln of the shares over and within a limit, per column, from `SPAN` steps below the limit load to as many
+    above."""
+    rise, floor = _rise(allowed)[:, None], _floors(allowed)[:, None]
+    odds = np.log(rise / (1 - rise)) + SLOPES[:, None] * STEP * np.arange(-SPAN, SPAN + 1)
+    over = np.where(
+        floor > 0, np.log(np.maximum(floor + (1 - floor) * _logistic(odds), LEAST_SHARE)), -_softplus(-odds)
+    )
+    return over, np.log1p(-floor) - _softplus(odds)
+
+
+def _floors(allowed: float) -> Floats:
+    """The floor of each column, as a share."""
+    return np.minimum(FLOOR_PARTS * allowed, (1 + allowed) / 2)
+
+
+def _rise(allowed: float) -> Floats:
+    """The share over the limit, at a column's limit load, of the requests that are not of its floor."""
+    floor = _floors(allowed)
+    return np.maximum((allowed - floor) / (1 - floor), HOPELESS_RISE * allowed)
+
+
+def _steps(apart: Floats | float) -> Steps:
+    """A distance of ln loads in steps, within what the tables hold."""
+    return np.clip(np.rint(np.asarray(apart) / STEP), REACH - SPAN, SPAN - REACH).astype(np.int64)
 
 
 def _e2e_s(windows: Sequence[WindowCounts]) -> float:
@@ -284,17 +363,18 @@ def _rate_qps(windows: Sequence[WindowCounts]) -> float:
     return float(np.median([window.rate_qps for window in windows])) if windows else math.inf
 
 
-def _blocks(windows: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel]) -> list[_Blocks]:
+def _blocks(
+    windows: Sequence[WindowCounts], limit: Limit, kernels: Sequence[Kernel], centre: float
+) -> list[_Blocks]:
     """Blocks of the windows, once with the loads of each kernel."""
+    allowed = allowed_over(limit)
     if not windows:
-        nothing = np.array([], dtype=np.float64)
-        return [_Blocks(nothing, nothing, nothing, allowed_over(limit))] * len(kernels)
+        return [_Blocks(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), allowed)] * len(kernels)
     counts = [window.over(limit) for window in windows]
     over = np.array([n for counted in counts for n in counted.block_over], dtype=np.float64)
     determined = np.array([n for counted in counts for n in counted.block_determined], dtype=np.float64)
     loads = [(load, ~np.isnan(load)) for load in log_loads(windows, kernels)]
-    allowed = allowed_over(limit)
-    return [_Blocks(load[offered], over[offered], determined[offered], allowed) for load, offered in loads]
+    return [_Blocks(_steps(load[it] - centre), over[it], determined[it], allowed) for load, it in loads]
 
 
 def logit(share: float) -> float:
@@ -302,8 +382,9 @@ def logit(share: float) -> float:
     return math.log(share / (1 - share))
 
 
-def _log_normal(at: Floats, centre: float, sd: float) -> Floats:
-    return -0.5 * ((at - centre) / sd) ** 2
+def _heavy_tailed(at: Floats, centre: float, sd: float) -> Floats:
+    """ln density of Student's t with three degrees of freedom: what is believed beforehand may be wrong."""
+    return -2.0 * np.log1p(((at - centre) / sd) ** 2 / 3)
 
 
 def _softplus(x: Floats) -> Floats:

@@ -10,9 +10,11 @@ import pyarrow as pa
 from analysis.exchange.foreign import NS_PER_S, Foreign, Trio
 from analysis.exchange.readers import load_foreign
 from analysis.results.runs import RunError
+from analysis.results.text.probe_text import unknown_interval
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats
-from analysis.stats.quantiles import BATCHES, LEAST_PER_BATCH, quantile, sectioning
+from analysis.stats.quantile_interval import quantile_interval
+from analysis.stats.quantiles import quantile
 from conf.io.one_line import printable
 from conf.specs.bounds import LIMITS, QUANTILE, column
 
@@ -27,7 +29,6 @@ TITLES = {
     "e2e_from_send": "E2E from send",
 }
 LOOPS = {True: "open loop", False: "not an open loop", None: "open or closed loop unknown"}
-LEAST = BATCHES * LEAST_PER_BATCH
 SURVIVORS = "a failed request is infinitely late here; the tool's own figures are of answered requests only"
 NO_CLAIM = (
     "no capacity and no verdict follow from this file: nothing in it proves that the client kept its schedule"
@@ -76,7 +77,7 @@ def show_text(foreign: Foreign, bounds_ms: Mapping[str, float]) -> str:
             for name, values in latencies.items()
         ),
         f"  {SURVIVORS}",
-        *(f"  {line}" for line in judgements(latencies, bounds_ms)),
+        *(f"  {line}" for line in judgements(latencies, bounds_ms, foreign.seconds or 0.0)),
         f"  {NO_CLAIM}",
         *(f"  note: {note}" for note in foreign.notes),
     ]
@@ -125,29 +126,27 @@ def _throughput(foreign: Foreign) -> str:
     return f"{rates} in {seconds:.3g} s"
 
 
-def judgements(latencies: Mapping[str, Floats], bounds_ms: Mapping[str, float]) -> list[str]:
+def judgements(latencies: Mapping[str, Floats], bounds_ms: Mapping[str, float], seconds: float) -> list[str]:
     """A line for each bound."""
     known = {"ttft": latencies["ttft_from_send"], **latencies}
     return [
-        judged(name if name in latencies else f"{name}_from_send", known[name], bound_ms)
+        judged(name if name in latencies else f"{name}_from_send", known[name], bound_ms, seconds)
         for name, bound_ms in bounds_ms.items()
     ]
 
 
-def judged(name: str, values: Floats, bound_ms: float) -> str:
-    """One p90 against its bound, judged by its interval; without an interval it is undecided."""
-    value, interval = quantile(values, QUANTILE), sectioning(values, QUANTILE)
+def judged(name: str, values: Floats, bound_ms: float, seconds: float) -> str:
+    """One p90 of `seconds` (0 unknown) against its bound by its interval; undecided without an interval."""
+    value, interval = quantile(values, QUANTILE), quantile_interval(values, QUANTILE, seconds)
     if value is None:
         return f"p90 {TITLES[name]} unknown: nothing to hold against {bound_ms:g} ms"
     measured = f"p90 {TITLES[name]} {value:.1f} ms"
-    if interval is None:
-        known = int(np.sum(~np.isnan(values)))
+    if interval.ends is None:
         side = "below" if value <= bound_ms else "above"
-        why = f"{known} requests; {LEAST} make one" if known < LEAST else "too few independent stretches"
-        return f"{measured}: {side} {bound_ms:g} ms, without an interval ({why})"
-    low, high = interval
+        return f"{measured}: {side} {bound_ms:g} ms, interval unknown: {unknown_interval(interval)}"
+    low, high = interval.ends
     verdict = "KEPT" if high <= bound_ms else "MISSED" if low > bound_ms else "UNDECIDED"
-    return f"{measured} [{low:.1f}, {high:.1f}] (95 %, sectioning) against {bound_ms:g} ms: {verdict}"
+    return f"{measured} [{low:.1f}, {high:.1f}] (95 %) against {bound_ms:g} ms: {verdict}"
 
 
 def _row(values: Floats, own: Trio | None) -> str:

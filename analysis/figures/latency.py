@@ -27,7 +27,7 @@ from analysis.figures.windows import (
 )
 from analysis.results.runs import Run
 from analysis.results.text.certified_text import rounded_down
-from analysis.stats.quantiles import sectioning
+from analysis.stats.quantile_interval import quantile_interval
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 
 HEIGHT_IN = 5.0
@@ -148,7 +148,7 @@ def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, 
     found = []
     for window in windows:
         known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
-        interval = sectioning(LATENCIES[limit](window.rows), QUANTILE)
+        interval = quantile_interval(LATENCIES[limit](window.rows), QUANTILE, window.window.seconds).ends
         found.append(
             _WindowPoint(window.load, outcome(window.line, bounds, (limit,)), **known, interval=interval)
         )
@@ -210,7 +210,7 @@ EXHIBIT = Exhibit(
     plot_latency_vs_qps,
     latency_table,
     latency_alt,
-    "dwells.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals by sectioning of "
+    "dwells.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals of p90 from "
     "requests/*.parquet; sweep.json: capacity",
     HEIGHT_IN,
 )

@@ -15,9 +15,10 @@ CONSTANTS = (
     "The engine is simulated, so interval and certified rate are joint: distances from the estimate in ln, "
     "of this posterior and of the engine model under drawn constants, add as squares."
 )
-SECTIONING = (
-    "The interval of a measured p90 is by sectioning: the quantiles of ten batches, in order of arrival, "
-    "spread around that of the whole. It is unknown where it would reach below zero."
+MEASURED = (
+    "The interval of a measured p90 lies between two other quantiles of the same requests. They are as far "
+    "from 0.9 as the error of the share of requests over the p90, with the overdispersion of neighbouring "
+    "requests. It is unknown where a window holds too few independent stretches."
 )
 
 
@@ -33,7 +34,7 @@ def section(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section
     rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)
-    blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(SECTIONING), metrics)
+    blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(MEASURED), metrics)
     return Section("definitions", "Definitions", "What every number here means.", blocks)
 
 

@@ -11,7 +11,7 @@ from loadgen.cli import machine_check
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS
 from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
-from loadgen.search.pacing import longest_search
+from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.conversation_means import means_of
 from loadgen.traffic.prefix_sharing import gap_s
 
@@ -77,6 +77,10 @@ def _load(
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]
     rate_qps = experiment.rate_qps or guess_qps
+    longer = 1.0 if experiment.rate_qps or not guess_qps else longer_at(guess_qps)
+    if longer > 1:
+        seconds = f"up to {longer * load_s:.0f} s of load"
+        lines.append(f"# below 1 QPS per node a search counts requests: {seconds}")
     varies = experiment.profile_qps or experiment.workload.arrivals.kind == "trace"
     if rate_qps and not varies:
         planned = rate_qps * experiment.cluster.nodes * load_s

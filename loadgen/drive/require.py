@@ -3,20 +3,26 @@
 The rule that decides is in `search.acceptance`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from analysis.capacity.flow_checks import falls_behind
-from analysis.capacity.window_counts import NS, WindowCounts, count
+from analysis.capacity.window_counts import NS, WindowCounts, count, in_window, over_bound
+from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
+from conf.specs.bounds import PER_REQUEST, allowed_over, metric_of
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import load_prepared, warm_up
-from loadgen.search.acceptance import CALM_BOUND, InterimAnalysis, decide, windows_s
+from loadgen.search.acceptance import InterimAnalysis, decide, windows_s
 from loadgen.search.pacing import DWELL_LEAST, TRANSITION_E2E, WINDOW_E2E, lasting_s
 from loadgen.search.segments import Outcome, Segment, Stop, dwells_of
 
 DEFAULT_S = 600.0
-TRANSITION_S, WINDOW_S = 15.0, 45.0
+TRANSITION_S, WINDOW_S = 60.0, 45.0
+"""A queue that is long at times takes minutes to fill: a pass must not count its first."""
 BEHIND_WINDOWS = 3
 """Last windows that say whether answers keep up with the requests (our choice)."""
 VOID_IN_A_ROW = 2
@@ -87,14 +93,24 @@ def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
     if last := [outcome.dwell for outcome in used[-BEHIND_WINDOWS:]]:
         rows = driver.windows.ledger.rows(*range(last[-1].index + 1))
         behind = falls_behind(rows, last[0].window_start_ns, last[-1].window_end_ns)
-    return decide(rate_qps, dwells_of(used), _tightened(driver, used), whole_s, behind)
+    return decide(rate_qps, dwells_of(used), _at_quantile(driver, used) if used else [], whole_s, behind)
 
 
-def _tightened(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
+def _at_quantile(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
+    """The windows counted at bounds, all by one factor wider or tighter, of which one is just kept."""
     slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
-    tight = slo.scaled(CALM_BOUND)
     windows = [outcome.dwell for outcome in outcomes]
-    return [count(driver.windows.requests(w.index), w, tight, driver.plan.workload, now_ns) for w in windows]
+    rows = pa.concat_tables([in_window(driver.windows.requests(w.index), w) for w in windows])
+    own = [
+        quantile(over_bound(rows, slo, bound, now_ns), 1 - allowed_over(bound.limit))
+        for bound in slo.bounds
+        if metric_of(bound.limit) in PER_REQUEST
+    ]
+    factor = max((it for it in own if it is not None and math.isfinite(it)), default=0.0)
+    if not factor:
+        return []
+    bounds = slo.scaled(factor)
+    return [count(driver.windows.requests(w.index), w, bounds, driver.plan.workload, now_ns) for w in windows]
 
 
 def _voided(outcomes: Sequence[Outcome]) -> Stop | None:

@@ -29,7 +29,6 @@ from analysis.results.summary import (
 from analysis.results.text import capacity_text
 from analysis.results.types.probe_figures import (
     HoldFigures,
-    P90Figures,
     ProbeFigures,
     ProfilePiece,
     QuantileFigures,
@@ -38,8 +37,18 @@ from analysis.results.types.probe_figures import (
 from analysis.results.types.run_verdict import RunVerdict, ServiceRecovery
 from analysis.results.types.shared_figures import RequestCounts
 from analysis.rows import failures, metrics, records
-from analysis.stats.quantiles import Floats, least_values, quantile, sectioning
-from conf.specs.bounds import LIMITS, PER_REQUEST, QUANTILE, Bound, Limit, Slo, label, metric_of, quantile_of
+from analysis.stats.quantile_interval import quantile_interval
+from analysis.stats.quantiles import Floats, quantile
+from conf.specs.bounds import (
+    LIMITS,
+    PER_REQUEST,
+    Bound,
+    Slo,
+    allowed_over,
+    label,
+    metric_of,
+    quantile_of,
+)
 from conf.specs.experiment import Experiment
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
@@ -85,6 +94,10 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         return _ended(verdict, EXIT_VOID, why, valid=False)
     if capacity.queue_grew:
         return _ended(verdict, EXIT_OPEN, QUEUE_GREW)
+    floor, allowed = capacity.limits[capacity.binding].floor, allowed_over(capacity.binding)
+    if capacity.open_below and floor > allowed:
+        why = f"some {floor:.0%} of the requests miss the bound on {label(capacity.binding)} at any load"
+        return _ended(verdict, EXIT_SLO_MISSED, f"no rate keeps the bounds: {why}, and {allowed:.0%} may")
     if capacity.open_above or capacity.open_below:
         return _ended(verdict, EXIT_OPEN, "the budget ran out with one end open")
     return _ended(verdict, EXIT_OK, "")
@@ -124,9 +137,7 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
     last, rate_qps = holds[-1], holds[-1].segment.rate_qps
     rows = in_window(driver.windows.requests(last.dwell.index), last.dwell)
     judged = driver.windows.verdicts[last.dwell.index]
-    alone = posterior(
-        [replace(last.dwell, kind="dwell")], acceptance.prior_at(rate_qps, len(experiment.slo.limits))
-    )
+    alone = posterior([replace(last.dwell, kind="dwell")], acceptance.prior_at(rate_qps))
     return HoldFigures(
         rate_qps_per_node=rate_qps,
         window_s=last.dwell.seconds,
@@ -135,7 +146,7 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
         void_reason=judged.reason,
         capacity_high_qps_per_node=alone.high,
         vetoed=judged.valid and alone.high < rate_qps,
-        **_limits(experiment.slo, rows, driver.counted_ns),
+        **_limits(experiment.slo, rows, last.dwell.seconds, driver.counted_ns),
     )
 
 
@@ -151,7 +162,7 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
         offered=outcome.segment.reason,
         window_s=outcome.dwell.seconds,
         pieces=tuple(_pieces(experiment, driver, rows, outcome.dwell)),
-        **_limits(experiment.slo, rows, driver.counted_ns),
+        **_limits(experiment.slo, rows, outcome.dwell.seconds, driver.counted_ns),
     )
     verdict = replace(
         _base(experiment, driver),
@@ -216,14 +227,14 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     capacity = None if look.capacity is None else capacity_text.figures(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
-        _base(experiment, driver, acceptance.prior_at(experiment.rate_qps, len(experiment.slo.limits))),
+        _base(experiment, driver, acceptance.prior_at(experiment.rate_qps)),
         clock="wall",
         checks=worst_checks([one for one in judged if one.valid] or judged),
         evidence=f"{len(used)} of {len(judged)} windows used, {window_s:.4g} s, {rows.num_rows} requests",
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=window_s,
-            **_limits(experiment.slo, rows, driver.counted_ns),
+            **_limits(experiment.slo, rows, window_s, driver.counted_ns),
             required=shown,
         ),
     )
@@ -252,7 +263,7 @@ def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Wind
                 to_s=end_s,
                 requests=inside.num_rows,
                 rate_qps_per_node=rate_qps,
-                **_limits(experiment.slo, inside, driver.counted_ns),
+                **_limits(experiment.slo, inside, end_s - start_s, driver.counted_ns),
             )
             pieces.append(piece)
     return pieces
@@ -305,32 +316,16 @@ def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[s
     return dwell_table.row(outcome.dwell, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
 
 
-def _limits(slo: Slo, rows: pa.Table, now_ns: int) -> dict[str, Any]:
-    """The fields of `RateFigures`: each limited quantile of the rows against its bound."""
-    found: dict[str, Any] = {
-        limit: _p90(rows, limit, slo.of(limit)) for limit in LIMITS if limit in slo.limits
-    }
-    others = {bound.limit: _quantile(rows, slo, bound, now_ns) for bound in dwell_table.others(slo)}
-    return found | {"others": others}
+def _limits(slo: Slo, rows: pa.Table, seconds: float, now_ns: int) -> dict[str, Any]:
+    """The fields of `RateFigures`: each limited quantile of the rows of so many seconds against its bound."""
+    rows = rows.sort_by("due_ns")
+    found = {bound.limit: _quantile(rows, seconds, slo, bound, now_ns) for bound in slo.bounds}
+    own: dict[str, Any] = {limit: found.pop(limit).p90 for limit in LIMITS if limit in found}
+    return own | {"others": found}
 
 
-def _p90(rows: pa.Table, limit: Limit, bound_ms: float) -> P90Figures:
-    """p90 of a limit's latency; what did not end is infinitely late. `passed` is None where it does not
-    apply.
-    """
-    latency = _late(rows, metrics.ttft(rows) if limit == "ttft" else metrics.tpot(rows))
-    p90 = quantile(latency, QUANTILE)
-    return P90Figures(
-        p90_ms=p90,
-        interval_ms=sectioning(latency, QUANTILE),
-        bound_ms=bound_ms,
-        passed=None if p90 is None else p90 <= bound_ms,
-        needs=_needs(latency, QUANTILE),
-    )
-
-
-def _quantile(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> QuantileFigures:
-    """Any other limited quantile, as `_p90`; a share where requests have no one such latency."""
+def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: int) -> QuantileFigures:
+    """A limited quantile, or a share where requests have no one such latency; None if it does not apply."""
     q = quantile_of(bound.limit)
     if metric_of(bound.limit) not in PER_REQUEST:
         over, known = parts_over(rows, slo, bound, now_ns)
@@ -341,23 +336,18 @@ def _quantile(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> QuantileFi
             bound_ms=bound.ms,
             passed=None if share is None else bool(share >= q),
             share=None if share is None else float(share),
-            needs=_needs(np.zeros(rows.num_rows), q),
+            needs=quantile_interval(np.zeros(rows.num_rows), q, seconds).needs,
         )
     latency = _late(rows, latency_so_far(rows, bound, now_ns))
-    found = quantile(latency, q)
+    found, interval = quantile(latency, q), quantile_interval(latency, q, seconds)
     return QuantileFigures(
         quantile_ms=found,
-        interval_ms=sectioning(latency, q),
+        interval_ms=interval.ends,
         bound_ms=bound.ms,
         passed=None if found is None else found <= bound.ms,
-        needs=_needs(latency, q),
+        needs=interval.needs,
+        needs_s=interval.needs_s,
     )
-
-
-def _needs(latency_ms: Floats, q: float) -> int | None:
-    """Requests that the interval of a quantile takes; None where as many have the latency."""
-    least = least_values(q)
-    return None if np.count_nonzero(~np.isnan(latency_ms)) >= least else least
 
 
 def _late(rows: pa.Table, latency_ms: Floats) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conf import Experiment
 from conf.specs.experiment import Search
-from loadgen.search.segments import Outcome, Start
+from loadgen.search.segments import Outcome, Start, overloaded
 
 RAMP_SHARE = 1 / 3
 """Largest share of a budget that the ramp takes: without windows there is no answer."""
@@ -17,6 +17,9 @@ TRANSITION_E2E = 2.0
 WINDOW_E2E = 1.5
 """Shortest window in lives of an answer: its requests and those just before it then share their steps with no
 others than these (our choice, simulated with answers of four minutes)."""
+LEAST_QPS, MOST_LONGER = 1.0, 8.0
+"""Rate per node below which a budget counts requests, as many as come at this rate in its seconds, and how
+many times as long it may be for that: an answer of +-10 % takes some hundred requests around the capacity."""
 LONG_DWELLS = 5
 """Fewest windows in the budget of long answers: two leave an end open too often (simulated)."""
 
@@ -28,7 +31,20 @@ def fitted(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Search:
     the least number of windows: fewer say too little, whatever was asked.
     """
     longest_s = min(longest_answer_s(outcomes), start.answer_s or math.inf)
+    spec = replace(spec, budget_s=spec.budget_s * longer_at(_rate_qps(spec, start, outcomes)))
     return paced(spec, lasting_s(start, outcomes), longest_s)
+
+
+def longer_at(rate_qps: float) -> float:
+    """How many times as long as asked a search takes at a rate per node."""
+    return min(max(1.0, LEAST_QPS / max(rate_qps, 1e-9)), MOST_LONGER)
+
+
+def _rate_qps(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> float:
+    """The rate per node that a search is about: of its last window without an overload, else the guess."""
+    last = [o.segment.rate_qps for o in outcomes if o.segment.kind == "dwell" and not overloaded(o)]
+    guess = start.prediction_qps if spec.start == "prediction" else start.roofline_qps
+    return last[-1] if last else guess or LEAST_QPS
 
 
 def paced(spec: Search, answer_s: float, longest_s: float) -> Search:

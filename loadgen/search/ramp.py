@@ -29,7 +29,7 @@ DESCENT = 3.0
 """Divisor of the rate while not even the first step is good."""
 VOID_STEPS = 4
 """Ramp steps that may be void in a row: the machine may be busy for some seconds (our choice)."""
-PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.2
+PRIOR_BELOW_RAMP, PRIOR_SD = 0.16, 0.3
 """ln distance and spread of the capacity below the ramp's end: a step of 15 s sees no slow overload. On the
 engine model at four pairs of bounds 0.15 to 0.18, sd 0.10 to 0.13."""
 RAMP_SEEN = 25

@@ -36,20 +36,20 @@ FAULTS = (
     Fault(
         "certified at the 10 % quantile",
         "analysis.capacity.posterior:posterior",
-        "_at(0.05, cdf",
-        "_at(0.10, cdf",
+        "certified=end(CERTIFIED)",
+        "certified=end(2 * CERTIFIED)",
     ),
     Fault(
         "interval of 90 %, low end",
         "analysis.capacity.posterior:posterior",
-        "low=math.exp(_at(tail,",
-        "low=math.exp(_at(2 * tail,",
+        "low=end(tail)",
+        "low=end(2 * tail)",
     ),
     Fault(
         "interval of 90 %, high end",
         "analysis.capacity.posterior:posterior",
-        "_at(1 - tail,",
-        "_at(1 - 2 * tail,",
+        "high=end(1 - tail)",
+        "high=end(1 - 2 * tail)",
     ),
     Fault(
         "interval of one limit at 90 %",
@@ -78,8 +78,8 @@ FAULTS = (
     Fault(
         "prior of a limit twice as wide",
         "analysis.capacity.limit_posterior:fit",
-        "prior.centre - usual, prior.sd)",
-        "prior.centre - usual, 2 * prior.sd)",
+        "loads, centre, prior.sd)",
+        "loads, centre, 2 * prior.sd)",
     ),
     Fault(
         "aborted windows count as steady",
@@ -100,10 +100,10 @@ FAULTS = (
         "np.nan_to_num(values)",
     ),
     Fault(
-        "interval of a latency may be negative",
-        "analysis.stats.quantiles:sectioning",
-        "None if half > whole else",
-        "None if False else",
+        "interval of a quantile without what a stretch hides",
+        "analysis.stats.quantile_interval:quantile_interval",
+        "(1 + UNSEEN / seen.freedom)",
+        "(1 + 0 / seen.freedom)",
     ),
     Fault(
         "dispersion without lags",
@@ -395,10 +395,34 @@ FAULTS = (
         "",
     ),
     Fault(
-        "drift not allowed for",
-        "loadgen.search.acceptance:_allowing_for_drift",
-        "inv_cdf(1 - tail) * sd",
-        "inv_cdf(1 - tail) * 0",
+        "good times not allowed for",
+        "analysis.capacity.posterior:level_sd",
+        "return LEVEL_SD * math",
+        "return 0 * math",
+    ),
+    Fault(
+        "doubtful ends as near as others",
+        "analysis.capacity.posterior:posterior",
+        "reach = DOUBT if",
+        "reach = 1.0 if",
+    ),
+    Fault(
+        "floor unbounded by quiet windows",
+        "analysis.capacity.limit_posterior:fit",
+        "belief += np.tile(_floor_evidence(known, limit), len(kernels))",
+        "pass",
+    ),
+    Fault(
+        "no rate keeps the bound, unsaid",
+        "loadgen.run.verdicts:of_sweep",
+        "capacity.open_below and floor > allowed",
+        "False",
+    ),
+    Fault(
+        "budget of low rates in seconds",
+        "loadgen.search.pacing:longer_at",
+        "MOST_LONGER",
+        "1.0",
     ),
     Fault(
         "next rate without a largest step",

@@ -3,6 +3,7 @@
 python -m tests.benchmarks.foreign_services                       a few searches of each kind
 python -m tests.benchmarks.foreign_services --replications 48     the table
 python -m tests.benchmarks.foreign_services --truth               the true capacities again
+python -m tests.benchmarks.foreign_services --quantiles           the intervals of measured p90s
 
 The services stand behind the seam that the driver loads, on a virtual clock.
 """
@@ -13,6 +14,7 @@ import math
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis.stats.quantile_interval import quantile_interval
+from analysis.stats.quantiles import quantile
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
@@ -93,6 +97,8 @@ of twelve replicas in turn is 40 % slower. `full`: too little memory for all ans
 """
 PARTS, REQUESTS = 10, 60_000
 """Runs at a rate for a true capacity, and the requests of each, of which the first tenth is not counted."""
+WINDOWS, WINDOWS_S, APART_S = 120, (60, 300, 600), 700.0
+"""Windows of a measured p90, their lengths, and the time from one to the next."""
 STEP = 0.03
 """ln distance from the capacity to the rates that give the slope for its error."""
 
@@ -125,20 +131,42 @@ def truths() -> dict[str, float]:
         return {row["scenario"]: float(row["capacity_qps"]) for row in rows}
 
 
-def shares(name: str, rate_qps: float, part: int) -> list[float]:
-    """Shares of the requests over TTFT and TPOT in a long run at one rate."""
-    asked, it = experiment(name), SCENARIOS[name]
-    drawn = Traffic(asked.workload).first(REQUESTS, rate_qps, dwell=0, seed=70_000 + part)
+def latencies(name: str, rate_qps: float, part: int) -> list[Floats]:
+    """Due times, TTFT and TPOT in seconds of a long run at one rate, without its first tenth."""
+    drawn = Traffic(experiment(name).workload).first(REQUESTS, rate_qps, dwell=0, seed=70_000 + part)
     at: Floats = drawn.due_ns / NS
     fresh = service(name, 70_000 + part, hours=at[-1] / 3600 + 1)
     fresh.warmed(True)
     fresh.add(at, drawn.input_tokens.astype(np.float64), drawn.output_tokens)
     fresh.advance(math.inf)
-    ttft, tpot = (each[REQUESTS // 10 :] for each in fresh.latencies())
+    return [each[REQUESTS // 10 :] for each in (at, *fresh.latencies())]
+
+
+def shares(name: str, rate_qps: float, part: int) -> list[float]:
+    """Shares of the requests over TTFT and TPOT in a long run at one rate."""
+    it, (_, ttft, tpot) = SCENARIOS[name], latencies(name, rate_qps, part)
     return [
         float(np.mean(values[~np.isnan(values)] > bound / 1e3))
         for values, bound in ((ttft, it.ttft_ms), (tpot, it.tpot_ms))
     ]
+
+
+def quantile_rows(name: str, share: float) -> Iterator[str]:
+    """How often the interval of a p90 is given and covers the p90 of all runs, at a share of the capacity."""
+    runs = [latencies(name, share * truths()[name], 100 + part) for part in range(PARTS)]
+    for column, limit in ((1, "ttft"), (2, "tpot")):
+        true = quantile(np.concatenate([run[column] for run in runs]), 0.9) or 0.0
+        figures = []
+        for seconds in WINDOWS_S:
+            found = []
+            for run in runs:
+                begins = np.arange(run[0][0], run[0][-1] - seconds, APART_S)[: WINDOWS // PARTS]
+                for first, end in np.searchsorted(run[0], [begins, begins + seconds]).T:
+                    found.append(quantile_interval(run[column][first:end], 0.9, seconds).ends)
+            given = [ends for ends in found if ends]
+            cover = [ends[0] - 1e-9 <= true <= ends[1] + 1e-9 for ends in given]
+            figures.append(f"{np.mean(cover) if cover else math.nan:.2f} of {len(given)} / {len(found)}")
+        yield f"| {name} | {share:g} | {limit} | {' | '.join(figures)} |"
 
 
 def truth(name: str) -> str:
@@ -239,6 +267,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--truth", action="store_true", help="find the true capacities by brute force")
+    parser.add_argument("--quantiles", action="store_true", help="how intervals of measured p90s cover")
     parser.add_argument("--replications", type=int, default=6)
     parser.add_argument("--first", type=int, default=0, help="seed of the first replication")
     parser.add_argument("--only", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
@@ -246,6 +275,12 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.truth:
         find_truths(asked.only)
+        return
+    if asked.quantiles:
+        print(f"| service | load | p90 | {' | '.join(f'{s} s' for s in WINDOWS_S)} |\n|{'---|' * 6}")
+        for name in asked.only:
+            for share in (0.8, 1.0):
+                print(*quantile_rows(name, share), sep="\n", flush=True)
         return
     began_s = time.monotonic()
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")

@@ -14,7 +14,6 @@ import pytest
 
 from analysis.figures.server_state import state
 from analysis.rows import metrics
-from analysis.stats.quantiles import quantile, sectioning
 from conf import Experiment, load
 from loadgen.cli.deployment import service
 from loadgen.drive import fixed_rate, prepared_load
@@ -129,7 +128,7 @@ def test_a_short_sweep_is_valid(up: Up) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("soon")
 def test_latencies_agree_with_a_plain_client(up: Up) -> None:
-    """The same arrivals by our fleet and by aiohttp: the p90s' intervals overlap in one of `TRIES` tries.
+    """The same arrivals by our fleet and by aiohttp: the p90s agree in one of `TRIES` tries.
 
     The engine shares two cores with whatever else runs here, so that one try may meet another machine than
     the next.
@@ -150,16 +149,12 @@ def test_latencies_agree_with_a_plain_client(up: Up) -> None:
 
 
 def disagreements(tree: dict[str, Any], theirs: list[tuple[float, float]]) -> list[str]:
-    """A line for each limit whose p90s lie further apart than their intervals and a tenth allow."""
+    """A line for each limit whose p90 lies beyond the other's p80 and p97 by more than a tenth."""
     apart = []
     for limit, values in zip(("ttft", "tpot"), 1e3 * np.transpose(theirs), strict=True):
-        ours, at_ms = tree["probe"][limit], quantile(values, 0.9)
-        assert at_ms is not None
-        mine, other = ours["interval_ms"], sectioning(values, 0.9)
-        assert mine and other, "fewer than 100 requests"
-        room_ms = 0.1 * max(at_ms, ours["p90_ms"])
-        if mine[0] > other[1] + room_ms or other[0] > mine[1] + room_ms:
-            apart.append(f"{limit}: ours {ours['p90_ms']:.1f} {mine}, aiohttp's {at_ms:.1f} {other} ms")
+        ours, (low, high) = tree["probe"][limit]["p90_ms"], np.quantile(values, [0.8, 0.97])
+        if not 0.9 * low <= ours <= 1.1 * high:
+            apart.append(f"{limit}: ours {ours:.1f}, aiohttp's p80 {low:.1f} and p97 {high:.1f} ms")
     return apart
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from analysis.capacity.limit_posterior import MUCH
 from analysis.capacity.node_effects import LEAST_EFFECT, NodeEffects
 from analysis.capacity.posterior import Capacity
 from analysis.results import joint
@@ -12,7 +13,7 @@ from analysis.results.types.shared_figures import AskedExperiment, CapacityFigur
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
 from analysis.stats.pooling import Interval
-from conf.specs.bounds import label
+from conf.specs.bounds import allowed_over, label
 
 HELD = (
     "the uncertainty of the engine model's constants, and sampling noise; what the model lacks is not in it"
@@ -135,9 +136,10 @@ def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
     name, out = label(capacity.binding), []
     limit = (capacity.limits or {}).get(capacity.binding)
     if limit and limit.slope_unusual:
-        out.append(
-            f"  doubtful: the share over the bound on {name} hardly follows the load, or jumps with it"
-        )
+        what = "hardly follows the load, or jumps with it"
+        if limit.floor >= MUCH * allowed_over(capacity.binding):
+            what = f"is some {limit.floor:.1%} at any load, of {allowed_over(capacity.binding):.0%} allowed"
+        out.append(f"  doubtful: the share over the bound on {name} {what}; both ends lie twice as far off")
     if limit and 0 < limit.determined < FEW_REQUESTS:
         more = math.ceil(FEW_REQUESTS / limit.determined)
         out.append(

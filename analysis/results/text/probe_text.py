@@ -1,5 +1,7 @@
 """Rates against their bounds, as the screen shows them: a probe, a required rate, a confirmation run."""
 
+import math
+
 from analysis.results.types.probe_figures import (
     HoldFigures,
     ProbeFigures,
@@ -7,6 +9,7 @@ from analysis.results.types.probe_figures import (
     QuantileFigures,
     RateFigures,
 )
+from analysis.stats.quantile_interval import QuantileInterval
 from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 
 
@@ -59,9 +62,12 @@ def spread(found: QuantileFigures) -> str:
     return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, found.causes.noise_ms))}])"
 
 
-def unknown_interval(found: QuantileFigures) -> str:
-    """The reason why a quantile has no interval."""
-    return f"needs {found.needs} requests" if found.needs else "too few independent stretches, measure longer"
+def unknown_interval(found: QuantileFigures | QuantileInterval) -> str:
+    """The reason why a quantile has no interval, and how much to measure for one."""
+    if found.needs:
+        return f"needs {found.needs} requests"
+    longer = f"some {math.ceil(found.needs_s / 60)} minutes" if found.needs_s else "longer"
+    return f"too few independent stretches, measure {longer}"
 
 
 def plain_ms(value: float | None) -> str:

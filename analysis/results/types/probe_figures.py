@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from analysis.results.types.fields import always, inline
 from analysis.results.types.shared_figures import CapacityFigures
-from analysis.stats.quantiles import least_values
-from conf.specs.bounds import Limit, parsed, quantile_of
+from conf.specs.bounds import Limit, parsed
 
 Interval = tuple[float, float | None]
 """A 95 % interval; an open upper end is None."""
@@ -24,8 +24,8 @@ class P90Causes:
 class P90Figures:
     """A p90 in ms against its bound; `passed` is None where it does not apply or is unknown.
 
-    `causes` are known of predictions alone. `needs` is the number of requests that an interval takes, where
-    there were fewer; an interval that is None all the same had too few independent stretches.
+    `causes` are known of predictions alone. An interval that is None takes `needs` requests, or about
+    `needs_s` seconds where there were enough requests in too few independent stretches.
     """
 
     p90_ms: float | None
@@ -34,18 +34,12 @@ class P90Figures:
     bound_ms: float
     passed: bool | None
     needs: int | None = None
+    needs_s: float | None = None
 
     @property
     def figure(self) -> "QuantileFigures":
         """The same as figures of any quantile."""
-        return QuantileFigures(
-            quantile_ms=self.p90_ms,
-            interval_ms=self.interval_ms,
-            causes=self.causes,
-            bound_ms=self.bound_ms,
-            passed=self.passed,
-            needs=self.needs,
-        )
+        return QuantileFigures(quantile_ms=self.p90_ms, **_shared(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +53,17 @@ class QuantileFigures:
     passed: bool | None
     share: float | None = None
     needs: int | None = None
+    needs_s: float | None = None
 
     @property
     def p90(self) -> P90Figures:
         """The same as figures of a p90."""
-        return P90Figures(
-            p90_ms=self.quantile_ms,
-            interval_ms=self.interval_ms,
-            causes=self.causes,
-            bound_ms=self.bound_ms,
-            passed=self.passed,
-            needs=self.needs,
-        )
+        return P90Figures(p90_ms=self.quantile_ms, **_shared(self))
+
+
+def _shared(found: P90Figures | QuantileFigures) -> dict[str, Any]:
+    names = "interval_ms", "causes", "bound_ms", "passed", "needs", "needs_s"
+    return {name: getattr(found, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +93,7 @@ class RateFigures:
     @property
     def unshown(self) -> dict[Limit, int]:
         """Bounds that are kept by too few requests for an interval, and how many it takes."""
-        return {
-            limit: found.needs or least_values(quantile_of(limit))
-            for limit, found in self.limits.items()
-            if found.passed and (found.needs if found.share is not None else found.interval_ms is None)
-        }
+        return {limit: found.needs for limit, found in self.limits.items() if found.passed and found.needs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

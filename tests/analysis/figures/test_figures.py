@@ -158,9 +158,9 @@ def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> 
         (1, 4.0, "fail"),
         (2, 5.0, "void"),
     ]
-    many = [request(0, i / 20, 100.0 + i % 10) for i in range(200)]
-    more = [request(1, 10 + i / 20, 900.0 + i % 10) for i in range(200)]
-    lines = [window(0, 6.0, 0, 10), window(1, 4.0, 10, 20)]
+    many = [request(0, i / 5, 100.0 + i % 10) for i in range(3000)]
+    more = [request(1, 600 + i / 5, 900.0 + i % 10) for i in range(3000)]
+    lines = [window(0, 6.0, 0, 600), window(1, 4.0, 600, 1200)]
     first, second = figures.latency.latency_table(RunInMemory(many + more, lines, concluded())).to_pylist()
     assert 100 < first["ttft_p90_low_ms"] <= first["ttft_p90_high_ms"] < 120
     assert 900 < second["ttft_p90_low_ms"] <= second["ttft_p90_high_ms"] < 920

@@ -1,7 +1,11 @@
 """`loadgen.run.verdicts` and `loadgen.drive.loss_recovery`: how short searches end, and what a wait costs."""
 
+import re
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from analysis.results import summary
@@ -43,7 +47,7 @@ def searched(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
 @pytest.mark.parametrize(
     ("guess_qps", "words", "row", "code"),
     [
-        (7.0, ["slo.ttft_p90_ms=400"], {}, summary.EXIT_OK),
+        (8.0, ["slo.ttft_p90_ms=400"], {}, summary.EXIT_OK),
         (2.0, ["slo.ttft_p90_ms=4000"], {}, summary.EXIT_OPEN),
         (7.0, ["slo.ttft_p90_ms=400"], {"send_offset_ns": NS // 10}, summary.EXIT_VOID),
     ],
@@ -55,6 +59,29 @@ def test_a_search_ends_with_its_code(
     verdict = searched(guess_qps, *words, **row)
     assert verdict.exit_code == code and verdict.passed is (code == summary.EXIT_OK)
     assert verdict.valid is (code != summary.EXIT_VOID)
+
+
+class LateForOneInSix(VirtualTarget):
+    """A service whose first token comes five seconds late for one request in six, at any rate."""
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        return Observation(late(seen.ended), late(seen.pending))
+
+
+def late(rows: pa.Table) -> pa.Table:
+    """The rows, the first token of every sixth request later."""
+    name = "first_token_offset_ns"
+    more = pa.array(np.where(rows["seq"].to_numpy() % 6 == 0, 5 * NS, 0))
+    return rows.set_column(rows.schema.get_field_index(name), name, pc.add(rows[name], more))
+
+
+def test_a_share_that_misses_a_bound_at_any_rate_ends_with_that_share_and_no_capacity() -> None:
+    words = [*WORDS[: -len(SHORT)], "search=standard", "slo.ttft_p90_ms=2000"]
+    drive, experiment, _ = driver(words, Start(5.0, 5.0), target=LateForOneInSix(OneAtATime(0.05)))
+    verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    assert verdict.exit_code == summary.EXIT_SLO_MISSED and verdict.valid
+    assert re.search(r"some 1\d% of the requests miss the bound on p90 TTFT at any load", verdict.reason)
 
 
 def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:

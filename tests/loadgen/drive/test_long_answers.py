@@ -125,3 +125,12 @@ def test_a_dry_run_says_how_long_answers_may_last() -> None:
     assert "answers of 2000 tokens may last 122 s within the bounds: windows of 183 s" in text
     assert long.request_timeout_s == 4 * 122 and load([]).request_timeout_s == 120
     assert load(["fleet.request_timeout_s=3"]).request_timeout_s == 3
+
+
+@pytest.mark.parametrize(("rate_qps", "times"), [(2.0, 1), (0.25, 4), (0.01, 8)])
+def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, times: int) -> None:
+    quick = load(["search=quick"])
+    fitted = pacing.fitted(quick.search, Start(prediction_qps=rate_qps), [])
+    assert fitted.budget_s == times * quick.search.budget_s
+    said = f"below 1 QPS per node a search counts requests: up to {times * 240} s of load"
+    assert (said in dry_run.text(quick, 240.0, rate_qps)) == (times > 1)

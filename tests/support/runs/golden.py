@@ -2,21 +2,27 @@
 
     python -m tests.support.runs.golden RUN        # makes tests/data/golden_run of the run folder RUN
 
-A run of `make sweep` on this project's simulated engine. What names the machine it ran on is written anew in
-neutral words, its request rows as today's `loadgen` writes them, and the checksums of its manifest by the
-changed files; every row and every figure is as it was measured.
+A run of `make sweep` on this project's simulated engine, or the golden run itself after a change of the
+posterior. What names the machine it ran on is written anew in neutral words, its request rows as today's
+`loadgen` writes them, its capacity as today's posterior concludes, and the checksums of its manifest by the
+changed files; every row is as it was measured.
 """
 
 import json
 import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from analysis import load_run
 from analysis.capacity import dwell_table
+from analysis.results.joint import joined_like
+from analysis.results.json_border import to_tree
+from analysis.results.recount import recount
 from analysis.results.runs import Run
+from analysis.results.text.capacity_text import figures
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
 from conf.composed import dump
@@ -40,9 +46,18 @@ def make(source: Path, target: Path) -> None:
     words = neutral_words(run, target.name)
     lines = [json.dumps(neutral(event, words)) for event in run.events()]
     (target / "events.jsonl").write_text("\n".join(lines) + "\n")
-    write_json(target / "sweep.json", neutral(run.sweep, words))
+    write_json(target / "sweep.json", neutral(run.sweep, words) | {"capacity": concluded(run)})
     manifest = neutral(run.manifest, words) | {"argv": ["loadgen", run.manifest["verb"]]}
     write_json(target / "manifest.json", manifest | {"files": checksums(target)})
+
+
+def concluded(run: Run) -> dict[str, Any]:
+    """The run's capacity by today's posterior, joined with its constants."""
+    capacity, recorded = recount(run).capacity, run.verdict and run.verdict.capacity
+    assert capacity and recorded and recorded.qps_per_replica
+    replicas = recorded.qps_per_node.estimate / recorded.qps_per_replica.estimate
+    tree: dict[str, Any] = to_tree(joined_like(figures(capacity, replicas), recorded))
+    return tree
 
 
 def neutral_words(run: Run, name: str) -> dict[str, str]:
@@ -80,5 +95,7 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    make(Path(sys.argv[1]), GOLDEN)
+    with tempfile.TemporaryDirectory() as folder:
+        make(Path(sys.argv[1]), Path(folder) / GOLDEN.name)
+        shutil.rmtree(GOLDEN, ignore_errors=True)
+        shutil.copytree(Path(folder) / GOLDEN.name, GOLDEN)
