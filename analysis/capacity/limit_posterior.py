@@ -82,7 +82,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The limit rate, as ln(QPS per node), is normal around `centre` for each limit."""
+    """ln of the limit rate in QPS per node: Student's t of three degrees of freedom, for each limit."""
 
     centre: float
     sd: float = 0.25
@@ -92,11 +92,11 @@ class Prior:
 class LimitPosterior:
     """Posterior of one limit: a mass per (limit load, column) cell, and each column's shift to a rate.
 
-    A column is a slope and a floor with a kernel. `floor`: the share over the limit at any load.
-    `kept`: at least one window kept the limit. `rising`: the evidence
-    rejects that at most half of the allowed share is over at any load. `beyond`: the evidence has its maximum
-    at the grid's lower (-1) or upper (1) end, so that the prior was far off. `slope_unusual`: the
-    share hardly follows the load, or jumps with it. `dispersion` is the variance inflation of the counts.
+    A column is a slope and a floor with a kernel. `floor`: the share over the limit at any load. `kept`: at
+    least one window kept the limit. `rising`: the evidence rejects that at most `FLAT` of the allowed share
+    is over at any load. `beyond`: the evidence has its maximum at the grid's lower (-1) or upper (1) end,
+    so that the prior was far off. `slope_unusual`: the share hardly follows the load, or jumps with it.
+    `dispersion` is the variance inflation of the counts.
     """
 
     applies: bool
@@ -162,7 +162,7 @@ class _Blocks:
         return expected
 
     def constant(self) -> float:
-        """Log-likelihood of the likeliest share that is well below what is allowed, at any load."""
+        """Log-likelihood of the likeliest share of at most `FLAT` of what is allowed, at any load."""
         over, determined = float(self.over.sum()), float(self.determined.sum())
         share = min(over / max(determined, 1.0), FLAT * self.allowed)
         return over * math.log(share) + (determined - over) * math.log1p(-share) if share else 0.0
@@ -301,8 +301,8 @@ def _is_overloaded(window: WindowCounts, limit: Limit) -> bool:
 def _floor_evidence(windows: Sequence[WindowCounts], limit: Limit) -> Floats:
     """Log-likelihood of the windows with fewer requests over the limit than each column's floor.
 
-    Who is over at any load is so by himself, not in bursts, so that no dispersion weakens a quiet window. As
-    many windows lie below a floor that is true by chance, and cost it a quarter each.
+    Requests that are over at any load do not come in bursts, so that no dispersion weakens a quiet window. By
+    chance half of all windows lie below a true floor: each window takes a quarter off the loss.
     """
     if not windows:
         return np.zeros(len(SLOPES))

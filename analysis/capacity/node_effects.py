@@ -35,7 +35,7 @@ def node_effects(windows: Sequence[WindowCounts], prior: Prior) -> NodeEffects |
     streams = sorted({window.stream for window in windows if window.stream is not None})
     if len(streams) < 2:
         return None
-    # What one has by times counts as its own: nodes are compared over the same minutes.
+    # Nodes are compared over the same minutes, so that good times are no difference between them.
     own = [[window for window in windows if window.stream == stream] for stream in streams]
     alone = [posterior(part, prior, steady=True) for part in own]
     together = pooled([Estimate.of_interval(node.qps_per_node, node.low, node.high) for node in alone])

@@ -27,10 +27,9 @@ TAIL, CERTIFIED = 0.025, 0.05
 """Posterior mass beyond each end of an interval of 95 %, and below the certified value."""
 LEVEL_SD, LEVEL_MEMORY_S = 0.16, 60.0
 """A service may be faster and slower by so much (ln) in turn, with so long a memory, by a neighbour or of
-itself. A run that was all in good times does not show it, and its interval allows for it: beside a neighbour
-that takes 20 % for a minute after each three, 4 and 15 minutes certify too much in .08 and .12 of the searches
-with 0.14 (`foreign_services`)."""
-
+itself. A run that was all in good times does not show it, and its interval allows for it: beside a
+neighbour that takes 20 % for a minute after each three, 4 and 15 minutes certify too much in .06 and .12 of
+the searches with 0.14 (`foreign_services`)."""
 DOUBT = 2.0
 """An answer whose slope or floor is unusual rests on few shares near what is allowed: its ends lie so many
 times as far from the estimate (our choice)."""
@@ -46,7 +45,7 @@ class LimitFit:
     """The rate at which one limit alone would just be kept, and what that rests on.
 
     `informative`: requests were seen on both sides of the limit; else one end is only the prior.
-    `floor`: the share over the limit that no load explains; above what is allowed no rate keeps the limit.
+    `floor`: the share over the limit that no load explains.
     `slope_unusual`: the share hardly follows the load, or jumps with it, and the interval is doubtful.
     """
 

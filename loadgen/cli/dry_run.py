@@ -63,6 +63,9 @@ def _load(
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
     warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
     parts = experiment.search.parts
+    searched = not (experiment.rate_qps or experiment.profile_qps)
+    longer = longer_at(guess_qps) if guess_qps and searched else 1.0
+    load_s *= longer
     longest_s = load_s + runs * (warm_s + experiment.search.settle_s + experiment.fleet.drain_s)
     longest = f"at most about {longest_s:.0f} s with warm-up and drain"
     deployed = "after deployment" if services == 1 else f"and {services} deployments"
@@ -73,14 +76,12 @@ def _load(
             f"# these are the engine's seconds; at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
         )
     lines += _long_answers(experiment)
+    if longer > 1:
+        lines.append(f"# below 1 QPS per node a search counts requests: {longer:.1f} times its budget")
     if parts > 1:
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]
     rate_qps = experiment.rate_qps or guess_qps
-    longer = 1.0 if experiment.rate_qps or not guess_qps else longer_at(guess_qps)
-    if longer > 1:
-        seconds = f"up to {longer * load_s:.0f} s of load"
-        lines.append(f"# below 1 QPS per node a search counts requests: {seconds}")
     varies = experiment.profile_qps or experiment.workload.arrivals.kind == "trace"
     if rate_qps and not varies:
         planned = rate_qps * experiment.cluster.nodes * load_s

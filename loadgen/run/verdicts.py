@@ -94,10 +94,14 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
         return _ended(verdict, EXIT_VOID, why, valid=False)
     if capacity.queue_grew:
         return _ended(verdict, EXIT_OPEN, QUEUE_GREW)
-    floor, allowed = capacity.limits[capacity.binding].floor, allowed_over(capacity.binding)
-    if capacity.open_below and floor > allowed:
-        why = f"some {floor:.0%} of the requests miss the bound on {label(capacity.binding)} at any load"
-        return _ended(verdict, EXIT_SLO_MISSED, f"no rate keeps the bounds: {why}, and {allowed:.0%} may")
+    limit = capacity.limits[capacity.binding]
+    if capacity.open_below and limit.slope_unusual:
+        missed, may = limit.over / limit.determined, allowed_over(capacity.binding)
+        hardly = (
+            f"{100 * missed:.2g} % missed the bound on {label(capacity.binding)}, hardly fewer at lower rates"
+        )
+        why = f"of the requests {hardly}, and {100 * may:.2g} % may: most likely no rate keeps it"
+        return _ended(verdict, EXIT_OPEN, why)
     if capacity.open_above or capacity.open_below:
         return _ended(verdict, EXIT_OPEN, "the budget ran out with one end open")
     return _ended(verdict, EXIT_OK, "")

@@ -44,13 +44,12 @@ def next_rate(begin: FirstWindow, dwells: Sequence[Outcome]) -> tuple[float, str
     offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)] + _aimed_above(capacity)
     wanted = capacity.qps_per_node * math.exp(offset)
     reason = f"posterior {capacity.qps_per_node:.3g} [{capacity.low:.3g}, {capacity.high:.3g}] {offset:+.1%}"
-    share = allowed_over(capacity.binding) if capacity.open_above else CLEAN_SHARE
-    clean = _in_a_row(dwells, _clean(share))
+    clean = _in_a_row(dwells, _kept if capacity.open_above else _clean)
     # Most windows are clean at the capacity too under a p99: then what is known above is not climbed over.
     known = allowed_over(capacity.binding) < MOST_AIMED and not capacity.open_above
     higher = min(_raised(dwells, clean), capacity.high if known else math.inf)
     if clean and higher > wanted:
-        return higher, f"{reason}, climbing: {clean} in a row had next to nothing over a bound"
+        return higher, f"{reason}, climbing: {clean} in a row kept the bounds"
     if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
         return most, f"{reason}, held back to a small step up"
     missed = _in_a_row(dwells, missed_bound)
@@ -74,9 +73,15 @@ def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int
     return next((n for n, outcome in enumerate(reversed(dwells)) if not fits(outcome)), len(dwells))
 
 
-def _clean(most: float) -> Callable[[Outcome], bool]:
-    """Whether a window is clean, with at most this share over a bound."""
-    return lambda outcome: not (outcome.void or outcome.aborted) and share_over(outcome) <= most
+def _clean(outcome: Outcome) -> bool:
+    return _kept(outcome) and share_over(outcome) <= CLEAN_SHARE
+
+
+def _kept(outcome: Outcome) -> bool:
+    """True if no bound was missed by more requests than may."""
+    limits = outcome.dwell.limits.items()
+    within = all((counted.share or 0.0) <= allowed_over(limit) for limit, counted in limits)
+    return within and not (outcome.void or outcome.aborted)
 
 
 def missed_bound(outcome: Outcome) -> bool:

@@ -43,8 +43,8 @@ VOID_FAILED = 0.2
 
 def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapsed_s: float) -> Segment | Stop:
     """The next segment after `outcomes`, `elapsed_s` of the budget being spent."""
-    spec = fitted(spec, start, outcomes)
     begin = _begin(spec, start, outcomes)
+    spec = fitted(spec, start, outcomes)
     if not isinstance(begin, FirstWindow):
         return begin
     dwells = _dwells(outcomes)
@@ -79,17 +79,19 @@ def next_segment(spec: Search, start: Start, outcomes: Sequence[Outcome], elapse
 
 def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | None:
     """The prior of the posterior over these windows; None while the ramp is not over."""
-    begin = _begin(fitted(spec, start, outcomes), start, outcomes)
+    begin = _begin(spec, start, outcomes)
     return begin.prior if isinstance(begin, FirstWindow) else None
 
 
 def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Segment | Stop | FirstWindow:
-    """The next ramp step, or where the windows begin."""
+    """The next ramp step, or where the windows begin; windows that came since change neither."""
+    ramped = [outcome for outcome in outcomes if outcome.segment.kind == "ramp"]
+    spec = fitted(spec, start, ramped)
     if spec.start == "prediction" and start.prediction_qps is not None:
         guess = start.prediction_qps
         first = within_bounds(spec, guess * math.exp(-start.first_below))
         return FirstWindow(Prior(math.log(guess), PREDICTION_SD), first, f"{guess:.3g} is expected")
-    return ramp(spec, start, [outcome for outcome in outcomes if outcome.segment.kind == "ramp"])
+    return ramp(spec, start, ramped)
 
 
 def _segment(

@@ -415,7 +415,7 @@ FAULTS = (
     Fault(
         "no rate keeps the bound, unsaid",
         "loadgen.run.verdicts:of_sweep",
-        "capacity.open_below and floor > allowed",
+        "capacity.open_below and limit.slope_unusual",
         "False",
     ),
     Fault(

@@ -138,8 +138,9 @@ def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
     if limit and limit.slope_unusual:
         what = "hardly follows the load, or jumps with it"
         if limit.floor >= MUCH * allowed_over(capacity.binding):
-            what = f"is some {limit.floor:.1%} at any load, of {allowed_over(capacity.binding):.0%} allowed"
-        out.append(f"  doubtful: the share over the bound on {name} {what}; both ends lie twice as far off")
+            allowed = 100 * allowed_over(capacity.binding)
+            what = f"is some {100 * limit.floor:.2g} % at any load, of {allowed:.2g} % allowed"
+        out.append(f"  doubtful: the share over the bound on {name} {what}")
     if limit and 0 < limit.determined < FEW_REQUESTS:
         more = math.ceil(FEW_REQUESTS / limit.determined)
         out.append(

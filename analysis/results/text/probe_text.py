@@ -12,6 +12,9 @@ from analysis.results.types.probe_figures import (
 from analysis.stats.quantile_interval import QuantileInterval
 from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 
+MANY_MINUTES = 300
+"""Minutes of measuring from which on no figure is given (our choice)."""
+
 
 def load(probe: ProbeFigures) -> str:
     """The load that was offered. A closed loop throttles its own load, so that its rate is no capacity."""
@@ -66,7 +69,8 @@ def unknown_interval(found: QuantileFigures | QuantileInterval) -> str:
     """The reason why a quantile has no interval, and how much to measure for one."""
     if found.needs:
         return f"needs {found.needs} requests"
-    longer = f"some {math.ceil(found.needs_s / 60)} minutes" if found.needs_s else "longer"
+    minutes = math.ceil((found.needs_s or 0.0) / 60)
+    longer = f"some {minutes} minutes" if 0 < minutes < MANY_MINUTES else "far longer"
     return f"too few independent stretches, measure {longer}"
 
 

@@ -1,6 +1,5 @@
 """`loadgen.run.verdicts` and `loadgen.drive.loss_recovery`: how short searches end, and what a wait costs."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -61,8 +60,8 @@ def test_a_search_ends_with_its_code(
     assert verdict.valid is (code != summary.EXIT_VOID)
 
 
-class LateForOneInSix(VirtualTarget):
-    """A service whose first token comes five seconds late for one request in six, at any rate."""
+class LateForOneInFive(VirtualTarget):
+    """A service whose first token comes five seconds late for one request in five, at any rate."""
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
@@ -70,18 +69,18 @@ class LateForOneInSix(VirtualTarget):
 
 
 def late(rows: pa.Table) -> pa.Table:
-    """The rows, the first token of every sixth request later."""
+    """The rows, the first token of every fifth request later."""
     name = "first_token_offset_ns"
-    more = pa.array(np.where(rows["seq"].to_numpy() % 6 == 0, 5 * NS, 0))
+    more = pa.array(np.where(rows["seq"].to_numpy() % 5 == 0, 5 * NS, 0))
     return rows.set_column(rows.schema.get_field_index(name), name, pc.add(rows[name], more))
 
 
-def test_a_share_that_misses_a_bound_at_any_rate_ends_with_that_share_and_no_capacity() -> None:
+def test_a_share_that_misses_a_bound_at_any_rate_is_said() -> None:
     words = [*WORDS[: -len(SHORT)], "search=standard", "slo.ttft_p90_ms=2000"]
-    drive, experiment, _ = driver(words, Start(5.0, 5.0), target=LateForOneInSix(OneAtATime(0.05)))
+    drive, experiment, _ = driver(words, Start(5.0, 5.0), target=LateForOneInFive(OneAtATime(0.05)))
     verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
-    assert verdict.exit_code == summary.EXIT_SLO_MISSED and verdict.valid
-    assert re.search(r"some 1\d% of the requests miss the bound on p90 TTFT at any load", verdict.reason)
+    assert verdict.exit_code == summary.EXIT_OPEN and verdict.capacity and verdict.capacity.open_below
+    assert "20 % missed the bound on p90 TTFT, hardly fewer at lower rates, and 10 % may" in verdict.reason
 
 
 def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:

@@ -26,6 +26,7 @@ from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import EDGES, truths
 from tests.support.search.search_windows import window_of
 from tests.support.virtual.shared_processor import SharedProcessor
+from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import driver
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -132,5 +133,13 @@ def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, ti
     quick = load(["search=quick"])
     fitted = pacing.fitted(quick.search, Start(prediction_qps=rate_qps), [])
     assert fitted.budget_s == times * quick.search.budget_s
-    said = f"below 1 QPS per node a search counts requests: up to {times * 240} s of load"
-    assert (said in dry_run.text(quick, 240.0, rate_qps)) == (times > 1)
+    text = dry_run.text(quick, 240.0, rate_qps)
+    assert f"# {times * 240} s of load" in text
+    assert (f"a search counts requests: {times}.0 times its budget" in text) == (times > 1)
+
+
+def test_windows_at_a_low_rate_do_not_bring_the_ramp_back() -> None:
+    """The budget grows with the first of them, and of that the ramp would have had a third."""
+    drive, _, _ = driver([*EDGES["M1"], "search=quick"], Start(), target=VirtualTarget(OneAtATime(5.0)))
+    kinds = [outcome.segment.kind for outcome in sweep(drive).outcomes]
+    assert kinds == sorted(kinds, reverse=True) and {"ramp", "dwell"} == set(kinds)

@@ -26,7 +26,7 @@ def test_a_rate_fails_by_its_interval_after_three_windows(windows: int, verdict:
     assert acceptance.decide(4.0, seen, seen, 45.0 * windows, behind=False).verdict == verdict
 
 
-def test_a_pass_allows_for_a_capacity_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_allows_for_a_service_that_was_in_good_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same windows pass with the level that is assumed and not with one that strays much further."""
     seen = [window(index, 0) for index in range(20)]
     assert acceptance.decide(4.0, seen, [], 20 * 45.0, behind=False).verdict == "passed"
