@@ -17,7 +17,7 @@ from conf.specs.bounds import allowed_over
 
 SURE_SDS = 2.576
 """Standard deviations by which fewer requests must have ended: one chance in two hundred, for it costs the
-answer. In 113 searches of twelve scenarios (docs/search_accuracy.md) one fell to it, whose estimate was 7 %
+answer. In 113 searches of twelve scenarios one fell to it, whose estimate was 7 %
 too high; with 1.645 it would be three."""
 
 

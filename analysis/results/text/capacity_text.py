@@ -22,7 +22,7 @@ MISSING = "what is unknown of the engine model's constants is not in it ({})"
 """What the interval of a simulated capacity holds, and what it lacks."""
 FEW_REQUESTS = 250
 """Fewest requests in all windows; of fewer an interval of 95 % holds the truth in three of four searches, as
-of a server that answers one in ten seconds (docs/search_accuracy.md, M1)."""
+of a server that answers one in ten seconds."""
 
 
 def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigures:
