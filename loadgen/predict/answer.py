@@ -23,8 +23,8 @@ from analysis.results.types.prediction_verdict import (
 )
 from analysis.results.types.probe_figures import ProbeFigures, QuantileFigures
 from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
-from analysis.stats.quantiles import quantile
-from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of
+from analysis.stats.quantiles import least_values, quantile
+from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict import no_rate
 from loadgen.predict.capacity import (
@@ -226,10 +226,10 @@ def _limits(known: QuantileDraws, point: OperatingPoint) -> dict[str, Any]:
 
 def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> QuantileFigures:
     quantile_ms, bound_ms = point.quantile_ms(limit), point.bound_ms(limit)
-    noise = point.interval_ms(limit)
-    found = figures(known, limit, quantile_ms, noise.ends, bound_ms)
+    found = figures(known, limit, quantile_ms, point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
-        return found if found.interval_ms else replace(found, needs=noise.needs, needs_s=noise.needs_s)
+        least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
+        return replace(found, needs=None if found.interval_ms or seen >= least else least)
     share = float(np.mean(point.latency(limit) <= bound_ms))
     return QuantileFigures(
         quantile_ms=None, interval_ms=None, bound_ms=math.inf, passed=found.passed, share=share

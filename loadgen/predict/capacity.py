@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from analysis.stats.quantiles import least_values
+from conf.specs.bounds import quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
 from loadgen.predict.root_finding import RateRoot, find_root
@@ -47,7 +49,7 @@ class Solution:
     def noise(self) -> float | None:
         """95 % half width of ln rate by Monte Carlo noise; None if unknown, as at an open end or a jump."""
         limit = self.point.binding
-        p90, ends = self.point.quantile_ms(limit), self.point.interval_ms(limit).ends
+        p90, ends = self.point.quantile_ms(limit), self.point.interval_ms(limit)
         if self.root.side or p90 is None or ends is None or not math.isfinite(ends[1]):
             return None
         noise = (ends[1] - ends[0]) / 2 / p90 / self.root.slope
@@ -55,9 +57,9 @@ class Solution:
 
     @property
     def jumps(self) -> bool:
-        """True if the binding quantile jumps with the rate: it has an interval, and its noise is unknown."""
-        known = self.point.interval_ms(self.point.binding).ends is not None
-        return not self.root.side and self.noise is None and known
+        """True if the binding quantile jumps with the rate: its noise is unknown for all its requests."""
+        q, values = quantile_of(self.point.binding), self.point.latency(self.point.binding)
+        return not self.root.side and self.noise is None and len(values) >= least_values(q)
 
 
 def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: float) -> Solution:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.rows.metrics import tpot_ms, ttft_ms
-from analysis.stats.quantile_interval import QuantileInterval, quantile_interval
-from analysis.stats.quantiles import quantile
+from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
 from conf.specs.bounds import JOINT, PER_REQUEST, Limit, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Slo
 from loadgen.predict.routing_outcome import RoutingOutcome, routing_outcome
@@ -60,7 +59,9 @@ Simulate = Callable[[Experiment, ArrivalSchedule, int, int], Simulated]
 PARTS = 10
 LEAST_WINDOW_S, LONG_PART_S = 60.0, 600.0
 LEAST_REQUESTS = 2000
-"""Fewest requests for a p90 (our choice)."""
+"""Fewest requests for a p90 from ten batches."""
+LEAST_IN_BATCH = 250
+"""Requests per batch from which 40 batches hardly depend on each other (our choice; seeds agree)."""
 ENOUGH_QPS = 8.0
 """A node above this rate is simulated for less time, with as many requests (our choice)."""
 LIVES = 4
@@ -93,10 +94,10 @@ class Effort:
 class OperatingPoint:
     """Latencies at one rate (QPS per node) in order of arrival, and means over requests.
 
-    `gaps_ms` are the gaps of all requests, one request's after the other's: blocks of them are of requests.
+    `gaps_ms` are the gaps of all requests, one request's after the other's: batches of them are of requests.
     `e2e_s` is the mean life of a request. `work` holds sums over all runs and `load_s` their node seconds,
-    with the load around their windows of together `windows_s`. `served_qps` is below the arrival rate if
-    `steady` is false: the queue grew as long as requests came.
+    with the load around the window. `served_qps` is below the arrival rate if `steady` is false: the queue
+    grew as long as requests came.
     """
 
     rate_qps: float
@@ -116,7 +117,6 @@ class OperatingPoint:
     load_s: float
     served_qps: float
     steady: bool
-    windows_s: float
     routing_outcome: RoutingOutcome | None = None
 
     def quantile_ms(self, limit: Limit) -> float | None:
@@ -126,9 +126,11 @@ class OperatingPoint:
         """
         return quantile(self.latency(limit), quantile_of(limit))
 
-    def interval_ms(self, limit: Limit) -> QuantileInterval:
-        """95 % interval of the quantile by Monte Carlo noise alone."""
-        return quantile_interval(self.latency(limit), quantile_of(limit), self.windows_s)
+    def interval_ms(self, limit: Limit) -> tuple[float, float] | None:
+        """95 % interval of the quantile by Monte Carlo noise alone; None for too few requests."""
+        latency, q = self.latency(limit), quantile_of(limit)
+        many = len(latency) >= MANY_BATCHES * LEAST_IN_BATCH
+        return sectioning(latency, q, MANY_BATCHES if many else BATCHES)
 
     def excess(self, limit: Limit) -> float:
         """ln of the quantile over its bound, within `FARTHEST`; the lowest value if it does not apply."""
@@ -233,7 +235,6 @@ class RateSimulator:
             load_s=load_s,
             served_qps=rate_qps if steady else rate_qps * offered_s / load_s,
             steady=steady,
-            windows_s=effort.parts * window_s,
             routing_outcome=runs[0].routing_outcome,
         )
 

@@ -287,7 +287,7 @@ def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
     shorter, longer = (sum(o.dwell.seconds for o in found.outcomes) for found in (four, one))
     assert shorter <= longer / 4 and four.elapsed_s < one.elapsed_s / 3
     width, same = (math.log(c.high / c.low) for c in (four.capacity, one.capacity))
-    assert width < 1.5 * same
+    assert width < 2 * same  # all nodes may have been in good times together, the more so the shorter the run
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """analysis.stats.quantiles and .dispersion, against numpy and known answers."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.stats.dispersion import GROWTH, START_FREEDOM, Dispersion, overdispersion, parzen
-from analysis.stats.quantiles import quantile
+from analysis.stats.quantiles import quantile, sectioning
 
 latencies = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 levels = st.integers(0, 1000).map(lambda thousandth: thousandth / 1000)
@@ -45,6 +46,39 @@ def test_nothing_known_has_no_quantile():
     assert quantile(np.empty(0), 0.9) is None
     assert quantile(np.array([math.nan, math.nan]), 0.9) is None
     assert quantile(np.array([math.nan, 3.0]), 0.9) == 3.0
+
+
+def test_sectioning_by_hand():
+    values = np.concatenate([np.full(10, float(level)) for level in range(10)])
+    half = 2.262157 * math.sqrt(sum((level - 4.5) ** 2 for level in range(10)) / 90)
+    assert sectioning(values, 0.5) == pytest.approx((4.5 - half, 4.5 + half))
+
+
+def test_sectioning_covers_the_truth_of_an_independent_sample():
+    rng = np.random.default_rng(3)
+    truth = math.log(10)
+    inside = [
+        low <= truth <= high
+        for low, high in (sectioning(rng.exponential(size=2000), 0.9) for _ in range(400))
+    ]
+    assert 0.91 <= np.mean(inside) <= 0.985
+
+
+def test_sectioning_says_what_it_cannot_know():
+    assert sectioning(np.arange(99.0), 0.9) is None
+    values = np.arange(200.0)
+    values[190:] = math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sectioning(values, 0.9) == (pytest.approx(17.1), math.inf)
+
+
+def test_an_interval_of_a_latency_never_reaches_below_zero():
+    """A stall in one of ten stretches: how often such a thing comes is not known from one of them."""
+    stalled = np.concatenate([np.linspace(900, 1100, 90), np.linspace(5e4, 6e4, 10)])
+    assert sectioning(stalled, 0.9) is None
+    assert sectioning(np.full(100, 7.0), 0.9) == (7.0, 7.0)
+    assert sectioning(np.zeros(100), 0.9) == (0.0, 0.0)
 
 
 def test_parzen_window():

@@ -44,7 +44,8 @@ def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 3.35 QPS.
-    assert 3.15 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 3.6
+    assert 2.9 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 3.8
+    assert 3.2 < q["estimate"] < 3.5
     assert [kind for kind, _ in events].count("segment_done") == len(tree["dwells"])
     assert "QPS per node, sampling noise alone: 95 % interval" in text_of(tree)
 
@@ -80,7 +81,8 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
         drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=60"])
         fixed_rate.rate(drive, rate, 60, 15)
         tree = to_tree(verdicts.of_probe(experiment, drive))
-        assert tree["probe"]["tpot"]["interval_ms"] is not None
+        tpot = tree["probe"]["tpot"]
+        assert tpot["interval_ms"] is None and tpot["needs_s"] > 60  # a minute tells too little
         codes.append(tree["exit_code"])
     assert codes == [summary.EXIT_OK, summary.EXIT_SLO_MISSED]
 
