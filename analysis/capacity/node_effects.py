@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.posterior import TAIL, Capacity, posterior
+from analysis.capacity.posterior import CERTIFIED, NORMAL, TAIL, Capacity, beside, posterior
 from analysis.capacity.window_counts import WindowCounts
-from analysis.stats.pooling import NORMAL_95, Estimate, Interval, pooled
+from analysis.stats.pooling import Estimate, Interval, pooled
 
 LEAST_EFFECT = 0.02
 """Smallest difference from the mean for which a node is named (the method, 4.4)."""
@@ -51,15 +50,14 @@ def including(capacity: Capacity, effects: NodeEffects | None, tail: float = TAI
     if not effects.differing:
         return capacity
     sd = effects.between.value / math.sqrt(len(effects.effects))
-    beyond = NormalDist().inv_cdf(1 - tail)
 
-    def at(end: float, quantile: float) -> float:
+    def at(end: float, q: float) -> float:
         distance = math.log(end / capacity.qps_per_node)
-        return capacity.qps_per_node * math.exp(math.copysign(math.hypot(distance, quantile * sd), distance))
+        return capacity.qps_per_node * math.exp(beside(distance, NORMAL.inv_cdf(q) * sd))
 
     return replace(
         capacity,
-        low=at(capacity.low, beyond),
-        high=at(capacity.high, beyond),
-        certified=at(capacity.certified, NORMAL_95),
+        low=at(capacity.low, tail),
+        high=at(capacity.high, 1 - tail),
+        certified=at(capacity.certified, CERTIFIED),
     )

@@ -69,8 +69,10 @@ def unknown_interval(found: QuantileFigures | QuantileInterval) -> str:
     """The reason why a quantile has no interval, and how much to measure for one."""
     if found.needs:
         return f"needs {found.needs} requests"
-    minutes = math.ceil((found.needs_s or 0.0) / 60)
-    longer = f"some {minutes} minutes" if 0 < minutes < MANY_MINUTES else "far longer"
+    if not found.needs_s:
+        return "too few independent stretches, measure longer"
+    minutes = math.ceil(found.needs_s / 60)
+    longer = f"some {minutes} minutes" if minutes < MANY_MINUTES else "far longer"
     return f"too few independent stretches, measure {longer}"
 
 

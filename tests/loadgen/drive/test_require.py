@@ -31,19 +31,17 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
 
 # The capacity of the default node is near 3.35 QPS.
 @pytest.mark.parametrize(
-    ("rate_qps", "verdict", "exit_code", "within_s"),
-    [(2.4, "passed", summary.EXIT_OK, 600), (5.2, "failed", summary.EXIT_SLO_MISSED, 110)],
+    ("rate_qps", "verdict", "exit_code"),
+    [(2.4, "passed", summary.EXIT_OK), (5.2, "failed", summary.EXIT_SLO_MISSED)],
 )
-def test_far_from_the_knee_the_answer_is_clear_early(
-    rate_qps: float, verdict: str, exit_code: int, within_s: float
-) -> None:
-    tree, looks, drive = required([f"rate_qps={rate_qps}"])
+def test_far_from_the_knee_the_answer_is_clear(rate_qps: float, verdict: str, exit_code: int) -> None:
+    tree, looks, _ = required([f"rate_qps={rate_qps}"])
     assert (tree["exit_code"], tree["valid"], tree["probe"]["required"]["verdict"]) == (
         exit_code,
         True,
         verdict,
     )
-    assert drive.windows.outcomes[-1].dwell.window_end_ns / NS < within_s
+    assert verdict == "passed" or len(looks) == 1  # a failure is clear at once
     assert [look["verdict"] for look in looks] == ["undecided"] * (len(looks) - 1) + [verdict]
     first, second = text_of(tree).splitlines()[:2]
     assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}; requests of 5600/140 tokens"
