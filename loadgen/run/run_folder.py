@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -22,6 +21,7 @@ from analysis.results.integrity import sha256_of as sha256_of
 from analysis.results.locations import KNOWN
 from analysis.rows import gathering, latency_columns, parquet, piecewise, records, shards, time_series
 from conf.io import durable
+from conf.io.versions import version
 from loadgen.fleet.arrow_stream import ArrowStream, lock
 from loadgen.fleet.rows import plan_table
 from loadgen.run.folder import BusyError, Folder
@@ -194,7 +194,7 @@ def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
         "argv": [without_credentials(word) for word in sys.argv],
         "seed": seed,
         "prompt_salt": salt,
-        "versions": {name: version for name in PACKAGES.split() if (version := _version(name))},
+        "versions": {name: known for name in PACKAGES.split() if (known := version(name))},
         "python": platform.python_version(),
         "git": _revision(),
         "host": {
@@ -216,13 +216,6 @@ def without_credentials(word: str) -> str:
         parts = urlsplit(url.strip())
         urls.append(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
     return f"{key}=[{','.join(urls)}]" if equals else urls[0]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _revision() -> dict[str, Any] | None:

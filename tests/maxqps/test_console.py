@@ -17,11 +17,11 @@ def test_its_verbs_are_those_of_the_rooms() -> None:
 
 def test_help_and_version_import_no_room() -> None:
     code = "import sys; from maxqps.__main__ import main; main([{!r}]); print(*sys.modules, sep='\\n')"
-    for flag in ("--help", "--version"):
+    for flag in ("help", "--help", "--version"):
         told = subprocess.run(
             [sys.executable, "-c", code.format(flag)], capture_output=True, text=True, check=True
         )
-        heavy = {"ray", "numpy", "pyarrow", "omegaconf", "loadgen", "analysis", "conf"}
+        heavy = {"ray", "numpy", "pyarrow", "omegaconf", "loadgen", "analysis"}
         assert not heavy & set(told.stdout.splitlines())
 
 
@@ -37,6 +37,24 @@ def test_a_verb_runs_in_its_room_and_two_rooms_have_long_forms(capsys: pytest.Ca
     with pytest.raises(SystemExit) as ended:
         console.main(["analysis", "compare", "--help"])
     assert ended.value.code == 0 and "analysis compare" in capsys.readouterr().out
+
+
+def test_help_of_a_verb_is_that_of_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["help"]) == 0 and "maxqps help VERB" in capsys.readouterr().out
+    for words in (["help", "probe"], ["probe", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            console.main(words)
+        assert ended.value.code == 0 and "loadgen probe rate_qps=" in capsys.readouterr().out
+    assert console.main(["help", "swep"]) == 2
+
+
+@pytest.mark.parametrize("room", console.ROOMS)
+def test_every_room_prints_the_same_versions(room: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["--version"]) == 0
+    expected = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        console.main([room, "--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == expected
 
 
 def test_an_unknown_verb_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

