@@ -9,7 +9,7 @@
 # # The request table in SQL
 #
 # Every planned request is one row of `requests/*.parquet`, also a failed one, for any reader of Parquet.
-# A failed request has infinite latencies; a latency that does not apply is null. `docs/run_folder.md` has
+# A failed request has infinite latencies; a latency that does not apply is null. `docs/columns.md` has
 # every column.
 
 # %% tags=["parameters"]

@@ -18,10 +18,7 @@ FORMULAS = {metric.name: metric.formula for metric in metrics.METRICS}
 
 def _field(metric: metrics.Metric) -> pa.Field:
     infinite = "never sent" if metric.name == "send_lag" else "failed"
-    doc = (
-        f"{metric.meaning}; infinite: {infinite}; null: not known, or does not apply. "
-        "Derived when written, for other readers; the offsets are the truth"
-    )
+    doc = f"{metric.meaning}; infinite: {infinite}; null: unknown"
     metadata = {"unit": "ms", "doc": doc, "formula": metric.formula}
     return pa.field(f"{metric.name}_ms", pa.float32(), metadata=metadata)
 

@@ -1,4 +1,4 @@
-"""docs/run_folder.md: every column as the schemas have it, and every line of code as it runs."""
+"""docs/run_folder.md and docs/columns.md: columns as the schemas have them, lines of code as they run."""
 
 import ast
 import math
@@ -13,15 +13,19 @@ import pytest
 from analysis import load_run
 from analysis.results import tables
 from analysis.rows import latency_columns, records
-from tests.support.runs.column_tables import DOCUMENT, SCHEMAS, document
+from tests.support.runs.column_tables import DOCUMENTS, PAGES, SCHEMAS, document
 from tests.support.runs.golden import GOLDEN, unsealed
+
+DOCUMENT = DOCUMENTS / "run_folder.md"
 
 
 def test_the_tables_of_columns_are_those_of_the_schemas() -> None:
-    assert document() == DOCUMENT.read_text(), "python -m tests.support.runs.column_tables writes them anew"
-    for schema in SCHEMAS.values():
-        for field in schema:
-            assert f"| `{field.name}` |" in document()
+    for page, names in PAGES.items():
+        remedy = "python -m tests.support.runs.column_tables writes them anew"
+        assert document(page) == (DOCUMENTS / page).read_text(), remedy
+        for field in (field for name in names for field in SCHEMAS[name]):
+            assert f"| `{field.name}` |" in document(page)
+    assert sorted(name for names in PAGES.values() for name in names) == sorted(SCHEMAS)
 
 
 def test_every_file_of_a_run_is_named() -> None:

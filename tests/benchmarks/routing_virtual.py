@@ -29,8 +29,8 @@ from serve_apps.engine_model.service.prefix_reuse import Prefixes
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
 from serve_apps.routing import hash_ring
 
-POLICIES = ("client_side", "consistent_hash", "bounded_hash", "leastconn", "pow2", "round_robin")
-FLEETS, LOSSES = (4, 8, 64, 3000), (4, 8, 64)
+POLICIES = ("consistent_hash", "client_side", "bounded_hash", "leastconn", "pow2", "round_robin")
+FLEETS, LOSSES = (4, 64, 3000), (4, 64)
 DRAWS = 30
 LOAD = 0.7
 """Of its own capacity each policy is at so much when it loses a replica (our choice)."""
@@ -65,16 +65,17 @@ def capacities(fleets: tuple[int, ...], draws: int, *words: str) -> dict[tuple[s
         for nodes in fleets:
             for policy in POLICIES:
                 began = time.monotonic()
-                tree = to_tree(engine_model.predict(experiment(policy, nodes, *words), spread, draws))
-                found[policy, nodes] = tree
-                print(_row(policy, nodes, tree, found, time.monotonic() - began), flush=True)
+                cell = experiment(policy, nodes, *words)
+                found[policy, nodes] = engine_model.predict(cell, spread, draws), cell
+                print(_row(policy, nodes, found, time.monotonic() - began), flush=True)
     return found
 
 
-def _row(policy: str, nodes: int, tree: Any, found: Any, took_s: float) -> str:
+def _row(policy: str, nodes: int, found: Any, took_s: float) -> str:
+    tree = to_tree(found[policy, nodes][0])
     seen, q = tree["forecast"], tree["capacity"]["qps_per_node"]
     sticky = found.get(("consistent_hash", nodes))
-    over = ratio(sticky, tree) if sticky else None
+    over = ratio(sticky, found[policy, nodes]) if sticky else None
     cells = (
         f"`{policy}`",
         f"{nodes}",
@@ -83,7 +84,7 @@ def _row(policy: str, nodes: int, tree: Any, found: Any, took_s: float) -> str:
         f"{100 * seen['cached_share_of_input']:.1f}",
         f"{seen['replicas_per_session']:.2f}",
         f"{seen['max_over_mean_share']:.2f}",
-        "" if over is None else f"{over['value']:.2f} [{over['low']:.2f}, {over['high']:.2f}]",
+        "" if over is None else f"{over.estimate:.2f} [{over.low:.2f}, {over.high:.2f}]",
         f"{took_s:.0f}",
     )
     return "| " + " | ".join(cells) + " |"
@@ -192,7 +193,7 @@ def losses(found: dict[tuple[str, int], Any], fleets: tuple[int, ...]) -> None:
     print("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for nodes in fleets:
         for policy in POLICIES:
-            rate_qps = LOAD * found[policy, nodes]["capacity"]["qps_per_node"]["estimate"]
+            rate_qps = LOAD * found[policy, nodes][0].capacity.qps_per_node.estimate
             it = loss(policy, nodes, rate_qps)
             hit = ", ".join(f"{100 * each:.1f}" for each in (it.hit_before, it.hit_least, it.hit_after))
             ttft = ", ".join(f"{each:.0f}" for each in (it.ttft_before_ms, it.ttft_most_ms, it.ttft_after_ms))

@@ -1,4 +1,4 @@
-"""`make dist`: the wheel holds the data of every package, and runs in an environment without this checkout."""
+"""`make dist`: the wheel holds the data of every package, and runs in an empty environment."""
 
 import fnmatch
 import os

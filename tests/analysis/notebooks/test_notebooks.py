@@ -143,7 +143,7 @@ def test_a_notebook_has_a_parameters_cell_and_no_outputs(path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_is_executed_in_jupyter_as_the_document_says(tmp_path: Path) -> None:
-    said = (ROOT / "docs" / "notebooks.md").read_text()
+    said = (ROOT / "docs" / "run_folder.md").read_text()
     command = ".venv/bin/jupytext --to notebook --execute --output report.ipynb"
     assert f"{command} analysis/notebooks/capacity_of_one_run.py" in said
     source, out = FOLDER / "capacity_of_one_run.py", tmp_path / "report.ipynb"

@@ -1,4 +1,4 @@
-"""The tables of columns in docs/run_folder.md, made of the schemas themselves.
+"""The tables of columns in docs/columns.md and docs/run_folder.md, made of the schemas themselves.
 
 python -m tests.support.runs.column_tables     # writes them anew
 """
@@ -10,7 +10,11 @@ import pyarrow as pa
 from analysis.capacity import dwell_table
 from analysis.rows import latency_columns, time_series
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "run_folder.md"
+DOCUMENTS = Path(__file__).parents[3] / "docs"
+PAGES = {
+    "columns.md": ("requests", "dwells"),
+    "run_folder.md": ("timeseries", "clients", "power"),
+}
 SCHEMAS = {
     "requests": latency_columns.FILE,
     "dwells": dwell_table.DWELLS,
@@ -20,12 +24,12 @@ SCHEMAS = {
 }
 
 
-def document() -> str:
-    """The document with the tables as they should be."""
-    text = DOCUMENT.read_text()
-    for name, schema in SCHEMAS.items():
+def document(page: str) -> str:
+    """The page with the tables as they should be."""
+    text = (DOCUMENTS / page).read_text()
+    for name in PAGES[page]:
         start = text.index(f"<!-- {name} -->\n") + len(f"<!-- {name} -->\n")
-        text = text[:start] + table(schema) + text[text.index("<!-- end -->", start) :]
+        text = text[:start] + table(SCHEMAS[name]) + text[text.index("<!-- end -->", start) :]
     return text
 
 
@@ -53,4 +57,5 @@ def told(field: pa.Field, key: str) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(document())
+    for page in PAGES:
+        (DOCUMENTS / page).write_text(document(page))
