@@ -84,7 +84,7 @@ def _row(policy: str, nodes: int, found: Any, took_s: float) -> str:
         f"{100 * seen['cached_share_of_input']:.1f}",
         f"{seen['replicas_per_session']:.2f}",
         f"{seen['max_over_mean_share']:.2f}",
-        "" if over is None else f"{over.estimate:.2f} [{over.low:.2f}, {over.high:.2f}]",
+        "" if over is None else f"{over.value:.2f} [{over.low:.2f}, {over.high:.2f}]",
         f"{took_s:.0f}",
     )
     return "| " + " | ".join(cells) + " |"
