@@ -1,4 +1,4 @@
-"""Clusters: checks of the nodes, files that start real clusters, and a cluster on this machine that stays up.
+"""Check the nodes of a cluster, and write the files that start a real one.
 
 examples:
   python -m cluster preflight                                  this machine as the nodes of cluster=laptop
@@ -8,22 +8,18 @@ examples:
       --image registry/maxqps:1@sha256:... --token-secret ray-token
   python -m cluster render ray-up cluster=mi325x_1n --hosts 10.0.0.1,10.0.0.2,10.0.0.3
   python -m cluster render systemd cluster=mi325x_1n --hosts 10.0.0.1,10.0.0.2,10.0.0.3 --out units
-  python -m cluster up cluster=laptop_4n                       four pretended nodes here, until down
-  python -m cluster status                                     its nodes, resources and applications
-  python -m cluster down                                       ends exactly what up started
 """
 
-# The composition root of this room: the only file of it that may join the others.
+# The composition root of this package: the only file that may import serve_apps.
 
 import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster import local_verbs
 from cluster.command_line import (
     EXIT_CLUSTER,
     EXIT_INTERNAL,
@@ -31,10 +27,9 @@ from cluster.command_line import (
     EXIT_OK,
     EXIT_USAGE,
     parser,
-    refuse_idle_flags,
+    refuse_unused_flags,
     target_of,
 )
-from cluster.local_verbs import load_cpus
 from cluster.manifests.node_offers import environment, is_amd, nodes_of
 from cluster.manifests.ray_service import KubernetesSite, weights_folder
 from cluster.manifests.rendering import Files, heading, kuberay, ray_up, systemd
@@ -55,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(kind, signal.default_int_handler)
     try:
         target = target_of(arguments)
-        refuse_idle_flags(arguments, target)
-        return VERBS[arguments.verb](arguments) if not target else _render(arguments, target)
+        refuse_unused_flags(arguments, target)
+        return _render(arguments, target) if target else preflight(arguments)
     except (PlacementError, SessionError) as error:
         terminal.error(error)
         return EXIT_CLUSTER
@@ -202,7 +197,8 @@ def preflight(arguments: argparse.Namespace) -> int:
         raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
     expected = expected_of(experiment, _recipe_environment(experiment))
     real = experiment.engine.kind == "vllm"
-    with terminal.own_stdout(), open_session(experiment.cluster, None, load_cpus(experiment), real_gpus=real):
+    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
+    with terminal.own_stdout(), open_session(experiment.cluster, None, load_cpus, real_gpus=real):
         report = inspect(expected)
     if arguments.json:
         terminal.data(json.dumps(report.tree(), indent=2))
@@ -219,14 +215,6 @@ def _recipe_environment(experiment: Experiment) -> dict[str, str]:
     if not isinstance(engine, VllmEngine):
         return {}
     return dict(_asked(experiment, engine, installed_vllm()).recipe().env)
-
-
-VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "preflight": preflight,
-    "up": local_verbs.up,
-    "status": local_verbs.status,
-    "down": local_verbs.down,
-}
 
 
 if __name__ == "__main__":

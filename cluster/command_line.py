@@ -1,4 +1,4 @@
-"""The grammar of `python -m cluster`: verbs, words and flags, and the verbs that honour each flag."""
+"""Arguments of `python -m cluster`: verbs, words and flags, and which target of `render` takes each flag."""
 
 import argparse
 from pathlib import Path
@@ -27,11 +27,11 @@ FLAGS = {
     "gpu_node_cpus": TARGETS,
     "out": TARGETS,
 }
-"""Flag -> the verbs, or the targets of render, that honour it; --json belongs to all verbs but render."""
+"""Flag of `render` -> the targets that use it."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The grammar: a verb, words `key=value` in any order, and flags."""
+    """The parser: a verb, words `key=value` in any order, and flags."""
     choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
     top = OneLineParser(
         prog="python -m cluster",
@@ -40,11 +40,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="The words are those of python -m loadgen: a bare group name chooses a file, a dotted key "
         f"sets a value.\n{choices}\n\nexit codes: 0 done; 1 internal error; 2 wrong usage; 5 the cluster "
-        "failed, or is not up; 130 interrupted",
+        "failed, or a check did; 130 interrupted",
     )
-    top.add_argument("verb", choices=("preflight", "render", "up", "status", "down"), help="what to do")
+    top.add_argument("verb", choices=("preflight", "render"), help="check nodes; print files")
     top.add_argument("words", nargs="*", metavar="key=value", help=f"render: first {' or '.join(TARGETS)}")
-    top.add_argument("--json", action="store_true", help="one JSON document on stdout (not of render)")
+    top.add_argument("--json", action="store_true", help="preflight: one JSON document on stdout")
     _add_render_flags(top.add_argument_group("render"))
     return top
 
@@ -81,13 +81,10 @@ def target_of(arguments: argparse.Namespace) -> str:
     return str(given[0])
 
 
-def refuse_idle_flags(arguments: argparse.Namespace, target: str) -> None:
-    """Raise ConfigError for a flag or words that would do nothing."""
-    asked = target or arguments.verb
-    for flag, homes in FLAGS.items():
-        if getattr(arguments, flag) not in (None, False) and asked not in homes:
-            raise ConfigError(f"--{flag.replace('_', '-')} belongs to {' and '.join(homes)}; leave it out")
+def refuse_unused_flags(arguments: argparse.Namespace, target: str) -> None:
+    """Raise ConfigError for a flag that has no effect on this verb and target."""
+    for flag, targets in FLAGS.items():
+        if getattr(arguments, flag) not in (None, False) and target not in targets:
+            raise ConfigError(f"--{flag.replace('_', '-')} belongs to {' and '.join(targets)}; leave it out")
     if arguments.json and target:
-        raise ConfigError("--json belongs to preflight, up, status and down; render prints files")
-    if arguments.verb == "down" and arguments.words:
-        raise ConfigError("down takes no words; it ends what up started")
+        raise ConfigError("--json belongs to preflight; render prints files")

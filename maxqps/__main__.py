@@ -17,14 +17,14 @@ ROOMS = {
         *("resume", "verify"),
     ),
     "analysis": ("show", "report", "compare", "plan", "export", "calibrate", "live"),
-    "cluster": ("preflight", "render", "up", "status", "down"),
+    "cluster": ("preflight", "render"),
     "serve_apps": ("render", "model"),
 }
 """The verbs of each room; of a verb in two rooms the first has the short form."""
 PURPOSES = {
     "loadgen": "load a service, search, predict",
     "analysis": "read results, plan with them",
-    "cluster": "check nodes, start clusters",
+    "cluster": "check nodes, write a cluster's files",
     "serve_apps": "print a recipe, write a tiny model",
 }
 EXIT_USAGE = 2

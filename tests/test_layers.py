@@ -18,6 +18,7 @@ ALLOWED = {
 }
 CONFINED = {
     "ray": {
+        "conf/ray_patches.py",
         "cluster/ray_session/node_tasks.py",
         "cluster/ray_session/session.py",
         "cluster/deployment/deploy.py",
@@ -26,7 +27,6 @@ CONFINED = {
         "cluster/deployment/serve_state.py",
         "cluster/preflight/power_meter.py",
         "cluster/preflight/preflight.py",
-        "cluster/ray_session/up.py",
         "serve_apps/simulated/app.py",
         "serve_apps/simulated/configured.py",
         "serve_apps/routing/serve_routers.py",

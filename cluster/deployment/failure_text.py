@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from cluster.ray_session.node_tasks import gather, on_node
 from conf.io.one_line import one_line
 from conf.io.secret import masked
+from conf.ray_patches import logs_folder
 
 LINES, LETTERS = 200, 400
 """Most lines of a process, more than Python's stack of a crash, and letters of a line (our choice)."""
@@ -114,7 +115,7 @@ def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
 
 def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
     """Runs on a node: last lines of stderr and stdout of the application's newest processes."""
-    return read_logs(Path(ray._private.worker._global_node.get_logs_dir_path()), app_name, since_s)
+    return read_logs(logs_folder(), app_name, since_s)
 
 
 def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, list[str]]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Iterable
 
 import ray
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -16,6 +15,7 @@ from cluster.deployment.serve_state import DeployError, ServeReplica, state
 from cluster.ray_session.held_ports import LOOPBACK
 from cluster.ray_session.processes import Process, running, with_descendants
 from cluster.ray_session.session import last_line, serve_actor_lives
+from conf.ray_patches import begin_deletion
 
 POLL_S = 0.1
 
@@ -27,7 +27,7 @@ def remove(app_name: str, timeout_s: float) -> None:
     replicas = (*now.engines, *now.others)
     processes = with_descendants(_here(replicas))
     try:
-        serve.delete(app_name, _blocking=False)
+        begin_deletion(app_name)
     except (RayError, RayServeException) as error:
         raise DeployError(f"cannot delete {app_name}: {last_line(error)}") from error
     while left := _left(app_name, replicas, processes):

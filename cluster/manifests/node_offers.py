@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from cluster.manifests import names
 from cluster.ray_session.placement import LOAD_ROLE
 from cluster.ray_session.serve_settings import PRIORITY
+from conf.ray_patches import RAY_VERSION as RAY_VERSION
 from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
 
-RAY_VERSION = "2.60.0"
 HEAD = "head"
 GPU = "gpu"
 GCS_PORT = 6379

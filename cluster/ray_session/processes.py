@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,6 @@ Process = tuple[int, int]
 """Id and start time (clock ticks since boot): together they name a process for good; ids are used again."""
 ENDED = ("Z", "X")
 """States of a process of which only the id is left."""
-POLL_S = 0.1
 
 
 def process_of(pid: int) -> Process:
@@ -34,27 +32,21 @@ def with_descendants(pids: Iterable[int]) -> set[Process]:
     return running(map(process_of, found))
 
 
-def send(processes: Iterable[Process], kind: signal.Signals) -> None:
-    """Send a signal to processes; those that have ended are passed over."""
-    for pid, _ in processes:
-        with suppress(ProcessLookupError):
-            os.kill(pid, kind)
-
-
-def left_after(processes: Iterable[Process], most_s: float) -> set[Process]:
-    """Wait until all processes have ended or `most_s` is over; returns those that still run."""
-    end_s = time.monotonic() + most_s
-    while (left := running(processes)) and time.monotonic() <= end_s:
-        time.sleep(POLL_S)
-    return left
-
-
 def kill_processes_of(folder: Path) -> None:
-    """Kill the processes with `folder` in their command line: the last resort, normally none."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended, or is not ours
-            if int(entry.name) != os.getpid() and os.fsencode(folder) in (entry / "cmdline").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
+    """Kill the processes of the Ray session in `folder` that are left: the last resort, normally none.
+
+    They have the folder in their command line and inherited RAY_TMPDIR=folder. The command line alone would
+    also match an editor or a shell in which a person looks at a file of the session.
+    """
+    ours = b"RAY_TMPDIR=" + os.fsencode(folder)
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has just ended, or belongs to another user
+            if (
+                int(process.name) != os.getpid()
+                and os.fsencode(folder) in (process / "cmdline").read_bytes()
+                and ours in (process / "environ").read_bytes().split(b"\0")
+            ):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _stat(pid: int) -> list[str]:

@@ -19,18 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray import serve
-from ray._private import ray_constants, services
-from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
-from ray.serve._private import api as serve_api
-from ray.serve._private import build_app as serve_build
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
@@ -46,6 +41,7 @@ from cluster.ray_session.serve_settings import (
     own_environment,
     shortage,
 )
+from conf import ray_patches
 from conf.specs.experiment import Cluster, Routing
 
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -101,6 +97,8 @@ def open_session(
     caller's handlers of SIGINT and SIGTERM are back in force before Serve starts.
     Raises SessionError, or PlacementError when the nodes found are too few or too small.
     """
+    with as_session_error("use the installed Ray", "the versions on all nodes must be equal"):
+        ray_patches.require_ray_version()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ExitStack() as stack:
         if cluster.session == "address":
@@ -109,9 +107,8 @@ def open_session(
             stack.enter_context(in_environment(environment))
             _start(cluster, routing, load_cpus, real_gpus, stack)
         if routing is not None:
-            # Serve refuses request routers here by the environment in which it was imported.
             haproxy = routing.data_path != "python_proxy"
-            stack.enter_context(_setting(serve_build, "RAY_SERVE_ENABLE_HA_PROXY", haproxy))
+            stack.enter_context(ray_patches.haproxy_mode(haproxy))
         with as_session_error("list the nodes of the Ray session", "start it again"):
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
@@ -124,17 +121,6 @@ def _front_streams(routing: Routing | None) -> int | None:
     if routing is None or routing.data_path == "python_proxy":
         return None
     return front_streams()
-
-
-@contextmanager
-def _setting(module: ModuleType, name: str, value: bool | int) -> Iterator[None]:
-    """Give a module of Ray's another value of a setting, which it has read from the environment."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 @contextmanager
@@ -185,7 +171,7 @@ def _front_started(head: str, port: int, last: bool) -> bool:
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
     options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)
     try:
-        with _setting(serve_api, "HTTP_PROXY_TIMEOUT", FRONT_S):
+        with ray_patches.front_start_timeout(FRONT_S):
             serve.start(ProxyLocation.HeadOnly, options)
     except TimeoutError:
         if last:
@@ -226,16 +212,6 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-@contextmanager
-def loopback_only() -> Iterator[None]:
-    """Keep Ray on 127.0.0.1, which it replaces by an outside address if it believes in clusters here."""
-    with (
-        _setting(ray_constants, "ENABLE_RAY_CLUSTER", False),
-        in_environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}),
-    ):
-        yield
-
-
 def _start(
     cluster: Cluster, routing: Routing | None, load_cpus: float, real_gpus: bool, stack: ExitStack
 ) -> None:
@@ -247,7 +223,7 @@ def _start(
     stack.enter_context(in_environment(own_environment(folder, routing, ports)))
     if not real_gpus:
         stack.enter_context(in_environment(NO_DEVICES))
-    stack.enter_context(loopback_only())
+    stack.enter_context(ray_patches.loopback_cluster())
     remedy = "free memory and disk or stop other Ray sessions here, and try again"
     with as_session_error("start Ray on this machine", remedy), _handlers_kept():
         stack.enter_context(_started_nodes(cluster, load_cpus, folder, ports))
@@ -259,12 +235,12 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path, ports: Held
     Raises what Ray raises.
     """
     for left in reversed(range(STARTS)):
-        forget_settings()
+        ray_patches.forget_session_settings()
         with ExitStack() as begun:
             own = RayCluster(initialize_head=False)
             begun.callback(own.shutdown)
             try:
-                add_nodes(own, cluster, load_cpus, ports, **WITHOUT_HELPERS)
+                add_nodes(own, cluster, load_cpus, ports)
             except Exception as error:  # Ray raises no other kind
                 if LATE not in str(error) or not left:
                     raise
@@ -277,19 +253,13 @@ def _started_nodes(cluster: Cluster, load_cpus: float, folder: Path, ports: Held
     raise AssertionError("the last try returns or raises")
 
 
-def forget_settings() -> None:
-    """Make Ray forget another session's settings and token, which this process may have read."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-
-
-def add_nodes(own: RayCluster, cluster: Cluster, load_cpus: float, ports: HeldPorts, **head: Any) -> None:
-    """Start the Ray nodes of `cluster` on this machine; `head` are further settings of the first one."""
+def add_nodes(own: RayCluster, cluster: Cluster, load_cpus: float, ports: HeldPorts) -> None:
+    """Start the Ray nodes of `cluster` on this machine."""
     gpus, replica_cpus = cluster.gpus_per_node, math.ceil(cluster.gpus_per_node * REPLICA_CPUS)
     if cluster.session == "local":
-        _add_node(own, ports, math.ceil(load_cpus) + replica_cpus, gpus, "gpu", **head)
+        _add_node(own, ports, math.ceil(load_cpus) + replica_cpus, gpus, "gpu", **WITHOUT_HELPERS)
     else:
-        _add_node(own, ports, math.ceil(load_cpus), 0, LOAD_ROLE, **head)
+        _add_node(own, ports, math.ceil(load_cpus), 0, LOAD_ROLE, **WITHOUT_HELPERS)
         for _ in range(cluster.nodes):
             _add_node(own, ports, replica_cpus, gpus, "gpu")
         own.wait_for_nodes()
@@ -334,8 +304,8 @@ def _knock(address: str) -> None:
     """
     if "://" in address:
         return
-    head = services.canonicalize_bootstrap_address(address)
-    host, _, port = (head or "").rpartition(":")
+    head = ray_patches.head_address(address) or ""
+    host, _, port = head.rpartition(":")
     if not host:
         return
     with socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S) as knocking:
@@ -344,7 +314,7 @@ def _knock(address: str) -> None:
             if knocking.recv(len(HTTP2_HELLO), socket.MSG_PEEK)[3:4] != HTTP2_SETTINGS:
                 raise ConnectionError(f"what listens at {head} is no Ray head")
     with _native_stderr_dropped():
-        GcsClient(address=head)
+        ray_patches.try_token(head)
 
 
 @contextmanager

@@ -1,23 +1,17 @@
-"""Keeps a Serve replica on the loopback address if Ray keeps to it."""
+"""Ports of a Serve replica on the loopback address, where Ray itself uses that address."""
 
 import socket
-from collections.abc import Callable
-from functools import partial
 
 import ray
-from ray.serve._private import replica as serve_replica
 
-LOOPBACK = "127.0.0.1"
+from conf.ray_patches import LOOPBACK as LOOPBACK
+from conf.ray_patches import replica_ports_on_loopback
 
 
 def stay_on_loopback() -> None:
-    """Bind the replica's own gRPC port to the loopback address if Ray keeps to it.
-
-    Serve binds it to all interfaces after the constructor, and has no setting for it.
-    """
+    """Bind the replica's own gRPC port to the loopback address if the Ray node has that address."""
     if ray.util.get_node_ip_address() == LOOPBACK:
-        bind = serve_replica.add_port_to_grpc_server
-        serve_replica.add_port_to_grpc_server = partial(_bind_to_loopback, bind)
+        replica_ports_on_loopback()
 
 
 def reserved_port() -> socket.socket:
@@ -36,7 +30,3 @@ def listener(host: str) -> socket.socket:
     bound = socket.socket()
     bound.bind((host, 0))
     return bound
-
-
-def _bind_to_loopback(bind: Callable[[object, str], int], server: object, address: str) -> int:
-    return bind(server, f"{LOOPBACK}:{address.rpartition(':')[2]}")

@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
 
+from conf.ray_patches import chosen_replica, init_handle, with_ingress_router
 from conf.specs.experiment import Routing
 from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
 from serve_apps.routing.hash_ring import bound
@@ -53,7 +54,7 @@ def behind_router(app: Application, routing: Routing, asked: type | None = None)
         "ray_actor_options": {"num_cpus": 0},
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
     }
-    return app._with_ingress_request_router(serve.deployment(**options)(ingress).bind(app))
+    return with_ingress_router(app, serve.deployment(**options)(ingress).bind(app))
 
 
 def first_with_room(
@@ -109,7 +110,7 @@ class IngressRouter:
 
     def __init__(self, engines: DeploymentHandle) -> None:
         stay_on_loopback()
-        engines._init()
+        init_handle(engines)
         self._app = RouteApp(engines)
 
     async def __serve_build_asgi_app__(self) -> "RouteApp":
@@ -142,6 +143,4 @@ class RouteApp:
         """The full id of the replica for a request of these headers."""
         session = next((value for name, value in headers if name == SESSION_HEADER), None)
         engines = self._engines if session is None else self._engines.options(session_id=session.decode())
-        # Nothing is reserved: the request itself goes another way, and replicas never refuse one.
-        async with engines.choose_replica(_reserve=False) as selection:
-            return str(selection._replica.replica_id.to_full_id_str())
+        return await chosen_replica(engines)

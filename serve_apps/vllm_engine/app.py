@@ -12,6 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from conf.ray_patches import model_card
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from serve_apps.routing.serve_routers import behind_router, request_router
 from serve_apps.vllm_engine.config_file import KV_PACKAGE, NONE, OPTIONS, Replicated, arguments
@@ -97,7 +98,6 @@ def _split(args: Mapping[str, Any], routing: Routing) -> Application:
     A decode replica is what clients reach. It chooses a prefill replica by Serve's own rule, the fewer
     requests in flight of two, whatever `routing` says of its own.
     """
-    from ray.llm._internal.serve.core.configs.openai_api_models import to_model_metadata
     from ray.serve.llm import LLMConfig, build_llm_deployment
     from ray.serve.llm.ingress import make_fastapi_ingress
 
@@ -123,7 +123,7 @@ def _split(args: Mapping[str, Any], routing: Routing) -> Application:
     model = decode.model_id
     return serve.deployment(ingress, **args["ingress_deployment_config"]).bind(
         llm_deployments={model: answers},
-        model_cards={model: to_model_metadata(model, decode)},
+        model_cards={model: model_card(model, decode)},
         lora_paths={},
     )
 

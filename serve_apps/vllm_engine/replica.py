@@ -11,10 +11,10 @@ from typing import Any
 import ray
 import vllm
 from ray import serve
-from ray.llm._internal.serve.core.ingress.router import LLMRouter
 from ray.serve.llm.deployment import DPServer, LLMServer, PDDecodeServer, PDPrefillServer
 from ray.serve.llm.ingress import OpenAiIngress
 
+from conf import ray_patches
 from serve_apps.routing.loopback import stay_on_loopback
 from serve_apps.vllm_engine.forwarding import StampedApp
 
@@ -38,7 +38,7 @@ class _Reporting:
 
     async def described(self) -> dict[str, Any]:
         """The running engine as plain data: versions, and vLLM's own resolved configuration."""
-        config = self.engine._engine_client.vllm_config  # type: ignore[attr-defined]
+        config = ray_patches.vllm_config(self)
         return {
             "pid": os.getpid(),
             "node_id": ray.get_runtime_context().get_node_id(),
@@ -97,7 +97,7 @@ class LoopbackIngress(OpenAiIngress):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
 
-class LoopbackRouter(LLMRouter):  # type: ignore[misc]
+class LoopbackRouter(ray_patches.llm_router()):  # type: ignore[misc]
     """Ray's deployment that HAProxy asks for a replica, as the engines' own router chooses it."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it

@@ -19,7 +19,7 @@ from ray.serve.exceptions import RayServeException
 
 from cluster.ray_session import session
 from cluster.ray_session.placement import SessionError
-from conf import load
+from conf import load, ray_patches
 from conf.specs.experiment import Cluster, Routing
 
 ASKED = load(["cluster=laptop"])
@@ -110,7 +110,7 @@ def test_what_is_no_ray_head_is_one_line_before_ray_tries_to_join(
         pool.submit(_answered, server, answer)
         here = Cluster("c", "address", f"127.0.0.1:{server.getsockname()[1]}", nodes=1, gpus_per_node=8)
         with (
-            session.loopback_only(),
+            ray_patches.loopback_cluster(),
             pytest.raises(
                 SessionError, match="cannot join the Ray cluster at .*(no Ray head|timed out); check"
             ),
@@ -134,7 +134,7 @@ def test_a_ray_head_that_refuses_us_is_one_line(
     here = Cluster("c", "address", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", 1, 8)
     server.start()
     try:
-        with session.loopback_only(), pytest.raises(SessionError, match="InvalidAuthToken"):
+        with ray_patches.loopback_cluster(), pytest.raises(SessionError, match="InvalidAuthToken"):
             session.open_session(here, None).__enter__()
     finally:
         server.stop(None)
