@@ -37,7 +37,7 @@ SOURCES_HELP = (
     "runs to plan with (several node counts measure the scaling), demand.* and plan.* words; without a run, "
     "words of loadgen predict"
 )
-SERVE_CONFIG_HELP = "write Ray Serve's autoscaling for the run's engines (docs/autoscaling.md)"
+SERVE_CONFIG_HELP = "write Ray Serve's autoscaling for the run's engines (docs/planning.md)"
 PROBES_HELP = (
     "folders of probes or of a recipe; words say what the runs do not, as the engine's "
     "max_num_batched_tokens, and with model=NAME hardware=NAME begin with the published constants"
