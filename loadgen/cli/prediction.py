@@ -4,6 +4,7 @@ The engine model bound to an experiment is in `engine_model`.
 """
 
 import argparse
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -66,8 +67,18 @@ def answered(
 
 @contextmanager
 def processes() -> Iterator[ParallelMap]:
-    """A map over one process per core; forked, so that each has what is imported and compiled already."""
-    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+    """A map over one process per core.
+
+    The processes are forked from a server that has imported the engine model and runs nothing else: a fork of
+    this process would copy the locks that threads of numpy, Arrow and numba may hold.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([engine_model.__name__])
+    others = active_children()
+    ignore_interrupts = signal.SIGINT, signal.SIG_IGN  # this process ends its workers
+    with ProcessPoolExecutor(
+        mp_context=context, initializer=signal.signal, initargs=ignore_interrupts
+    ) as pool:
 
         def parallel_map(function: Callable[[Any], Any], values: Iterable[Any]) -> Iterable[Any]:
             # The function is sent with every chunk, and may hold hours of conversations.
@@ -77,7 +88,7 @@ def processes() -> Iterator[ParallelMap]:
         try:
             yield parallel_map
         except BaseException:  # an interrupted prediction does not wait for its workers
-            for worker in active_children():
+            for worker in set(active_children()).difference(others):
                 worker.kill()
             raise
 

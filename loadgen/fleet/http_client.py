@@ -158,12 +158,12 @@ class Client:
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await server.connected(lambda: Connection(self, url))
-        except (OSError, ValueError) as error:  # ValueError: no name of a host
+        except asyncio.CancelledError:
+            exchange.fail("conn_error", "interrupted")
+        except Exception as error:  # noqa: BLE001  the boundary of a request: every request gets an outcome
             shortage = SHORTAGES.get(error.errno or 0) if isinstance(error, OSError) else None
             status = "missed" if shortage else "conn_error"
             exchange.fail(status, shortage or type(error).__name__, self.redact(failure_text(error)))
-        except asyncio.CancelledError:
-            exchange.fail("conn_error", "interrupted")
         else:
             if connection.transport is not None:
                 self._open[connection] = None

@@ -113,6 +113,9 @@ class Scraper:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._sample())
+        except Exception as error:  # noqa: BLE001  the boundary of a thread: nobody would see its traceback
+            why = self._plain(f"{type(error).__name__}: {error}")
+            self._say_once(f"the engine is no longer observed: {why}")
         finally:
             self._loop.close()
 

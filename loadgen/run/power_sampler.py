@@ -84,6 +84,11 @@ class PowerSampler:
                 began_s = time.monotonic()
                 self._sample()
                 self._ended.wait(max(0.0, began_s + PERIOD_S - time.monotonic()))
+        except Exception as error:  # noqa: BLE001  the boundary of a thread: nobody would see its traceback
+            why = one_line(f"{type(error).__name__}: {error}", WORD_CHARS)
+            self._heard.update(dict.fromkeys(self._source.nodes, why))
+            self._answered.set()
+            self._tell(f"power is no longer sampled: {why}")
         finally:
             self._write(self._shard.close)
 
@@ -109,8 +114,11 @@ class PowerSampler:
         try:
             action()
         except OSError as error:
-            with suppress(OSError):  # who listens may write to the same full disk
-                self._say(f"cannot write {self._shard.path.name}: {error}")
+            self._tell(f"cannot write {self._shard.path.name}: {error}")
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # the listener may write to the same full disk
+            self._say(line)
 
 
 def _row(reading: Mapping[str, Any]) -> dict[str, Any]:

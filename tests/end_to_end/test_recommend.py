@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ def test_what_the_engine_model_does_not_predict_is_listed(
         return known(experiment, **how | {"draws": min(2, how["draws"])})
 
     monkeypatch.setattr("loadgen.cli.recommending.engine_model.predict", partly)
+    monkeypatch.setattr("loadgen.cli.prediction.processes", lambda: nullcontext(map))
     assert main(["recommend", *WORDS]) == 0
     text = capsys.readouterr().out
     assert text.startswith("PREDICTED  dp1_tp8_ep8 ")

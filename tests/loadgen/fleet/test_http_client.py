@@ -139,6 +139,19 @@ def test_what_this_machine_lacks_is_not_the_servers_failure(
     assert exchange.error is not None and "none left" in exchange.error and exchange.end_ns is not None
 
 
+def test_an_unforeseen_error_while_connecting_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[Exchange]:
+        async def fail(*args: Any, **options: Any) -> None:
+            raise RuntimeError("nobody thought of this")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        return await asyncio.wait_for(exchanges("http://127.0.0.1:9", 1), 5.0)
+
+    (exchange,) = asyncio.run(main())
+    assert (exchange.status, exchange.error_kind) == ("conn_error", "RuntimeError")
+    assert exchange.error == "nobody thought of this" and exchange.end_ns is not None
+
+
 def test_no_file_left_is_a_miss_on_uvloop() -> None:
     async def main() -> list[Exchange]:
         with no_file_left():

@@ -416,6 +416,17 @@ def test_who_is_told_may_fail_on_the_same_full_disk(path: Path, full: threading.
     assert len(told) == 2
 
 
+def test_an_unforeseen_end_of_the_sampling_is_reported(path: Path) -> None:
+    said: list[str] = []
+
+    def clock_ns() -> int:
+        raise RuntimeError("this clock is broken")
+
+    with Scraper({"r0": "http://127.0.0.1:1/"}, path, clock_ns, say=said.append):
+        until(lambda: said)
+    assert said == ["the engine is no longer observed: RuntimeError: this clock is broken"]
+
+
 def test_a_run_that_ends_at_once_leaves_an_empty_stream(path: Path) -> None:
     before = threading.active_count()
     with Scraper({"hung": "http://127.0.0.1:1/"}, path, lambda: 0):

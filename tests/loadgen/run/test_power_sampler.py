@@ -133,3 +133,11 @@ def test_a_run_without_power_says_why(
     assert run.verdict and run.verdict.power and run.verdict.power.unknown.startswith(why)
     assert run.verdict.power.quoted is None and run.verdict.power.windows == ()
     assert run.power().num_rows == (0 if power is None else 1)
+
+
+def test_an_unforeseen_end_of_the_sampling_is_reported(quick: None, tmp_path: Path) -> None:
+    said: list[str] = []
+    broken = Nodes({"gpu_watts": (), "node_watts": "hot", "source": "hwmon", "error": None})
+    with PowerSampler(broken, tmp_path / "power.arrow", lambda: 0, said.append) as sampler:
+        why = sampler.rest(0.0, 60.0)
+    assert why and said == [f"power is no longer sampled: {why}"]
