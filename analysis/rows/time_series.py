@@ -62,7 +62,7 @@ _POWER_COLUMNS: tuple[Column, ...] = (
     ("idle", pa.bool_(), "", "the service was up and warm, and nothing was sent yet"),
     ("gpu_watts", pa.list_(pa.float64()), "W", "of each GPU of the node; null where it does not tell"),
     ("node_watts", pa.float64(), "W", "of the whole machine, by its own meter; null where it has none"),
-    ("source", pa.string(), "", "who told of the GPUs: hwmon (the kernel) or amd-smi"),
+    ("source", pa.string(), "", "source of the GPUs' readings: hwmon (the kernel) or amdsmi"),
     ("error", pa.string(), "", "why this sample has no power of a GPU; null when it has"),
 )
 

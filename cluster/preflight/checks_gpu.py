@@ -31,7 +31,7 @@ def gpus(seen: InspectedNode, expected: Expected) -> Finding:
         if not expected.arch or (found is not None and not expected.needs_gpus):
             return Finding("unknown", why, wanted)
         if found is None:
-            return Finding("unknown", why, wanted, "install amd-smi on the node, if its GPUs are AMD's")
+            return Finding("unknown", why, wanted, "give the container access to /dev/kfd and /sys/class/kfd")
         return Finding("fail", why, wanted, "pass /dev/kfd and /dev/dri to the container; load the driver")
     kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in found)
     figure = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())

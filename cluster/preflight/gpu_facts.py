@@ -1,9 +1,8 @@
-"""Facts of one node's GPUs from `amd-smi`, the kernel's own tree and PyTorch; judges nothing.
+"""Facts of one node's GPUs, from files of the kernel, AMD's Python module amdsmi and PyTorch.
 
-Every tool prints text, which a pure function parses. A fact that a tool does not report is None.
+A fact that cannot be read is None.
 """
 
-import json
 import os
 import re
 import shutil
@@ -13,17 +12,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
-Run = Callable[[list[str]], str | None]
-"""Runs a command and returns its output; None if there is no such command or it failed."""
-
 TOOL_TIMEOUT_S = 15.0
 MOST_BYTES = 4 * 2**20
-"""Most bytes of a tool's output; `amd-smi static` of eight GPUs fills some 100 kB (our choice)."""
+"""Most bytes of a command's output (our choice)."""
 IMPORT_TIMEOUT_S = 90.0
 DEVICE_PROBE = "import torch as t; t.ones(1, device='cuda').item(); print(t.cuda.device_count())"
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -31,18 +28,12 @@ KFD_XGMI = 11
 """HSA_IOLINKTYPE_XGMI of the Linux kernel's and ROCm's headers (kfd_crat.h, hsakmttypes.h)."""
 MEC_BITS = 0x3FF
 """ROCm's runtime looks at the low ten bits of the firmware's version (HSA_ENGINE_ID.uCode)."""
-AMD_SMI = (
-    ("static", "--asic", "--driver", "--numa"),
-    ("metric", "--mem-usage", "--ecc"),
-    ("firmware",),
-    ("topology",),
-)
 
 
 def run_tool(
     command: list[str], timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> str | None:
-    """The output of a command; None if it does not exist, fails, takes longer or says too much."""
+    """The output of a command; None if it does not exist, fails, or exceeds the limits of time and size."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -52,18 +43,18 @@ def run_tool(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=None if env is None else dict(env),
-            start_new_session=True,  # what it started ends with it
+            start_new_session=True,  # its child processes end with it
         )
     except OSError:
         return None
     late = Timer(timeout_s, _end, (process,))
     late.start()
     with process:
-        said = process.stdout.read(MOST_BYTES + 1) if process.stdout else b""
-        if len(said) > MOST_BYTES:
+        output = process.stdout.read(MOST_BYTES + 1) if process.stdout else b""
+        if len(output) > MOST_BYTES:
             _end(process)
     late.cancel()
-    return said.decode(errors="replace") if process.returncode == 0 else None
+    return output.decode(errors="replace") if process.returncode == 0 else None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -73,7 +64,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as the driver sees it. `links` are the other GPUs it reaches by XGMI."""
+    """One GPU as the driver sees it. `links` are the GPUs that it reaches by XGMI."""
 
     index: int
     name: str | None = None
@@ -86,133 +77,80 @@ class Gpu:
     links: frozenset[int] | None = None
     vram_bytes: float | None = None
 
-    def over(self, other: "Gpu") -> "Gpu":
-        """This GPU with what it lacks taken from `other`."""
-        lacking = {
-            name: getattr(other, name) for name in Gpu.__dataclass_fields__ if getattr(self, name) is None
-        }
-        return replace(self, **lacking)
 
+def read_gpus(root: Path) -> tuple[Gpu, ...] | None:
+    """AMD's GPUs of this node, from the kernel's tree of compute devices (amdkfd) and their names.
 
-def read_gpus(root: Path, run: Run) -> tuple[Gpu, ...] | None:
-    """The GPUs of this node; empty without a driver, None if there is a driver but nothing tells of them.
-
-    Only AMD's are read: those of NVIDIA's driver are not known.
+    Empty without AMD's driver; None if there is a driver but its GPUs are hidden from us.
     """
-    kernel = kfd_gpus(root)
-    reported = amd_gpus(run)
-    if reported:
-        # The kernel numbers its GPUs in the same order, unless a container shows only some of them.
-        same = len(reported) == len(kernel)
-        return tuple(mine.over(its) for mine, its in zip(reported, kernel, strict=True)) if same else reported
-    drivers = root / "sys/class/kfd", root / "proc/driver/nvidia"
-    return kernel or (None if any(driver.exists() for driver in drivers) else ())
-
-
-def amd_gpus(run: Run) -> tuple[Gpu, ...]:
-    """The GPUs in `amd-smi`'s JSON; some versions wrap lists and numbers."""
-    static, *others = (by_gpu(run(["amd-smi", *words, "--json"])) for words in AMD_SMI)
-    return tuple(
-        _amd_gpu(at, found, *(of.get(at, {}) for of in others)) for at, found in sorted(static.items())
-    )
-
-
-def _amd_gpu(index: int, static: Any, metric: Any, firmware: Any, topology: Any) -> Gpu:
-    asic, driver, memory = part(static, "asic"), part(static, "driver"), part(metric, "mem_usage")
-    mec = [
-        number(row.get("fw_version")) for row in firmware.get("fw_list", []) if row.get("fw_id") == "CP_MEC1"
-    ]
-    links = [link["gpu"] for link in topology.get("links", []) if link.get("link_type") == "XGMI"]
-    return Gpu(
-        index,
-        name=_text(asic.get("market_name")),
-        arch=_text(asic.get("target_graphics_version")),
-        driver=_text(driver.get("version") or driver.get("driver_version")),
-        vram_used_bytes=_bytes(memory.get("used_vram")),
-        ecc_errors=_whole(number(part(metric, "ecc").get("total_uncorrectable_count"))),
-        mec_firmware=_whole(mec[0], MEC_BITS) if mec else None,
-        numa_node=_whole(number(part(static, "numa").get("node"))),
-        links=frozenset(links) if "links" in topology else None,
-        vram_bytes=_bytes(memory.get("total_vram")),
-    )
-
-
-def by_gpu(text: str | None) -> Mapping[int, Any]:
-    """The objects of one JSON output by GPU; a warning may stand before the JSON."""
-    start = re.search(r"^[\[{]", text or "", re.MULTILINE)
-    if text is None or start is None:
-        return {}
-    try:
-        tree = json.loads(text[start.start() :])
-    except ValueError:
-        return {}
-    rows = tree.get("gpu_data", []) if isinstance(tree, dict) else tree
-    return {row["gpu"]: row for row in rows if isinstance(row, dict) and isinstance(row.get("gpu"), int)}
-
-
-def part(tree: Any, name: str) -> Mapping[str, Any]:
-    part = tree.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value not in ("", "N/A") else None
-
-
-def number(value: Any) -> float | None:
-    """A number given bare, as text in base 10 or 16, or with its unit; None where it is N/A."""
-    if isinstance(value, dict):
-        value = value.get("value")
-    try:
-        return float(int(value, 0)) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _whole(value: float | None, bits: int = -1) -> int | None:
-    return None if value is None else int(value) & bits
-
-
-def _bytes(value: Any) -> float | None:
-    """Bytes of a tool's figure, whose units are powers of two; MB if it names none."""
-    unit = value.get("unit", "MB") if isinstance(value, dict) else "MB"
-    figure = number(value)
-    return None if figure is None else figure * {"GB": 2.0**30, "KB": 2.0**10, "B": 1.0}.get(unit, 2.0**20)
-
-
-def kfd_gpus(root: Path) -> tuple[Gpu, ...]:
-    """The GPUs in the kernel's tree of compute devices (amdkfd), which needs no tool."""
     nodes = {int(path.name): path for path in (root / KFD_NODES).glob("[0-9]*")}
     facts = {number: _properties(path / "properties") for number, path in sorted(nodes.items())}
     ranks = {number: rank for rank, number in enumerate(n for n in facts if facts[n].get("simd_count"))}
+    if not ranks:
+        return None if (root / "sys/class/kfd").exists() else ()
     driver = file_text(root / "sys/module/amdgpu/version")
-    return tuple(_kfd_gpu(root, nodes[number], facts[number], ranks, driver) for number in ranks)
-
-
-def _kfd_gpu(
-    root: Path, path: Path, facts: Mapping[str, int], ranks: Mapping[int, int], driver: str | None
-) -> Gpu:
-    links = [_properties(link) for link in sorted(path.glob("io_links/*/properties"))]
-    peers = frozenset(ranks[link["node_to"]] for link in links if _is_xgmi(link) and link["node_to"] in ranks)
-    card = _card(root, facts)
-    return Gpu(
-        ranks[int(path.name)],
-        arch=_gfx(facts.get("gfx_target_version", 0)),
-        driver=driver,
-        vram_used_bytes=_file_number(card / "mem_info_vram_used"),
-        ecc_errors=_ecc_errors(card / "ras/umc_err_count"),
-        mec_firmware=_whole(facts.get("fw_version"), MEC_BITS),
-        numa_node=_whole(_file_number(card / "numa_node")),
-        links=peers if links else None,
-        vram_bytes=_file_number(card / "mem_info_vram_total"),
+    names = ask_amdsmi(lambda amdsmi, gpu: amdsmi.amdsmi_get_gpu_asic_info(gpu)["market_name"])
+    if len(names) != len(ranks):  # a container shows only some of the GPUs
+        names = (None,) * len(ranks)
+    return tuple(
+        _gpu(root, nodes[number], facts[number], ranks, driver, name)
+        for number, name in zip(ranks, names, strict=True)
     )
 
 
+def _gpu(
+    root: Path,
+    path: Path,
+    facts: Mapping[str, int],
+    ranks: Mapping[int, int],
+    driver: str | None,
+    name: Any,
+) -> Gpu:
+    links = [_properties(link) for link in sorted(path.glob("io_links/*/properties"))]
+    peers = frozenset(ranks[link["node_to"]] for link in links if _is_xgmi(link) and link["node_to"] in ranks)
+    card, firmware = _card(root, facts), facts.get("fw_version")
+    return Gpu(
+        ranks[int(path.name)],
+        name=name if isinstance(name, str) and name != "N/A" else None,
+        arch=_gfx(facts.get("gfx_target_version", 0)),
+        driver=driver,
+        vram_used_bytes=file_integer(card / "mem_info_vram_used"),
+        ecc_errors=_ecc_errors(card / "ras/umc_err_count"),
+        mec_firmware=None if firmware is None else firmware & MEC_BITS,
+        numa_node=file_integer(card / "numa_node"),
+        links=peers if links else None,
+        vram_bytes=file_integer(card / "mem_info_vram_total"),
+    )
+
+
+def ask_amdsmi(question: Callable[[Any, Any], Any]) -> tuple[Any, ...]:
+    """The answer of AMD's Python module for each GPU, None where it fails; empty without the module.
+
+    `question` takes the module and its handle of a GPU. ROCm installs the module; pip does not.
+    """
+    try:
+        amdsmi = import_module("amdsmi")
+    except (ImportError, OSError, KeyError):  # the module, or the library that it loads, is not there
+        return ()
+    try:
+        amdsmi.amdsmi_init()
+        return tuple(_answer(question, amdsmi, gpu) for gpu in amdsmi.amdsmi_get_processor_handles())
+    except amdsmi.AmdSmiException:
+        return ()
+
+
+def _answer(question: Callable[[Any, Any], Any], amdsmi: Any, gpu: Any) -> Any:
+    try:
+        return question(amdsmi, gpu)
+    except (amdsmi.AmdSmiException, KeyError):
+        return None
+
+
 def kfd_cards(root: Path) -> list[Path]:
-    """The devices of the GPUs in the kernel's tree, in their order; the others of a machine are hidden."""
+    """The devices of the GPUs in the kernel's tree, in their order; a container sees only its own."""
     nodes = sorted((root / KFD_NODES).glob("[0-9]*"), key=lambda path: int(path.name))
     facts = (_properties(path / "properties") for path in nodes)
-    return [_card(root, known) for known in facts if known.get("simd_count")]
+    return [_card(root, properties) for properties in facts if properties.get("simd_count")]
 
 
 def _card(root: Path, facts: Mapping[str, int]) -> Path:
@@ -229,7 +167,7 @@ def _gfx(version: int) -> str:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    """The `name number` lines of one properties file; empty where it cannot be read."""
+    """The `name number` lines of one properties file; empty if the file cannot be read."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:  # the kernel hides nodes of devices that the container may not use
@@ -245,14 +183,16 @@ def file_text(path: Path) -> str | None:
         return None
 
 
-def _file_number(path: Path) -> float | None:
-    return number(file_text(path))
+def file_integer(path: Path) -> int | None:
+    """The integer in a small file; None if there is none."""
+    text = file_text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
 
 
 def _ecc_errors(path: Path) -> int | None:
     """Uncorrectable errors in a RAS file of amdgpu, which has the lines `ue: N` and `ce: N`."""
-    found = re.search(r"^ue: *(\d+)", file_text(path) or "", re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^ue: *(\d+)", file_text(path) or "", re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def visible_devices(ids: Collection[str]) -> dict[str, int | None]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-from cluster.preflight.gpu_facts import IMPORT_TIMEOUT_S, Gpu, file_text, read_gpus, run_tool
+from cluster.preflight.gpu_facts import IMPORT_TIMEOUT_S, Gpu, file_integer, file_text, read_gpus, run_tool
 from conf.io.secret import SECRET_VARIABLE
 from conf.io.versions import version
 
@@ -91,7 +91,7 @@ class NodeRequest:
 
 def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
     """All facts of this node, in a second, or half a minute if vLLM must be imported."""
-    gpus = read_gpus(root, run_tool)
+    gpus = read_gpus(root)
     env = {**os.environ, **asked.env}
     return Host(
         versions=versions(root) | {"GPU driver": _driver(gpus)},
@@ -107,8 +107,8 @@ def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
         open_files=_limit(resource.RLIMIT_NOFILE),
         locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
         shared_memory_bytes=_size(root / "dev/shm"),
-        listen_backlog=_integer(root / "proc/sys/net/core/somaxconn"),
-        numa_balancing=_integer(root / "proc/sys/kernel/numa_balancing"),
+        listen_backlog=file_integer(root / "proc/sys/net/core/somaxconn"),
+        numa_balancing=file_integer(root / "proc/sys/kernel/numa_balancing"),
         governors=governors(root),
         c2_on=c2_on(root),
         smt_on=_flag(root / "sys/devices/system/cpu/smt/active"),
@@ -213,7 +213,7 @@ def governors(root: Path) -> frozenset[str] | None:
 def c2_on(root: Path) -> bool | None:
     """True if CPUs may sleep in C2; None if the kernel manages no C-states, as in most VMs."""
     folders = sorted((root / "sys/devices/system/cpu/cpu0/cpuidle").glob("state*"))
-    states = {file_text(folder / "name") or "": _integer(folder / "disable") for folder in folders}
+    states = {file_text(folder / "name") or "": file_integer(folder / "disable") for folder in folders}
     return states.get("C2") == 0 if any(name.startswith("C") for name in states) else None
 
 
@@ -239,13 +239,8 @@ def _limit(kind: int) -> float:
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
-def _integer(path: Path) -> int | None:
-    text = file_text(path)
-    return int(text) if text and text.lstrip("-").isdigit() else None
-
-
 def _flag(path: Path) -> bool | None:
-    value = _integer(path)
+    value = file_integer(path)
     return None if value is None else bool(value)
 
 

@@ -1,4 +1,4 @@
-"""The types of ASGI applications, and the part of them that every application of ours has."""
+"""Types of ASGI applications, and their lifespan protocol."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,10 +10,13 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def lifespan(receive: Receive, send: Send) -> None:
-    """Confirm the start and the shutdown; nothing has to be done for them."""
-    while True:
-        message = await receive()
+async def nothing() -> None:
+    """The shutdown of an application that holds nothing."""
+
+
+async def lifespan(receive: Receive, send: Send, shutdown: Callable[[], Awaitable[None]] = nothing) -> None:
+    """Confirm the start and, after `shutdown`, the end of an application."""
+    while (message := await receive())["type"] != "lifespan.shutdown":
         await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
+    await shutdown()
+    await send({"type": f"{message['type']}.complete"})

@@ -243,3 +243,6 @@ class SimulatedPrefill:
     async def check_health(self) -> None:
         if self._engine.failure:
             raise RuntimeError(self._engine.failure)
+        if self._serving.done():
+            error = None if self._serving.cancelled() else self._serving.exception()
+            raise RuntimeError(f"the server of the metrics at {self._url} has ended: {error or 'no error'}")

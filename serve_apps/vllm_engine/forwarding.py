@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from serve_apps.routing.asgi import App, Message, Receive, Scope, Send, lifespan
+from serve_apps.routing.asgi import App, Message, Receive, Scope, Send, lifespan, nothing
 
 DESCRIPTION_PATH = "/maxqps/replica"
 REPLICA_ID = b"x-replica-id"
@@ -22,22 +22,26 @@ KEEP_ALIVE_S = 2.0
 
 
 class Forwarding:
-    """An application that sends every request to the server at `url`; 502 if that does not answer."""
+    """An application that sends every request to the server at `url`; 502 if the server does not answer.
 
-    def __init__(self, url: str) -> None:
+    `shutdown` is awaited when the application ends.
+    """
+
+    def __init__(self, url: str, shutdown: Callable[[], Awaitable[None]] = nothing) -> None:
         self._url = url
+        self._shutdown = shutdown
         self._client: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await lifespan(receive, send)
+            await lifespan(receive, send, self.close)
         elif scope["type"] == "http":
             await self._hand_through(scope, await _body(receive), send)
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
-            self._client = None
+        await self._shutdown()
 
     async def _hand_through(self, scope: Scope, body: bytes, send: Send) -> None:
         query = scope.get("query_string", b"").decode()

@@ -39,7 +39,10 @@ exec "$@"
 
 
 class VllmProcessReplica:
-    """One server process. Serve calls the async constructor and replaces the replica when it is unhealthy."""
+    """One server process. Serve calls the async constructor and replaces the replica when it is unhealthy.
+
+    The server ends with the application: Serve sends it the shutdown of the lifespan protocol.
+    """
 
     async def __init__(self, words: list[str], start_timeout_s: float) -> None:  # type: ignore[misc]
         stay_on_loopback()
@@ -50,7 +53,7 @@ class VllmProcessReplica:
         self._port = reserved_port()  # held as long as the replica lives
         address = f"{self._port.getsockname()[1]}"
         self._url = f"http://{LOOPBACK}:{address}"
-        self._app = Forwarding(self._url)
+        self._app = Forwarding(self._url, self._shut_down)
         argv = [sys.executable, "-m", SERVER, *words, "--host", LOOPBACK, "--port", address]
         with self._log.open("wb") as log:
             # A group of its own, so that its engine and workers end with it.
@@ -76,11 +79,11 @@ class VllmProcessReplica:
         if self._process.returncode is not None:
             raise RuntimeError(f"vLLM ended with {self._process.returncode}: {self._said()}")
 
-    async def __del__(self) -> None:
+    async def _shut_down(self) -> None:
+        """End the server. Its log stays if the server had failed, because a message names the file."""
         failed = self._process.returncode is not None
-        await self._app.close()
         await self._stop()
-        if not failed:  # else a message names it
+        if not failed:
             self._log.unlink(missing_ok=True)
 
     async def _await_ready(self, deadline_s: float) -> None:

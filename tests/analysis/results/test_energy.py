@@ -105,7 +105,7 @@ def test_a_node_that_does_not_tell_leaves_the_run_unknown() -> None:
 
 
 def test_a_gpu_that_its_tool_does_not_tell_is_no_gpu_of_0_watts() -> None:
-    seven = [row | {"gpu_watts": [*row["gpu_watts"][:7], None], "source": "amd-smi"} for row in TWO]
+    seven = [row | {"gpu_watts": [*row["gpu_watts"][:7], None], "source": "amdsmi"} for row in TWO]
     found = figures(power(seven), [window(1, 20, 120)], ANSWERED, None)
     assert found.unknown == "2 of 2 node(s) told no power (a): 7 of its 8 GPUs told theirs"
     # The kernel tells two dies of a GPU once.

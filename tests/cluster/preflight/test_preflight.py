@@ -21,6 +21,7 @@ from cluster.preflight.checks_gpu import GPU_CHECKS
 from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_facts import Gpu
 from cluster.preflight.node_facts import Weights
+from tests.support.machine.amdsmi_module import install_amdsmi
 from tests.support.machine.healthy_node import (
     GIB,
     HBM,
@@ -38,24 +39,6 @@ MI325X = Expected(
 )
 LAPTOP = Expected("simulated", nodes=1, gpus_per_node=8, hardware="MI325X", arch="gfx942")
 
-# amd-smi of ROCm 6 answers with bare lists, of ROCm 7 with a wrapper; numbers come with or without a unit.
-STATIC = """WARNING: User is missing the following required groups: render, video.
-[{"gpu": 0, "asic": {"market_name": "AMD Instinct MI325X", "device_id": "0x74a5",
-  "target_graphics_version": "gfx942"}, "driver": {"name": "amdgpu", "version": "6.12.12"},
-  "vram": {"type": "HBM3E", "size": {"value": 262128, "unit": "MB"}}, "numa": {"node": 0, "affinity": 0}},
- {"gpu": 1, "asic": {"market_name": "N/A", "target_graphics_version": "gfx942"},
-  "driver": {"driver_name": "amdgpu", "driver_version": "6.12.12"}, "numa": {"node": "N/A"}}]"""
-METRIC = """{"gpu_data": [
- {"gpu": 0, "mem_usage": {"total_vram": {"value": 262128, "unit": "MB"},
-   "used_vram": {"value": 283, "unit": "MB"}},
-  "ecc": {"total_correctable_count": 5, "total_uncorrectable_count": 0, "total_deferred_count": 1}},
- {"gpu": 1, "mem_usage": {"total_vram": 262128, "used_vram": {"value": 2, "unit": "GB"}}, "ecc": "N/A"}]}"""
-FIRMWARE = """[
- {"gpu": 0, "fw_list": [{"fw_id": "CP_MEC1", "fw_version": "32945"}, {"fw_id": "RLC", "fw_version": "65"}]},
- {"gpu": 1, "fw_list": [{"fw_id": "CP_MEC1", "fw_version": "166"}]}]"""
-TOPOLOGY = """[{"gpu": 0, "bdf": "0000:01:00.0", "links": [{"gpu": 0, "link_type": "SELF", "num_hops": 0},
-  {"gpu": 1, "link_type": "XGMI", "num_hops": 1}]},
- {"gpu": 1, "links": [{"gpu": 0, "link_type": "PCIE"}, {"gpu": 1, "link_type": "SELF"}]}]"""
 KFD_GPU = """cpu_cores_count 0
 simd_count 1216
 gfx_target_version 90402
@@ -64,20 +47,6 @@ device_id 29861
 drm_render_minor {minor}
 fw_version 192
 """
-
-
-def test_amd_smi_tells_every_gpu_in_old_and_new_shapes() -> None:
-    said = {"static": STATIC, "metric": METRIC, "firmware": FIRMWARE, "topology": TOPOLOGY}
-    first, second = gpu_facts.amd_gpus(lambda command: said[command[1]])
-    assert first == Gpu(
-        0, "AMD Instinct MI325X", "gfx942", "6.12.12", 283 * 2**20, 0, 177, 0, frozenset({1}), HBM
-    )
-    assert second == Gpu(1, None, "gfx942", "6.12.12", 2 * GIB, None, 166, None, frozenset(), HBM)
-
-
-@pytest.mark.parametrize("text", [None, "", "not json", "[", "{}", "[1]", "ERROR: no devices\n[]"])
-def test_amd_smi_without_an_answer_tells_no_gpu(text: str | None) -> None:
-    assert gpu_facts.amd_gpus(lambda command: text) == ()
 
 
 def write(root: Path, texts: dict[str, str]) -> None:
@@ -109,9 +78,9 @@ def kfd_tree(root: Path, gpus: int) -> None:
     write(root, {"sys/module/amdgpu/version": "6.12.12\n"})
 
 
-def test_the_kernel_tells_the_gpus_where_no_tool_is_installed(tmp_path: Path) -> None:
+def test_the_kernel_reports_every_gpu(tmp_path: Path) -> None:
     kfd_tree(tmp_path, 8)
-    found = gpu_facts.read_gpus(tmp_path, lambda command: None)
+    found = gpu_facts.read_gpus(tmp_path)
     assert found is not None
     peers = frozenset({0, 1, 2, 4, 5, 6, 7})
     assert found[3] == Gpu(3, None, "gfx942", "6.12.12", 297e6, 0, 192, 0, peers, HBM)
@@ -121,26 +90,39 @@ def test_the_kernel_tells_the_gpus_where_no_tool_is_installed(tmp_path: Path) ->
 def test_links_that_the_kernel_hides_are_unknown_and_not_missing(tmp_path: Path) -> None:
     kfd_tree(tmp_path, 2)
     shutil.rmtree(tmp_path / "sys/class/kfd/kfd/topology/nodes/1/io_links")
-    found = gpu_facts.read_gpus(tmp_path, lambda command: None)
+    found = gpu_facts.read_gpus(tmp_path)
     assert found is not None
     assert [gpu.links for gpu in found] == [None, frozenset({0})]
 
 
-def test_what_amd_smi_lacks_comes_from_the_kernel(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("handles", "names"),
+    [
+        ([{"asic": {"market_name": "AMD Instinct MI325X"}}, {}], ["AMD Instinct MI325X", None]),
+        ([{"asic": {"market_name": "N/A"}}, {"asic": {}}], [None, None]),
+        (
+            [{"asic": {"market_name": "AMD Instinct MI325X"}}] * 3,
+            [None, None],
+        ),  # not all are in the container
+    ],
+)
+def test_the_module_amdsmi_names_the_gpus(
+    handles: list[dict[str, Any]],
+    names: list[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kfd_tree(tmp_path, 2)
-    found = gpu_facts.read_gpus(tmp_path, lambda command: STATIC if "static" in command else None)
-    assert found is not None
-    assert [(gpu.name, gpu.numa_node, gpu.mec_firmware) for gpu in found] == [
-        ("AMD Instinct MI325X", 0, 192),
-        (None, 0, 192),
-    ]
+    install_amdsmi(monkeypatch, handles)
+    assert [gpu.name for gpu in gpu_facts.read_gpus(tmp_path) or ()] == names
+    install_amdsmi(monkeypatch, handles, has_driver=False)
+    assert [gpu.name for gpu in gpu_facts.read_gpus(tmp_path) or ()] == [None, None]
 
 
-def test_no_driver_is_no_gpu_and_a_driver_without_tools_is_unknown(tmp_path: Path) -> None:
-    assert gpu_facts.read_gpus(tmp_path, lambda command: None) == ()
-    for name in ("amd/sys/class/kfd/kfd/topology/generation_id", "nvidia/proc/driver/nvidia/version"):
-        write(tmp_path, {name: "2"})
-        assert gpu_facts.read_gpus(tmp_path / name.split("/")[0], lambda command: None) is None
+def test_no_driver_is_no_gpu_and_a_driver_with_hidden_gpus_is_unknown(tmp_path: Path) -> None:
+    assert gpu_facts.read_gpus(tmp_path) == ()
+    write(tmp_path, {"sys/class/kfd/kfd/topology/generation_id": "2"})
+    assert gpu_facts.read_gpus(tmp_path) is None
 
 
 def test_kernel_settings_are_read_and_what_is_missing_is_none(tmp_path: Path) -> None:
@@ -246,7 +228,7 @@ BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
     "another GPU": (one_gpu(name="AMD Instinct MI300X"), "GPUs", "fail", "hardware="),
     "another architecture": (one_gpu(name=None, arch="gfx950"), "GPUs", "fail", "hardware="),
     "no GPU at all": (host(gpus=()), "GPUs", "fail", "/dev/kfd"),
-    "nobody tells": (host(gpus=None), "GPUs", "unknown", "amd-smi"),
+    "hidden GPUs": (host(gpus=None), "GPUs", "unknown", "/sys/class/kfd"),
     "Ray sees none": (
         replace(host(amdsmi=False), node=replace(NODE, ray_gpus=0.0)),
         "GPUs in Ray",

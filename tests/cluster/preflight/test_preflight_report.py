@@ -1,14 +1,11 @@
-"""`cluster.preflight.preflight` and `power_meter` without Ray: the report, and when a tool is run again."""
+"""`cluster.preflight.preflight` without Ray: the report."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from cluster import __main__ as command
-from cluster.preflight import power_meter
 from cluster.preflight.checks import Finding
-from cluster.preflight.gpu_power import PowerReading
 from cluster.preflight.preflight import PreflightReport
 
 
@@ -40,19 +37,6 @@ def test_checks_that_had_nothing_to_look_at_share_a_line() -> None:
         "not checked on 1 node, no GPU here: VRAM, ECC errors",
         "preflight of 1 node: 0 pass, 0 warn, 0 fail, 2 unknown",
     ]
-
-
-@pytest.mark.parametrize(("source", "waits"), [("hwmon", False), ("amd-smi", True), (None, True)])
-def test_a_tool_is_not_run_again_at_once_and_the_kernel_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | None, waits: bool
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(power_meter, "read_power", lambda root, run: PowerReading(source=source))
-    monkeypatch.setattr(power_meter, "TOOL_PERIOD_S", 3600.0)
-    monkeypatch.setattr(power_meter.time, "sleep", slept.append)
-    node = power_meter.NodePower(tmp_path)
-    assert [node.read().source for _ in range(3)] == [source] * 3
-    assert slept[0] == 0 and [seconds > 0 for seconds in slept[1:]] == [waits, waits]
 
 
 def test_a_cluster_that_does_not_answer_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

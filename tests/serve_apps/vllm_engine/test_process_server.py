@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from conf.specs.experiment import VllmEngine
+from serve_apps.routing.asgi import Message
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import process_server
 from serve_apps.vllm_engine.app import engines_prefix, vllm_app
@@ -128,11 +129,76 @@ def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
     assert words_of_vllm[words_of_vllm.index("--distributed-executor-backend") + 1] == "mp"
 
 
-class Replica(VllmProcessReplica):
-    """Without what Serve awaits and Python would only call."""
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the module `fake_server` in vLLM's place, and for logs; Serve and Ray are stand-ins."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(process_server, "SERVER", "fake_server")
+    monkeypatch.setattr(process_server, "stay_on_loopback", lambda: None)
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: [])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
 
-    def __del__(self) -> None:  # type: ignore[override]
-        pass
+
+async def started(timeout_s: float = 240.0) -> VllmProcessReplica:
+    replica = VllmProcessReplica.__new__(VllmProcessReplica)
+    try:
+        await replica.__init__([], timeout_s)  # type: ignore[misc]
+    except (RuntimeError, TimeoutError):
+        assert ended([replica._process.pid])
+        raise
+    return replica
+
+
+READY = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[-1])), Healthy).serve_forever()
+"""
+
+
+def test_the_server_ends_with_the_application_and_not_by_the_garbage_collector(alone: Path) -> None:
+    (alone / "fake_server.py").write_text(READY)
+    assert not hasattr(VllmProcessReplica, "__del__")
+
+    async def run() -> int:
+        replica = await started()
+        app = await replica.__serve_build_asgi_app__()
+        messages = iter(["lifespan.startup", "lifespan.shutdown"])
+        answers: list[str] = []
+
+        async def receive() -> dict[str, str]:
+            return {"type": next(messages)}
+
+        async def send(message: Message) -> None:
+            answers.append(message["type"])
+            await replica.check_health() if len(answers) == 1 else None
+
+        await app({"type": "lifespan"}, receive, send)
+        assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        with pytest.raises(RuntimeError, match="vLLM ended"):
+            replica._log.write_text("")
+            await replica.check_health()
+        return replica._process.pid
+
+    assert ended([asyncio.run(run())])
+
+
+def test_the_log_of_a_server_that_did_not_fail_goes_with_it(alone: Path) -> None:
+    (alone / "fake_server.py").write_text(READY)
+
+    async def run() -> None:
+        replica = await started()
+        await replica._app.close()
+
+    asyncio.run(run())
+    assert list(alone.glob("*.log")) == []
 
 
 @pytest.mark.parametrize(
@@ -148,22 +214,9 @@ class Replica(VllmProcessReplica):
     ],
 )
 def test_a_start_that_fails_says_why_and_leaves_only_its_log(
-    source: str, timeout_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, timeout_s: float, said: str, alone: Path
 ) -> None:
-    (tmp_path / "server_that_fails.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(process_server, "SERVER", "server_that_fails")
-    monkeypatch.setattr(process_server, "stay_on_loopback", lambda: None)
-    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
-    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
-    monkeypatch.setattr("ray.get_gpu_ids", lambda: [])
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    replica = Replica.__new__(Replica)
-
-    async def start() -> None:
-        await replica.__init__([], timeout_s)  # type: ignore[misc]
-
+    (alone / "fake_server.py").write_text(source)
     with pytest.raises((RuntimeError, TimeoutError), match=said):
-        asyncio.run(start())
-    assert ended([replica._process.pid])
-    assert [path.name for path in tmp_path.glob("*.log")] == ["vllm-r1.log"]
+        asyncio.run(started(timeout_s))
+    assert [path.name for path in alone.glob("*.log")] == ["vllm-r1.log"]
