@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.runs import readme_sample
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen", "tests", "docs")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,6 +54,11 @@ def test_paths_and_modules_exist(page: Path) -> None:
         assert name in SOURCES | OF_VLLM, name
     for module in re.findall(rf"(?:python -m|from|import) ((?:{rooms})(?:\.\w+)*)", text):
         assert is_ours(module.replace(".", "/")), module
+
+
+def test_the_readme_prints_what_the_command_prints() -> None:
+    remedy = "python -m tests.support.runs.readme_sample writes the answer again"
+    assert readme_sample.readme() == (ROOT / "README.md").read_text(), remedy
 
 
 def test_the_index_has_every_page() -> None:
