@@ -262,7 +262,7 @@ def notes(found: LadderFigures) -> list[str]:
     if found.rms is not None:
         out.append(
             f"rms of ln error over the published rows that were fitted: {100 * found.rms:.1f} %; the "
-            f"fit's own training error is {100 * (found.fit_rms or 0.0):.1f} % (docs/engine_model.md)"
+            f"fit's own training error is {100 * (found.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
         )
     return out
 

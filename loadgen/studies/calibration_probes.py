@@ -18,8 +18,7 @@ from loadgen.studies.study import StudyPlan, seed_of
 
 KIND = "recipe"
 WAVES, LEAST_REQUESTS = 10, 30
-"""Requests per concurrent one of a closed loop (docs/engine_model.md, section 9), and the fewest (our
-choice)."""
+"""Requests per concurrent one of a closed loop (docs/predict.md), and the fewest (our choice)."""
 CHECKED = (0.3, 0.5, 0.7)
 """Shares of a node's expected rate: below the knee, where a run says most about the constants."""
 CHECK_S = 300.0

@@ -1,7 +1,7 @@
 """The MI325X paper's tables and models, and the requests behind their rows.
 
 The tables (arXiv 2603.10031, 14 to 17, 22 and 23) state a concurrency. The experiment behind them follows
-from Little's law (docs/engine_model.md, section 4): `saturation` rows are one burst of min(C, 450) requests,
+from Little's law (docs/engine_checks.md): `saturation` rows are one burst of min(C, 450) requests,
 `scaling` rows a closed loop over min(3C, 300), all with one fixed prompt.
 """
 
@@ -48,7 +48,7 @@ class PublishedModel(RequestShape):
 
     `name` is the paper's, of its rows. `words` choose the model and its node here; their facts alone decide
     whether an experiment is the paper's. `fit_rms` is the training error of the constants that were fitted to
-    all rows but those `left_out` (docs/engine_model.md).
+    all rows but those `left_out` (docs/engine_checks.md).
     """
 
     name: str
