@@ -14,6 +14,7 @@ examples:
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -30,10 +31,9 @@ from cluster.command_line import (
     refuse_unused_flags,
     target_of,
 )
-from cluster.manifests.node_offers import environment, is_amd, nodes_of
-from cluster.manifests.ray_service import KubernetesSite, weights_folder
-from cluster.manifests.rendering import Files, heading, kuberay, ray_up, systemd
-from cluster.manifests.static_hosts import hosts_of
+from cluster.manifests.kuberay import KubernetesSite, kuberay
+from cluster.manifests.nodes import environment, is_amd, nodes_of
+from cluster.manifests.static_hosts import assign_hosts, ray_up, systemd
 from cluster.ray_session.placement import PlacementError, SessionError, place
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
@@ -81,23 +81,24 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     parts = experiment.cluster, experiment.hardware, experiment.engine, experiment.fleet
     nodes = nodes_of(*parts, load_nodes, gpu_cpus)
     env = environment(_serve_environment(experiment))
-    head = heading(arguments.typed, experiment.model.served_name, experiment.layout.name)
+    heading = f"python -m cluster {shlex.join(arguments.typed)}\nFor {experiment.model.served_name}, layout "
+    heading += f"{experiment.layout.name}; render again instead of editing."
     name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
     if target == "kuberay":
         site = _site(arguments, name)
         config, notes = _serve_config(experiment, site) if arguments.service else (None, ())
-        head = "\n".join([head, *(f"Note: {note}" for note in notes)])
-        files = kuberay(site, nodes, experiment.hardware, env, head, config)
+        heading = "\n".join([heading, *(f"Note: {note}" for note in notes)])
+        files = kuberay(site, nodes, experiment.hardware, env, heading, config)
     else:
         if not arguments.hosts:
             raise ConfigError(
                 f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
             )
-        hosts = hosts_of([host for host in arguments.hosts.split(",") if host], nodes)
+        hosts = assign_hosts([host for host in arguments.hosts.split(",") if host], nodes)
         if target == "ray-up":
-            files = ray_up(name, hosts, nodes, env, head, arguments.ssh_user or "ray", venv)
+            files = ray_up(hosts, nodes, env, heading, name, arguments.ssh_user or "ray", venv)
         else:
-            files = systemd(hosts, nodes, env, head, venv, is_amd(experiment.hardware))
+            files = systemd(hosts, nodes, env, heading, venv, is_amd(experiment.hardware))
     return _deliver(files, arguments.out)
 
 
@@ -148,7 +149,7 @@ def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[st
             f"--service keeps a real deployment up, not engine={engine.kind}; add engine=vllm, or leave "
             "--service out: a sweep deploys by itself on a RayCluster"
         )
-    folder = weights_folder(site)
+    folder = site.weights_folder
     if not engine.model_path.startswith(folder):
         raise ConfigError(
             f"--service loads its weights from {folder}, where pods find --weights={site.weights}; "
@@ -174,7 +175,7 @@ def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
     return rendering.RenderingInput(engine, *parts, placement.bundles, version, placement.prefill_bundles)
 
 
-def _deliver(files: Files, out: Path | None) -> int:
+def _deliver(files: dict[str, str], out: Path | None) -> int:
     """Write the files into a folder, or print them, with their names if there are several."""
     if out is None:
         for name, text in files.items():

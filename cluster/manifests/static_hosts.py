@@ -1,55 +1,20 @@
-"""Static hosts as a Ray cluster: a file for `ray up`, and systemd units; pure, and never a secret."""
+"""Static hosts as a Ray cluster: a file for `ray up`, and systemd units. No file holds a secret."""
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cluster.manifests import names
-from cluster.manifests.node_offers import GPU, HEAD_NODE, NodeGroup, ray_start
+from cluster.manifests.nodes import GPU, HEAD_NODE, OPENED, NodeGroup, ray_start
+from cluster.manifests.templates import comment, render
 from cluster.ray_session.placement import LOAD_ROLE
 
-OPEN_FILES = 1_048_576
-"""Limit of open files: a stream is a socket on either side, and preflight needs at least 65,536."""
 ETC = "/etc/maxqps"
 TOKEN = f"{ETC}/auth_token"
-UNIT = f"""\
-[Unit]
-Description=Ray for maxqps, role {{role}}
-Wants=network-online.target
-After=network-online.target
-
-[Service]
-Type=exec
-User=ray
-{{groups}}EnvironmentFile={ETC}/ray.env
-Environment=PATH={{venv}}/bin:/opt/rocm/bin:/usr/local/bin:/usr/bin:/bin
-ExecStartPre=/usr/bin/test -s {TOKEN}
-ExecStart={{start}}
-Restart=on-failure
-RestartSec=10
-TimeoutStopSec=60
-LimitNOFILE={OPEN_FILES}
-LimitMEMLOCK=infinity
-LimitCORE=0
-TasksMax=infinity
-UMask=0077
-NoNewPrivileges=yes
-ProtectSystem=full
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectControlGroups=yes
-RestrictSUIDSGID=yes
-LockPersonality=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
-"""A unit file. A node that comes back lets a sweep go on; the dwell it was lost in is void all the same.
-
-RCCL and ROCm pin the memory that they transfer from. PrivateDevices would hide GPUs, MemoryDenyWriteExecute
-forbid compiled kernels, PrivateTmp hide /tmp from `ray status`, and ProtectHome hide caches.
-"""
+ENVIRONMENT = f"""\
+On every host as {ETC}/ray.env. The token is in {TOKEN} (mode 0400, owner ray), the same
+on all hosts:
+  umask 077; ray get-auth-token --generate | ssh HOST 'install -D -m 0400 -o ray /dev/stdin {TOKEN}'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +30,14 @@ class Hosts:
         return self.gpu + self.load
 
 
-def hosts_of(addresses: Sequence[str], nodes: Sequence[NodeGroup]) -> Hosts:
-    """The hosts in the order of the nodes, the head first.
+def assign_hosts(addresses: Sequence[str], groups: Sequence[NodeGroup]) -> Hosts:
+    """The hosts in the order of the node groups, the head first.
 
     Raises ValueError for a wrong number of hosts, and for text that is no IP address.
     """
     for address in addresses:
         names.address(address, "--hosts")
-    counts = {each.role: each.count for each in nodes}
+    counts = {group.role: group.count for group in groups}
     load = counts.get(LOAD_ROLE, 0)
     needed = 1 + sum(counts.values())
     if len(addresses) != needed or len(set(addresses)) != needed:
@@ -85,59 +50,74 @@ def hosts_of(addresses: Sequence[str], nodes: Sequence[NodeGroup]) -> Hosts:
 
 
 def ray_up(
-    name: str, hosts: Hosts, nodes: Sequence[NodeGroup], env: dict[str, str], ssh_user: str, venv: str
-) -> dict[str, Any]:
-    """A cluster file of `ray up` with the local provider; every host is installed already.
+    hosts: Hosts,
+    groups: Sequence[NodeGroup],
+    env: dict[str, str],
+    heading: str,
+    name: str,
+    ssh_user: str,
+    venv: str,
+) -> dict[str, str]:
+    """File name and text for `ray up` with the local provider; every host is installed already.
 
     Raises ValueError for a malformed name, user or folder.
     """
     names.checked("cluster", name, "--name")
     names.checked("user", ssh_user, "--ssh-user")
     names.checked("path", venv, "--venv")
-    first = _first(env, venv)
-    start_head = ray_start(HEAD_NODE, hosts.head, hosts.head)
-    head = [*start_head, "--autoscaling-config=~/ray_bootstrap_config.yaml"]
-    start = f"{_own_address(hosts)} && {_start_worker(hosts, nodes)}"
-    return {
-        "cluster_name": name,
-        "max_workers": len(hosts.workers),
-        "provider": {"type": "local", "head_ip": hosts.head, "worker_ips": list(hosts.workers)},
-        "auth": {"ssh_user": ssh_user},
-        "file_mounts": {},
-        "setup_commands": [],
-        "head_start_ray_commands": [f"{first} && ray stop", f"{first} && {_shell(head)}"],
-        "worker_start_ray_commands": [f"{first} && ray stop", f"{first} && {start}"],
-    }
-
-
-def _own_address(hosts: Hosts) -> str:
-    """Shell commands that find which worker this host is: `ray up` gives all workers the same command."""
-    workers = " ".join(hosts.workers)
-    find = 'case " $(hostname -I) " in *" $each "*) own=$each;; esac'
-    refuse = f"{{ echo none of {workers} is an address of this host >&2; exit 1; }}"
-    return f'own= && for each in {workers}; do {find}; done && {{ test -n "$own" || {refuse}; }}'
-
-
-def _start_worker(hosts: Hosts, nodes: Sequence[NodeGroup]) -> str:
-    """The shell command that starts Ray on the worker with the address $own, in its role."""
-    starts = {each.role: _shell(ray_start(each, "$RAY_HEAD_IP", "$own")) for each in nodes}
-    if LOAD_ROLE not in starts:
-        return starts[GPU]
-    return f"case $own in {'|'.join(hosts.load)}) {starts[LOAD_ROLE]};; *) {starts[GPU]};; esac"
-
-
-def _first(env: dict[str, str], venv: str) -> str:
-    """The beginning of every command; each has a shell of its own."""
-    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-    token = "test -s ~/.ray/auth_token || { echo no token in ~/.ray/auth_token >&2; exit 1; }"
-    files = "ulimit -n 65536 || echo fewer than 65536 open files >&2"  # preflight says it again
-    return f"export PATH={shlex.quote(venv)}/bin:$PATH {settings} && {{ {token}; }} && {{ {files}; }}"
+    starts = {group.role: _shell(ray_start(group, "$RAY_HEAD_IP", "$own")) for group in groups}
+    text = render(
+        "ray-up.yaml.j2",
+        hosts=hosts,
+        env=env,
+        heading=heading,
+        ports=OPENED,
+        name=name,
+        ssh_user=ssh_user,
+        venv=venv,
+        start_head=_shell(ray_start(HEAD_NODE, hosts.head, hosts.head)),
+        start_gpu=starts[GPU],
+        start_load=starts.get(LOAD_ROLE),
+    )
+    return {"ray-up.yaml": text}
 
 
 def _shell(words: Sequence[str]) -> str:
-    """Words quoted for a shell, which still replaces $RAY_HEAD_IP and $own; Ray replaces ~ itself."""
-    bare = ("--address=$RAY_HEAD_IP", "--node-ip-address=$own", "--autoscaling-config=~")
+    """Words quoted for a shell, which still replaces $RAY_HEAD_IP and $own."""
+    bare = ("--address=$RAY_HEAD_IP", "--node-ip-address=$own")
     return " ".join(word if word.startswith(bare) else shlex.quote(word) for word in words)
+
+
+def systemd(
+    hosts: Hosts, groups: Sequence[NodeGroup], env: dict[str, str], heading: str, venv: str, amd: bool
+) -> dict[str, str]:
+    """Unit files by name, one for each role, and the environment of them all.
+
+    The units are systemd's templates: the name of an instance, after the @, is the host's address. Raises
+    ValueError for a malformed `venv`.
+    """
+    names.checked("path", venv, "--venv")
+    addresses = {"head": (hosts.head,), GPU: hosts.gpu, LOAD_ROLE: hosts.load}
+    comments = comment("\n".join([heading, OPENED, ENVIRONMENT]))
+    files = {"ray.env": f"{comments}\n{environment_file(env)}"}
+    for group in (HEAD_NODE, *groups):
+        unit = f"maxqps-{group.role}"
+        words = [f"{venv}/bin/ray", *ray_start(group, hosts.head, "%i")[1:], "--block"]
+        files[f"{unit}@.service"] = render(
+            "systemd.service.j2",
+            nodes=group,
+            hosts=addresses[group.role],
+            heading=heading,
+            ports=OPENED,
+            unit=unit,
+            etc=ETC,
+            token=TOKEN,
+            venv=venv,
+            amd=amd,
+            # A word of ExecStart stands in single quotes if it has double quotes of its own.
+            start=" ".join(f"'{word}'" if '"' in word else word for word in words),
+        )
+    return files
 
 
 def environment_file(env: dict[str, str]) -> str:
@@ -148,24 +128,3 @@ def environment_file(env: dict[str, str]) -> str:
 
 _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})
 """Letters with a meaning in double quotes, for systemd and for a shell."""
-
-
-def units(hosts: Hosts, nodes: Sequence[NodeGroup], venv: str, amd: bool) -> dict[str, str]:
-    """Unit files by name, one for each role. Raises ValueError for a strange `venv`.
-
-    They are templates: the name of a host's instance, after the @, is the host's address (%i in the file).
-    """
-    names.checked("path", venv, "--venv")
-    roles = (HEAD_NODE, *nodes)
-    return {f"maxqps-{each.role}@.service": _unit(each, hosts.head, venv, amd) for each in roles}
-
-
-def _unit(nodes: NodeGroup, head: str, venv: str, amd: bool) -> str:
-    words = [f"{venv}/bin/ray", *ray_start(nodes, head, "%i")[1:], "--block"]
-    groups = "SupplementaryGroups=video render\n" if nodes.gpus and amd else ""
-    return UNIT.format(role=nodes.role, groups=groups, venv=venv, start=" ".join(map(_quoted, words)))
-
-
-def _quoted(word: str) -> str:
-    """A word of ExecStart: in single quotes where it has quotes of its own."""
-    return f"'{word}'" if '"' in word else word

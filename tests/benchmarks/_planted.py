@@ -711,7 +711,7 @@ FAULTS = (
     ),
     Fault(
         "variable expanded by Kubernetes",
-        "cluster.manifests.ray_service:_container",
+        "cluster.manifests.templates:kubernetes_literal",
         'value.replace("$(", "$$(")',
         "value",
     ),

@@ -1,9 +1,10 @@
-"""`cluster.manifests.names` and `ray_service`: words that could mean more where they end up."""
+"""`cluster.manifests`: words that could mean more where they end up."""
 
 import pytest
+import yaml
 
 from cluster.manifests import names
-from cluster.manifests.ray_service import KubernetesSite, ray_object
+from cluster.manifests.kuberay import KubernetesSite, kuberay
 from conf import load
 
 
@@ -18,6 +19,7 @@ def test_a_name_that_leads_elsewhere_is_refused_with_its_flag(form: str, text: s
 
 def test_kubernetes_expands_no_variable_in_a_value() -> None:
     site = KubernetesSite(image=f"ray:2@sha256:{'0' * 64}")
-    made = ray_object(site, [], load([]).hardware, {"A": "$(SECRET) and $HOME"}, None)
+    (text,) = kuberay(site, [], load([]).hardware, {"A": "$(SECRET) and $HOME"}, "", None).values()
+    _, made = yaml.safe_load_all(text)
     container = made["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert {"name": "A", "value": "$$(SECRET) and $HOME"} in container["env"]

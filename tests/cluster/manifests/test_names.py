@@ -91,6 +91,19 @@ def test_what_is_no_address_is_refused(host: str) -> None:
         names.address(host, "--hosts")
 
 
+def test_a_name_that_yaml_would_read_as_something_else_stays_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--name", "on", "--namespace", "1e3", "--token-secret", "null", "--weights", "pvc:5"]
+    assert command.main(["render", *KUBERAY, *words]) == 0
+    policy, cluster = yaml.safe_load_all(capsys.readouterr().out)
+    assert cluster["metadata"] == {"name": "on", "namespace": "1e3"}
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"app.kubernetes.io/instance": "on"}
+    assert cluster["spec"]["authOptions"]["secretName"] == "null"
+    claim = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["volumes"][1]
+    assert claim["persistentVolumeClaim"]["claimName"] == "5"
+
+
 def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["render", *SYSTEMD, "--hosts", "fd00::1,fd00::2,fd00::3"]) == 0
     assert "--address=[fd00::1]:6379" in capsys.readouterr().out
@@ -111,8 +124,9 @@ def test_a_resource_is_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
     words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
-    head = command.heading(["render", "a\nkind: Evil\x1b[2J\x85b"], "model\nkind: Evil", "layout")
-    text = command.systemd(static_hosts.Hosts("a", ("b",), ()), (), {}, head, "/opt/x", True)["ray.env"]
+    heading = "render a\nkind: Evil\x1b[2J\x85b"
+    hosts = static_hosts.Hosts("a", ("b",), ())
+    text = "".join(static_hosts.systemd(hosts, (), {}, heading, "/opt/x", True).values())
     assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
     assert "\x1b" not in text
     assert command.main(["render", *words]) == 0

@@ -1,4 +1,4 @@
-"""Resources that the nodes of a real cluster offer, and the command that starts Ray on them; pure."""
+"""Resources that the nodes of a real cluster offer, their environment, and the words of `ray start`."""
 
 import json
 import math
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from cluster.manifests import names
 from cluster.ray_session.placement import LOAD_ROLE
 from cluster.ray_session.serve_settings import PRIORITY
-from conf.ray_patches import RAY_VERSION as RAY_VERSION
 from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
 
 HEAD = "head"
@@ -41,6 +40,12 @@ class NodeGroup:
     cpus: int
     gpus: int = 0
     resources: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kuberay_resources(self) -> dict[str, str]:
+        """The resources as KubeRay writes them."""
+        gpus = {"GPU": self.gpus} if self.gpus else {}
+        return {name: str(amount) for name, amount in ({"CPU": self.cpus} | gpus | self.resources).items()}
 
 
 HEAD_NODE = NodeGroup(HEAD, 1, 0)
