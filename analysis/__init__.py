@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from analysis.figures.cdf import plot_cdf
     from analysis.figures.client import plot_client_lag
     from analysis.figures.comparison import plot_compare
-    from analysis.figures.latency import plot_latency_vs_qps
+    from analysis.figures.latency import plot_latency
     from analysis.figures.pareto import plot_pareto
-    from analysis.figures.purchase import plot_plan
+    from analysis.figures.plan import plot_plan
     from analysis.figures.replicas import plot_replica_balance
     from analysis.figures.scaling import plot_scaling
     from analysis.figures.search import plot_search
@@ -42,7 +42,7 @@ __all__ = [
     "plot_cdf",
     "plot_client_lag",
     "plot_compare",
-    "plot_latency_vs_qps",
+    "plot_latency",
     "plot_pareto",
     "plot_plan",
     "plot_replica_balance",
@@ -67,9 +67,9 @@ _HOMES = {
     "plot_cdf": "analysis.figures.cdf",
     "plot_client_lag": "analysis.figures.client",
     "plot_compare": "analysis.figures.comparison",
-    "plot_latency_vs_qps": "analysis.figures.latency",
+    "plot_latency": "analysis.figures.latency",
     "plot_pareto": "analysis.figures.pareto",
-    "plot_plan": "analysis.figures.purchase",
+    "plot_plan": "analysis.figures.plan",
     "plot_replica_balance": "analysis.figures.replicas",
     "plot_scaling": "analysis.figures.scaling",
     "plot_search": "analysis.figures.search",

@@ -1,35 +1,29 @@
-"""Figures of runs and studies: each draws on axes, has a table and a text that says what is seen.
+"""Figures of runs and studies: each is data, read once, with a drawing, a table, and a text that says it.
 
 Nothing of matplotlib is imported before something is drawn.
 """
 
-from analysis.figures import (
-    cdf,
-    client,
-    comparison,
-    latency,
-    pareto,
-    replicas,
-    scaling,
-    search,
-    shares,
-    timeline,
-)
+from analysis.figures.cdf import Cdf
+from analysis.figures.client import ClientLag
 from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.latency import Latency
+from analysis.figures.pareto import Pareto
+from analysis.figures.replicas import ReplicaBalance
+from analysis.figures.run_data import RunData
+from analysis.figures.search import Search
+from analysis.figures.shares import ShareOver
+from analysis.figures.timeline import Timeline
 
-EXHIBITS: tuple[Exhibit, ...] = (
-    latency.EXHIBIT,
-    search.EXHIBIT,
-    cdf.EXHIBIT,
-    client.EXHIBIT,
-    timeline.EXHIBIT,
-    replicas.EXHIBIT,
-    pareto.EXHIBIT,
-    shares.EXHIBIT,
+EXHIBITS: tuple[type[Exhibit], ...] = (
+    Latency,
+    Search,
+    Cdf,
+    ClientLag,
+    Timeline,
+    ReplicaBalance,
+    Pareto,
+    ShareOver,
 )
 """The figures of one run, in the order in which they answer its reader."""
 
-COMPARE, SCALING = comparison.EXHIBIT, scaling.EXHIBIT
-"""Figures of several runs, or of the tree of a study."""
-
-__all__ = ["COMPARE", "EXHIBITS", "SCALING", "Exhibit", "NoData"]
+__all__ = ["EXHIBITS", "Exhibit", "NoData", "RunData"]

@@ -1,8 +1,11 @@
-"""Frame of all figures: sizes, colours with a second carrier, log ticks, legends, and small stable SVG."""
+"""Frame of all figures: sizes, colours with a second carrier, log ticks, one legend, and small stable SVG.
+
+matplotlib's constrained layout places everything; no room is measured here.
+"""
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,28 +16,37 @@ from analysis.figures.inline_svg import inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
 else:
     Axes = Figure = Any
 
 Floats = NDArray[np.float64]
 Look = dict[str, Any]
 """Keywords of a drawing method."""
+Draw = Callable[[Figure], object]
 
 WIDTH_IN, HEIGHT_IN = 6.4, 3.2
 NARROW_IN = 4.8
 """Width of a drawing for a phone: its letters have nine pixels on a screen of 390."""
 PX_PER_IN, PT_PER_IN = 100, 72
-MARGINS_IN = (0.72, 0.50, 0.16, 0.16)
-"""Left, bottom, right, top: room for tick labels and the axis label at the letter sizes below."""
-NAME_IN = 0.47
-"""Distance of the name of a y axis from it, in stacked panels."""
 LABEL_PT, TICK_PT, NOTE_PT = 9, 8, 8
-INK, PALE, GRID = "#222222", "#767676", "#e4e4e4"
+MOST_COLUMNS = 4
+"""Most columns of a legend."""
 
-BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
+INK, PALE, GRID, PAPER = "#222222", "#767676", "#e4e4e4", "#ffffff"
+SHADE, BAND = "#efefef", "#fcf0d9"
+"""Areas: a stretch of time, and an interval of the capacity."""
+BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
+PURPLE, SKY = "#cc79a7", "#56b4e9"
 """Okabe and Ito, Color Universal Design (2008), without the yellow, which is too pale for a line on white."""
+
+DARK = {
+    **{INK: "#dde2e8", PALE: "#98a2ac", GRID: "#2c343c", PAPER: "#14191e"},
+    **{SHADE: "#222a32", BAND: "#3a321f"},
+    **{BLUE: "#5fb2f0", VERMILLION: "#f08040", GREEN: "#3cc79a", ORANGE: "#f0b440"},
+    **{PURPLE: "#dd97bd", SKY: "#3d7ea6"},
+}
+"""Each colour on a dark page."""
 
 NO_ZERO = 1000.0
 MOST_POINTS = 300
@@ -50,24 +62,11 @@ class Style:
     line: Any
 
     @property
-    def drawn(self) -> dict[str, Any]:
+    def drawn(self) -> Look:
         """Keywords of `Axes.plot`."""
-        return {"color": self.color, "marker": self.marker, "linestyle": self.line, **FINE}
+        fine = {"linewidth": 1.3, "markersize": 4.5, "markeredgewidth": 1.0}
+        return {"color": self.color, "marker": self.marker, "linestyle": self.line, **fine}
 
-
-FINE = {"linewidth": 1.3, "markersize": 4.5, "markeredgewidth": 1.0}
-LIMIT: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (8, 3))}
-"""A line that must not be crossed, in every figure."""
-
-OVER: Look = {
-    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
-    "ha": "center",
-    "va": "center",
-}
-"""A note that lies on lines and stays readable."""
-
-BELOW_DATA = 1.5
-"""Above the grid and areas, below every line and mark of a series."""
 
 STYLES = (
     Style(BLUE, "o", "-"),
@@ -75,28 +74,33 @@ STYLES = (
     Style(GREEN, "^", "-."),
     Style(PURPLE, "D", ":"),
     Style(ORANGE, "v", (0, (6, 2))),
-    Style(BLACK, "P", (0, (3, 1, 1, 1, 1, 1))),
+    Style(INK, "P", (0, (3, 1, 1, 1, 1, 1))),
     Style(SKY, "X", (0, (1, 3))),
 )
 """Styles of series in their order; a figure that needs more draws too much."""
+LIMIT: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (8, 3))}
+"""A line that must not be crossed, in every figure."""
+OVER: Look = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}}
+"""A note that lies on lines and stays readable."""
+BELOW_DATA = 1.5
+"""Above the grid and areas, below every line and mark of a series."""
 
 
-def new_axes(height_in: float = HEIGHT_IN) -> Axes:
-    """Axes of a new figure that a notebook shows."""
+def notebook_figure(draw: Draw, height_in: float) -> Figure:
+    """The drawing as a figure that a cell shows as its last value, and that can be changed or saved."""
     from matplotlib import pyplot
 
-    return _filled(pyplot.figure(figsize=(WIDTH_IN, height_in)))
+    figure = pyplot.figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    pyplot.close(figure)  # or Jupyter would show it a second time
+    draw(figure)
+    add_legend(figure)
+    return figure
 
 
-def svg(
-    draw: Callable[[Axes], object],
-    width_in: float = WIDTH_IN,
-    height_in: float = HEIGHT_IN,
-    name: str = "figure",
-) -> str:
-    """The drawing of `draw` as an inline <svg>: always the same bytes, with texts as texts.
+def svgs(draw: Draw, height_in: float, names: Mapping[str, float]) -> list[str]:
+    """One drawing as inline <svg> of each width (in): always the same bytes, with texts as texts.
 
-    Ids begin with `name`, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
+    Ids begin with the name, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
     text is taken for mathematics, and neither date nor version of the maker is written.
     """
     import matplotlib
@@ -109,73 +113,61 @@ def svg(
         matplotlib.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "maxqps", "text.parse_math": False}
         )
-        figure = Figure(figsize=(width_in, height_in), dpi=PT_PER_IN)
-        draw(_filled(figure))
-        drawn = io.StringIO()
-        omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        box = _room(figure)
-        figure.savefig(drawn, format="svg", metadata=omitted, transparent=True, bbox_inches=box)
-    return inline(drawn.getvalue(), name, round(box.width * PX_PER_IN), round(box.height * PX_PER_IN))
+        figure = Figure(dpi=PT_PER_IN)
+        draw(figure)
+        return [_svg(figure, name, width_in, height_in) for name, width_in in names.items()]
 
 
-def _room(figure: Figure) -> Any:
-    """The figure's box, higher where a legend needs it; one that ends too far right begins further left."""
-    from matplotlib.transforms import Bbox, IdentityTransform
+def _svg(figure: Figure, name: str, width_in: float, height_in: float) -> str:
+    """The figure in one width, as much higher as its legend needs."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    width_in, height_in = figure.get_size_inches()
-    top_in = height_in
-    for one in filter(None, (ax.get_legend() for ax in _placed(figure))):
-        extent = one.get_window_extent()
-        left = min(extent.x1 - width_in * PT_PER_IN, extent.x0)
-        if left > 0:
-            one.set_bbox_to_anchor(one.get_bbox_to_anchor().translated(-left, 0), IdentityTransform())
-        top_in = max(top_in, extent.y1 / PT_PER_IN)
-    return Bbox(((0, 0), (width_in, top_in)))
-
-
-def _placed(figure: Figure) -> list[Axes]:
-    """All axes, where a drawing will put them: a whole drawing to learn that costs as much as the last."""
-    found: list[Any] = list(figure.axes)
-    for ax in found:  # those inside follow
-        locate = ax.get_axes_locator()
-        ax.apply_aspect(locate(ax, None) if locate else None)
-        found += ax.child_axes
-    return found
+    figure.set_size_inches(width_in, height_in)
+    height_in += add_legend(figure)
+    figure.set_size_inches(width_in, height_in)
+    layout = ConstrainedLayoutEngine()
+    figure.set_layout_engine(layout)
+    layout.execute(figure)
+    figure.set_layout_engine("none")  # placed: `savefig` would draw it all once more for that
+    drawn = io.StringIO()
+    omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
+    return inline(drawn.getvalue(), name, round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
 
 
-def panels(ax: Axes, heights: Sequence[float], top: float = 0.0, gaps: Sequence[float] = ()) -> list[Axes]:
-    """Stacked panels inside `ax`, which itself is hidden; from the top, with one x axis, named in the last.
+def dark_rules() -> str:
+    """CSS that gives every colour of the drawings on a page its dark counterpart.
 
-    `heights` are relative; `top`, for a legend, and `gaps`, below all but the last, are shares of the whole.
+    No selector names what is around: marks and hatches are copies, which are in no drawing to a browser.
     """
-    ax.set_axis_off()
-    room = (1 - top - sum(gaps)) / sum(heights)
-    found: list[Axes] = []
-    above = 1 - top
-    for height, gap in zip(heights, (*gaps, 0.0), strict=True):
-        above -= height * room
-        shared: Look = {"sharex": found[0]} if found else {}
-        found.append(ax.inset_axes((0, above, 1, height * room), **shared))
-        above -= gap
-    width_in = ax.bbox.width / ax.figure.dpi
-    for panel in found:
-        panel.yaxis.set_label_coords(-NAME_IN / width_in, 0.5)
-    for panel in found[:-1]:
-        panel.tick_params(labelbottom=False)
-    return found
+    fills = (
+        f'[fill="{light}"], [style*="fill: {light}"] {{ fill: {DARK[light]} !important; }}' for light in DARK
+    )
+    lines = (f'[style*="stroke: {light}"] {{ stroke: {DARK[light]} !important; }}' for light in DARK)
+    return "\n".join((*fills, *lines))
 
 
-def single(ax: Axes | None, height_in: float, top: float) -> tuple[Axes, Axes]:
-    """`ax` or new axes, hidden, and one panel inside, with the share `top` of the whole for a legend."""
-    whole = ax or new_axes(height_in)
-    return whole, panels(whole, (1,), top)[0]
+def add_legend(figure: Figure) -> float:
+    """One legend above all panels, in as many columns as fit; returns its height in inches.
 
-
-def beside(ax: Axes, count: int = 2, top: float = 0.0, gap: float = 0.14) -> list[Axes]:
-    """Panels side by side inside `ax`, which itself is hidden; each with axes of its own."""
-    ax.set_axis_off()
-    width = (1 - gap * (count - 1)) / count
-    return [ax.inset_axes((i * (width + gap), 0, width, 1 - top)) for i in range(count)]
+    It replaces an earlier one and names each label once. A figure without labels has none.
+    """
+    for earlier in list(figure.legends):
+        earlier.remove()
+    named: dict[str, Any] = {}
+    for ax in figure.axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    look: Look = {"fontsize": NOTE_PT, "frameon": False, "labelcolor": INK, "handlelength": 2.6}
+    for columns in range(min(len(named), MOST_COLUMNS), 0, -1):
+        made = figure.legend(
+            named.values(), named.keys(), loc="outside upper left", ncols=columns, columnspacing=1.2, **look
+        )
+        box = made.get_window_extent()
+        if box.width <= figure.bbox.width or columns == 1:
+            return float(box.height / figure.dpi)
+        made.remove()
+    return 0.0
 
 
 def label(ax: Axes, x: str, y: str) -> None:
@@ -187,13 +179,6 @@ def label(ax: Axes, x: str, y: str) -> None:
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(PALE)
-
-
-def label_rows(ax: Axes, x: str) -> None:
-    """`label` for a panel whose rows are named beside their marks: without ticks or lines on the y axis."""
-    label(ax, x, "")
-    ax.set_yticks([])
-    ax.grid(False, axis="y")
 
 
 def log_axis(ax: Axes, which: str) -> None:
@@ -218,10 +203,20 @@ def log_axis(ax: Axes, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def note(ax: Axes, x: float, y: float, text: str, lift_pt: float = 0.0, **how: Any) -> None:
-    """Small text, `lift_pt` above a place of the data; `how` are keywords of `Axes.annotate`."""
-    placed: Look = {"xytext": (0, lift_pt), "textcoords": "offset points", "annotation_clip": False}
-    ax.annotate(text, (x, y), **{"fontsize": NOTE_PT, "color": INK, **placed, **how})
+def _plain(value: float, _: Any) -> str:
+    """A tick of a log axis without an exponent."""
+    return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.10f}".rstrip("0")
+
+
+def note(ax: Axes, x: float, y: float, text: str, **look: Any) -> None:
+    """Small text at a place of the data; `look` are keywords of `Axes.annotate`."""
+    placed: Look = {"xytext": (0, 0), "textcoords": "offset points", "annotation_clip": False}
+    ax.annotate(text, (x, y), **{"fontsize": NOTE_PT, "color": INK, **placed, **look})
+
+
+def empty_note(ax: Axes, text: str) -> None:
+    """The reason why a panel is empty, in its middle."""
+    note(ax, 0.5, 0.5, text, xycoords="axes fraction", ha="center", va="center")
 
 
 def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
@@ -229,12 +224,12 @@ def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
     ax.axhline(value, **LIMIT)
     side, at = ("right", 0.995) if right else ("left", 0.005)
     place: Look = {"xycoords": ax.get_yaxis_transform(), "xytext": (0, 3), "ha": side, "va": "bottom"}
-    note(ax, at, value, text, **{**OVER, **place, "zorder": BELOW_DATA})
+    note(ax, at, value, text, **OVER, **place, zorder=BELOW_DATA)
 
 
 def segments(ax: Axes, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], **look: Any) -> None:
     """Many lines that look the same as one: the file stays small. `x` and `y` have the points of each."""
-    cut = [[*one, np.nan] for one in x], [[*one, np.nan] for one in y]
+    cut = [[*points, np.nan] for points in x], [[*points, np.nan] for points in y]
     ax.plot(*(np.concatenate([np.empty(0), *map(np.asarray, side)]) for side in cut), **look)
 
 
@@ -250,26 +245,6 @@ def bands(ax: Axes, spans: Sequence[tuple[float, float]], **look: Any) -> None:
     ax.add_patch(shape)
 
 
-def legend(ax: Axes, columns: int = 3, inside: bool = False, **how: Any) -> None:
-    """A legend without a frame above the axes, where it hides nothing; none if no series has a name.
-
-    It has fewer columns where the figure is narrower, or, `inside`, the panel, which has a neighbour.
-    """
-    if ax.get_legend_handles_labels()[0] or how.get("handles"):
-        place: Look = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
-        words: Look = {"ncols": columns, "fontsize": NOTE_PT, "frameon": False, "labelcolor": INK}
-        made = ax.legend(**{**place, **words, "handlelength": 2.6, "columnspacing": 1.2, **how})
-        if columns > 1 and made.get_window_extent().width > _width_px(ax, inside):
-            legend(ax, columns - 1, inside, **how)
-
-
-def _width_px(ax: Axes, inside: bool) -> float:
-    """Width of the panel, or of its whole figure."""
-    if inside:  # where a panel inside others lies is known once they are drawn
-        _placed(ax.figure.get_figure(root=True))
-    return float((ax if inside else ax.figure).bbox.width)
-
-
 def thinned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
     """The columns at `most` evenly spaced rows, the first and the last among them."""
     rows = len(columns[0])
@@ -277,21 +252,3 @@ def thinned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:
         return columns
     kept = np.unique(np.linspace(0, rows - 1, most).round().astype(np.int64))
     return tuple(column[kept] for column in columns)
-
-
-def _plain(value: float, _: Any) -> str:
-    """A tick of a log axis without an exponent."""
-    return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.10f}".rstrip("0")
-
-
-def _filled(figure: Figure) -> Axes:
-    width_in, height_in = figure.get_size_inches()
-    left, bottom, right, top = MARGINS_IN
-    return figure.add_axes(
-        (
-            left / width_in,
-            bottom / height_in,
-            1 - (left + right) / width_in,
-            1 - (bottom + top) / height_in,
-        )
-    )

@@ -4,77 +4,140 @@ Runs without common arrivals are independent estimates.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
-import pyarrow as pa
+from dataclasses import dataclass, replace
+from typing import Self
 
 from analysis.capacity import paired_ratio
-from analysis.figures import canvas, several
-from analysis.figures.canvas import Axes, Look
-from analysis.figures.exhibit import Exhibit
-from analysis.figures.several import CapacityRow, StudyOrRuns
-from analysis.figures.windows import counted, qps
+from analysis.figures import canvas, capacities
+from analysis.figures.canvas import Axes, Figure, Look
+from analysis.figures.capacities import CapacityRow, StudyOrRuns
+from analysis.figures.exhibit import Exhibit, Row
+from analysis.figures.words import counted, qps
 from analysis.results.matrix_table import PAIRED, UNPAIRED
+from conf.io.one_line import one_line
 
-HEIGHT_IN = 3.6
+ROW_IN, MARGIN_IN = 0.42, 0.8
+"""Height of a row with its words above it, and of what is around the rows."""
+MOST_LETTERS, MOST_WORDS = 22, 44
+"""Most letters of a part's name and of its words in the figure; the table has all of them."""
+ABOVE: Look = {"xytext": (0, 8), "ha": "center", "va": "center"}
 
 
-def plot_compare(subject: StudyOrRuns, ax: Axes | None = None) -> Axes:
+@dataclass(frozen=True, slots=True)
+class Comparison(Exhibit):
+    """The parts in their order with their ratios to the first, and the capacity of all together."""
+
+    parts: Sequence[CapacityRow]
+    together: Sequence[CapacityRow]
+
+    name = "compare"
+    title = "Capacities side by side"
+    source = "study.json: parts or cells, capacity, ratio; or sweep.json of each run: capacity"
+
+    @classmethod
+    def read(cls, subject: StudyOrRuns) -> Self:
+        parts, together = _with_ratios(subject), capacities.together(subject)
+        return cls([_row(part) for part in (*parts, *together)], parts, together)
+
+    @property
+    def whole_height_in(self) -> float:
+        return max(self.height_in, MARGIN_IN + ROW_IN * len(self.all_parts))
+
+    @property
+    def all_parts(self) -> list[CapacityRow]:
+        """The parts and, below them, all together."""
+        return [*self.parts, *self.together]
+
+    def draw(self, figure: Figure) -> None:
+        with_ratios = any(part.ratio for part in self.parts)
+        panels = figure.subplots(1, 2 if with_ratios else 1, sharey=True, squeeze=False)[0]
+        self._draw_capacities(panels[0])
+        if with_ratios:
+            self._draw_ratios(panels[1])
+        panels[0].set_yticks(
+            [-i for i in range(len(self.all_parts))],
+            [one_line(row.name, MOST_LETTERS) for row in self.all_parts],
+        )
+        panels[0].set_ylim(-len(self.all_parts) + 0.5, 0.8)
+        for panel in panels:
+            panel.grid(False, axis="y")
+
+    def alt(self) -> str:
+        """Range of the capacities, that of all together, and every ratio with its interval and verdict."""
+        estimates = [part.estimate for part in self.parts if part.estimate is not None]
+        said = [f"{counted(len(self.parts), 'part')}, {len(estimates)} with a capacity."]
+        if estimates:
+            said.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
+        said += [f"All together, {row.name}: {row.words}." for row in self.together]
+        for part in self.parts:
+            if part.ratio:
+                value, low, high = part.ratio
+                interval = f"95 % interval {low:.2f} to {high:.2f}, {part.how}"
+                times = f"{part.name} carries {value:.2f} times as much ({interval})"
+                said.append(f"{times}: {_shown(part.ratio)}.")
+        return " ".join(said)
+
+    def _draw_capacities(self, ax: Axes) -> None:
+        ends = [end for row in self.all_parts for end in (row.low, row.high) if end is not None]
+        left, right = min(ends), max(ends)
+        spare = 0.12 * (right - left) or 0.05 * right
+        ax.set_xlim(left - spare, right + spare)
+        for place, row in enumerate(self.all_parts):
+            words = one_line(row.words, MOST_WORDS)
+            canvas.note(ax, (left + right) / 2, -place, words, **ABOVE)
+            _draw_capacity(ax, row, -place)
+        for _, low, high in filter(None, (row.closed for row in self.together)):
+            ax.axvspan(low, high, facecolor=canvas.BAND, linewidth=0, zorder=0, label="together")
+        canvas.label(ax, "capacity (QPS per node)", "")
+
+    def _draw_ratios(self, ax: Axes) -> None:
+        ax.axvline(1, **canvas.LIMIT)
+        ends = [1.0]
+        for place, part in enumerate(self.parts):
+            if not part.ratio:
+                continue
+            value, low, high = part.ratio
+            ends += [low, high]
+            ax.plot([low, high], [-place] * 2, color=canvas.BLUE, linewidth=1.8)
+            look: Look = {"color": canvas.BLUE, "linestyle": "", "markersize": 6.5}
+            look |= {"marker": "o" if part.how == PAIRED else "s"}
+            look |= {"markerfacecolor": canvas.PAPER if low <= 1 <= high else canvas.BLUE}
+            ax.plot([value], [-place], **look, label=f"{part.how} ratio")
+            words = f"{value:.3f} [{low:.3f}, {high:.3f}]"
+            canvas.note(ax, (low + high) / 2, -place, words, **ABOVE, **canvas.OVER)
+        first = one_line(self.parts[0].name, MOST_LETTERS)
+        canvas.note(ax, 1, 0, f"{first} = 1", ha="center", va="center", **canvas.OVER)
+        spare = 0.35 * (max(ends) - min(ends))
+        ax.set_xlim(min(ends) - spare, max(ends) + spare)
+        canvas.label(ax, f"capacity over that of {first}", "")
+
+
+def plot_compare(subject: StudyOrRuns) -> Figure:
     """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
 
     A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
     the estimates are independent. `subject` is the tree of a study, or runs; a study that pools has its own
     capacity below its parts. Raises NoData where none has a capacity.
     """
-    ax = ax or canvas.new_axes(HEIGHT_IN)
-    found = _with_ratios(subject)
-    left, *right = canvas.beside(ax, 2 if any(part.ratio for part in found) else 1, top=0.08)
-    several.forest(left, found, several.together(subject))
-    for panel in right:
-        _draw_ratios(panel, found)
-        panel.set_ylim(left.get_ylim())
-    for panel in (left, *right):
-        canvas.legend(panel, columns=3, inside=bool(right))
-    return ax
+    return Comparison.read(subject).figure()
 
 
-def compare_table(subject: StudyOrRuns) -> pa.Table:
-    """One row per part and one of all together: QPS per node and ratio to the first, with 95 % intervals."""
-    rows = []
-    for part in (*_with_ratios(subject), *several.together(subject)):
-        value, low, high = part.ratio or (None, None, None)
-        rows.append(
-            {
-                "part": part.name,
-                "qps_per_node": part.estimate,
-                "low_qps_per_node": part.low,
-                "high_qps_per_node": part.high,
-                "certified_qps_per_node": part.certified,
-                "simulated": part.simulated,
-                "ratio_to_first": value,
-                "ratio_low": low,
-                "ratio_high": high,
-                "ratio_is": part.how,
-                "why_not": part.why,
-            }
-        )
-    return pa.Table.from_pylist(rows)
-
-
-def compare_alt(subject: StudyOrRuns) -> str:
-    """Range of the capacities, that of all together, and every ratio with its interval and verdict."""
-    found = _with_ratios(subject)
-    estimates = [part.estimate for part in found if part.estimate is not None]
-    said = [f"{counted(len(found), 'part')}, {len(estimates)} with a capacity."]
-    if estimates:
-        said.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
-    said += [f"All together, {one.name}: {one.words}." for one in several.together(subject)]
-    for part in found:
-        if part.ratio:
-            value, low, high = part.ratio
-            interval = f"95 % interval {low:.2f} to {high:.2f}, {part.how}"
-            said.append(f"{part.name} carries {value:.2f} times as much ({interval}): {_shown(part.ratio)}.")
-    return " ".join(said)
+def _row(part: CapacityRow) -> Row:
+    """QPS per node and ratio to the first, with 95 % intervals."""
+    value, low, high = part.ratio or (None, None, None)
+    return {
+        "part": part.name,
+        "qps_per_node": part.estimate,
+        "low_qps_per_node": part.low,
+        "high_qps_per_node": part.high,
+        "certified_qps_per_node": part.certified,
+        "simulated": part.simulated,
+        "ratio_to_first": value,
+        "ratio_low": low,
+        "ratio_high": high,
+        "ratio_is": part.how,
+        "why_not": part.why,
+    }
 
 
 def _shown(ratio: tuple[float, float, float]) -> str:
@@ -85,52 +148,31 @@ def _shown(ratio: tuple[float, float, float]) -> str:
 
 def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts, with their ratios to the first: the study's, or those of two closed intervals of runs."""
-    found = several.parts(subject)
+    parts = capacities.parts(subject)
     if not isinstance(subject, Mapping):
-        first, *others = found
+        first, *others = parts
         for place, part in enumerate(others, 1):
             if first.sampling and part.sampling:
                 apart = paired_ratio.unpaired(first.sampling, part.sampling)
-                found[place] = replace(part, ratio=apart, how=UNPAIRED)
+                parts[place] = replace(part, ratio=apart, how=UNPAIRED)
     elif ratio := subject.get("ratio") if subject.get("valid") else None:
         ends = ratio["value"], ratio["low"], ratio["high"]
-        found[1] = replace(found[1], ratio=ends, how=PAIRED)
-    return found
+        parts[1] = replace(parts[1], ratio=ends, how=PAIRED)
+    return parts
 
 
-def _draw_ratios(ax: Axes, found: Sequence[CapacityRow]) -> None:
-    ax.axvline(1, **canvas.LIMIT)
-    ends, named = [1.0], set()
-    for place, part in enumerate(found):
-        if not part.ratio:
-            continue
-        value, low, high = part.ratio
-        ends += [low, high]
-        ax.plot([low, high], [-place] * 2, color=canvas.BLUE, linewidth=1.8)
-        fill = "white" if low <= 1 <= high else canvas.BLUE
-        mark: Look = {
-            "marker": "o" if part.how == PAIRED else "s",
-            "markersize": 6.5,
-            "markerfacecolor": fill,
-        }
-        name = "" if part.how in named else f"{part.how} ratio"
-        ax.plot([value], [-place], color=canvas.BLUE, linestyle="", **mark, label=name)
-        named.add(part.how)
-        words = f"{value:.3f} [{low:.3f}, {high:.3f}]"
-        canvas.note(ax, (low + high) / 2, -place, words, xytext=(0, 11), **canvas.OVER)
-    canvas.note(ax, 1, 0, f"{found[0].name} = 1", **canvas.OVER)
-    spare = 0.35 * (max(ends) - min(ends))
-    ax.set_xlim(min(ends) - spare, max(ends) + spare)
-    canvas.label_rows(ax, f"capacity over that of {found[0].name}")
-
-
-EXHIBIT = Exhibit(
-    "compare",
-    "Capacities side by side",
-    plot_compare,
-    compare_table,
-    compare_alt,
-    "study.json: parts or cells, capacity, ratio; or sweep.json of each run: capacity",
-    HEIGHT_IN,
-    several.count,
-)
+def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
+    if not part.known:
+        return
+    left, right = ax.get_xlim()
+    ends = left if part.low is None else part.low, right if part.high is None else part.high
+    ax.plot(ends, [place] * 2, color=canvas.BLUE, linewidth=1.8)
+    if part.estimate is None:
+        marker, at = (">", right) if part.high is None else ("<", left)
+        ax.plot([at], [place], linestyle="", marker=marker, markersize=6, color=canvas.BLUE, clip_on=False)
+        return
+    dot: Look = {"marker": "o", "markersize": 6, "color": canvas.BLUE, "linestyle": ""}
+    ax.plot([part.estimate], [place], **dot, label="estimate, 95 % interval")
+    if part.certified is not None:
+        mark: Look = {"marker": "|", "markersize": 10, "color": canvas.INK, "linestyle": ""}
+        ax.plot([part.certified], [place], **mark, label="certified")

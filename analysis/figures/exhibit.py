@@ -1,19 +1,20 @@
-"""An exhibit: a figure's drawing, the table under it, the same in words, and its source.
+"""An exhibit: a figure's data, its drawing, the table under it, the same in words, and its source.
 
 `analysis.figures` lists the exhibits there are.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes
+from analysis.figures.canvas import Figure
 
-ROW_IN, MARGIN_IN = 0.42, 1.3
-"""Height of a row with its name above it, and of what is around the rows."""
+Row = dict[str, Any]
+"""A row of a table, by column."""
 
 
 class NoData(ValueError):
@@ -21,31 +22,55 @@ class NoData(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Exhibit:
-    """A figure of one subject: a run, several runs, or the tree of a study or a plan.
+class Exhibit(ABC):
+    """What a figure shows, read once; `draw`, `table` and `alt` show the same.
 
-    `plot(subject, ax=None)` draws on `ax`, or on a new one, and returns it; `table(subject)` has what is
-    drawn, compact and with units in its names; `alt(subject)` says in sentences with figures what is seen;
-    `source` names files and columns. All three raise NoData where the subject lacks what they need. Where
-    `rows` counts rows of a subject, the figure grows with them beyond `height_in`. A subject to which it does
-    not apply has no need of it.
+    `rows` are those of the table, compact and with units in the names of columns; `source` names files and
+    columns. A run is read as `RunData`, so that several exhibits share one read.
     """
 
-    name: str
-    title: str
-    plot: Callable[..., Axes]
-    table: Callable[[Any], pa.Table]
-    alt: Callable[[Any], str]
-    source: str
-    height_in: float = canvas.HEIGHT_IN
-    rows: Callable[[Any], int] | None = None
-    applies: Callable[[Any], bool] = lambda _: True
+    rows: Sequence[Row]
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    height_in: ClassVar[float] = canvas.HEIGHT_IN
 
-    def svg(self, subject: Any, name: str = "", width_in: float = canvas.WIDTH_IN) -> str:
-        """The figure as inline SVG, the same bytes for the same subject.
+    @classmethod
+    @abstractmethod
+    def read(cls, subject: Any) -> Self:
+        """What is drawn of a run's data, of several runs, or of a study. Raises NoData without it."""
+
+    @abstractmethod
+    def draw(self, figure: Figure) -> None:
+        """Draw on an empty figure; what has a label is named in its legend."""
+
+    def table(self) -> pa.Table:
+        """What is drawn, as a table."""
+        return pa.Table.from_pylist(list(self.rows))
+
+    @abstractmethod
+    def alt(self) -> str:
+        """What is seen, in sentences with numbers."""
+
+    @classmethod
+    def applies(cls, subject: Any) -> bool:
+        """False for a subject that has no need of this figure."""
+        return True
+
+    @property
+    def whole_height_in(self) -> float:
+        """Height of the panels; a figure with a row for each part grows with them."""
+        return self.height_in
+
+    def figure(self) -> Figure:
+        """The figure for a notebook."""
+        return canvas.notebook_figure(self.draw, self.whole_height_in)
+
+    def svgs(self, name: str = "") -> list[str]:
+        """The figure as inline SVG for a desktop and for a phone, the same bytes for the same data.
 
         `name`, by default the exhibit's own, tells it from others on a page.
         """
-        rows = self.rows(subject) if self.rows else 0
-        height_in = max(self.height_in, MARGIN_IN + ROW_IN * rows)
-        return canvas.svg(lambda ax: self.plot(subject, ax), width_in, height_in, name or self.name)
+        name = name or self.name
+        widths = {name: canvas.WIDTH_IN, f"{name}-narrow": canvas.NARROW_IN}
+        return canvas.svgs(self.draw, self.whole_height_in, widths)

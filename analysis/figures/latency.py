@@ -1,134 +1,167 @@
 """Figure of latency against the load that arrived, with the bounds and the capacity."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-import pyarrow as pa
 
-from analysis.figures import canvas, several
-from analysis.figures.canvas import Axes, Look, Style
-from analysis.figures.exhibit import Exhibit
-from analysis.figures.several import CapacityRow
-from analysis.figures.windows import (
-    LATENCIES,
-    LATENCY,
-    UNKNOWN,
-    VOID,
-    WindowRows,
-    bounds_ms,
-    draw_points,
-    measured,
-    ms,
-    name_outcomes,
-    outcome,
-    qps,
-)
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Figure, Look, Style
+from analysis.figures.exhibit import Exhibit, Row
+from analysis.figures.run_data import UNKNOWN, VOID, RunData, WindowRows, draw_points
+from analysis.figures.words import ms, qps
 from analysis.results.runs import Run
-from analysis.results.text.certified_text import rounded_down
 from analysis.stats.quantile_interval import quantile_interval
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 
-HEIGHT_IN = 5.0
 SHOWN = {
     "p50": Style(canvas.GREEN, "^", ":"),
-    "p90": Style(canvas.BLUE, "o", "-"),
+    "p90": Style(canvas.BLUE, "", "-"),
     "p99": Style(canvas.PURPLE, "v", "--"),
 }
+FAINT: Look = {"linestyle": "", "marker": "^", "markersize": 4, "color": canvas.PALE, "alpha": 0.45}
+NO_CURVE = (VOID, UNKNOWN)
+NEAR = 2.0
+"""A step of the ramp widens the axis if it is within this factor of the measured rates (our choice)."""
+OFFERED: Look = {"linestyle": "", "marker": "|", "markersize": 8, "color": canvas.PALE}
 
 
 @dataclass(frozen=True, slots=True)
-class _WindowPoint:
-    """One window in one panel: quantiles in ms, None if unknown, infinite with failures."""
+class Latency(Exhibit):
+    """Quantiles of TTFT and TPOT of every window by start, each p90 with its 95 % interval."""
 
-    rate: float
-    outcome: str
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    interval: tuple[float, float] | None
+    data: RunData
+
+    name = "latency"
+    title = "Latency against load"
+    source = (
+        "dwells.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals of p90 from "
+        "requests/*.parquet; sweep.json: capacity"
+    )
+    height_in = 4.4
+
+    @classmethod
+    def read(cls, subject: RunData) -> Self:
+        return cls([_row(subject, window) for window in subject.windows], subject)
+
+    def draw(self, figure: Figure) -> None:
+        panels = figure.subplots(len(LIMITS), sharex=True)
+        panels[0].set_xlim(*self._ends())
+        offered = sorted({window.rate for window in self.data.windows})
+        for panel, limit in zip(panels, LIMITS, strict=True):
+            canvas.label(panel, "", f"{limit.upper()} (ms)")
+            self._draw_quantiles(panel, limit)
+            self._draw_ramp(panel, column(limit))
+            foot: Look = {"transform": panel.get_xaxis_transform(), "label": "rate offered"}
+            panel.plot(offered, [0.03] * len(offered), **OFFERED, **foot)
+            self._draw_capacity(panel)
+        panels[-1].set_xlabel("load that arrived, rate offered (QPS per node)")
+        figure.align_ylabels()
+
+    def alt(self) -> str:
+        """The rise of the p90s, the bounds, and the capacity."""
+        windows, capacity = self.data.windows, self.data.capacity
+        valid = sorted((w for w in windows if not w.void), key=lambda window: window.load)
+        if not valid:
+            return f"All {len(windows)} windows are void: no latency is claimed."
+        said = [_rise(valid, limit, self.data.bounds_ms.get(limit)) for limit in LIMITS]
+        void = len(windows) - len(valid)
+        said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
+        if not capacity.known:
+            return " ".join([*said, "No capacity is claimed."])
+        certified = "" if capacity.certified is None else f", {capacity.certified_words}"
+        said.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
+        if (ends := capacity.closed) and ends[2] > valid[-1].load:
+            said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
+        return " ".join(said)
+
+    def _ends(self) -> tuple[float, float]:
+        """Ends of the axis: all rates, the certified one, and what is not far off of interval and ramp."""
+        capacity, rates = self.data.capacity, [rate for w in self.data.windows for rate in (w.load, w.rate)]
+        left = min(0.94 * min(rates), max(0.97 * (capacity.low or math.inf), min(rates) / 1.5))
+        right = max(1.06 * max(rates), min(1.03 * (capacity.high or 0.0), 1.5 * max(rates)))
+        near = [step["rate_qps_per_node"] for step in self.data.ramp]
+        near = [rate for rate in near if min(rates) / NEAR < rate < NEAR * max(rates)]
+        shown = [*near, capacity.certified or max(rates)]
+        return min(left, 0.97 * min(shown)), max(right, 1.03 * max(shown))
+
+    def _draw_quantiles(self, ax: Axes, limit: Limit) -> None:
+        """Curves of the windows that are not void, and every p90; the infinite stands at the upper edge."""
+        windows = sorted(zip(self.data.windows, self.rows, strict=True), key=lambda pair: pair[0].load)
+        bound_ms = self.data.bounds_ms.get(limit)
+        values = [value for row in self.rows for name in SHOWN if (value := row[f"{limit}_{name}_ms"])]
+        # What is infinite stands above the bound's name.
+        room = 3 if math.inf in values else 1.45
+        ends = [*filter(math.isfinite, values), *([bound_ms] if bound_ms is not None else [])] or [1.0]
+        ax.set_ylim(min(ends) / 1.6, max(ends) * room)
+        canvas.log_axis(ax, "y")
+        low, high = ax.get_ylim()
+        top = high / 1.12
+        points = [(window.load, row, self.data.outcome(window.line, (limit,))) for window, row in windows]
+        for name, style in SHOWN.items():
+            known = [(at, row[f"{limit}_{name}_ms"]) for at, row, ended in points if ended not in NO_CURVE]
+            curve = [(load, min(value, top)) for load, value in known if value is not None]
+            look = {**style.drawn, "linewidth": 1.6} if name == "p90" else style.drawn
+            ax.plot([load for load, _ in curve], [value for _, value in curve], **look, label=name)
+        ends_ms = [(at, (row[f"{limit}_p90_low_ms"], row[f"{limit}_p90_high_ms"])) for at, row, _ in points]
+        whiskers = [(at, list(np.clip(ends, low, top))) for at, ends in ends_ms if ends[0] is not None]
+        bars = [[at, at] for at, _ in whiskers], [span for _, span in whiskers]
+        canvas.segments(ax, *bars, color=canvas.BLUE, linewidth=0.9)
+        p90s = [(at, p90, ended) for at, row, ended in points if (p90 := row[column(limit)]) is not None]
+        draw_points(ax, [(at, min(p90, top), ended) for at, p90, ended in p90s])
+        for at in (at for at, p90, _ in p90s if math.isinf(p90)):
+            inwards, side = (6, "left") if at < sum(ax.get_xlim()) / 2 else (-6, "right")
+            canvas.note(ax, at, top, "infinite", xytext=(inwards, 0), ha=side, va="center")
+        if bound_ms is not None:
+            canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
+
+    def _draw_ramp(self, ax: Axes, p90: str) -> None:
+        """The steps that only looked for where to measure, as far as they lie on the axis."""
+        left, right = ax.get_xlim()
+        known = [(step["rate_qps_per_node"], step[p90]) for step in self.data.ramp if step[p90] is not None]
+        steps = [(rate, p90_ms) for rate, p90_ms in known if left <= rate <= right]
+        if steps:
+            rates, p90s_ms = zip(*steps, strict=True)
+            ax.plot(rates, np.clip(p90s_ms, *ax.get_ylim()), **FAINT, label="p90 of a step of the ramp")
+
+    def _draw_capacity(self, ax: Axes) -> None:
+        capacity, (left, right) = self.data.capacity, ax.get_xlim()
+        if not capacity.known:
+            return
+        low = left if capacity.low is None else max(capacity.low, left)
+        high = right if capacity.high is None else min(capacity.high, right)
+        band: Look = {"facecolor": canvas.BAND, "linewidth": 0, "zorder": 0}
+        ax.axvspan(low, high, **band, label=f"capacity: {capacity.words}")
+        look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
+        if capacity.estimate is not None:
+            ax.axvline(capacity.estimate, **look)
+        if capacity.certified is not None:
+            ax.axvline(capacity.certified, **look, linestyle="-.", label=capacity.certified_words)
 
 
-def plot_latency_vs_qps(run: Run, ax: Axes | None = None) -> Axes:
+def plot_latency(run: Run) -> Figure:
     """p50, p90 and p99 of TTFT and TPOT over the load that arrived, each p90 with its 95 % interval.
 
     That load is in QPS per node of mean requests: a window in which few requests came, or short ones, lies
-    left of its nominal rate instead of looking like a dip of the latency. Bounds are lines, the capacity's
-    95 % interval is a band; a void run has no band. Raises NoData without a window.
+    left of the rate that was offered instead of looking like a dip of the latency. Bounds are lines, the
+    capacity's 95 % interval is a band; a void run has no band. Raises NoData without a window.
     """
-    ax = ax or canvas.new_axes(HEIGHT_IN)
-    windows, bounds = measured(run, LATENCY), bounds_ms(run)
-    both = canvas.panels(ax, (1, 1), top=0.14, gaps=(0.05,))
-    by_load = sorted(windows, key=lambda window: window.load)
-    for panel, limit in zip(both, LIMITS, strict=True):
-        _panel(panel, _points(by_load, limit, bounds), bounds.get(limit))
-        canvas.label(panel, "", f"{limit.upper()} (ms)")
-    rates = [window.load for window in windows]
-    capacity = several.of_run(run)
-    # Beyond the rates, and beyond the band unless that is far off.
-    left = max((capacity.low or math.inf) * 0.97, min(rates) / 1.5)
-    right = min((capacity.high or 0.0) * 1.03, max(rates) * 1.5)
-    both[0].set_xlim(min(min(rates) * 0.94, left), max(max(rates) * 1.06, right))
-    for panel in both:
-        _band(panel, capacity)
-    both[-1].set_xlabel("load that arrived (QPS per node; nominal rates in the table)")
-    outcomes = {outcome(one.line, bounds, (limit,)) for one in windows for limit in LIMITS}
-    name_outcomes(both[0], outcomes)
-    handles, labels = both[0].get_legend_handles_labels()
-    canvas.legend(ax, columns=3, bbox_to_anchor=(0, 0.87), handles=handles, labels=labels)
-    return ax
+    return Latency.read(RunData(run)).figure()
 
 
-def latency_table(run: Run) -> pa.Table:
-    """One row per window: offered and realised QPS per node, quantiles in ms, the p90's interval, outcome.
-
-    Raises NoData without a window.
-    """
-    windows, bounds = measured(run, LATENCY), bounds_ms(run)
-    points = {limit: _points(windows, limit, bounds) for limit in LIMITS}
-    rows = []
-    for i, window in enumerate(windows):
-        row = {
-            "window": window.window.index,
-            "rate_qps_per_node": window.rate,
-            "work_qps_per_node": window.line["work_qps_per_node"],
-            "requests": window.line["requests"],
-            "failed": window.line["failed"],
-            "goodput_qps_per_node": window.line["goodput_qps_per_node"],
-            "outcome": outcome(window.line, bounds),
-        }
-        for limit in LIMITS:
-            point = points[limit][i]
-            low, high = point.interval or (None, None)
-            row |= {f"{limit}_{name}_ms": getattr(point, name) for name in SHOWN}
-            row |= {f"{limit}_p90_low_ms": low, f"{limit}_p90_high_ms": high}
-        rows.append(row)
-    return pa.Table.from_pylist(rows)
-
-
-def latency_alt(run: Run) -> str:
-    """The rise of the p90s, the bounds, and the capacity."""
-    windows = sorted(measured(run), key=lambda window: window.load)
-    valid, bounds = [window for window in windows if not window.void], bounds_ms(run)
-    if not valid:
-        return f"All {len(windows)} windows are void: no latency is claimed."
-    said = [_rise(valid, limit, bounds.get(limit)) for limit in LIMITS]
-    void = len(windows) - len(valid)
-    said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
-    capacity = several.of_run(run)
-    if not capacity.known:
-        return " ".join([*said, "No capacity is claimed."])
-    certified = "" if capacity.certified is None else f", certified {_certified(capacity.certified)}"
-    said.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
-    if (ends := capacity.closed) and ends[2] > valid[-1].load:
-        said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
-    return " ".join(said)
-
-
-def _certified(rate: float) -> str:
-    """A certified rate as `qps` shows rates, but rounded down."""
-    return qps(rounded_down(rate, 2 if rate < 100 else 0))
+def _row(data: RunData, window: WindowRows) -> Row:
+    """Offered and realised QPS per node, quantiles in ms, the p90's interval, outcome."""
+    names = "work_qps_per_node", "requests", "failed", "goodput_qps_per_node"
+    row: Row = {"window": window.window.index, "rate_qps_per_node": window.rate}
+    row |= {name: window.line[name] for name in names} | {"outcome": data.outcome(window.line)}
+    for limit in LIMITS:
+        interval = quantile_interval(window.latency_ms[limit], QUANTILE, window.window.seconds)
+        low, high = interval.ends or (None, None)
+        row |= {f"{limit}_{name}_ms": window.line[f"{limit}_{name}_ms"] for name in SHOWN}
+        row |= {f"{limit}_p90_low_ms": low, f"{limit}_p90_high_ms": high}
+    return row
 
 
 def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float | None) -> str:
@@ -142,75 +175,3 @@ def _rise(valid: Sequence[WindowRows], limit: Limit, bound: float | None) -> str
     p90s = [window.line[column(limit)] for window in valid]
     over = sum(p90 is not None and p90 > bound for p90 in p90s)
     return f"p90 {limit.upper()} {path}; over the bound of {ms(bound)} in {over} of {len(valid)} windows."
-
-
-def _points(windows: Sequence[WindowRows], limit: Limit, bounds: Mapping[Limit, float]) -> list[_WindowPoint]:
-    found = []
-    for window in windows:
-        known = {name: window.line[f"{limit}_{name}_ms"] for name in SHOWN}
-        interval = quantile_interval(LATENCIES[limit](window.rows), QUANTILE, window.window.seconds).ends
-        found.append(
-            _WindowPoint(window.load, outcome(window.line, bounds, (limit,)), **known, interval=interval)
-        )
-    return found
-
-
-def _panel(ax: Axes, points: Sequence[_WindowPoint], bound_ms: float | None) -> None:
-    """Curves of the windows that are not void and every p90; what is infinite stands at the upper edge."""
-    figures = [getattr(point, name) for point in points for name in SHOWN]
-    finite = [figure for figure in figures if figure is not None and math.isfinite(figure)]
-    # What is infinite stands above the bound's name.
-    room = 3 if math.inf in figures else 1.45
-    ends = [*finite, *([bound_ms] if bound_ms is not None else [])] or [1.0]
-    low, high = min(ends) / 1.3, max(ends) * room
-    ax.set_ylim(low, high)
-    canvas.log_axis(ax, "y")
-    top = high / 1.12
-    for name, style in SHOWN.items():
-        known = [(p.rate, getattr(p, name)) for p in points if p.outcome not in (VOID, UNKNOWN)]
-        known = [(rate, min(value, top)) for rate, value in known if value is not None]
-        look = {**style.drawn, "linewidth": 1.6, "marker": ""} if name == "p90" else style.drawn
-        ax.plot([rate for rate, _ in known], [value for _, value in known], **look, label=name)
-    _draw_p90s(ax, points, (low, top))
-    if bound_ms is not None:
-        canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
-
-
-def _draw_p90s(ax: Axes, points: Sequence[_WindowPoint], edges: tuple[float, float]) -> None:
-    """The p90 of each window by outcome, and its interval as far as it is within the edges."""
-    known = [(point, point.p90) for point in points if point.p90 is not None]
-    whiskers = [(point.rate, np.clip(point.interval, *edges)) for point, _ in known if point.interval]
-    at = [[rate, rate] for rate, _ in whiskers], [list(ends) for _, ends in whiskers]
-    canvas.segments(ax, *at, color=canvas.BLUE, linewidth=0.9)
-    draw_points(ax, [(point.rate, min(p90, edges[1]), point.outcome) for point, p90 in known], named=False)
-    for point, p90 in known:
-        if math.isinf(p90):
-            canvas.note(ax, point.rate, edges[1], "infinite", xytext=(-6, 0), ha="right", va="center")
-
-
-def _band(ax: Axes, capacity: CapacityRow) -> None:
-    if not capacity.known:
-        return
-    left, right = ax.get_xlim()
-    low = left if capacity.low is None else max(capacity.low, left)
-    high = right if capacity.high is None else min(capacity.high, right)
-    shade: Look = {"facecolor": canvas.ORANGE, "alpha": 0.16, "linewidth": 0}
-    ax.axvspan(low, high, **shade, label=f"capacity: {capacity.words}")
-    look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
-    if capacity.estimate is not None:
-        ax.axvline(capacity.estimate, **look)
-    if capacity.certified is not None:
-        certified = f"certified {_certified(capacity.certified)}"
-        ax.axvline(capacity.certified, **look, linestyle="-.", label=certified)
-
-
-EXHIBIT = Exhibit(
-    "latency",
-    "Latency against load",
-    plot_latency_vs_qps,
-    latency_table,
-    latency_alt,
-    "dwells.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals of p90 from "
-    "requests/*.parquet; sweep.json: capacity",
-    HEIGHT_IN,
-)

@@ -2,157 +2,142 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-import pyarrow as pa
 
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Look
-from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import bounds_ms, counted, lines, ms
+from analysis.figures.canvas import Axes, Figure, Look
+from analysis.figures.exhibit import Exhibit, NoData, Row
+from analysis.figures.run_data import RunData
+from analysis.figures.words import counted, ms
 from analysis.results.runs import Run
 from analysis.stats.quantiles import quantile
 
-HEIGHT_IN = 4.0
 MOST_NAMED = 10
 """More replicas than these have numbers instead of their ids."""
+MOST_LETTERS = 10
 MOST_DOTS = 300
 MOST_ROWS = 30
+"""Of more replicas the table has the busiest and the least busy half of these."""
 SILENT = "no answer"
 """Name of a replica that was deployed and never answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class _ReplicaLoad:
-    """Requests over all valid windows, and the p90 TTFT in ms of each window in which it answered."""
+class ReplicaBalance(Exhibit):
+    """Every replica, the busiest first, with its p90 TTFT in ms in each valid window where it answered."""
 
-    name: str
-    requests: int
-    p90s_ms: tuple[float, ...]
+    replicas: Sequence[Row]
+    p90s_ms: Sequence[Sequence[float]]
+    bound_ms: float | None
 
-    @property
-    def median_p90_ms(self) -> float | None:
-        return quantile(np.array(self.p90s_ms), 0.5)
+    name = "replica_balance"
+    title = "Balance of the replicas"
+    source = "dwells.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
+    height_in = 3.8
+
+    @classmethod
+    def read(cls, subject: RunData) -> Self:
+        requests, p90s = _requests_and_p90s(subject)
+        names = sorted(requests, key=lambda name: (-requests[name], name))
+        total = sum(requests.values())
+        rows = [
+            {
+                "replica": name,
+                "requests": requests[name],
+                "share_pct": 100 * requests[name] / total,
+                "windows": len(p90s.get(name, ())),
+                "ttft_p90_median_ms": quantile(np.array(p90s.get(name, ())), 0.5),
+                "ttft_p90_largest_ms": max(p90s.get(name, ()), default=None),
+            }
+            for name in names
+        ]
+        half = MOST_ROWS // 2
+        shown = rows if len(rows) <= MOST_ROWS else [*rows[:half], *rows[-half:]]
+        return cls(shown, rows, [p90s.get(name, ()) for name in names], subject.bounds_ms.get("ttft"))
+
+    def draw(self, figure: Figure) -> None:
+        shares, latency = figure.subplots(2, sharex=True)
+        self._draw_shares(shares)
+        self._draw_latency(latency)
+        latency.set_xlabel("replica, in order of its requests")
+        if len(self.replicas) <= MOST_NAMED:
+            names = [row["replica"][:MOST_LETTERS] for row in self.replicas]
+            latency.set_xticks(range(len(names)), names)
+        for panel in (shares, latency):
+            panel.grid(False, axis="x")
+        figure.align_ylabels()
+
+    def alt(self) -> str:
+        """Requests of the busiest and the least busy replica, and the range of the p90 TTFTs."""
+        requests = [row["requests"] for row in self.replicas]
+        mean = sum(requests) / len(requests)
+        medians = [p90 for row in self.replicas if (p90 := row["ttft_p90_median_ms"]) is not None]
+        low, high = ms(min(medians, default=None)), ms(max(medians, default=None))
+        return (
+            f"Of {counted(len(requests), 'replica')} the busiest got {requests[0] / mean:.2f} and the least"
+            f" busy {requests[-1] / mean:.2f} times the mean of {mean:.0f} requests; their median p90 TTFTs"
+            f" go from {low} to {high}."
+        )
+
+    def _draw_shares(self, ax: Axes) -> None:
+        parts = [row["share_pct"] for row in self.replicas]
+        look: Look = {"color": canvas.SKY, "edgecolor": canvas.BLUE, "label": "share of the requests"}
+        ax.stairs(parts, np.arange(len(parts) + 1) - 0.5, fill=True, **look)
+        even: Look = {"color": canvas.INK, "linestyle": "--", "linewidth": 1.1}
+        ax.axhline(100 / len(parts), **even, label=f"even share, {100 / len(parts):.3g} %")
+        ax.set_ylim(0, 1.12 * max(parts))
+        canvas.label(ax, "", "requests (%)")
+
+    def _draw_latency(self, ax: Axes) -> None:
+        dots = [(i, p90) for i, p90s in enumerate(self.p90s_ms) for p90 in p90s]
+        at, p90s = np.array(dots, dtype=np.float64).reshape(-1, 2).T
+        finite = p90s[np.isfinite(p90s)]
+        ends = [*finite, *([] if self.bound_ms is None else [self.bound_ms])] or [1.0]
+        top = max(ends) * 1.45
+        ax.set_ylim(min(ends) / 1.3, max(ends) * 1.6)
+        canvas.log_axis(ax, "y")
+        dot: Look = {"marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": canvas.BLUE}
+        shown = canvas.thinned(at, np.minimum(p90s, top), most=MOST_DOTS)
+        ax.plot(*shown, linestyle="", **dot, label="one window")
+        medians = [row["ttft_p90_median_ms"] for row in self.replicas]
+        known = [(i, min(p90, top)) for i, p90 in enumerate(medians) if p90 is not None]
+        dash: Look = {"marker": "_", "markersize": 14 if len(medians) <= 40 else 4, "color": canvas.INK}
+        xs, ys = [i for i, _ in known], [p90 for _, p90 in known]
+        ax.plot(xs, ys, linestyle="", **dash, label="median of the windows")
+        if self.bound_ms is not None:
+            canvas.bound(ax, self.bound_ms, f"bound {ms(self.bound_ms)}")
+        canvas.label(ax, "", "p90 TTFT (ms)")
 
 
-def plot_replica_balance(run: Run, ax: Axes | None = None) -> Axes:
+def plot_replica_balance(run: Run) -> Figure:
     """Share of the requests (%) and p90 TTFT (ms) of each replica, the busiest first.
 
     Every circle is one valid window, the dash their median. Raises NoData where fewer than two replicas are
     known.
     """
-    found = _replicas(run)
-    ax = ax or canvas.new_axes(HEIGHT_IN)
-    shares, latency = canvas.panels(ax, (1, 1), top=0.07, gaps=(0.12,))
-    _draw_shares(shares, found)
-    _draw_latency(latency, found, bounds_ms(run).get("ttft"))
-    latency.set_xlabel("replica, in order of its requests")
-    if len(found) <= MOST_NAMED:
-        latency.set_xticks(range(len(found)), [one.name[:10] for one in found])
-    return ax
+    return ReplicaBalance.read(RunData(run)).figure()
 
 
-def replica_balance_table(run: Run) -> pa.Table:
-    """One row per replica, the busiest first: requests, share, windows, median of its windows' p90 TTFT.
-
-    Of more than thirty the busiest and the least busy fifteen. Raises NoData as the figure does.
-    """
-    found = _replicas(run)
-    total = sum(replica.requests for replica in found)
-    half = MOST_ROWS // 2
-    kept = found if len(found) <= MOST_ROWS else [*found[:half], *found[-half:]]
-    return pa.Table.from_pylist(
-        [
-            {
-                "replica": replica.name,
-                "requests": replica.requests,
-                "share_pct": 100 * replica.requests / total,
-                "windows": len(replica.p90s_ms),
-                "ttft_p90_median_ms": replica.median_p90_ms,
-                "ttft_p90_largest_ms": max(replica.p90s_ms, default=None),
-            }
-            for replica in kept
-        ]
-    )
-
-
-def replica_balance_alt(run: Run) -> str:
-    """Requests of the busiest and the least busy replica, and the range of the p90 TTFTs."""
-    found = _replicas(run)
-    mean = sum(replica.requests for replica in found) / len(found)
-    busiest, least = found[0], found[-1]
-    medians = [m for replica in found if (m := replica.median_p90_ms) is not None]
-    return (
-        f"Of {counted(len(found), 'replica')} the busiest got {busiest.requests / mean:.2f} and the least"
-        f" busy {least.requests / mean:.2f} times the mean of {mean:.0f} requests; their median p90 TTFTs go"
-        f" from {ms(min(medians, default=None))} to {ms(max(medians, default=None))}."
-    )
-
-
-def _replicas(run: Run) -> list[_ReplicaLoad]:
-    """Every replica in the valid windows, the busiest first, and those that never answered."""
-    requests: dict[str, int] = {}
-    p90s: dict[str, list[float]] = {}
-    valid = [line for line in lines(run) if line["valid"]]
+def _requests_and_p90s(data: RunData) -> tuple[dict[str, int], dict[str, list[float]]]:
+    """Of every replica in the valid windows; one that never answered has no requests."""
+    valid = [line for line in data.lines() if line["valid"]]
     if not valid:
         raise NoData("every window is void")
-    for line in valid:
-        for one in line["by_replica"] or ():
-            requests[one["replica_id"]] = requests.get(one["replica_id"], 0) + one["requests"]
-            if one["ttft_p90_ms"] is not None:
-                p90s.setdefault(one["replica_id"], []).append(one["ttft_p90_ms"])
+    requests: dict[str, int] = {}
+    p90s: dict[str, list[float]] = {}
+    for row in (row for line in valid for row in line["by_replica"] or ()):
+        name = row["replica_id"]
+        requests[name] = requests.get(name, 0) + row["requests"]
+        if row["ttft_p90_ms"] is not None:
+            p90s.setdefault(name, []).append(row["ttft_p90_ms"])
     if not requests:
         raise NoData("which replica answered is not known")
-    deployed = 0 if run.config.engine.kind == "external" else run.config.replicas
+    config = data.run.config
+    deployed = 0 if config.engine.kind == "external" else config.replicas
     silent = max(0, deployed - len(requests))
     requests |= {f"{SILENT} {i + 1}": 0 for i in range(silent)}
     if len(requests) < 2:
         raise NoData("one replica answered everything: there is nothing to balance")
-    names = sorted(requests, key=lambda name: (-requests[name], name))
-    return [_ReplicaLoad(name, requests[name], tuple(p90s.get(name, ()))) for name in names]
-
-
-def _draw_shares(ax: Axes, found: Sequence[_ReplicaLoad]) -> None:
-    total = sum(replica.requests for replica in found)
-    parts = [100 * replica.requests / total for replica in found]
-    look: Look = {"color": canvas.SKY, "edgecolor": canvas.BLUE, "label": "share of the requests"}
-    ax.stairs(parts, np.arange(len(found) + 1) - 0.5, fill=True, **look)
-    even: Look = {"color": canvas.INK, "linestyle": "--", "linewidth": 1.1}
-    ax.axhline(100 / len(found), **even, label=f"even share, {100 / len(found):.3g} %")
-    ax.set_ylim(0, 1.12 * max(parts))
-    canvas.label(ax, "", "requests (%)")
-    ax.grid(False, axis="x")
-    canvas.legend(ax)
-
-
-def _draw_latency(ax: Axes, found: Sequence[_ReplicaLoad], bound_ms: float | None) -> None:
-    at = np.concatenate([np.full(len(replica.p90s_ms), float(i)) for i, replica in enumerate(found)])
-    p90s = np.concatenate([np.array(replica.p90s_ms, dtype=np.float64) for replica in found])
-    finite = p90s[np.isfinite(p90s)]
-    ends = [*finite, *([] if bound_ms is None else [bound_ms])] or [1.0]
-    high = max(ends) * 1.6
-    ax.set_ylim(min(ends) / 1.3, high)
-    canvas.log_axis(ax, "y")
-    drawn = canvas.thinned(at, np.minimum(p90s, high / 1.1), most=MOST_DOTS)
-    dot: Look = {"marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": canvas.BLUE}
-    ax.plot(*drawn, linestyle="", **dot, label="one window")
-    medians = [(i, m) for i, replica in enumerate(found) if (m := replica.median_p90_ms) is not None]
-    xs, ys = [i for i, _ in medians], [min(m, high / 1.1) for _, m in medians]
-    dash: Look = {"marker": "_", "markersize": 14 if len(found) <= 40 else 4, "color": canvas.INK}
-    ax.plot(xs, ys, linestyle="", **dash, label="median of the windows")
-    if bound_ms is not None:
-        canvas.bound(ax, bound_ms, f"bound {ms(bound_ms)}")
-    canvas.label(ax, "", "p90 TTFT (ms)")
-    ax.grid(False, axis="x")
-    canvas.legend(ax)
-
-
-EXHIBIT = Exhibit(
-    "replica_balance",
-    "Balance of the replicas",
-    plot_replica_balance,
-    replica_balance_table,
-    replica_balance_alt,
-    "dwells.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid",
-    HEIGHT_IN,
-)
+    return requests, p90s

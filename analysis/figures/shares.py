@@ -1,96 +1,88 @@
 """Figure of the share over each bound against the load, of runs with other bounds than the two p90s."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pyarrow as pa
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 from analysis.capacity import dwell_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes
-from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.windows import bounds_of, counted, lines, qps
-from analysis.results.runs import Run
-from conf.specs.bounds import LIMITS, Limit, allowed_over, label, short
+from analysis.figures.canvas import Figure
+from analysis.figures.exhibit import Exhibit, NoData, Row
+from analysis.figures.run_data import RunData
+from analysis.figures.words import counted, qps
+from conf.specs.bounds import LIMITS, Limit, allowed_over, label
 
-HEIGHT_IN = 3.6
 LEAST = 0.02
 """Smallest ratio that is drawn: of what is rarer nothing is to be seen."""
 
 
-def applies(run: Run) -> bool:
-    """True of a run with a bound that the figure of latencies does not show."""
-    return any(limit not in LIMITS for limit in bounds_of(run).limits)
+@dataclass(frozen=True, slots=True)
+class ShareOver(Exhibit):
+    """Share of the requests over each bound and the allowed one, in percent, of each window by start."""
+
+    name = "share_over"
+    title = "Share over each bound against offered load"
+    source = "dwells.parquet: rate_qps_per_node, ttft_over to tpot_determined, bounds, valid"
+
+    @classmethod
+    def applies(cls, subject: RunData) -> bool:
+        """True of a run with a bound that the figure of latencies does not show."""
+        return any(limit not in LIMITS for limit in subject.bounds.limits)
+
+    @classmethod
+    def read(cls, subject: RunData) -> Self:
+        lines, limits = subject.lines(), subject.bounds.limits
+        if not any(line["valid"] for line in lines):
+            raise NoData("every window is void")
+        return cls([_row(line, limit) for line in lines for limit in limits])
+
+    @property
+    def valid(self) -> dict[str, list[Row]]:
+        """By bound, its rows of windows that are not void, by rate."""
+        by_bound: dict[str, list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: row["rate_qps_per_node"]):
+            if row["valid"]:
+                by_bound.setdefault(row["bound"], []).append(row)
+        return by_bound
+
+    def draw(self, figure: Figure) -> None:
+        """Over the allowed share, on a log axis; a share of nothing stands at the lower edge."""
+        ax = figure.subplots()
+        for (bound, rows), style in zip(self.valid.items(), canvas.STYLES, strict=False):
+            known = [
+                (row["rate_qps_per_node"], max(_ratio(row), LEAST))
+                for row in rows
+                if row["over_pct"] is not None
+            ]
+            if known:
+                ax.plot(*zip(*known, strict=True), **style.drawn, label=bound)
+        ax.set_ylim(LEAST / 1.3, 130)
+        canvas.log_axis(ax, "y")
+        canvas.label(ax, "rate offered (QPS per node)", "share over / allowed share")
+        canvas.bound(ax, 1.0, "as many over as allowed", right=False)
+
+    def alt(self) -> str:
+        """The number of windows in which each bound was kept, in words."""
+        said, rates = [], []
+        for bound, rows in self.valid.items():
+            rates = [row["rate_qps_per_node"] for row in rows]
+            kept = sum(_ratio(row) <= 1 for row in rows)
+            said.append(f"{bound} was kept in {kept} of {counted(len(rows), 'valid window')}.")
+        return " ".join([f"Windows from {qps(rates[0])} to {qps(rates[-1])} QPS per node.", *said])
 
 
-def plot_share_over(run: Run, ax: Axes | None = None) -> Axes:
-    """Share over each bound, over the share that it allows (log), against offered QPS per node.
-
-    Below 1 the bound is kept. A share of nothing stands at the lower edge. Raises NoData without a valid
-    window.
-    """
-    ax = ax or canvas.new_axes(HEIGHT_IN)
-    windows = _valid(run)
-    for limit, style in zip(bounds_of(run).limits, canvas.STYLES, strict=False):
-        known = [(line["rate_qps_per_node"], _ratio(line, limit)) for line in windows]
-        points = [(rate, max(ratio, LEAST)) for rate, ratio in known if ratio is not None]
-        if points:
-            ax.plot(*zip(*points, strict=True), **style.drawn, label=short(limit))
-    ax.set_ylim(LEAST / 1.3, 130)
-    canvas.log_axis(ax, "y")
-    canvas.label(ax, "offered load (QPS per node)", "share over / allowed share")
-    canvas.bound(ax, 1.0, "as many over as allowed", right=False)
-    canvas.legend(ax, columns=4)
-    return ax
-
-
-def share_over_table(run: Run) -> pa.Table:
-    """One row per window and bound: the share of requests over it, and the allowed one, in percent."""
-    rows = [
-        {
-            "window": line["index"],
-            "rate_qps_per_node": line["rate_qps_per_node"],
-            "bound": label(limit),
-            "over_pct": None if (share := dwell_table.over_share(line, limit)) is None else 100 * share,
-            "allowed_pct": 100 * allowed_over(limit),
-            "valid": line["valid"],
-        }
-        for line in lines(run)
-        for limit in bounds_of(run).limits
-    ]
-    return pa.Table.from_pylist(rows)
-
-
-def share_over_alt(run: Run) -> str:
-    """The number of windows in which each bound was kept, in words."""
-    windows = _valid(run)
-    said = []
-    for limit in bounds_of(run).limits:
-        kept = sum((_ratio(line, limit) or 0.0) <= 1 for line in windows)
-        said.append(f"{label(limit)} was kept in {kept} of {counted(len(windows), 'valid window')}.")
-    rates = [line["rate_qps_per_node"] for line in windows]
-    return " ".join([f"Windows from {qps(min(rates))} to {qps(max(rates))} QPS per node.", *said])
-
-
-def _valid(run: Run) -> Sequence[Mapping[str, Any]]:
-    found = sorted((line for line in lines(run) if line["valid"]), key=lambda line: line["rate_qps_per_node"])
-    if not found:
-        raise NoData("every window is void")
-    return found
-
-
-def _ratio(line: Mapping[str, Any], limit: Limit) -> float | None:
+def _row(line: Mapping[str, Any], limit: Limit) -> Row:
     share = dwell_table.over_share(line, limit)
-    return None if share is None else share / allowed_over(limit)
+    return {
+        "window": line["index"],
+        "rate_qps_per_node": line["rate_qps_per_node"],
+        "bound": label(limit),
+        "over_pct": None if share is None else 100 * share,
+        "allowed_pct": 100 * allowed_over(limit),
+        "valid": line["valid"],
+    }
 
 
-EXHIBIT = Exhibit(
-    "share_over",
-    "Share over each bound against offered load",
-    plot_share_over,
-    share_over_table,
-    share_over_alt,
-    "dwells.parquet: rate_qps_per_node, ttft_over to tpot_determined, bounds, valid",
-    HEIGHT_IN,
-    applies=applies,
-)
+def _ratio(row: Row) -> float:
+    """Share over the allowed share; 0 where it is unknown."""
+    return float(row["over_pct"] or 0.0) / float(row["allowed_pct"])

@@ -33,7 +33,7 @@ analysis.capacity_table([run]).to_pandas().set_index("run").T
 # out: they are neither pass nor fail.
 
 # %%
-axes = analysis.plot_latency_vs_qps(run)
+analysis.plot_latency(run)
 
 # %%
 analysis.percentiles(run, "tpot").to_pandas()
@@ -42,7 +42,7 @@ analysis.percentiles(run, "tpot").to_pandas()
 # ## How it was found
 
 # %%
-axes = analysis.plot_search(run)
+analysis.plot_search(run)
 
 # %% [markdown]
 # ## Did the load generator keep up?
@@ -51,7 +51,7 @@ axes = analysis.plot_search(run)
 # send lag; above its bound the window is void.
 
 # %%
-axes = analysis.plot_client_lag(run)
+analysis.plot_client_lag(run)
 
 # %%
 for check in (run.verdict.checks if run.verdict else None) or ():

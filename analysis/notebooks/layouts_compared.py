@@ -60,9 +60,11 @@ if found:
 
 # %%
 # The two sides of a comparison are drawn with its ratio of the same requests.
+compared = None
 if found:
     subject = studies.load_study(runs[0].path.resolve().parent) if found.paired else runs
     compared = analysis.plot_compare(subject)
+compared
 
 # %% [markdown]
 # On a simulated engine the interval is the sampling noise of the two runs alone. Which layout is better

@@ -35,7 +35,7 @@ print(planning.text(planning.tree(plan)))
 # ## Nodes against demand
 
 # %%
-axes = analysis.plot_plan(planning.tree(plan))
+analysis.plot_plan(plan)
 
 # %% [markdown]
 # ## The cost of certainty

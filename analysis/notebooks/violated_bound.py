@@ -89,16 +89,17 @@ for name, mask in (("within", within), ("over", over)):
 # ## When: rolling p90, requests in flight and the engine's own count
 
 # %%
-axes = analysis.plot_timeseries(run)
+analysis.plot_timeseries(run)
 
 # %% [markdown]
 # ## Where: replica by replica
 
 # %%
 try:
-    axes = analysis.plot_replica_balance(run)
+    balance = analysis.plot_replica_balance(run)
 except analysis.NoData as reason:
-    print(reason)
+    balance = reason
+balance
 
 # %%
 tables.percentiles_of(rows, limit, by="replica_id").to_pandas()

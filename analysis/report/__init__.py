@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from analysis.figures import canvas
 from analysis.report import pages, plan, study
 from analysis.report.blocks import Page
 from analysis.report.study import StudyFolder
@@ -94,6 +95,7 @@ def html(page: Page) -> str:
     )
     environment.filters["kind"] = lambda block: type(block).__name__
     css = resources.files("analysis.report").joinpath("page.css").read_text()
+    css += f"@media screen and (prefers-color-scheme: dark) {{\n{canvas.dark_rules()}\n}}"
     return environment.get_template("page.html.j2").render(page=page, css=css)
 
 

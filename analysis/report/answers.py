@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.figures.exhibit import NoData
-from analysis.figures.windows import WindowRows, measured, requests
+from analysis.figures.run_data import RunData, WindowRows
 from analysis.report.blocks import Facts, Missing, Section, Table
 from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
-from analysis.results.runs import Run
 from analysis.results.text.probe_text import unknown_interval
 from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, QuantileFigures
 from analysis.results.types.run_verdict import RunVerdict
@@ -32,7 +31,6 @@ SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e
 SHARES = (0.5, 0.9, 0.95, 0.99)
 PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
 _METRICS = tuple(one for one in METRICS if one.name in SHOWN_METRICS)
-ALL_COLUMNS = tuple(dict.fromkeys(name for one in _METRICS for name in (*one.columns, "output_tokens")))
 
 
 def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
@@ -128,16 +126,16 @@ def windows(lines: Sequence[WindowRow]) -> Table:
     )
 
 
-def percentiles(run: Run) -> list[Table]:
+def percentiles(data: RunData) -> list[Table]:
     """Percentiles of every latency in each window, folded; none for a run without requests.
 
     The throughput is that of the answers due in the window, over its length.
     """
     try:
-        found = measured(run, ALL_COLUMNS)
+        windows = data.windows
     except NoData:
         return []
-    rows = [line for window in found for line in _percentile_lines(window)]
+    rows = [line for window in windows for line in _percentile_lines(window)]
     return [Table("Percentiles of every window in ms", PERCENTILE_HEADS, tuple(rows), folded=True)]
 
 
@@ -154,12 +152,12 @@ def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
     yield name, rate, f"throughput {figure(per_s)} output tokens/s", "", "", "", ""
 
 
-def errors(run: Run) -> Section:
+def errors(data: RunData) -> Section:
     """Failures by kind with the first message of each, most frequent first, or that there are none."""
     title = "Failed requests by kind (requests/*.parquet)"
     block: Table | Missing
     try:
-        found = errors_table(run)
+        found = errors_table(data)
         note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
         words = frozenset({found.column_names.index("first_message")})
         block = replace(table(title, found, "none"), words=words, note=note)
@@ -169,12 +167,12 @@ def errors(run: Run) -> Section:
     return Section("errors", "Errors", purpose, (block,))
 
 
-def errors_table(run: Run) -> pa.Table:
+def errors_table(data: RunData) -> pa.Table:
     """Each status, kind and HTTP status of failures with its count, share in % and first message.
 
     The most frequent first, at most thirty rows. Raises NoData where nothing failed.
     """
-    rows = requests(run, (*KINDS, "error", "phase"))
+    rows = data.requests.select((*KINDS, "error", "phase"))
     rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
     failed = rows.filter(pa.array(metrics.status_in(rows, *records.FAILURES)))
     if not failed.num_rows:

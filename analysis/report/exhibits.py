@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures
-from analysis.figures import canvas
+from analysis.figures.comparison import Comparison
 from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.run_data import RunData
+from analysis.figures.scaling import Scaling
 from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
 from analysis.results import matrix_table, studies
@@ -92,13 +94,13 @@ class Room:
         return fits
 
 
-def sections(subject: Any, room: Room) -> list[Section]:
+def sections(data: RunData, room: Room) -> list[Section]:
     """All figures of a run, by question."""
     known = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
     found = []
     for anchor, (title, purpose, names) in QUESTIONS.items():
-        shown = [known[name] for name in names if name in known and known[name].applies(subject)]
-        blocks = tuple(block(exhibit, subject, room) for exhibit in shown)
+        shown = [known[name] for name in names if name in known and known[name].applies(data)]
+        blocks = tuple(block(exhibit, data, room) for exhibit in shown)
         found += [Section(anchor, title, purpose, blocks)] if blocks else []
     return found
 
@@ -111,36 +113,33 @@ def without_empty(found: Sequence[Section]) -> list[Section]:
     return [*kept, Section("absent", "Not shown", ABSENT, reasons)] if reasons else kept
 
 
-def main(subject: Any, room: Room, prefix: str) -> list[Block]:
+def main(data: RunData, room: Room, prefix: str) -> list[Block]:
     """The main figures of a run beside others; `prefix` keeps its anchors apart from theirs."""
     chosen = (exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN)
-    return [block(exhibit, subject, room, prefix) for exhibit in chosen]
+    return [block(exhibit, data, room, prefix) for exhibit in chosen]
 
 
 def of_study(path: Path, kind: str, room: Room) -> list[Block]:
     """The figure over all parts of a study."""
-    return [block(figures.COMPARE, studies.load_study(path), room)] if kind in POOLED_OR_COMPARED else []
+    return [block(Comparison, studies.load_study(path), room)] if kind in POOLED_OR_COMPARED else []
 
 
 def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:
     """The figures of several runs without a study."""
-    return [block(exhibit, runs, room) for exhibit in (figures.COMPARE, figures.SCALING)]
+    return [block(exhibit, runs, room) for exhibit in (Comparison, Scaling)]
 
 
-def block(exhibit: Exhibit, subject: Any, room: Room, prefix: str = "") -> Block:
+def block(exhibit: type[Exhibit], subject: Any, room: Room, prefix: str = "") -> Block:
     """The figure with its table, or the reason why there is none."""
     name, full = f"figure-{prefix}{exhibit.name}", Missing(exhibit.title, FULL)
     if room.left_bytes < LEAST_BYTES:
         return full
     try:
-        alt = exhibit.alt(subject)
-        svg, narrow = (
-            exhibit.svg(subject, own, width_in).replace(
-                "<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1
-            )
-            for own, width_in in ((name, canvas.WIDTH_IN), (f"{name}-narrow", canvas.NARROW_IN))
-        )
-        drawn = table(f"What is drawn: {exhibit.title}", exhibit.table(subject))
+        shown = exhibit.read(subject)
+        alt = shown.alt()
+        named = f'<svg role="img" aria-label="{escape(alt)}" '
+        svg, narrow = (svg.replace("<svg ", named, 1) for svg in shown.svgs(name))
+        drawn = table(f"What is drawn: {exhibit.title}", shown.table())
         figure = FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source, narrow)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.figures.run_data import RunData
 from analysis.report import answers, banner, checks, definitions, exhibits, power, provenance, quality, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
@@ -46,9 +47,9 @@ PURPOSE = "What was asked, how much was seen, and every check with its worst fig
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, claim, asked = run.verdict, banner.of_run(run), _asked(run)
-    shown = [*exhibits.sections(run, Room()), answers.errors(run)]
-    main = [replace(one, blocks=(*one.blocks, *answers.percentiles(run))) for one in shown[:1]]
+    verdict, claim, asked, data = run.verdict, banner.of_run(run), _asked(run), RunData.whole(run)
+    shown = [*exhibits.sections(data, Room()), answers.errors(data)]
+    main = [replace(one, blocks=(*one.blocks, *answers.percentiles(data))) for one in shown[:1]]
     shown += power.sections(verdict.power if verdict else None)
     sections = [*main, _trust(verdict), *exhibits.without_empty(shown[1:])]
     capacity = verdict.capacity if verdict else None
@@ -101,7 +102,12 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
         trust = [Paragraph(checks.counted(known))] if known else []
-        blocks = banner.of_run(run), *trust, *exhibits.main(run, room, f"{place}-"), *provenance.brief(run)
+        blocks = (
+            banner.of_run(run),
+            *trust,
+            *exhibits.main(RunData(run), room, f"{place}-"),
+            *provenance.brief(run),
+        )
         sections.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
     return sections
 

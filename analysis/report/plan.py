@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.figures import purchase
+from analysis.figures.plan import Nodes
 from analysis.planning import plan_text
 from analysis.report.blocks import Banner, Code, Facts, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room, block
@@ -24,7 +24,7 @@ def of_plan(tree: Tree) -> Page:
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
     room, on = Room(), tree["planned_on"]
     subtitle = f"Planned on {on['name']}, {on['found_by']}: {on['load']}"
-    nodes = block(purchase.EXHIBIT, tree, room)
+    nodes = block(Nodes, tree, room)
     sections = [
         Section("nodes", "How many nodes", "What grows with the demand.", (nodes, _whole(tree))),
         *(Section(*head, tuple(map(_line, lines))) for head, lines in _told(tree) if lines),

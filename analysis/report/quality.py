@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pyarrow import ArrowException
 
-from analysis.figures import quality as figures
-from analysis.figures.quality import GateEvidence
+from analysis.figures.gate import GateEvidence, GateIntervals, GatePositions
 from analysis.quality import answer_file, evidence_table
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateRule
@@ -43,7 +42,7 @@ def _blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) 
         found = evidence_table.read(path / evidence_table.FILE)
         rule = GateRule.of(load(base=path / "config.yaml").quality)
         subject = GateEvidence(found, rule, verdict)
-        for exhibit in figures.EXHIBITS:
+        for exhibit in (GateIntervals, GatePositions):
             yield exhibits.block(exhibit, subject, room, f"{name}-")
         yield _worst(verdict, *(answer_file.read(path / side / answer_file.FILE) for side in (base, name)))
     except (OSError, ArrowException, ValueError) as error:

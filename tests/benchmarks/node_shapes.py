@@ -161,7 +161,8 @@ def _way(shape: str) -> list[str]:
 def figure(rates_qps: Sequence[float], found: Mapping[str, Sequence[Attained]]) -> str:
     """The first table as an SVG: a line for each configuration, its interval as a bar, the published row."""
 
-    def draw(ax: canvas.Axes) -> None:
+    def draw(figure: canvas.Figure) -> None:
+        ax = figure.subplots()
         canvas.label(ax, "requests per second", "good requests, % of 100")
         for (name, one), style in zip(found.items(), canvas.STYLES, strict=False):
             share = 100 * np.array(one)[:, :3]
@@ -177,9 +178,8 @@ def figure(rates_qps: Sequence[float], found: Mapping[str, Sequence[Attained]]) 
             )
         canvas.note(ax, PUBLISHED_AT_QPS + 0.3, 76, "stars: published (± 9)")
         ax.set_ylim(0, 104)
-        ax.legend(fontsize=canvas.NOTE_PT, frameon=False)
 
-    return canvas.svg(draw, name="shapes")
+    return canvas.svgs(draw, canvas.HEIGHT_IN, {"shapes": canvas.WIDTH_IN})[0]
 
 
 def main() -> int:

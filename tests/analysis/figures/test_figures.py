@@ -3,26 +3,32 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from analysis import figures, load_run
+from analysis import load_run, plot_latency
 from analysis.capacity import client_checks
-from analysis.figures import EXHIBITS, NoData, canvas, cdf, server_state, timeline
+from analysis.figures import EXHIBITS, NoData, RunData, canvas, cdf, server_state, timeline
+from analysis.figures.cdf import Cdf
+from analysis.figures.client import ClientLag
 from analysis.figures.exhibit import Exhibit
-from analysis.figures.windows import share
+from analysis.figures.latency import Latency
+from analysis.figures.pareto import Pareto
+from analysis.figures.replicas import ReplicaBalance
+from analysis.figures.search import Search
+from analysis.figures.timeline import Timeline
+from analysis.figures.words import share
 from analysis.results import per_gpu
 from conf.specs.experiment import ExternalEngine
 from tests.support.runs.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 
 MOST_BYTES = 48_000
-REPLICAS = figures.replicas.EXHIBIT
 
 
 def spread(dwell: int, start_s: float, count: int = 20, **more: Any) -> list[dict[str, Any]]:
@@ -32,7 +38,7 @@ def spread(dwell: int, start_s: float, count: int = 20, **more: Any) -> list[dic
 
 def faulty() -> RunInMemory:
     """Three windows out of the order of their rates: one within, one failing with failures, one void."""
-    rows = [
+    planned = [
         *spread(0, 0.0, replica_id="a"),
         *spread(1, 10.0, 15, replica_id="b"),
         *[
@@ -51,7 +57,7 @@ def faulty() -> RunInMemory:
         window(1, 4.0, 10, 20, requests=20, failed=5, goodput_qps_per_node=1.5, ttft_p90_ms=math.inf),
         window(2, 5.0, 20, 30, requests=20, valid=False, void_reason="client_limited", weight=0.0),
     ]
-    return RunInMemory(rows, lines, concluded())
+    return RunInMemory(planned, lines, concluded())
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +65,21 @@ def golden() -> Any:
     return load_run(GOLDEN)
 
 
-def drawn(exhibit: Exhibit, subject: Any) -> list[Axes]:
-    """The figure's panels."""
-    ax = Figure(figsize=(canvas.WIDTH_IN, exhibit.height_in)).add_subplot()
-    found = exhibit.plot(subject, ax)
-    assert found is ax
-    return [ax, *ax.child_axes]
+def read(exhibit: type[Exhibit], run: Any) -> Exhibit:
+    return exhibit.read(RunData(run))
 
 
-def names(panels: list[Axes]) -> list[str]:
-    """What the legends name."""
-    return [text for panel in panels for text in panel.get_legend_handles_labels()[1]]
+def rows(exhibit: type[Exhibit], run: Any) -> list[dict[str, Any]]:
+    return read(exhibit, run).table().to_pylist()
+
+
+def drawn(exhibit: type[Exhibit], run: Any) -> Figure:
+    return read(exhibit, run).figure()
+
+
+def names(figure: Figure) -> list[str]:
+    """What the legend names."""
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def ids(svg: str) -> set[str]:
@@ -82,13 +92,13 @@ def test_every_figure_is_small_whole_svg_that_shares_a_page(subject: str, golden
     run = golden if subject == "golden" else faulty()
     seen: set[str] = set()
     for exhibit in EXHIBITS:
-        kept: list[Axes] = []
-        keeping = replace(exhibit, plot=partial(kept_plot, exhibit, kept))
         try:
-            svg, table, words = keeping.svg(run), exhibit.table(run), exhibit.alt(run)
+            shown = read(exhibit, run)
         except NoData as error:
             assert str(error) and "\n" not in str(error)
             continue
+        (svg, narrow), table, words = shown.svgs(), shown.table(), shown.alt()
+        assert not ids(svg) & ids(narrow), exhibit.name
         assert len(svg.encode()) <= MOST_BYTES, exhibit.name
         root = ElementTree.fromstring(svg)
         assert root.tag.endswith("svg") and "<style" not in svg and "<metadata" not in svg
@@ -97,63 +107,62 @@ def test_every_figure_is_small_whole_svg_that_shares_a_page(subject: str, golden
         used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
         assert used <= ids(svg), exhibit.name
         assert "<text" in svg  # readable text, not outlines
-        no_series_is_told_by_its_colour_alone(exhibit, kept)
+        no_series_is_told_by_its_colour_alone(exhibit.name, shown.figure())
+        nothing_is_cut_off(exhibit.name, shown.figure())
         assert re.search(r"\d", words) and words.endswith(".") and "nan" not in words
         assert 0 < table.num_rows <= 30 and len(set(table.column_names)) == table.num_columns
         assert exhibit.source and exhibit.title
     assert len(seen) > 10
 
 
-def kept_plot(exhibit: Exhibit, kept: list[Axes], subject: Any, ax: Axes) -> Axes:
-    """Draw as the exhibit does, and keep the panels."""
-    kept += [exhibit.plot(subject, ax), *ax.child_axes]
-    return ax
+def no_series_is_told_by_its_colour_alone(name: str, figure: Figure) -> None:
+    lines = {line.get_label(): line for ax in figure.axes for line in ax.get_lines()}
+    looks = [
+        (line.get_marker(), line.get_linestyle(), line.get_linewidth(), line.get_fillstyle(), face(line))
+        for label, line in lines.items()
+        if not str(label).startswith("_")
+    ]
+    assert len(looks) == len(set(looks)), f"{name}: {looks}"
 
 
-def no_series_is_told_by_its_colour_alone(exhibit: Exhibit, panels: list[Axes]) -> None:
-    for panel in panels:
-        looks = [
-            (line.get_marker(), line.get_linestyle(), line.get_linewidth(), line.get_fillstyle(), face(line))
-            for line in panel.get_lines()
-            if line.get_label() and not str(line.get_label()).startswith("_")
-        ]
-        assert len(looks) == len(set(looks)), f"{exhibit.name}: {looks}"
+def nothing_is_cut_off(name: str, figure: Figure) -> None:
+    figure.draw_without_rendering()
+    box, (width_in, height_in) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width_in and box.y1 <= height_in, (name, box)
 
 
 def test_one_figure_twice_on_a_page_has_ids_of_its_own(golden: Any) -> None:
-    exhibit = EXHIBITS[0]
-    one, two = (exhibit.svg(golden, name) for name in ("one", "two"))
+    one, two = (read(Latency, golden).svgs(name)[0] for name in ("one", "two"))
     assert not ids(one) & ids(two) and one.replace("one-", "two-") == two
 
 
 def test_no_text_is_taken_for_mathematics_or_misses_a_letter(recwarn: pytest.WarningsRecorder) -> None:
     said = "$\\frac$ <b> \u4e2d"
-    svg = canvas.svg(lambda ax: canvas.note(ax, 0.5, 0.5, said))
+    (svg,) = canvas.svgs(lambda figure: canvas.note(figure.subplots(), 0.5, 0.5, said), 3.0, {"a": 4.0})
     assert "$\\frac$ &lt;b&gt; \u4e2d" in svg and not list(recwarn)
 
 
 def face(line: Any) -> bool:
     """Whether the marker is hollow."""
-    return line.get_markerfacecolor() == "white"
+    return line.get_markerfacecolor() == canvas.PAPER
 
 
 def test_a_run_without_windows_says_so_or_shows_what_it_has() -> None:
     killed = RunInMemory(spread(0, 0.0))
     for exhibit in EXHIBITS:
-        for made in (exhibit.svg, exhibit.table, exhibit.alt):
-            if exhibit.name == "timeseries":
-                assert made(killed) is not None
-            else:
-                with pytest.raises(NoData):
-                    made(killed)
+        if exhibit is Timeline:
+            assert drawn(exhibit, killed).axes
+        else:
+            with pytest.raises(NoData):
+                read(exhibit, killed)
     with pytest.raises(NoData, match="no requests"):
-        figures.timeline.timeseries_table(RunInMemory([]))
+        read(Timeline, RunInMemory([]))
 
 
 def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> None:
     run = faulty()
-    rows = figures.latency.latency_table(run).to_pylist()
-    assert [(row["window"], row["rate_qps_per_node"], row["outcome"]) for row in rows] == [
+    outcomes = [(row["window"], row["rate_qps_per_node"], row["outcome"]) for row in rows(Latency, run)]
+    assert outcomes == [
         (0, 6.0, "pass"),
         (1, 4.0, "fail"),
         (2, 5.0, "void"),
@@ -161,31 +170,29 @@ def test_latency_belongs_to_its_own_window_whatever_the_order_of_the_rates() -> 
     many = [request(0, i / 5, 100.0 + i % 10) for i in range(3000)]
     more = [request(1, 600 + i / 5, 900.0 + i % 10) for i in range(3000)]
     lines = [window(0, 6.0, 0, 600), window(1, 4.0, 600, 1200)]
-    first, second = figures.latency.latency_table(RunInMemory(many + more, lines, concluded())).to_pylist()
+    first, second = rows(Latency, RunInMemory(many + more, lines, concluded()))
     assert 100 < first["ttft_p90_low_ms"] <= first["ttft_p90_high_ms"] < 120
     assert 900 < second["ttft_p90_low_ms"] <= second["ttft_p90_high_ms"] < 920
-    assert "infinite" in figures.latency.latency_alt(run)
+    assert "infinite" in read(Latency, run).alt()
 
 
 def test_a_void_run_gets_no_capacity_and_a_valid_one_its_band() -> None:
-    exhibit = EXHIBITS[0]
     run = faulty()
-    assert "capacity: 5.00 [4.00, 6.00]" in names(drawn(exhibit, run))
-    assert "certified 4.20" in exhibit.alt(run) and "beyond" not in exhibit.alt(run)
+    assert "capacity: 5.00 [4.00, 6.00]" in names(drawn(Latency, run))
+    assert "certified 4.20" in read(Latency, run).alt() and "beyond" not in read(Latency, run).alt()
     far = concluded(qps_per_node={"estimate": 5.0, "low": 4.0, "high": 9.0, "certified": 4.2})
-    assert "ends beyond the highest load that arrived" in exhibit.alt(run.but(sweep=far))
+    assert "ends beyond the highest load that arrived" in read(Latency, run.but(sweep=far)).alt()
     void = run.but(sweep=concluded(valid=False))
-    assert not [name for name in names(drawn(exhibit, void)) if "capacity" in name or "certified" in name]
-    assert "No capacity is claimed" in exhibit.alt(void)
-    search = EXHIBITS[1]
-    assert any("answer" in name for name in names(drawn(search, run)))
-    assert not [name for name in names(drawn(search, void)) if "answer" in name]
+    assert not [name for name in names(drawn(Latency, void)) if "capacity" in name or "certified" in name]
+    assert "No capacity is claimed" in read(Latency, void).alt()
+    assert any("answer" in name for name in names(drawn(Search, run)))
+    assert not [name for name in names(drawn(Search, void)) if "answer" in name]
 
 
 def test_an_open_end_is_named_as_a_bound() -> None:
     run = faulty().but(sweep=concluded(open_above=True))
-    assert "at least 4.00" in EXHIBITS[0].alt(run)
-    shown = names(drawn(EXHIBITS[0], run))
+    assert "at least 4.00" in read(Latency, run).alt()
+    shown = names(drawn(Latency, run))
     assert "capacity: at least 4.00" in shown and not [name for name in shown if "certified" in name]
 
 
@@ -194,39 +201,33 @@ def test_failures_keep_a_curve_below_one() -> None:
     assert at.tolist() == [1, 2, 3] and part.tolist() == [0.25, 0.5, 0.75]
     at, part = cdf.steps(np.arange(1000.0), most=50)
     assert len(at) == 50 and part[-1] == 1 and (np.diff(part) > 0).all()
-    rows = figures.cdf.cdf_table(faulty()).to_pylist()
-    assert [row["rate_qps_per_node"] for row in rows] == [4.0, 6.0]  # the void window is left out
-    assert rows[0]["ttft_within_bound_pct"] == 75 and rows[0]["ttft_p90_ms"] == math.inf
-    assert any("5 failed" in name for name in names(drawn(EXHIBITS[2], faulty())))
+    windows = rows(Cdf, faulty())
+    assert [row["rate_qps_per_node"] for row in windows] == [4.0, 6.0]  # the void window is left out
+    assert windows[0]["ttft_within_bound_pct"] == 75 and windows[0]["ttft_p90_ms"] == math.inf
+    assert any("5 failed" in name for name in names(drawn(Cdf, faulty())))
     void = [window(0, 6.0, 0, 10, valid=False)]
     with pytest.raises(NoData, match="void"):
-        figures.cdf.cdf_table(RunInMemory(spread(0, 0.0), void, concluded()))
+        read(Cdf, RunInMemory(spread(0, 0.0), void, concluded()))
 
 
 def test_what_never_left_is_later_than_any_send() -> None:
-    rows = figures.client.client_lag_table(faulty()).to_pylist()
-    assert [row["never_sent"] for row in rows] == [0, 0, 2]
-    assert (
-        rows[2]["lag_p99_ms"] == math.inf
-        and rows[2]["lag_longest_sent_ms"] == 1
-        and rows[0]["gate_p99_ms"] == 20
-    )
-    panel = drawn(EXHIBITS[3], faulty())[1]
+    windows = rows(ClientLag, faulty())
+    assert [row["never_sent"] for row in windows] == [0, 0, 2] and windows[0]["gate_p99_ms"] == 20
+    assert windows[2]["lag_p99_ms"] == math.inf and windows[2]["lag_longest_sent_ms"] == 1
+    (panel,) = drawn(ClientLag, faulty()).axes
     worst = next(line for line in panel.get_lines() if "worst" in str(line.get_label()))
     assert worst.get_ydata()[-1] == pytest.approx(0.1)  # 2 of 20
-    assert "above the gate" in EXHIBITS[3].alt(faulty())
+    assert "above the gate" in read(ClientLag, faulty()).alt()
 
 
 def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: Any) -> None:
-    _, lag, cpu, own = drawn(EXHIBITS[3], golden)
-    assert not any("CPU" in name or "run share" in name for name in names([lag]))
+    _, cpu, own = drawn(ClientLag, golden).axes
     used, gate = cpu.get_lines()
-    assert used.get_label() == "CPU, busiest actor" and set(gate.get_ydata()) == {client_checks.CPU_SHARE}
+    assert "CPU share" in cpu.get_ylabel() and set(gate.get_ydata()) == {client_checks.CPU_SHARE}
     assert [text.get_text() for text in cpu.texts] == ["gate: at most 0.6 over a window"]
     crowded, noted = own.get_lines()
-    assert crowded.get_label() == "run share, most crowded actor"
-    assert set(noted.get_ydata()) == {client_checks.RUN_SHARE}
-    assert noted.get_label() == "noted below 0.6 over a window"
+    assert "run share" in own.get_ylabel() and set(noted.get_ydata()) == {client_checks.RUN_SHARE}
+    assert noted.get_label() == "run share noted below 0.6 over a window"
     clients = golden.clients()
     assert np.nanmin(crowded.get_ydata()) == pytest.approx(min(clients["run_share"].drop_null().to_pylist()))
     assert np.nanmax(used.get_ydata()) == pytest.approx(max(clients["cpu_share"].to_pylist()))
@@ -236,13 +237,17 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     asked = faulty().config
     layout = replace(asked.layout, replicas_per_node=3, tensor_parallel=2)
     run = faulty().but(config=replace(asked, layout=layout))
-    rows = figures.replicas.replica_balance_table(run).to_pylist()
-    assert [(row["replica"], row["requests"]) for row in rows] == [("a", 30), ("b", 10), ("no answer 1", 0)]
-    assert "least busy 0.00 times the mean of 13 requests" in REPLICAS.alt(run)
-    drawn(REPLICAS, run)
+    shown = read(ReplicaBalance, run)
+    assert [(row["replica"], row["requests"]) for row in shown.rows] == [
+        ("a", 30),
+        ("b", 10),
+        ("no answer 1", 0),
+    ]
+    assert "least busy 0.00 times the mean of 13 requests" in shown.alt()
+    assert len(shown.figure().axes) == 2
     void = faulty().but(windows=[window(0, 6.0, 0, 10, valid=False)])
     with pytest.raises(NoData, match="every window is void"):
-        figures.replicas.replica_balance_table(void)
+        read(ReplicaBalance, void)
 
 
 def test_nearly_all_is_not_called_all() -> None:
@@ -285,16 +290,16 @@ def test_server_state_adds_replicas_and_survives_a_restart() -> None:
 
 
 def test_tokens_are_counted_where_they_came() -> None:
-    rows = [
+    came_in = [
         request(0, 0.0, 0.0, 1000.0),  # 11 tokens from 0 to 10 s
         request(0, 6.0, 500.0, 0.0, output_tokens=1),  # at 6.5 s
         failed(0, 5.0),
     ]
-    run = RunInMemory(rows, [window(0, 1.0, 2, 7)], concluded())
+    run = RunInMemory(came_in, [window(0, 1.0, 2, 7)], concluded())
     came = per_gpu.Came(run.requests())
     assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
-    (row,) = figures.pareto.pareto_table(busy).to_pylist()
+    (row,) = rows(Pareto, busy)
     assert row["interactivity_median_tok_per_s_user"] == pytest.approx(20)
     assert row["gpus"] == 8 and row["output_tok_per_s_gpu"] == pytest.approx(11 * 10 / 10 / 8, rel=0.02)
 
@@ -305,22 +310,22 @@ def test_unknown_gpus_are_not_guessed() -> None:
         run.config, engine=ExternalEngine(), target=replace(run.config.target, urls=["http://a:1"])
     )
     with pytest.raises(NoData, match="GPUs"):
-        figures.pareto.pareto_table(run.but(config=asked))
+        read(Pareto, run.but(config=asked))
 
 
 def test_replicas_by_their_requests() -> None:
-    rows = figures.replicas.replica_balance_table(faulty()).to_pylist()
-    assert [(row["replica"], row["share_pct"]) for row in rows] == [("a", 75), ("b", 25)]
+    shares = [(row["replica"], row["share_pct"]) for row in rows(ReplicaBalance, faulty())]
+    assert shares == [("a", 75), ("b", 25)]
     one = [window(0, 6.0, 0, 10, by_replica=[{"replica_id": "a", "requests": 3, "ttft_p90_ms": 1.0}])]
     with pytest.raises(NoData, match="one replica"):
-        figures.replicas.replica_balance_table(RunInMemory(spread(0, 0.0), one, concluded()))
+        read(ReplicaBalance, RunInMemory(spread(0, 0.0), one, concluded()))
 
 
 def test_the_path_of_the_search_is_that_of_its_events(golden: Any) -> None:
-    rows = figures.search.search_table(golden).to_pylist()
+    path = rows(Search, golden)
     done = [event for event in golden.events() if event["event"] == "segment_done"]
-    assert [row["posterior_qps_per_node"] for row in rows] == [e["capacity"]["qps_per_node"] for e in done]
-    assert [row["rate_qps_per_node"] for row in rows] == golden.dwells()["rate_qps_per_node"].to_pylist()
+    assert [row["posterior_qps_per_node"] for row in path] == [e["capacity"]["qps_per_node"] for e in done]
+    assert [row["rate_qps_per_node"] for row in path] == golden.dwells()["rate_qps_per_node"].to_pylist()
 
 
 def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
@@ -345,6 +350,40 @@ def test_strange_runs_are_drawn_or_refused_with_a_reason() -> None:
     ):
         for exhibit in EXHIBITS:
             try:
-                assert drawn(exhibit, run) and exhibit.table(run).num_rows and exhibit.alt(run)
+                shown = read(exhibit, run)
+                assert shown.figure().axes and shown.table().num_rows and shown.alt()
             except NoData as error:
                 assert str(error)
+
+
+def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
+    ramp = [window(3, 3.0, 30, 35, kind="ramp"), window(4, 0.1, 35, 40, kind="ramp")]
+    far = concluded(qps_per_node={"estimate": 5.0, "low": 1.0, "high": 90.0, "certified": 1.5})
+    run = faulty().but(sweep=far, windows=[*faulty().windows, *ramp])
+    figure = drawn(Latency, run)
+    for panel in figure.axes:
+        left, right = panel.get_xlim()
+        assert left < 1.5 and right < 20
+    assert {"certified 1.50", "rate offered", "p90 of a step of the ramp"} <= set(names(figure))
+    steps = [line for line in figure.axes[0].get_lines() if "ramp" in str(line.get_label())]
+    assert steps[0].get_xdata().tolist() == [3.0] and steps[0].get_alpha() < 0.5
+    assert any("step of the ramp" in name for name in names(drawn(Search, run)))
+
+
+def test_every_colour_has_its_dark_counterpart(golden: Any) -> None:
+    for exhibit in (Latency, Search, Cdf, ClientLag, Timeline, Pareto):
+        svg = read(exhibit, golden).svgs()[0]
+        used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
+        assert used and used <= canvas.DARK.keys(), used - canvas.DARK.keys()
+    rule = canvas.dark_rules().splitlines()[0]
+    assert rule == '[fill="#222222"], [style*="fill: #222222"] { fill: #dde2e8 !important; }'
+
+
+def test_a_notebook_gets_a_figure_to_go_on_with(golden: Any, tmp_path: Path) -> None:
+    figure = plot_latency(golden)
+    ttft, tpot = figure.axes
+    assert ttft.get_ylabel() == "TTFT (ms)" and len(tpot.get_lines()) > 4
+    ttft.set_title("mine")
+    figure.savefig(tmp_path / "mine.png")
+    assert (tmp_path / "mine.png").stat().st_size > 10_000
+    assert not pyplot.get_fignums()  # Jupyter would show it twice

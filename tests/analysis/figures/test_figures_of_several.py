@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis import figures
-from analysis.figures import COMPARE, SCALING, NoData, several
+from analysis.figures import Exhibit, NoData, capacities
+from analysis.figures.comparison import Comparison
+from analysis.figures.scaling import Scaling
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from tests.support.runs.run_in_memory import RunInMemory, concluded
 
@@ -23,6 +24,10 @@ def run(name: str, estimate: float, low: float, high: float, **more: Any) -> Run
 
 def part(name: str, figures: dict[str, float] | None, **more: Any) -> dict[str, Any]:
     return {"name": name, "qps_per_node": figures, "exit_code": 0, "reason": ""} | more
+
+
+def compared(subject: Any) -> Comparison:
+    return Comparison.read(subject)
 
 
 REPEATED = {
@@ -54,46 +59,47 @@ MEASURED = ScalingEfficiency(
 @pytest.mark.parametrize(
     ("exhibit", "subject"),
     [
-        (COMPARE, REPEATED),
-        (COMPARE, MATRIX),
-        (SCALING, MEASURED),
+        (Comparison, REPEATED),
+        (Comparison, MATRIX),
+        (Scaling, MEASURED),
     ],
 )
-def test_each_is_stable_svg_with_words_and_a_table(exhibit: figures.Exhibit, subject: Any) -> None:
-    svg = exhibit.svg(subject)
-    assert svg == exhibit.svg(subject) and len(svg) < 40_000
+def test_each_is_stable_svg_with_words_and_a_table(exhibit: type[Exhibit], subject: Any) -> None:
+    shown = exhibit.read(subject)
+    svg, narrow = shown.svgs()
+    assert [svg, narrow] == exhibit.read(subject).svgs() and len(svg) < 40_000
     ElementTree.fromstring(svg)
-    assert re.search(r"\d", exhibit.alt(subject)) and exhibit.table(subject).num_rows
+    assert re.search(r"\d", shown.alt()) and shown.table().num_rows
 
 
 def test_repeats_show_every_part_and_what_they_say_together() -> None:
-    rows = figures.comparison.compare_table(REPEATED).to_pylist()
+    rows = compared(REPEATED).table().to_pylist()
     assert [row["part"] for row in rows] == ["1", "2", "3", "mean of the repeats"]
     assert rows[2]["qps_per_node"] is None and rows[2]["why_not"] == "void"
     assert (rows[3]["qps_per_node"], rows[3]["low_qps_per_node"]) == (5.2, 4.8)
-    assert "All together, mean of the repeats: 5.20 [4.80, 5.60]" in COMPARE.alt(REPEATED)
-    assert len(figures.comparison.compare_table(REPEATED | {"valid": False})) == 3
+    assert "All together, mean of the repeats: 5.20 [4.80, 5.60]" in compared(REPEATED).alt()
+    assert len(compared(REPEATED | {"valid": False}).rows) == 3
 
 
 def test_void_runs_are_no_capacities() -> None:
     void = RunInMemory([], sweep=concluded(valid=False), name="void")
     with pytest.raises(NoData):
-        several.parts([void])
-    assert several.parts([run("a", 5, 4, 6), void])[1].words == "client_limited"
+        capacities.parts([void])
+    assert capacities.parts([run("a", 5, 4, 6), void])[1].words == "client_limited"
 
 
 def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
     study = REPEATED | {"parts": [part("1", q(5, 4, 6)), part("2", q(9, 8, 20), exit_code=4, reason="void")]}
-    assert [one.words for one in several.parts(study)] == ["5.00 [4.00, 6.00]", "void"]
+    assert [one.words for one in capacities.parts(study)] == ["5.00 [4.00, 6.00]", "void"]
     ends = part("3", q(9, 8, 20), exit_code=6, reason="open", open_above=True)
-    assert several.parts(MATRIX | {"cells": [ends]})[0].words == "at least 8.00"
+    assert capacities.parts(MATRIX | {"cells": [ends]})[0].words == "at least 8.00"
 
 
 def test_ratios_of_a_matrix_are_those_it_found() -> None:
-    rows = figures.comparison.compare_table(MATRIX).to_pylist()
+    rows = compared(MATRIX).table().to_pylist()
     assert [row["ratio_to_first"] for row in rows] == [None, 1.4, 1.0, None, None]
     assert [row["ratio_is"] for row in rows] == ["", "paired", "unpaired", "", ""]
-    words = COMPARE.alt(MATRIX)
+    words = compared(MATRIX).alt()
     assert "b carries 1.40 times as much" in words and ": more." in words and "no difference shown" in words
 
 
@@ -105,18 +111,18 @@ def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
         "ratio": {"value": 0.9, "low": 0.8, "high": 0.95},
     }
     study["parts"] = [part("a", q(5, 4, 6)), part("b", q(7, 6, 8))]
-    assert figures.comparison.compare_table(study)["ratio_to_first"].to_pylist() == [None, 0.9]
-    assert ": less." in COMPARE.alt(study)
-    void = figures.comparison.compare_table(study | {"valid": False})
+    assert compared(study).table()["ratio_to_first"].to_pylist() == [None, 0.9]
+    assert ": less." in compared(study).alt()
+    void = compared(study | {"valid": False}).table()
     assert void["ratio_to_first"].to_pylist() == [None, None]
-    runs = figures.comparison.compare_table([run("a", 5, 4, 6), run("b", 6, 5, 7)]).to_pylist()
+    runs = compared([run("a", 5, 4, 6), run("b", 6, 5, 7)]).table().to_pylist()
     assert runs[1]["ratio_to_first"] == pytest.approx(1.2) and runs[1]["ratio_is"] == "unpaired"
     assert runs[1]["ratio_low"] < 1 < runs[1]["ratio_high"]
 
 
 def test_efficiency_is_one_at_the_first_point_by_definition() -> None:
-    rows = figures.scaling.scaling_table(MEASURED).to_pylist()
+    rows = Scaling.read(MEASURED).rows
     assert [row["e"] for row in rows] == pytest.approx([1, 0.96, 0.9])
     assert rows[0]["e_low"] is None and rows[2]["e_low"] < 0.9 < rows[2]["e_high"]
     with pytest.raises(NoData, match="assumption"):
-        figures.scaling.scaling_table(ScalingEfficiency((ScalingPoint(1, 5.0, 0.02),)))
+        Scaling.read(ScalingEfficiency((ScalingPoint(1, 5.0, 0.02),)))

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from analysis.figures import shares
-from analysis.figures.windows import FAIL, PASS, bounds_ms, outcome
+from analysis.figures import RunData
+from analysis.figures.run_data import FAIL, PASS
+from analysis.figures.shares import ShareOver
 from tests.support.runs.run_in_memory import RunInMemory, concluded, request, window
 
 
@@ -22,23 +23,26 @@ def line(bound: str, over: float, determined: float) -> dict[str, Any]:
 def test_each_bound_is_drawn_against_the_share_that_it_allows() -> None:
     counted = [line("itl_p99", 1, 20), line("joint_p90", 1, 20)]
     run: Any = run_with(bounds={"itl_p99": 80.0}, counted=counted)
-    assert shares.applies(run) and "<svg" in shares.EXHIBIT.svg(run)
-    table = shares.share_over_table(run).to_pylist()
+    assert ShareOver.applies(RunData(run))
+    shown = ShareOver.read(RunData(run))
+    assert "<svg" in shown.svgs()[0]
+    table = shown.rows
     assert [(row["bound"], row["over_pct"], row["allowed_pct"]) for row in table[:3]] == [
         ("p90 TTFT", 5.0, 10.0),
         ("p99 ITL", 5.0, 1.0),
         ("90 % of requests within all bounds", 5.0, 10.0),
     ]
-    assert "p99 ITL was kept in 0 of 2 valid windows." in shares.share_over_alt(run)
+    assert "p99 ITL was kept in 0 of 2 valid windows." in shown.alt()
 
 
 def test_a_window_fails_by_any_bound_and_a_bound_that_was_taken_away_fails_nothing() -> None:
     failing: Any = run_with(bounds={"itl_p99": 80.0}, counted=[line("itl_p99", 1, 20)])
     within: Any = run_with(bounds={"itl_p99": 80.0}, counted=[line("itl_p99", 0, 20)])
-    found = [outcome(run.dwells().to_pylist()[0], bounds_ms(run)) for run in (failing, within)]
-    assert found == [FAIL, PASS] and "tpot" not in bounds_ms(within)
+    both = RunData(failing), RunData(within)
+    assert [data.outcome(data.lines()[0]) for data in both] == [FAIL, PASS]
+    assert "tpot" not in RunData(within).bounds_ms
 
 
 def test_it_does_not_apply_to_the_two_usual_bounds() -> None:
     plain: Any = RunInMemory([request(0, 1.0)], [window(0, 4.0, 0, 10)], concluded())
-    assert not shares.applies(plain)
+    assert not ShareOver.applies(RunData(plain))

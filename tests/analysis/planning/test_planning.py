@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
-from analysis import NoData, RunError, planning, plot_plan
+from analysis import NoData, RunError, planning
+from analysis.figures.plan import Nodes
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.evidence import IntervalEstimate, Qps
@@ -261,11 +261,11 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     assert tree["day"]["scale_up_minutes"] is None
     assert "336 fixed, at least 216.0 autoscaled" in planning.text(tree)
     assert tree["cost"]["load"] == "mean"
-    by_demand, by_hour = plot_plan(tree, Figure().add_subplot()).child_axes
+    by_demand, by_hour = Nodes.read(tree).figure().axes
     assert "fixed fleet, 14 nodes" in by_hour.get_legend_handles_labels()[1]
     assert [line.get_label() for line in by_demand.get_lines()][2] == "plain division by the estimate"
     with pytest.raises(NoData, match="the run is void"):
-        plot_plan({"valid": False, "reason": "the run is void"}, Figure().add_subplot())
+        Nodes.read({"valid": False, "reason": "the run is void"})
     led = planning.command([sweep(17.6, 18.4, 19.1)], [*words, "plan.scale_up_minutes=30"])
     assert led["day"]["autoscaled_node_hours"] == 12 * (4 + 14) + 10 * 0.5
 

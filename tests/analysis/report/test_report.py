@@ -20,7 +20,7 @@ from analysis import figures, load_run, report
 from analysis.capacity import validity
 from analysis.capacity.check import Check
 from analysis.capacity.window_counts import NS, Window
-from analysis.figures import NoData
+from analysis.figures import NoData, RunData
 from analysis.report import answers, banner, checks, exhibits
 from analysis.report.blocks import FigureBlock, Missing
 from analysis.results import matrix_table, studies
@@ -336,13 +336,13 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: No
 
 def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
     room = exhibits.Room(left_bytes=1000)
-    found = [exhibits.block(exhibit, load_run(GOLDEN), room) for exhibit in ALL]
+    found = [exhibits.block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
     assert [one.why for one in found if isinstance(one, Missing)] == [exhibits.FULL] * len(ALL)
 
 
 @pytest.mark.slow
 def test_where_room_is_short_the_drawing_for_a_phone_goes_first() -> None:
-    run, whole = load_run(GOLDEN), exhibits.Room()
+    run, whole = RunData(load_run(GOLDEN)), exhibits.Room()
     large = next(exhibit for exhibit in ALL if exhibit.name == "timeseries")
     kept = exhibits.block(large, run, whole)
     assert isinstance(kept, FigureBlock) and kept.narrow
@@ -522,12 +522,14 @@ def test_errors_are_counted_with_their_first_words() -> None:
     full = [failed(0, 17 + i, error_kind="server_error", http_status=503, error="full") for i in range(5)]
     late = [failed(0, 29 + i, "missed", error_kind="late") for i in range(2)]
     retracted = failed(0, 9.9, "missed", phase="retracted", error_kind="retracted")
-    rows = answers.errors_table(RunInMemory([*many(53, 0).rows, *full, *late, retracted])).to_pylist()
+    rows = answers.errors_table(
+        RunData.whole(RunInMemory([*many(53, 0).rows, *full, *late, retracted]))
+    ).to_pylist()
     assert [(row["status"], row["http_status"], row["requests"]) for row in rows] == [
         ("http_error", 503, 5),
         ("missed", None, 2),
     ]
     assert rows[0]["first_message"] == "full" and rows[0]["share_pct"] == pytest.approx(100 * 5 / 60)
-    assert answers.errors_table(many(0, 40)).num_rows == 30
+    assert answers.errors_table(RunData.whole(many(0, 40))).num_rows == 30
     with pytest.raises(NoData, match="no failures among 20 requests"):
-        answers.errors_table(many(20, 0))
+        answers.errors_table(RunData.whole(many(20, 0)))

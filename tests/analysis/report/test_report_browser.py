@@ -45,6 +45,8 @@ MEASURE = """
 })()
 """
 
+SVG_FILLS = "[...document.querySelectorAll('svg *')].map(e => getComputedStyle(e).fill)"
+
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
@@ -113,6 +115,16 @@ def test_it_draws_without_a_word_on_the_console(
     inked = np.abs(image.imread(tmp_path / "shot.png")[..., :3] - 1).max(axis=2) > 0.1
     assert inked.shape[1] == size[0] and 0.02 < inked.mean() < 0.7
     assert inked[: len(inked) // 2].any() and inked[len(inked) // 2 :].any()
+
+
+def test_the_figures_follow_a_dark_page(tab: Browser, golden_report: Path) -> None:
+    tab.screen(*DESKTOP, dark=True)
+    tab.open(golden_report.as_uri())
+    palest = tab.value(PALEST)
+    assert palest[0][0] >= 4.5, palest
+    grounds = "[...document.querySelectorAll('.drawing')].map(e => getComputedStyle(e).backgroundColor)"
+    assert set(tab.value(grounds)) == {"rgba(0, 0, 0, 0)"}
+    assert "rgb(255, 255, 255)" not in tab.value(SVG_FILLS)
 
 
 def test_a_policy_that_is_broken_is_seen(tab: Browser, golden_report: Path, tmp_path: Path) -> None:

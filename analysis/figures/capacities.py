@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Look
 from analysis.figures.exhibit import NoData
-from analysis.figures.windows import qps
+from analysis.figures.words import qps
 from analysis.results import joint, matrix_table
 from analysis.results.runs import Run
+from analysis.results.text.certified_text import rounded_down
 from analysis.results.types.shared_figures import MODELLED
 
 Tree = Mapping[str, Any]
@@ -59,6 +58,12 @@ class CapacityRow:
             return f"at least {qps(self.low)}{kind}"
         return f"at most {qps(self.high)}{kind}" if self.high is not None else self.why or "no result"
 
+    @property
+    def certified_words(self) -> str:
+        """The certified rate as `qps` shows rates, but rounded down."""
+        rate = self.certified or 0.0
+        return f"certified {qps(rounded_down(rate, 2 if rate < 100 else 0))}"
+
 
 def parts(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts of a study or the runs, in their order. Raises NoData where none has a capacity."""
@@ -81,47 +86,6 @@ def together(subject: StudyOrRuns) -> list[CapacityRow]:
     rule = "mean of the repeats" if "variation_pct" in subject else "pooled (random effects)"
     simulated = next((row["simulated"] for row in subject["parts"] if row.get("simulated")), "")
     return [_part(rule, capacity["qps_per_node"], {**capacity, "simulated": simulated}, "")]
-
-
-def count(subject: StudyOrRuns) -> int:
-    """Rows of its forest plot, with one for all together."""
-    return len(parts(subject)) + 1
-
-
-def forest(ax: Axes, found: Sequence[CapacityRow], together: Sequence[CapacityRow] = ()) -> None:
-    """Each part's interval in a row of its own, from the top, then that of all `together`, shaded.
-
-    An open end runs to the edge and ends in an arrow.
-    """
-    rows = [*found, *together]
-    ends = [end for row in rows for end in (row.low, row.high) if end is not None]
-    spare = 0.12 * (max(ends) - min(ends)) or 0.05 * max(ends)
-    ax.set_xlim(min(ends) - spare, max(ends) + spare)
-    for place, row in enumerate(rows):
-        canvas.note(ax, min(ends) - spare, -place, f"{row.name}: {row.words}", xytext=(2, 9), va="center")
-        _draw(ax, row, -place)
-    for _, low, high in filter(None, (one.closed for one in together)):
-        ax.axvspan(low, high, facecolor=canvas.ORANGE, alpha=0.16, linewidth=0, label="together")
-    ax.set_ylim(-len(rows) + 0.5, 0.8)
-    canvas.label_rows(ax, "capacity (QPS per node)")
-
-
-def _draw(ax: Axes, part: CapacityRow, place: int) -> None:
-    if not part.known:
-        return
-    left, right = ax.get_xlim()
-    ends = left if part.low is None else part.low, right if part.high is None else part.high
-    ax.plot(ends, [place] * 2, color=canvas.BLUE, linewidth=1.8)
-    if part.estimate is None:
-        marker, at = (">", right) if part.high is None else ("<", left)
-        ax.plot([at], [place], linestyle="", marker=marker, markersize=6, color=canvas.BLUE, clip_on=False)
-        return
-    first = not ax.get_legend_handles_labels()[0]
-    dot: Look = {"marker": "o", "markersize": 6, "color": canvas.BLUE, "linestyle": ""}
-    ax.plot([part.estimate], [place], **dot, label="estimate, 95 % interval" if first else "")
-    if part.certified is not None:
-        mark: Look = {"marker": "|", "markersize": 10, "color": canvas.INK, "linestyle": ""}
-        ax.plot([part.certified], [place], **mark, label="certified" if first else "")
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
