@@ -29,26 +29,29 @@ SLOPE_CENTRE, SLOPE_SD = math.log(25), 0.5
 GAP_SLOPES = {"itl": (math.log(13), 0.4), "itl_pooled": (math.log(6), 0.4)}
 """The same of bounds on gaps, which a step with a prompt makes long at any load: 11 to 17 of p99 of own gaps
 and 5 to 7.5 of p95 of pooled ones there (eight of ten searches of 30 minutes)."""
-STEP, REACH = 0.005, 140
+STEP, REACH = 0.01, 70
 """Steps of the grid of limit loads (ln) and their number on either side of the prior's centre. Offered loads
 are rounded to the same steps: then a likelihood is a correlation of counts with one curve per slope, and
 costs the same after five windows and after fifty."""
-SPAN = 1600
+SPAN = 800
 """Steps on either side of the limit load for which shares are kept: three thousand times the load."""
 LOAD_GRID = np.linspace(-STEP * REACH, STEP * REACH, 2 * REACH + 1)
 UNUSUAL, MUCH = 1.9, 0.5
 """A slope is unusual beyond so many standard deviations of its prior: below 9.7 or above 65 (our choice). So
 is a floor of at least this part of what is allowed."""
 LOG_SLOPES = SLOPE_CENTRE + np.linspace(-3.4, 1.2, 17)
-"""Slopes from 0.8 to 83: with one request at a time they come down to 9 at 0.6 requests/s."""
-FLOORS = np.array([0.0, 0.2, 0.5, 0.75, 0.9, 0.97, 1.15, 1.5, 2.5])
-FLOOR_BELIEF, FLOOR_SLOPE_SD = np.log([0.85, 0.045, 0.035, 0.025, 0.02, 0.015, 0.004, 0.003, 0.003]), 1.0
+"""Slopes from 0.8 to 83: with one request at a time they come down to 9 at 0.6 requests/s. Every second one
+is tried above a floor."""
+FLOORS = np.array([0.0, 0.4, 0.75, 0.9, 0.97, 1.3])
+FLOOR_BELIEF, FLOOR_SLOPE_SD = np.log([0.85, 0.06, 0.03, 0.02, 0.015, 0.01]), 1.0
 """Floors over what is allowed, and the belief in them beforehand: shares of the requests that are over the
 limit at any load, because their prompts are long or the service stalls. With one above 1 no rate keeps the
 limit. What rises above a floor may do so slowly: with the narrower prior of slopes 15 minutes of `floor`
 certify too much in 1 of 12, and with the tails of Student's t for all slopes the RMSE of an M/G/16 queue goes
 from 8 to 12 % (`foreign_services`)."""
-SLOPES, FLOOR_PARTS = np.tile(np.exp(LOG_SLOPES), len(FLOORS)), np.repeat(FLOORS, len(LOG_SLOPES))
+_COLUMNS = [(slope, floor) for floor in range(len(FLOORS)) for slope in LOG_SLOPES[:: 2 if floor else 1]]
+COLUMN_SLOPES, COLUMN_FLOORS = (np.array(each) for each in zip(*_COLUMNS, strict=True))
+SLOPES, FLOOR_PARTS = np.exp(COLUMN_SLOPES), FLOORS[COLUMN_FLOORS]
 """Slope and floor of each column of the posterior."""
 USUAL = int(np.argmin(np.abs(LOG_SLOPES - SLOPE_CENTRE)))
 """The column of the usual slope, without a floor."""
@@ -74,8 +77,8 @@ server that slows as it fills, 24 minutes around the capacity cover in 23 of 24 
 E2E_UNKNOWN_S = 10.0
 SHIFT_RANGE = (-1.5, 0.05)
 LEAST_LOAD = 0.02
-HALVINGS, LEAST_SHARE = 18, 1e-12
-"""Halvings of the shift's range: to 6e-6, far within any interval; and a share that is as good as none."""
+HALVINGS, LEAST_SHARE, LEAST_MASS = 18, 1e-12, 1e-9
+"""Halvings of the shift's range: to 6e-6, far within any interval; a share and a mass as good as none."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -115,11 +118,11 @@ class LimitPosterior:
 
     def cdf(self, at: Floats) -> Floats:
         """P(ln of the limit rate <= at), shape of `at`."""
-        half = (self.loads[1] - self.loads[0]) / 2
-        edges = np.concatenate([self.loads[:1] - half, self.loads + half])
-        below = np.concatenate([np.zeros((1, len(self.shift))), np.cumsum(self.mass, axis=0)])
-        parts = [np.interp(at - shift, edges, below[:, j]) for j, shift in enumerate(self.shift)]
-        total: Floats = np.sum(parts, axis=0)
+        edges = np.append(self.loads, self.loads[-1] + STEP) - STEP / 2
+        below = np.vstack([np.zeros(len(self.shift)), np.cumsum(self.mass, axis=0)])
+        likely = np.flatnonzero(below[-1] > LEAST_MASS)
+        parts = [np.interp(at - self.shift[j], edges, below[:, j]) for j in likely]
+        total: Floats = np.sum(parts, axis=0) / below[-1, likely].sum()
         return np.minimum(total, 1.0)
 
 
@@ -181,8 +184,8 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     e2e_s = _e2e_s(windows)
     kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
-    usual = _shifts(known, math.exp(prior.centre), kernels[:1], allowed)[USUAL]
-    centre = prior.centre - float(usual)
+    usual = float(_shifts(known, math.exp(prior.centre), kernels[:1], allowed, [USUAL])[0])
+    centre = prior.centre - usual
     loads = centre + LOAD_GRID
     belief = _heavy_tailed(loads, centre, prior.sd)[:, None] + _belief_in_columns(len(kernels), limit)
     belief += np.tile(_floor_evidence(known, limit), len(kernels))
@@ -228,10 +231,7 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
 
 
 def population_shift(
-    slopes: Floats,
-    load_var: Floats | float,
-    arrivals_var: Floats | float,
-    allowed: Floats | float = 0.1,
+    slopes: Floats, load_var: float, arrivals_var: float, allowed: Floats | float = 0.1
 ) -> Floats:
     """Shift d from the limit load to the limit rate, per slope: the share is a mean over loads as requests
     meet them.
@@ -240,42 +240,43 @@ def population_shift(
     variance `load_var` and the skewness of a Poisson count; its mean is 1 + `arrivals_var`, the variance that
     arrivals alone cause, for a load meets the more requests the more of them it is made of.
     """
-    variance, of_arrivals, at_limit = (
-        np.broadcast_to(each, slopes.shape)[:, None] for each in (load_var, arrivals_var, allowed)
-    )
-    deviation = np.sqrt(variance) * _NODES + variance * (_NODES**2 - 1) / 6
-    loads = np.log(np.maximum(1 + of_arrivals + deviation, LEAST_LOAD))
+    deviation = math.sqrt(load_var) * _NODES + load_var * (_NODES**2 - 1) / 6
+    loads = np.log(np.maximum(1 + arrivals_var + deviation, LEAST_LOAD))
+    odds = np.log(allowed / (1 - np.asarray(allowed)))[..., None] + slopes[:, None] * loads
     low, high = (np.full(len(slopes), end) for end in SHIFT_RANGE)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         # A sum and no matrix product: the threads of a BLAS cost more than they do, and the sends their core.
-        curve = _logistic(np.log(at_limit / (1 - at_limit)) + slopes[:, None] * (middle[:, None] + loads))
-        share = (curve * _WEIGHTS).sum(axis=1)
-        less = share < at_limit[:, 0]
-        low, high = np.where(less, middle, low), np.where(less, high, middle)
+        share = (_logistic(odds + (slopes * middle)[:, None]) * _WEIGHTS).sum(axis=1)
+        low, high = np.where(share < allowed, middle, low), np.where(share < allowed, high, middle)
     shift: Floats = (low + high) / 2
     return shift
 
 
 def _shifts(
-    windows: Sequence[WindowCounts], qps_per_node: float, kernels: Sequence[Kernel], allowed: float
+    windows: Sequence[WindowCounts],
+    qps_per_node: float,
+    kernels: Sequence[Kernel],
+    allowed: float,
+    columns: Sequence[int] | slice = slice(None),
 ) -> Floats:
-    """The shift of each column: those with the first kernel, then with the next."""
+    """The shift of each of the columns: those with the first kernel, then with the next."""
+    slopes, rise = SLOPES[columns], _rise(allowed)[columns]
     if not windows:
-        return np.zeros(len(SLOPES) * len(kernels))
-    seconds = np.repeat([kernel.seconds for kernel in kernels], len(SLOPES))
-    expected = qps_per_node * windows[0].nodes * seconds
+        return np.zeros(len(slopes) * len(kernels))
     arrivals_var = float(np.mean([window.arrivals_var for window in windows]))
     work_var = float(np.mean([window.work_var for window in windows]))
-    slopes, rise = np.tile(SLOPES, len(kernels)), np.tile(_rise(allowed), len(kernels))
-    return population_shift(slopes, (arrivals_var + work_var) / expected, arrivals_var / expected, rise)
+    requests = [qps_per_node * windows[0].nodes * kernel.seconds for kernel in kernels]
+    return np.concatenate(
+        [population_shift(slopes, (arrivals_var + work_var) / n, arrivals_var / n, rise) for n in requests]
+    )
 
 
 def _belief_in_columns(kernels: int, limit: Limit) -> Floats:
     """ln of the prior mass of each floor and slope with each of so many kernels."""
     centre, sd = _slope_prior(limit)
-    sds = np.where(FLOOR_PARTS > 0, FLOOR_SLOPE_SD, sd)
-    one = np.repeat(FLOOR_BELIEF, len(LOG_SLOPES)) - ((np.log(SLOPES) - centre) / sds) ** 2 / 2 - np.log(sds)
+    sds, steps = np.where(COLUMN_FLOORS, FLOOR_SLOPE_SD, sd), np.where(COLUMN_FLOORS, 2, 1)
+    one = FLOOR_BELIEF[COLUMN_FLOORS] - ((COLUMN_SLOPES - centre) / sds) ** 2 / 2 + np.log(steps / sds)
     return np.concatenate([one - LONGER * (kernel > 0) for kernel in range(kernels)])
 
 
@@ -286,7 +287,7 @@ def _slope_prior(limit: Limit) -> tuple[float, float]:
 
 def _unusual(mass: Floats, limit: Limit) -> bool:
     centre, sd = _slope_prior(limit)
-    odd = (np.abs(np.log(SLOPES) - centre) > UNUSUAL * sd) | (FLOOR_PARTS >= MUCH)
+    odd = (np.abs(COLUMN_SLOPES - centre) > UNUSUAL * sd) | (FLOOR_PARTS >= MUCH)
     return float(mass.sum(axis=0).reshape(-1, len(SLOPES))[:, odd].sum()) > 0.5
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.posterior import CERTIFIED, NORMAL, TAIL, Capacity, beside, posterior
+from analysis.capacity.posterior import CERTIFIED, NORMAL, TAIL, Capacity, farther, posterior
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.pooling import Estimate, Interval, pooled
 
@@ -53,7 +53,7 @@ def including(capacity: Capacity, effects: NodeEffects | None, tail: float = TAI
 
     def at(end: float, q: float) -> float:
         distance = math.log(end / capacity.qps_per_node)
-        return capacity.qps_per_node * math.exp(beside(distance, NORMAL.inv_cdf(q) * sd))
+        return capacity.qps_per_node * math.exp(farther(distance, NORMAL.inv_cdf(q) * sd))
 
     return replace(
         capacity,

@@ -25,12 +25,13 @@ EDGE, EDGE_MASS = 0.06, 0.025
 """An end is open if more posterior mass than this lies so near the end of the grid."""
 TAIL, CERTIFIED = 0.025, 0.05
 """Posterior mass beyond each end of an interval of 95 %, and below the certified value."""
-LEVEL_SD, LEVEL_MEMORY_S = 0.16, 60.0
-"""A service may be faster and slower by so much (ln) in turn, with so long a memory, by a neighbour or of
-itself. A run that was all in good times does not show it, and its interval allows for it: beside a
-neighbour that takes 20 % for a minute after each three, 4 and 15 minutes certify too much in .06 and .12 of
-the searches with 0.14 (`foreign_services`)."""
-DOUBT = 2.0
+LEVEL_SD, LEVEL_S, FASTER = 0.2, 220.0, 0.5
+"""A service may be slower at times than its windows show (sd of ln, without any window): by a neighbour, a
+cold cache or of itself. Windows of `LEVEL_S` in all halve that: they had time to see it, and what they saw is
+in their dispersion. That the service is faster at times is believed to a part of it, for it then was
+disturbed all along. Beside a neighbour that takes 20 % for a minute after each three, 0.16 lets 4 minutes
+certify too much in .12 of the searches, 0.2 in .06 (`foreign_services`)."""
+DOUBT = 1.5
 """An answer whose slope or floor is unusual rests on few shares near what is allowed: its ends lie so many
 times as far from the estimate (our choice)."""
 
@@ -109,12 +110,13 @@ def posterior(
     leans_below, leans_above = _leans(cdf, grid)
     smallest = _smallest_of_all(fits, cdfs)
     binding = max(smallest, key=smallest.__getitem__)
-    median, level = _at(0.5, cdf, grid), 0.0 if steady else level_sd(used)
+    median, slower = _at(0.5, cdf, grid), 0.0 if steady else level_sd(used)
     reach = DOUBT if fits[binding].slope_unusual else 1.0
 
     def end(q: float) -> float:
         """A quantile of the capacity (QPS) of a service that may have been in good times, or in bad ones."""
-        return math.exp(median + reach * beside(_at(q, cdf, grid) - median, NORMAL.inv_cdf(q) * level))
+        level = NORMAL.inv_cdf(q) * slower * (1 if q < 0.5 else FASTER)
+        return math.exp(median + reach * farther(_at(q, cdf, grid) - median, level))
 
     return Capacity(
         qps_per_node=math.exp(median),
@@ -130,21 +132,15 @@ def posterior(
     )
 
 
-def beside(distance: float, another: float) -> float:
-    """The distance of an end from the median where another uncertainty, of the same sign, comes beside it."""
-    return math.copysign(math.hypot(distance, another), another)
+def farther(distance: float, uncertainty: float) -> float:
+    """The distance of an end from the median with another uncertainty of the same sign in it."""
+    return math.copysign(math.hypot(distance, uncertainty), uncertainty)
 
 
 def level_sd(windows: Sequence[WindowCounts]) -> float:
-    """How far (sd of ln) a service may have been off its mean level, in the mean over the windows.
-
-    Of an AR(1) of memory m the mean over T has 2 m / T (1 - m / T (1 - e^(-T / m))) of its variance.
-    """
+    """How far (sd of ln) the capacity may lie below the one in windows as long as these; 0 without any."""
     seconds = sum({window.index: window.seconds for window in windows}.values())
-    if not seconds:
-        return 0.0
-    memory = LEVEL_MEMORY_S / seconds
-    return LEVEL_SD * math.sqrt(2 * memory * (1 + memory * math.expm1(-1 / memory)))
+    return LEVEL_SD / (1 + seconds / LEVEL_S) if seconds else 0.0
 
 
 def _grid(fits: Fits) -> Floats:

@@ -68,12 +68,10 @@ def decide(
         return InterimAnalysis("failed", f"{max(over):.0%} of the requests are over a bound", found)
     shares = _shares(dwells, whole_s)
     tail = max(tail_at(shares, INTERVAL_LEVEL), LEAST_TAIL)
-    sure = including(posterior(dwells, belief, tail), effects, tail)
-    null = including(posterior(at_quantile, belief, tail), effects, tail) if at_quantile else sure
-    low_qps, high_qps = (
-        far(end, sure.qps_per_node * beside / null.qps_per_node)
-        for far, end, beside in ((min, sure.low, null.low), (max, sure.high, null.high))
-    )
+    final = including(posterior(dwells, belief, tail), effects, tail)
+    as_limit = including(posterior(at_quantile, belief, tail), effects, tail) if at_quantile else final
+    low_qps = min(final.low, final.qps_per_node * as_limit.low / as_limit.qps_per_node)
+    high_qps = max(final.high, final.qps_per_node * as_limit.high / as_limit.qps_per_node)
     if len(shares) >= FAIL_WINDOWS and high_qps <= rate_qps:
         return InterimAnalysis(
             "failed", f"the capacity is at most {high_qps:.3g} QPS per node ({HOLDS})", found

@@ -397,8 +397,8 @@ FAULTS = (
     Fault(
         "good times not allowed for",
         "analysis.capacity.posterior:level_sd",
-        "return LEVEL_SD * math",
-        "return 0 * math",
+        "return LEVEL_SD /",
+        "return 0 /",
     ),
     Fault(
         "doubtful ends as near as others",

@@ -30,5 +30,5 @@ def test_a_pass_allows_for_a_service_that_was_in_good_times(monkeypatch: pytest.
     """The same windows pass with the level that is assumed and not with one that strays much further."""
     seen = [window(index, 0) for index in range(20)]
     assert acceptance.decide(4.0, seen, [], 20 * 45.0, behind=False).verdict == "passed"
-    monkeypatch.setattr("analysis.capacity.posterior.LEVEL_SD", 0.5)
+    monkeypatch.setattr("analysis.capacity.posterior.LEVEL_SD", 2.0)
     assert acceptance.decide(4.0, seen, [], 20 * 45.0, behind=False).verdict == "undecided"
