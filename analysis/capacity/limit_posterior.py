@@ -340,7 +340,8 @@ def _log_shares(allowed: float) -> tuple[Floats, Floats]:
 
 def _floors(allowed: float) -> Floats:
     """The floor of each column, as a share."""
-    return np.minimum(FLOOR_PARTS * allowed, (1 + allowed) / 2)
+    floors: Floats = np.minimum(FLOOR_PARTS * allowed, (1 + allowed) / 2)
+    return floors
 
 
 def _rise(allowed: float) -> Floats:

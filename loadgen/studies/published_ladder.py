@@ -1,8 +1,9 @@
 """The MI325X paper's benchmark: its five phases as levels of a closed loop.
 
-The counts of scaling and saturation are those that the paper's figures imply (docs/engine_checks.md). Of the other phases only the purpose is published (docs.vultr.com, the Inference Cookbook's Benchmarking
-Guide: a single request; p99 at concurrency 1; long context, long output, several images), so their counts
-and lengths are our choice.
+The counts of scaling and saturation are those that the paper's figures imply (docs/engine_checks.md). Of the
+other phases only the purpose is published (docs.vultr.com, the Inference Cookbook's Benchmarking Guide: a
+single request; p99 at concurrency 1; long context, long output, several images), so their counts and lengths
+are our choice.
 """
 
 import math

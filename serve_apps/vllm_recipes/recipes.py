@@ -24,6 +24,7 @@ DEPRECATED: Version = (0, 14, 0)
 """The first version that serves some kinds of checkpoints only where that is allowed (vLLM PR #31688)."""
 VLLM_BLOCK, VLLM_MEMORY = 16, 0.9
 """Tokens of a KV block and share of the memory where no argument says: vLLM's defaults on ROCm."""
+NO_SETTINGS = published.Settings({}, {})
 AITER_HEAD_DIMS = (64, 128, 256)
 """Widths of a head that ROCM_AITER_FA serves: rocm_aiter_fa.py of vLLM 0.32.0."""
 
@@ -75,7 +76,7 @@ def _resolved(asked: VllmDeployment, hardware: Hardware | None, side: Side | Non
     """The recipe of one engine, of a split layout of that `side`; `asked` has the user's words."""
     engine, version = asked.engine, asked.version
     base = _base(asked)
-    args = base.args | published.PROFILES[engine.profile] | asked.layout.step_limits
+    args = base.args | published.tables().profiles[engine.profile] | asked.layout.step_limits
     env, own_args = base.env, asked.args
     if side is not None and asked.split is not None:
         told = kv_transfer.arguments(asked.split, side, version)
@@ -168,14 +169,15 @@ def _base(asked: VllmDeployment) -> Recipe:
 def _modern(asked: VllmDeployment) -> Recipe:
     """Today's preset, by the facts of the model, with its published settings that are still valid."""
     model, layout = asked.model, asked.layout
-    own_args, own_env = published.MODERN_OF.get(model.name, ({}, {}))
-    env = {**published.MODERN_ENV, **own_env} if asked.amd else {}
+    preset = published.tables().modern
+    own = published.tables().modern_models.get(model.name, NO_SETTINGS)
+    env = {**preset.env, **own.env} if asked.amd else {}
     args: dict[str, Any] = {"tensor_parallel_size": asked.tp, **rank_args(layout)}
     if layout.expert_parallel:
         args["enable_expert_parallel"] = True
     if model.kv_cache == "fp8" and not asked.mla:
         args["kv_cache_dtype"] = "fp8"
-    args |= {**published.MODERN_ARGS, **own_args}
+    args |= {**preset.args, **own.args}
     args["max_model_len"] = min(args["max_model_len"], model.max_context_tokens)
     if asked.checkpoint == "fbgemm_fp8" and asked.version >= DEPRECATED:
         args["allow_deprecated_quantization"] = True

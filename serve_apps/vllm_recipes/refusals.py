@@ -7,7 +7,7 @@ layouts in `transfer_rules`; `vllm_flags` has the flags and variables that only 
 from collections.abc import Mapping
 from math import inf
 
-from serve_apps.vllm_recipes import argument_names, vllm_flags
+from serve_apps.vllm_recipes import vllm_flags
 from serve_apps.vllm_recipes.model_rules import NOTED_MODELS, REFUSED_MODELS
 from serve_apps.vllm_recipes.rules import RecipeRule, VllmDeployment
 from serve_apps.vllm_recipes.transfer_rules import NOTED_TRANSFERS, REFUSED_TRANSFERS
@@ -105,7 +105,7 @@ def said(rules: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[st
 def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
     found = said(REFUSED, deployment) + vllm_flags.rejected(deployment.args, deployment.version)
-    found += filter(None, [argument_names.misspelt(deployment.args, deployment.version)])
+    found += filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])
     if found:
         raise ValueError(found[0])
 
@@ -113,9 +113,9 @@ def refuse(deployment: VllmDeployment) -> None:
 def notes(deployment: VllmDeployment) -> list[str]:
     """Lines about a deployment that is served all the same."""
     ignored = vllm_flags.ignored(deployment.args, deployment.env, deployment.version)
-    read = vllm_flags.text(argument_names.NEWEST_READ)
+    read = vllm_flags.text(vllm_flags.NEWEST_READ)
     newer = [
         f"engine.args.{name} is no argument of vLLM {read}, the newest that was read: vLLM's parser judges it"
-        for name in argument_names.unread(deployment.args)
+        for name in vllm_flags.unread(deployment.args)
     ]
     return ignored + newer + said(NOTED, deployment)

@@ -41,7 +41,7 @@ REFUSED_TRANSFERS = {
         lambda d: d.split is not None and d.engine.recipe == "published",
         "engine.recipe=published with layout {d.split.name}: no split layout was published with its flags "
         "for the MI325X; use modern",
-        "published.py",
+        "published_recipes.yaml",
     ),
     "moriio-amd": RecipeRule(
         lambda d: _moriio(d) and (not d.amd or d.engine.kind == "vllm_cpu"),

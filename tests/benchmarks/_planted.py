@@ -656,7 +656,7 @@ FAULTS = (
     Fault(
         "refusal without misspelt names",
         "serve_apps.vllm_recipes.refusals:refuse",
-        "filter(None, [argument_names.misspelt(deployment.args, deployment.version)])",
+        "filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])",
         "[]",
     ),
     Fault(

@@ -1,6 +1,6 @@
-"""serve_apps/vllm_recipes/argument_names.py: misspelt arguments of vLLM are found by their names."""
+"""serve_apps/vllm_recipes/vllm_flags.py: misspelt arguments of vLLM are found by their names."""
 
-from serve_apps.vllm_recipes.argument_names import NAMES, NEWEST_READ, misspelt
+from serve_apps.vllm_recipes.vllm_flags import NEWEST_READ, flags, misspelt
 
 NEWER = (NEWEST_READ[0], NEWEST_READ[1] + 1, 0)
 
@@ -16,4 +16,4 @@ def test_a_name_like_no_other_may_be_a_newer_versions() -> None:
 
 
 def test_the_names_are_pythons() -> None:
-    assert all(name.isidentifier() and name == name.lower() for name in NAMES)
+    assert all(name.isidentifier() and name == name.lower() for name in flags().argument_names)

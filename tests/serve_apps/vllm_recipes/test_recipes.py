@@ -336,10 +336,12 @@ def test_what_is_accepted_has_nothing_that_the_version_rejects(
     except ValueError as error:
         assert "\n" not in str(error) and len(str(error)) > 20
         return
-    known = {argument.name: argument for argument in vllm_flags.ARGUMENTS}
+    known = {argument.name: argument for argument in vllm_flags.flags().arguments}
     assert all(known[name].known_to(vllm_flags.parse(version)) for name in found.args if name in known)
     given_keys = set(vllm_flags.compilation(found.args))
-    rejected = {key.name for key in vllm_flags.COMPILATION_KEYS if vllm_flags.parse(version) >= key.rejected}
+    rejected = {
+        key.name for key in vllm_flags.flags().compilation_keys if vllm_flags.parse(version) >= key.rejected
+    }
     assert not given_keys & rejected
     assert found.args["tensor_parallel_size"] == cut.tensor_parallel
     assert bool(found.args.get("enable_expert_parallel")) == cut.expert_parallel
