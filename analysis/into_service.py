@@ -15,7 +15,7 @@ from analysis.autoscaling.serve_scaling import ServeScaling, serve_scaling, work
 from analysis.planning.plan import Plan
 from analysis.results.runs import RunError, load_run, refuse_out
 from conf import ConfigError, Experiment
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 
 FLAG = "--serve-config"

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from conf.io.lazy import lazy
 
 if TYPE_CHECKING:
-    from conf.composed import load
+    from conf.compose import load
+    from conf.io.check import ConfigError
     from conf.specs.experiment import Experiment
-    from conf.words import ConfigError
 
 __all__ = ["ConfigError", "Experiment", "load"]
 __getattr__ = lazy(
-    "conf", {"ConfigError": "conf.words", "Experiment": "conf.specs.experiment", "load": "conf.composed"}
+    "conf", {"ConfigError": "conf.io.check", "Experiment": "conf.specs.experiment", "load": "conf.compose"}
 )

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from conf.io import bounded_yaml
+from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line
 from conf.specs.bounds import LIMITS, METRICS, column, limit_of
-from conf.words import ConfigError
 
 LIST = "slo.bounds"
 SAMPLE = "slo.bounds=[{metric: ttft, quantile: .9, ms: 2000}, {metric: itl, quantile: .99, ms: 80}]"
@@ -18,29 +18,42 @@ _OWN = {column(limit) for limit in LIMITS}
 _SHORT = re.compile(rf"((?:{'|'.join(METRICS)})_p\d+)_ms")
 
 
-def spelled(words: Sequence[str]) -> list[str]:
+def spelled(words: Sequence[str], refusals: Refusals) -> list[str]:
     """The words with each short one as the key of the spec that it sets.
 
-    Raises ConfigError for a list of bounds that is none, or that stands beside other bounds.
+    A list of bounds that is none, or that stands beside other bounds, is left out and refused.
     """
-    if not any(word.startswith(f"{LIST}=") for word in words):
+    if not are_listed(words):
         return [_spelled(word) for word in words]
-    beside = [word.partition("=")[0] for word in words if _SHORT.search(word.partition("=")[0])]
-    if beside:
-        raise ConfigError(f"{LIST} and {beside[0]} set the same; leave one of them out")
     others = [word for word in words if not word.startswith(f"{LIST}=")]
-    return [*others, *_listed(next(word for word in words if word.startswith(f"{LIST}=")))]
+    beside = [word.partition("=")[0] for word in others if _SHORT.search(word.partition("=")[0])]
+    if beside:
+        refusals.reasons.append(f"{LIST} and {beside[0]} set the same; leave one of them out")
+        return [_spelled(word) for word in others]
+    with refusals.collected():
+        return [*others, *_listed(next(word for word in words if word.startswith(f"{LIST}=")))]
+    return others
+
+
+def short_key(key: str) -> str:
+    """A key as a user writes it: `slo.itl_p99_ms` for `slo.at_most_ms.itl_p99`."""
+    limit = key.removeprefix("slo.at_most_ms.")
+    return key if limit == key else f"slo.{limit}_ms"
+
+
+def are_listed(words: Sequence[str]) -> bool:
+    """True if a word has the whole list of bounds."""
+    return any(word.startswith(f"{LIST}=") for word in words)
 
 
 def nested(slo: Mapping[str, Any]) -> dict[str, Any]:
     """The tree of a file's `slo` with short keys moved to where the spec has them."""
-    short = {key: found[1] for key in slo if (found := _SHORT.fullmatch(str(key))) and key not in _OWN}
+    short = {key: match[1] for key in slo if (match := _SHORT.fullmatch(str(key))) and key not in _OWN}
     rest = {key: value for key, value in slo.items() if key not in short}
-    if not short:
+    others = rest.get("at_most_ms", {})
+    if not short or not isinstance(others, dict):
         return rest
-    return rest | {
-        "at_most_ms": {**rest.get("at_most_ms", {}), **{limit: slo[key] for key, limit in short.items()}}
-    }
+    return rest | {"at_most_ms": others | {limit: slo[key] for key, limit in short.items()}}
 
 
 def _spelled(word: str) -> str:

@@ -1,28 +1,29 @@
 """Keys of the step-time constants in the configuration tree: their units, and the rules for setting them."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from conf.constants import KERNELS, TRANSFER
-from conf.words import ConfigError
+from conf.io.check import ConfigError
+from conf.trees import Tree, value_at
 
 GROUPS = ("model.step_time", "hardware.efficiency", KERNELS, TRANSFER)
 
 
-def units(node: Any) -> dict[str, str]:
-    """The unit of each constant in the tree `node`, by config key."""
+def units(tree: Tree) -> dict[str, str]:
+    """The unit of each constant in a configuration's tree, by config key."""
     return {
-        f"{group}.{name}": entry.unit
+        f"{group}.{name}": entry["unit"]
         for group in GROUPS
-        for name, entry in (OmegaConf.select(node, group) or {}).items()
+        for name, entry in (value_at(tree, group) or {}).items()
+        if isinstance(entry, dict) and "unit" in entry
     }
 
 
-def exact(node: Any, key: str) -> dict[str, Any]:
+def exact(tree: Tree, key: str) -> dict[str, Any]:
     """Changes that make a constant exact whose value a word sets: the old evidence is not about it."""
     path, _, field = key.rpartition(".")
-    if field != "value" or path not in units(node):
+    if field != "value" or path not in units(tree):
         return {}
     outer, inner, name = path.split(".")
     return {outer: {inner: {name: {"low": None, "high": None, "source": f"given as {key}"}}}}
@@ -40,10 +41,10 @@ def check_key(key: str) -> None:
         raise ConfigError(f"{key} belongs to a calibration; name its file: engine.constants=FILE")
 
 
-def check_kernels(node: Any, keys: list[str]) -> None:
+def check_kernels(tree: Tree, keys: Iterable[str]) -> None:
     """Raise ConfigError for a key of other kernels on an engine that has the kernels of the fit."""
     own = next((key for key in keys if key.startswith(KERNELS)), "")
-    if own and not OmegaConf.select(node, KERNELS):
+    if own and not value_at(tree, KERNELS):
         raise ConfigError(
             f"{own}: this engine has the kernels of the fit; choose others with engine=simulated_triton or "
             "engine.attention_backend=NAME"

@@ -1,10 +1,10 @@
 """Differences between two experiments, key by key."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from conf.specs.experiment import Experiment
+from conf.trees import flat
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
@@ -12,11 +12,3 @@ def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
     flat_a, flat_b = flat(asdict(a)), flat(asdict(b))
     keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
     return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The values of a nested tree by dotted key."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        out |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return out

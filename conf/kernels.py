@@ -1,7 +1,6 @@
 """Published speeds of other kernels than those of the step-time fit; times no step."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from conf.specs.engine import FITTED_BACKEND
@@ -49,17 +48,15 @@ def of_backend(backend: str) -> KernelRatio | None:
     return KernelRatio(_EXACT, read, attention)
 
 
-def changes(engine: Any, model: Any) -> dict[str, Any]:
-    """Changes of the engine's tree by the choice of kernels, from the engine and model of an experiment.
+def ratio(engine: Mapping[str, Any], model: Mapping[str, Any]) -> KernelRatio | None:
+    """The speed of the chosen kernels, from the trees of an engine and a model with their defaults.
 
-    The ratio is None if the kernels are those of the fit or their speed is unknown (`words` says which). The
-    figure's backends are not for latent attention. The gain of a Triton fit from AITER is unknown.
+    None if the kernels are those of the fit or their speed is unknown (`words` says which). The figure's
+    backends are not for latent attention. The gain of a Triton fit from AITER is unknown.
     """
-    if engine.kernels == "triton" and model.fitted_with == "aiter":
-        found: KernelRatio | None = KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
-    else:
-        found = None if model.kv_lora_rank > 0 else of_backend(str(engine.attention_backend))
-    return {"kernel_ratio": None if found is None else asdict(found)}
+    if engine["kernels"] == "triton" and model.get("fitted_with") == "aiter":
+        return KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
+    return None if model.get("kv_lora_rank") else of_backend(str(engine["attention_backend"]))
 
 
 def words(experiment: Experiment) -> list[str]:

@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from conf.composed import UNKNOWN, preset
-from conf.differences import flat
+from conf.compose import UNKNOWN, preset
 from conf.specs.workload import Workload
+from conf.trees import flat
 
 LENGTHS = ("input_tokens", "output_tokens")
 SAID_ELSEWHERE = ("arrivals", "trace", "tokenizer", "images.tokens")

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from conf.io.bounded_yaml import read
-from conf.words import ConfigError
+from conf.io.check import ConfigError
 
 PREFIX = "matrix."
 

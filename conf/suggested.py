@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from conf.misfit import Fields, fields_of, keys
+from conf.keys import Fields, bare, fields_of, keys
 from conf.specs import planning, recommendation
+from conf.specs.engine import ENGINES
 from conf.specs.experiment import Experiment
-from conf.typed_trees import ENGINES
 from conf.words import groups
 
 
@@ -27,11 +27,11 @@ def _choices(key: str) -> list[str]:
     if key in groups():
         return groups()[key]
     for name, kind in _keys():
-        of = [kind, *get_args(kind)]
-        if name == key and bool in of:
+        kind = bare(kind).kind
+        if name == key and kind is bool:
             return ["true", "false"]
-        if name == key and (literal := next((one for one in of if get_origin(one) is Literal), None)):
-            return [str(choice) for choice in get_args(literal)]
+        if name == key and get_origin(kind) is Literal:
+            return [str(choice) for choice in get_args(kind)]
     return []
 
 

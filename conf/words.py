@@ -5,13 +5,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from conf.io.check import ConfigError, Refusals
 from conf.io.nearest import hint, nearest
 
 ROOT = Path(__file__).parent
-
-
-class ConfigError(ValueError):
-    """The words or files do not make an experiment; the message is one line with the remedy."""
 
 
 @cache
@@ -28,31 +25,31 @@ def groups() -> Mapping[str, list[str]]:
     return choices
 
 
-def split_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def split_words(words: Sequence[str], refusals: Refusals) -> tuple[dict[str, str], list[str]]:
     """Words that choose a file of a group, and words that set a value."""
-    known = groups()
+    refuse_twice(words, refusals)
     choices: dict[str, str] = {}
-    values: list[str] = []
-    refuse_twice(words)
+    values: dict[str, str] = {}
     for word in words:
-        key, value = key_and_value(word)
-        if key in known:
-            choices[key] = value
-        else:
-            values.append(word)
-    return choices, values
+        with refusals.collected():
+            key, value = key_and_value(word)
+            if key in groups():
+                choices[key] = value
+            else:
+                values[key] = word
+    return choices, list(values.values())
 
 
-def refuse_twice(words: Sequence[str]) -> None:
-    """Raise ConfigError for a key that is set twice, of which one word would be lost."""
-    given: set[str] = set()
-    for key in (key_and_value(word)[0] for word in words):
-        if key in given:
-            raise ConfigError(f"{key} is given twice; leave one of them out")
-        given.add(key)
-    for key in given - set(groups()):
-        if inner := next((other for other in sorted(given) if other.startswith(f"{key}.")), ""):
-            raise ConfigError(f"{key} and {inner} set the same; leave one of them out")
+def refuse_twice(words: Sequence[str], refusals: Refusals) -> None:
+    """Collect the keys that are set twice, of which one word would be lost."""
+    keys = [word.partition("=")[0] for word in words]
+    twice = [
+        f"{key} is given twice; leave one of them out" for key in dict.fromkeys(keys) if keys.count(key) > 1
+    ]
+    for key in sorted(set(keys) - set(groups())):
+        inner = next((other for other in sorted(set(keys)) if other.startswith(f"{key}.")), "")
+        twice += [f"{key} and {inner} set the same; leave one of them out"] * bool(inner)
+    refusals.reasons += twice
 
 
 def key_and_value(word: str) -> tuple[str, str]:

@@ -47,12 +47,7 @@ CONFINED = {
     "torch": {"serve_apps/vllm_emulated/executor.py"},
     "zmq": {"serve_apps/vllm_emulated/side_channel.py"},
     "matplotlib": {"analysis/figures/canvas.py"},
-    "omegaconf": {
-        "conf/composed.py",
-        "conf/constant_keys.py",
-        "conf/named_files.py",
-        "conf/typed_trees.py",
-    },
+    "omegaconf": {"conf/word_values.py"},
     "aiohttp": {
         "loadgen/run/metrics_scraper.py",
         "serve_apps/vllm_engine/forwarding.py",

@@ -10,7 +10,7 @@ from analysis.planning.plan_tree import Tree, refused, tree
 from analysis.planning.sources import Source, evidence_of, expanded, read
 from analysis.results.runs import RunError
 from conf import ConfigError
-from conf.composed import load_planning
+from conf.compose import load_planning
 
 GROUPS = ("demand", "plan")
 IntoService = Callable[[Plan, Path | str], Tree]

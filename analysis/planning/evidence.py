@@ -13,7 +13,7 @@ from analysis.planning.request_means import MeanLengths
 from analysis.results.runs import RunError
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.pooling import NORMAL_975
-from conf.composed import UNKNOWN
+from conf.compose import UNKNOWN
 
 
 class NotPlannable(RunError):

@@ -11,7 +11,7 @@ from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.results.runs import Run
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError
-from conf.composed import dump
+from conf.compose import dump
 from conf.io.terminal import shown
 
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"']+@")

@@ -2,7 +2,7 @@
 
 from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
 from conf import kernels
-from conf.composed import UNKNOWN
+from conf.compose import UNKNOWN
 from conf.constants import fingerprint
 from conf.labels import workload_name, workload_tokens
 from conf.specs.experiment import EmulatedEngine, Experiment

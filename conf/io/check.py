@@ -1,43 +1,44 @@
-"""Functions by which specs refuse values."""
+"""Refusals of values: one rule at a time, and all that is wrong with a file or a command line at once."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+
+class ConfigError(ValueError):
+    """The words or files do not make an experiment; each of `reasons` is a line with the remedy."""
+
+    def __init__(self, *reasons: str) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+class Refusals:
+    """Collects the reasons of many checks, so that a user sees all of them at once."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    @contextmanager
+    def collected(self, prefix: str = "") -> Iterator[None]:
+        """Keep the reasons of a ConfigError, or of another ValueError, instead of raising it."""
+        try:
+            yield
+        except ConfigError as error:
+            self.reasons += [prefix + reason for reason in error.reasons]
+        except ValueError as error:
+            self.reasons.append(f"{prefix}{error}")
+
+    def raise_if_any(self) -> None:
+        """Raise a ConfigError of all reasons, each once."""
+        if self.reasons:
+            raise ConfigError(*dict.fromkeys(self.reasons))
 
 
 def require(condition: bool, message: str) -> None:
     """Raise ValueError with a one-line message the user can act on."""
     if not condition:
         raise ValueError(message)
-
-
-def require_positive(group: str, spec: object, *names: str) -> None:
-    """Raise ValueError unless each named field is a finite number above zero, or None."""
-    for name in names:
-        value = getattr(spec, name)
-        require(value is None or 0 < value < math.inf, f"{group}{name}={value} must be positive and finite")
-
-
-def require_not_negative(group: str, spec: object, *names: str) -> None:
-    """Raise ValueError unless each named field is a finite number of at least zero."""
-    for name in names:
-        value = getattr(spec, name)
-        rule = "must not be negative" if value < 0 else "must be finite"
-        require(0 <= value < math.inf, f"{group}{name}={value:g} {rule}")
-
-
-def require_at_least_one(group: str, spec: object, *names: str) -> None:
-    """Raise ValueError unless each named field is at least 1, or None."""
-    for name in names:
-        value = getattr(spec, name)
-        require(value is None or value >= 1, f"{group}{name}={value} must be at least 1")
-
-
-def require_within(group: str, spec: object, **most: float) -> None:
-    """Raise ValueError for a named field beyond its limit: a slip of the finger, or a wrong unit."""
-    for name, limit in most.items():
-        value = getattr(spec, name)
-        require(value is None or value <= limit, f"{group}{name}={value} is beyond reason; at most {limit:g}")
 
 
 def require_mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:

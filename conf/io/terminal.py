@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TextIO
 
+from conf.io.check import ConfigError
 from conf.io.one_line import one_line, printable
 from conf.io.screen_width import fit
 
@@ -44,8 +45,9 @@ def note(line: str) -> None:
 
 
 def error(reason: object) -> None:
-    """Write the reason of a failed command to stderr, in one line."""
-    note(f"error: {one_line(str(reason), MOST_OF_AN_ERROR)}")
+    """Write the reason of a failed command to stderr: a line, or one for each of a ConfigError's reasons."""
+    for line in reason.reasons if isinstance(reason, ConfigError) else [str(reason)]:
+        note(f"error: {one_line(line, MOST_OF_AN_ERROR)}")
 
 
 def _columns(stream: TextIO) -> int:

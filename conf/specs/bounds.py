@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from conf.io.check import require, require_positive
+from conf.io.check import require
+from conf.specs.ranges import Positive, Share
 
 Limit = str
 """Name of a bound."""
@@ -135,25 +136,22 @@ class Slo:
     """
 
     name: str = ""
-    ttft_p90_ms: float | None = None
-    tpot_p90_ms: float | None = None
-    at_most_ms: dict[str, float | None] = field(default_factory=dict)
+    ttft_p90_ms: Positive | None = None
+    tpot_p90_ms: Positive | None = None
+    at_most_ms: dict[str, Positive | None] = field(default_factory=dict)
     joint: float | None = None
-    itl_within: float = ITL_WITHIN
+    itl_within: Share = ITL_WITHIN
 
     def __post_init__(self) -> None:
-        require_positive("slo.", self, *map(column, LIMITS))
-        for limit, ms in self.at_most_ms.items():
+        for limit in self.at_most_ms:
             require(metric_of(limit) != JOINT, f"slo.at_most_ms.{limit}: set slo.joint=SHARE instead")
             name = limit_of(*parsed(limit))
             require(
                 name == limit and limit not in LIMITS,
                 f"slo.at_most_ms.{limit}: set slo.{column(name)} instead",
             )
-            require(ms is None or 0 < ms < math.inf, f"slo.{column(limit)}={ms} must be positive and finite")
         pooled = [limit for limit, ms in self.at_most_ms.items() if ms and metric_of(limit) == "itl_pooled"]
         require(len(pooled) < 2, "slo has two bounds on pooled gaps; leave one of them out")
-        require(0 < self.itl_within < 1, f"slo.itl_within={self.itl_within:g} must be between 0 and 1")
         require(bool(self._own), "slo has no bound; set one, such as slo.ttft_p90_ms=2000")
         if self.joint is not None:
             own = any(metric_of(bound.limit) in PER_REQUEST for bound in self._own)

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from conf.io.check import require, require_not_negative, require_positive
+from annotated_types import Interval
+
+from conf.io.check import require
 from conf.specs.lengths import Lengths
+from conf.specs.ranges import AtLeastOne, NotNegative, Positive, Whole
 
 NAMING_TOKENS = 8
 """Unique tokens at the beginning of a character, a persona and a truncated history."""
@@ -41,12 +44,11 @@ class PromptPart:
     name: str
     content: str
     role: Literal["system", "user", "assistant"] = "user"
-    truncation_priority: int = 0
+    truncation_priority: Whole = 0
     each: str = ""
 
     def __post_init__(self) -> None:
-        require(bool(self.name), "template: every part needs a name")
-        require_not_negative(f"template: {self.name}: ", self, "truncation_priority")
+        require(bool(self.name), "every part needs a name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +65,30 @@ class Conversations:
     (`cache_aware`), or exactly the excess (`naive`).
     """
 
-    system_tokens: int
-    characters: int
-    zipf: float
+    system_tokens: Whole
+    characters: Annotated[int, Interval(ge=1, le=10**7)]
+    zipf: NotNegative
     character_tokens: Lengths
     persona_tokens: Lengths
     turns: float
     message_tokens: Lengths
     answer_tokens: Lengths
-    think_mean_s: float
-    think_cv: float
-    answer_ttft_s: float
-    answer_tpot_s: float
+    think_mean_s: Positive
+    think_cv: NotNegative
+    answer_ttft_s: Positive
+    answer_tpot_s: Positive
     max_prompt_tokens: int
     truncation: Literal["cache_aware", "naive"] = "cache_aware"
-    truncation_step_tokens: int = 4096
+    truncation_step_tokens: AtLeastOne = 4096
     template: list[PromptPart] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         group = "workload.conversations."
-        require_positive(
-            group, self, "think_mean_s", "answer_ttft_s", "answer_tpot_s", "truncation_step_tokens"
-        )
-        require_not_negative(group, self, "think_cv", "zipf", "system_tokens")
         require(
             2 <= self.turns < 1e5,
             f"{group}turns={self.turns:g} must be a mean of at least 2 and below 100000; one turn has no "
             "memory: use workload.prefix_hit",
         )
-        require(1 <= self.characters <= 10**7, f"{group}characters={self.characters} must be 1 to 10000000")
         for name in ("character_tokens", "persona_tokens", "message_tokens", "answer_tokens"):
             kind = getattr(self, name).kind
             require(kind in ("fixed", "lognormal"), f"{group}{name}: kind={kind} must be fixed or lognormal")

@@ -1,10 +1,14 @@
 """Specs of the engines that serve the model: simulated, real vLLM, emulated vLLM, or external endpoints."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from conf.io.check import require, require_not_negative, require_positive
+from annotated_types import Interval
+
+from conf.io.check import require
 from conf.io.secret import require_public
+from conf.specs.ranges import AtLeastOne, BelowOne, NotNegative, Positive, Whole
 from conf.specs.step_time import KernelRatio
 
 
@@ -40,26 +44,26 @@ class SimulatedEngine(Engine):
     comparison of answers. It changes no latency.
     """
 
-    kind: str = "simulated"
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 1024
-    max_model_len: int = 32768
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.90
-    activation_bytes: float = 8e9
+    kind: Literal["simulated"] = "simulated"
+    max_num_batched_tokens: AtLeastOne = 8192
+    max_num_seqs: AtLeastOne = 1024
+    max_model_len: AtLeastOne = 32768
+    block_size: AtLeastOne = 16
+    gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] = 0.90
+    activation_bytes: NotNegative = 8e9
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: Whole = 0
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
-    step_noise_cv: float = 0.0
-    drift_sd: float = 0.0
-    drift_memory_s: float = 120.0
-    stall_every_steps: int = 0
-    stall_mean_s: float = 1.0
+    step_noise_cv: NotNegative = 0.0
+    drift_sd: BelowOne = 0.0
+    drift_memory_s: Positive = 120.0
+    stall_every_steps: Whole = 0
+    stall_mean_s: Positive = 1.0
     time_scale: float = 1.0
-    defect: float = 0.0
+    defect: Annotated[float, Interval(ge=0, le=1)] = 0.0
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
     kernels: Literal["fitted", "aiter", "triton"] = "fitted"
@@ -67,16 +71,6 @@ class SimulatedEngine(Engine):
     kernel_ratio: KernelRatio | None = None
 
     def __post_init__(self) -> None:
-        limits = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-        require_positive("engine.", self, *limits)
-        amounts = ("long_prefill_token_threshold", "activation_bytes", "step_noise_cv", "stall_every_steps")
-        require_not_negative("engine.", self, *amounts)
-        require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization must be in (0, 1]")
-        require(0 <= self.drift_sd < 1, f"engine.drift_sd={self.drift_sd} must be in [0, 1)")
-        require(
-            0 <= self.defect <= 1,
-            f"engine.defect={self.defect:g} must be a share of positions, from 0 to 1",
-        )
         require(
             self.attention_backend.isidentifier() and self.attention_backend.isupper(),
             f"engine.attention_backend={self.attention_backend} is no name of vLLM's, which are in capitals, "
@@ -87,7 +81,6 @@ class SimulatedEngine(Engine):
             f"engine.attention_backend={self.attention_backend}: engine.kernels=triton has the speed of all "
             "kernels, attention included; leave one of them out",
         )
-        require_positive("engine.", self, "drift_memory_s", "stall_mean_s")
         scale = f"engine.time_scale={self.time_scale:g} must be {LEAST_TIME_SCALE:g} to {MAX_TIME_SCALE:g}"
         require(self.time_scale >= LEAST_TIME_SCALE, f"{scale}: slower than that nothing ends in good time")
         require(self.time_scale <= MAX_TIME_SCALE, f"{scale}: beyond that a late timer is longer than a step")
@@ -106,7 +99,7 @@ class VllmEngine(Engine):
     custom resource of the nodes to use, one unit a node, for accelerators that Ray does not recognise.
     """
 
-    kind: str = "vllm"
+    kind: Literal["vllm", "vllm_cpu", "vllm_emulated"] = "vllm"
     recipe: Literal["modern", "published"] = "modern"
     profile: Literal["none", "low_latency", "balanced", "high_throughput", "maximum"] = "none"
     vllm_version: str = ""
@@ -114,12 +107,11 @@ class VllmEngine(Engine):
     server: Literal["ray_llm", "process"] = "ray_llm"
     accelerator_type: str = ""
     node_resource: str = ""
-    start_timeout_s: float = 3600.0
+    start_timeout_s: Positive = 3600.0
     args: dict[str, Any] = field(default_factory=dict)
     env: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_positive("engine.", self, "start_timeout_s")
         require_public("engine.env.", self.env)
         require_public("engine.args.", self.args)
 
@@ -132,18 +124,35 @@ class EmulatedEngine(VllmEngine):
     `activation_bytes` of each GPU hold no KV; vLLM's own `gpu_memory_utilization` limits the memory.
     """
 
-    kind: str = "vllm_emulated"
-    activation_bytes: float = 8e9
+    kind: Literal["vllm_emulated"] = "vllm_emulated"
+    activation_bytes: NotNegative = 8e9
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        VllmEngine.__post_init__(self)  # super() knows no class that has slots
-        require_not_negative("engine.", self, "activation_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalEngine(Engine):
     """Endpoints that are not deployed here; `target.urls` names them."""
 
-    kind: str = "external"
+    kind: Literal["external"] = "external"
+
+
+ENGINES: Mapping[str, type[Engine]] = {
+    "simulated": SimulatedEngine,
+    "vllm": VllmEngine,
+    "vllm_cpu": VllmEngine,
+    "vllm_emulated": EmulatedEngine,
+    "external": ExternalEngine,
+}
+"""The spec of each kind."""
+
+
+class ByKind:
+    """Annotation of an engine: pydantic takes the class that `ENGINES` has for its `kind`."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema  # only where a tree is read: it takes a tenth of a second
+
+        return core_schema.tagged_union_schema(
+            {kind: handler.generate_schema(spec) for kind, spec in ENGINES.items()}, "kind"
+        )

@@ -6,11 +6,14 @@ name. Most specs can be imported from here too. Rules about two groups are in `c
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from conf.io.check import require, require_at_least_one, require_positive, require_within
+from annotated_types import Interval
+
+from conf.io.check import require
 from conf.specs import combinations
 from conf.specs.bounds import Slo
-from conf.specs.engine import EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
+from conf.specs.engine import ByKind, EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
 from conf.specs.layout import Layout, PrefillEngines, TransferTime
 from conf.specs.lengths import Lengths
 from conf.specs.machines import Cluster, Fleet, Hardware
@@ -51,7 +54,7 @@ __all__ = [
 ]
 
 
-MOST_SEED = 2**53
+MOST_SEED = 2**53 - 1
 """Every reader of JSON keeps whole numbers up to this."""
 MOST_BLOCK_TOKENS = 128
 """Prefix-cache block size in tokens if the engine does not report it: vLLM's is 16, others' up to this."""
@@ -75,7 +78,7 @@ class Experiment:
     cluster: Cluster
     hardware: Hardware
     model: Model
-    engine: Engine
+    engine: Annotated[Engine, ByKind()]
     layout: Layout
     routing: Routing
     workload: Workload
@@ -85,20 +88,16 @@ class Experiment:
     target: Endpoints = field(default_factory=Endpoints)
     progressive: Progressive = field(default_factory=Progressive)
     quality: Quality = field(default_factory=Quality)
-    rate_qps: float | None = None
+    rate_qps: Annotated[float, Interval(gt=0, le=MOST_QPS)] | None = None
     profile_qps: list[list[float]] = field(default_factory=list)
     concurrency: int | None = None
-    requests: int | None = None
-    duration_s: float | None = None
-    seed: int = 1
+    requests: Annotated[int, Interval(ge=1, le=MOST_REQUESTS)] | None = None
+    duration_s: Annotated[float, Interval(gt=0, le=MOST_S)] | None = None
+    seed: Annotated[int, Interval(ge=0, le=MOST_SEED)] = 1
     out: str = "runs"
     run: str | None = None
 
     def __post_init__(self) -> None:
-        require_positive("", self, "rate_qps", "duration_s")
-        require(0 <= self.seed < MOST_SEED, f"seed={self.seed} must be 0 to {MOST_SEED - 1}")
-        require_within("", self, rate_qps=MOST_QPS, duration_s=MOST_S, requests=MOST_REQUESTS)
-        require_at_least_one("", self, "requests")
         self._check_load()
         combinations.check_nodes(self.cluster, self.engine, self.target)
         combinations.check_request_fields(self.workload, self.target)

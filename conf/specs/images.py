@@ -1,12 +1,18 @@
 """The spec of images in requests, and their prompt tokens."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from conf.io.check import require, require_not_negative
+from annotated_types import Interval
+
+from conf.io.check import require
+from conf.specs.ranges import Whole
 
 MOST_IMAGES = 5
 """Most images of a request, as in the MI325X paper's vision workloads; no figure was published for more."""
 MOST_PX = 8192
+_Count = Annotated[int, Interval(ge=0, le=MOST_IMAGES)]
+_Side = Annotated[int, Interval(ge=1, le=MOST_PX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +25,18 @@ class Images:
     known from the model. They are added to `workload.input_tokens`, which are text.
     """
 
-    least: int = 0
-    most: int = 0
-    width_px: int = 1024
-    height_px: int = 1024
+    least: _Count = 0
+    most: _Count = 0
+    width_px: _Side = 1024
+    height_px: _Side = 1024
     unique: bool = True
-    tokens: int = 0
+    tokens: Whole = 0
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.least <= self.most <= MOST_IMAGES,
-            f"workload.images: least={self.least} and most={self.most} must be 0 to {MOST_IMAGES}, the least "
-            "not above the most",
+            self.least <= self.most,
+            f"workload.images.least={self.least} must not be above workload.images.most={self.most}",
         )
-        for name in ("width_px", "height_px"):
-            value = getattr(self, name)
-            require(1 <= value <= MOST_PX, f"workload.images.{name}={value} must be 1 to {MOST_PX}")
-        require_not_negative("workload.images.", self, "tokens")
 
     @property
     def mean_tokens(self) -> float:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from conf.io.check import require, require_at_least_one
+from conf.io.check import require
+from conf.specs.ranges import AtLeastOne
 from conf.specs.step_time import Constant
 
 
@@ -14,15 +15,11 @@ class PrefillEngines:
     Their limits of a step are the engine's own where they are null.
     """
 
-    per_node: int = 1
-    tensor_parallel: int = 4
+    per_node: AtLeastOne = 1
+    tensor_parallel: AtLeastOne = 4
     expert_parallel: bool = True
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-
-    def __post_init__(self) -> None:
-        limits = "max_num_batched_tokens", "max_num_seqs"
-        require_at_least_one("layout.prefill.", self, "per_node", "tensor_parallel", *limits)
+    max_num_batched_tokens: AtLeastOne | None = None
+    max_num_seqs: AtLeastOne | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +58,19 @@ class Layout:
     """
 
     name: str
-    tensor_parallel: int
-    replicas_per_node: int
+    tensor_parallel: AtLeastOne
+    replicas_per_node: AtLeastOne
     expert_parallel: bool
     quick_reduce: Literal["none", "int8", "int6", "int4"] = "none"
-    data_parallel: int = 1
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
+    data_parallel: AtLeastOne = 1
+    max_num_batched_tokens: AtLeastOne | None = None
+    max_num_seqs: AtLeastOne | None = None
     prefill: PrefillEngines | None = None
     connector: Literal["moriio", "nixl"] = "moriio"
     transfer_mode: Literal["read", "write"] = "read"
     transfer: TransferTime = field(default_factory=TransferTime)
 
     def __post_init__(self) -> None:
-        sizes = "tensor_parallel", "replicas_per_node", "data_parallel"
-        require_at_least_one("layout.", self, *sizes, "max_num_batched_tokens", "max_num_seqs")
         require(
             self.prefill is None or self.data_parallel == 1,
             f"layout {self.name}: data_parallel={self.data_parallel} with prefill engines is not supported; "

@@ -1,9 +1,12 @@
 """The spec of a distribution of token counts."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from conf.io.check import require, require_not_negative
+from annotated_types import Interval
+
+from conf.io.check import require
+from conf.specs.ranges import AtLeastOne, NotNegative
 
 ROUNDED_SHARES = 1e-3
 """Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""
@@ -21,10 +24,10 @@ class Lengths:
 
     mean: int = 0
     kind: Literal["fixed", "lognormal", "uniform", "mixture", "empirical", "conversation"] = "fixed"
-    cv: float = 0.0
-    spread: float = 0.0
-    values: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
+    cv: NotNegative = 0.0
+    spread: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    values: list[AtLeastOne] = field(default_factory=list)
+    weights: list[Annotated[float, Interval(gt=0, le=1)]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._check_mixture()
@@ -32,30 +35,24 @@ class Lengths:
             mean = sum(value * share for value, share in zip(self.values, self.weights, strict=True))
             object.__setattr__(self, "mean", round(mean))
         least = 0 if self.kind in ("empirical", "conversation") else 1
-        require(self.mean >= least, f"workload: mean={self.mean} tokens must be at least {least}")
-        require_not_negative("workload: ", self, "cv")
-        require(self.kind != "lognormal" or self.cv > 0, "workload: kind=lognormal needs cv > 0")
-        require(self.kind == "lognormal" or self.cv == 0, f"workload: kind={self.kind} has no cv")
-        require(0 <= self.spread <= 1, f"workload: spread={self.spread} must be between 0 and 1")
-        require(self.kind != "uniform" or self.spread > 0, "workload: kind=uniform needs spread > 0")
-        require(self.kind == "uniform" or self.spread == 0, f"workload: kind={self.kind} has no spread")
+        require(self.mean >= least, f"mean={self.mean} tokens must be at least {least}")
+        require(self.kind != "lognormal" or self.cv > 0, "kind=lognormal needs cv > 0")
+        require(self.kind == "lognormal" or self.cv == 0, f"kind={self.kind} has no cv")
+        require(self.kind != "uniform" or self.spread > 0, "kind=uniform needs spread > 0")
+        require(self.kind == "uniform" or self.spread == 0, f"kind={self.kind} has no spread")
 
     def _check_mixture(self) -> None:
         given = {"values": self.values, "weights": self.weights}
         if self.kind != "mixture":
             idle = next((name for name, numbers in given.items() if numbers), "")
-            require(not idle, f"workload: kind={self.kind} has no {idle}; kind=mixture has them")
+            require(not idle, f"kind={self.kind} has no {idle}; kind=mixture has them")
             return
         require(
             0 < len(self.values) == len(self.weights),
-            f"workload: kind=mixture has {len(self.values)} values and {len(self.weights)} weights; give "
+            f"kind=mixture has {len(self.values)} values and {len(self.weights)} weights; give "
             "each value one, as in values=[2,200] weights=[.75,.25]",
         )
-        for value in self.values:
-            require(value >= 1, f"workload: values={value} tokens must be at least 1")
-        for share in self.weights:
-            require(0 < share <= 1, f"workload: weights={share:g} must be above 0 and at most 1")
         require(
             abs(sum(self.weights) - 1) <= ROUNDED_SHARES,
-            f"workload: weights are shares of the requests and sum to {sum(self.weights):g}; make that 1",
+            f"weights are shares of the requests and sum to {sum(self.weights):g}; make that 1",
         )

@@ -1,9 +1,11 @@
 """Specs of the machines: nodes, their accelerator, and the load generators."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from conf.io.check import require_at_least_one, require_not_negative, require_positive, require_within
+from annotated_types import Interval
+
+from conf.specs.ranges import AtLeastOne, NotNegative, Positive
 from conf.specs.step_time import Efficiency
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
@@ -24,14 +26,9 @@ class Cluster:
     name: str
     session: Literal["local", "fake", "address"] = "local"
     address: str = "auto"
-    nodes: int = 1
-    gpus_per_node: int = 8
-    recovery_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        require_not_negative("cluster.", self, "recovery_s")
-        require_at_least_one("cluster.", self, "nodes", "gpus_per_node")
-        require_within("cluster.", self, nodes=MOST_NODES, gpus_per_node=MOST_GPUS)
+    nodes: Annotated[int, Interval(ge=1, le=MOST_NODES)] = 1
+    gpus_per_node: Annotated[int, Interval(ge=1, le=MOST_GPUS)] = 8
+    recovery_s: NotNegative = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +41,16 @@ class Hardware:
 
     name: str
     arch: str
-    hbm_bytes: float
-    hbm_bytes_per_s: float
+    hbm_bytes: Positive
+    hbm_bytes_per_s: Positive
     efficiency: Efficiency
     source: str
-    bf16_flop_per_s: float | None = None
-    fp8_flop_per_s: float | None = None
-    fp4_flop_per_s: float | None = None
+    bf16_flop_per_s: Positive | None = None
+    fp8_flop_per_s: Positive | None = None
+    fp4_flop_per_s: Positive | None = None
     topology: Literal["mesh", "switch"] = "mesh"
-    links: int = 7
-    link_bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        unknowable = ("bf16_flop_per_s", "fp8_flop_per_s", "fp4_flop_per_s", "link_bytes_per_s")
-        require_positive("hardware.", self, "hbm_bytes", "hbm_bytes_per_s", "links", *unknowable)
+    links: AtLeastOne = 7
+    link_bytes_per_s: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +61,9 @@ class Fleet:
     """
 
     name: str
-    actors: int = 1
-    cpus_per_actor: float = 1.0
-    request_timeout_s: float | None = None
-    drain_s: float = 30.0
-    warmup_requests: int = 64
+    actors: Annotated[int, Interval(ge=1, le=MOST_ACTORS)] = 1
+    cpus_per_actor: NotNegative = 1.0
+    request_timeout_s: Positive | None = None
+    drain_s: Positive = 30.0
+    warmup_requests: Annotated[int, Interval(ge=1, le=MOST_WARMUP)] = 64
     record_itl: bool = True
-
-    def __post_init__(self) -> None:
-        require_at_least_one("fleet.", self, "actors", "warmup_requests")
-        require_not_negative("fleet.", self, "cpus_per_actor")
-        require_positive("fleet.", self, "drain_s", "request_timeout_s")
-        require_within("fleet.", self, actors=MOST_ACTORS, warmup_requests=MOST_WARMUP)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.io.check import require, require_not_negative, require_positive
+from conf.io.check import require
+from conf.specs.ranges import AtLeastOne, Whole
 from conf.specs.step_time import Posterior, StepTime
 
 
@@ -25,55 +26,57 @@ class Model:
 
     name: str
     served_name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    max_context_tokens: int
+    layers: AtLeastOne
+    hidden: AtLeastOne
+    heads: AtLeastOne
+    kv_heads: AtLeastOne
+    head_dim: AtLeastOne
+    vocab: AtLeastOne
+    max_context_tokens: AtLeastOne
     weights: Literal["fp8", "bf16", "int4", "int4_experts"]
     kv_cache: Literal["fp8", "bf16"]
     step_time: StepTime
     source: str
-    intermediate: int = 0
-    experts: int = 0
-    experts_per_token: int = 0
-    shared_experts: int = 0
-    expert_intermediate: int = 0
-    first_dense: int = 0
-    q_lora_rank: int = 0
-    kv_lora_rank: int = 0
-    rope_dim: int = 0
-    index_heads: int = 0
-    index_head_dim: int = 0
-    index_topk: int = 0
-    image_token_px: int = 0
+    intermediate: Whole = 0
+    experts: Whole = 0
+    experts_per_token: Whole = 0
+    shared_experts: Whole = 0
+    expert_intermediate: Whole = 0
+    first_dense: Whole = 0
+    q_lora_rank: Whole = 0
+    kv_lora_rank: Whole = 0
+    rope_dim: Whole = 0
+    index_heads: Whole = 0
+    index_head_dim: Whole = 0
+    index_topk: Whole = 0
+    image_token_px: Whole = 0
     bf16_attention: bool = False
-    bf16_layers: int = 0
-    int4_group: int = 32
+    bf16_layers: Whole = 0
+    int4_group: Whole = 32
     config_json: str = ""
     fitted_with: Literal["aiter", "triton", "unknown"] = "unknown"
     posterior: Posterior = Posterior()
 
     def __post_init__(self) -> None:
-        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens")
-        mixture = ("experts_per_token", "expert_intermediate") if self.experts else ()
-        dense = ("intermediate",) if self.first_dense or not self.experts else ()
-        require_positive("model.", self, *sizes, *mixture, *dense)
-        counts = ("experts", "shared_experts", "first_dense", "q_lora_rank", "kv_lora_rank", "rope_dim")
-        indexer = ("index_heads", "index_head_dim", "index_topk")
-        require_not_negative("model.", self, *counts, *indexer, "bf16_layers", "int4_group")
+        if self.experts:
+            self._require_some("model.experts", "experts_per_token", "expert_intermediate")
+        if self.first_dense or not self.experts:
+            self._require_some("dense layers", "intermediate")
         grouped = f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}"
         require(self.heads % self.kv_heads == 0, grouped)
         parts = (("experts_per_token", "experts"), ("first_dense", "layers"), ("bf16_layers", "layers"))
         for part, whole in parts:
             most = getattr(self, whole)
-            within = 0 <= getattr(self, part) <= most
-            require(within, f"model.{part}={getattr(self, part)} must be 0 to model.{whole}={most}")
+            value = getattr(self, part)
+            require(value <= most, f"model.{part}={value} must be at most model.{whole}={most}")
         latent = f"model.index_heads={self.index_heads} needs latent attention: model.kv_lora_rank above 0"
         require(not self.index_heads or self.kv_lora_rank > 0, latent)
         if self.index_heads:
-            require_positive("model.", self, "index_head_dim", "index_topk", "q_lora_rank")
+            self._require_some("model.index_heads", "index_head_dim", "index_topk", "q_lora_rank")
         dense_only = f"model.bf16_layers={self.bf16_layers} is for a dense model, which has no model.experts"
         require(not (self.bf16_layers and self.experts), dense_only)
+
+    def _require_some(self, what: str, *names: str) -> None:
+        """Raise ValueError for a field that is 0 though the model has `what`, which needs it."""
+        for name in names:
+            require(getattr(self, name) > 0, f"model.{name}=0 must be at least 1 for {what}")

@@ -1,9 +1,12 @@
 """Specs of a plan: the demand to serve, and the margins."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from conf.io.check import require, require_positive
+from annotated_types import Ge, Interval
+
+from conf.io.check import require
+from conf.specs.ranges import BelowOne, Positive, Share
 
 MOST_SPARES = 1000
 MINUTES_PER_DAY = 1440
@@ -11,6 +14,7 @@ MOST_PLANNED_QPS = 1e9
 """A higher demand is a slip of the finger (our choice)."""
 
 Basis = Literal["low", "certified", "estimate"]
+_Rate = Annotated[float, Interval(gt=0, le=MOST_PLANNED_QPS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +26,15 @@ class Demand:
     Lengths are those of the run.
     """
 
-    peak_qps: float | None = None
-    mean_qps: float | None = None
-    peak_factor: float | None = None
+    peak_qps: _Rate | None = None
+    mean_qps: _Rate | None = None
+    peak_factor: Annotated[float, Ge(1)] | None = None
     hourly: str = ""
 
     def __post_init__(self) -> None:
         rates = ("peak_qps", "mean_qps", "peak_factor")
         given = [name for name in rates if getattr(self, name) is not None]
-        require_positive("demand.", self, *rates)
-        for name in ("peak_qps", "mean_qps"):
-            rate = getattr(self, name)
-            most = f"demand.{name}={rate:g} is beyond {MOST_PLANNED_QPS:g}" if rate else ""
-            require(not rate or rate <= MOST_PLANNED_QPS, most)
         self._check_ways(given)
-        require(
-            self.peak_factor is None or self.peak_factor >= 1,
-            f"demand.peak_factor={self.peak_factor} must be at least 1: it is the peak over the mean",
-        )
         if self.peak_qps and self.mean_qps:
             above = f"demand.mean_qps={self.mean_qps:g} is above demand.peak_qps={self.peak_qps:g}"
             require(self.mean_qps <= self.peak_qps, above)
@@ -89,36 +84,17 @@ class Care:
     """
 
     basis: Basis = "low"
-    headroom: float = 0.15
-    spare_nodes: int = 1
-    node_hour_usd: float | None = None
-    node_watts: float | None = None
-    node_availability: float | None = None
-    target_availability: float | None = None
-    scale_up_minutes: float | None = None
+    headroom: BelowOne = 0.15
+    spare_nodes: Annotated[int, Interval(ge=0, le=MOST_SPARES)] = 1
+    node_hour_usd: Positive | None = None
+    node_watts: Positive | None = None
+    node_availability: Share | None = None
+    target_availability: Share | None = None
+    scale_up_minutes: Annotated[float, Interval(ge=0, le=MINUTES_PER_DAY)] | None = None
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.headroom < 1, f"plan.headroom={self.headroom} must be in [0, 1), such as 0.15 of 15 %"
-        )
-        require(
-            0 <= self.spare_nodes <= MOST_SPARES,
-            f"plan.spare_nodes={self.spare_nodes} must be 0 to {MOST_SPARES}",
-        )
-        require_positive("plan.", self, "node_hour_usd", "node_watts")
-        for name in ("node_availability", "target_availability"):
-            share = getattr(self, name)
-            require(
-                share is None or 0 < share < 1,
-                f"plan.{name}={share} must be above 0 and below 1, such as 0.995",
-            )
         both = (self.node_availability is None) == (self.target_availability is None)
         require(both, "plan.node_availability and plan.target_availability belong together; give both")
-        minutes = self.scale_up_minutes
-        require(
-            minutes is None or 0 <= minutes <= MINUTES_PER_DAY,
-            f"plan.scale_up_minutes={minutes} must be 0 to {MINUTES_PER_DAY}",
-        )
 
 
 @dataclass(frozen=True, slots=True)

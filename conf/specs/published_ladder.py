@@ -1,7 +1,9 @@
 """The spec of the MI325X paper's benchmark, run by `python -m loadgen progressive`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from conf.io.check import require
 
@@ -21,8 +23,8 @@ class Progressive:
     """
 
     profile: Literal["quick", "default", "thorough"] = "default"
-    requests_per_user: int = 0
-    runs: int = 5
+    requests_per_user: Annotated[int, Interval(ge=0, le=MOST_PER_USER)] = 0
+    runs: Annotated[int, Interval(ge=1, le=100)] = 5
     clock: Literal["auto", "virtual", "wall"] = "auto"
     prompts: Literal["same", "unique"] = "same"
     lengths: Literal["paper", "workload"] = "paper"
@@ -30,14 +32,9 @@ class Progressive:
     def __post_init__(self) -> None:
         count = self.requests_per_user
         require(
-            0 <= count <= MOST_PER_USER,
-            f"progressive.requests_per_user={count} must be 0 (the paper's counts) to {MOST_PER_USER}",
-        )
-        require(
             not count or self.profile == "default",
             f"progressive.requests_per_user={count} decides the counts; leave progressive.profile out",
         )
-        require(1 <= self.runs <= 100, f"progressive.runs={self.runs} must be 1 to 100")
 
     @property
     def multiplier(self) -> float:

@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from conf.io.check import require, require_positive
+from annotated_types import Interval
+
+from conf.io.check import require
+from conf.specs.ranges import Share
 from conf.specs.search import MOST_QPS
 
 MOST_PROMPTS, MOST_TOKENS = 10_000, 256
@@ -30,36 +34,20 @@ class Quality:
 
     name: str = "default"
     load: str = IDLE
-    prompts: int = 768
-    prompt_tokens: int = 256
-    answer_tokens: int = 32
-    margin_nats: float = 0.01
-    margin_broken: float = 0.01
-    broken_divergence: float = 0.2
-    alpha: float = 0.025
+    prompts: Annotated[int, Interval(ge=1, le=MOST_PROMPTS)] = 768
+    prompt_tokens: Annotated[int, Interval(ge=1, le=MOST_PROMPT_TOKENS)] = 256
+    answer_tokens: Annotated[int, Interval(ge=1, le=MOST_TOKENS)] = 32
+    margin_nats: Annotated[float, Interval(gt=0, lt=MOST_NATS)] = 0.01
+    margin_broken: Share = 0.01
+    broken_divergence: Annotated[float, Interval(gt=0, lt=MOST_NATS)] = 0.2
+    alpha: Annotated[float, Interval(gt=0, le=MOST_ALPHA)] = 0.025
 
     def __post_init__(self) -> None:
-        self._check_within("prompts", MOST_PROMPTS)
-        self._check_within("prompt_tokens", MOST_PROMPT_TOKENS)
-        self._check_within("answer_tokens", MOST_TOKENS)
-        require_positive("quality.", self, "margin_nats", "margin_broken", "broken_divergence", "alpha")
-        self._check_below(MOST_NATS, "margin_nats", "broken_divergence")
-        self._check_below(1.0, "margin_broken")
-        require(self.alpha <= MOST_ALPHA, f"quality.alpha={self.alpha:g} must be at most {MOST_ALPHA:g}")
         rate = self.rate_qps
         require(
             self.load == IDLE or (rate is not None and 0 < rate <= MOST_QPS),
             f"quality.load={self.load} must be {IDLE} or a rate up to {MOST_QPS:g} QPS per node",
         )
-
-    def _check_within(self, name: str, most: int) -> None:
-        value = getattr(self, name)
-        require(1 <= value <= most, f"quality.{name}={value} must be 1 to {most}")
-
-    def _check_below(self, most: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            require(value < most, f"quality.{name}={value:g} must be below {most:.3g}, the most there can be")
 
     @property
     def rate_qps(self) -> float | None:

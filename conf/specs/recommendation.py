@@ -1,9 +1,10 @@
-"""Specs of a recommendation: the the shapes of a node to compare, and the demand to serve."""
+"""Specs of a recommendation: the shapes of a node to compare, and the demand to serve."""
 
 from dataclasses import dataclass, field
 
 from conf.io.check import require
 from conf.specs.planning import Care, Demand
+from conf.specs.ranges import AtLeastOne, BelowOne
 
 MOST_SHAPES = 200
 """Most shapes of one command: some four minutes of two cores (our choice)."""
@@ -20,17 +21,13 @@ class Recommend:
     """
 
     layouts: list[str] = field(default_factory=list)
-    budgets: list[int] = field(default_factory=list)
-    hits: list[float] = field(default_factory=list)
+    budgets: list[AtLeastOne] = field(default_factory=list)
+    hits: list[BelowOne] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in ("layouts", "budgets", "hits"):
             values = getattr(self, name)
             require(len(set(values)) == len(values), f"recommend.{name}={values} has a value twice")
-        bad = next((budget for budget in self.budgets if budget < 1), None)
-        require(bad is None, f"recommend.budgets: {bad} must be at least 1 token, such as 8192")
-        out = next((hit for hit in self.hits if not 0 <= hit < 1), None)
-        require(out is None, f"recommend.hits: {out} must be in [0, 1), such as 0.5")
 
 
 @dataclass(frozen=True, slots=True)

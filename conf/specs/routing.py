@@ -1,10 +1,12 @@
 """The spec of routing: the policy that chooses a replica, and the proxy in between."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from conf.io.check import require, require_at_least_one
+from annotated_types import Ge
+
+from conf.io.check import require
+from conf.specs.ranges import AtLeastOne
 
 DATA_PATHS = {
     "leastconn": ("haproxy",),
@@ -53,17 +55,12 @@ class Routing:
         "client_side",
         "per_node",
     ] = "leastconn"
-    vnodes: int = 1000
-    load_factor: float = 1.25
+    vnodes: AtLeastOne = 1000
+    load_factor: Annotated[float, Ge(1)] = 1.25
 
     def __post_init__(self) -> None:
         possible = DATA_PATHS[self.policy]
         require(
             self.data_path in possible,
             f"routing.policy={self.policy} needs data_path={' or '.join(possible)}, not {self.data_path}",
-        )
-        require_at_least_one("routing.", self, "vnodes")
-        require(
-            1 <= self.load_factor < math.inf,
-            f"routing.load_factor={self.load_factor} must be at least 1 and finite",
         )

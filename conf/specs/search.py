@@ -1,16 +1,12 @@
 """The spec of a search and its budget, and the bounds on every load."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from conf.io.check import (
-    require,
-    require_at_least_one,
-    require_not_negative,
-    require_positive,
-    require_within,
-)
+from annotated_types import Gt, Interval
+
+from conf.io.check import require
+from conf.specs.ranges import AtLeastOne, Positive
 
 MOST_QPS = 1e5
 """Highest rate per node: 150 times that of a load actor on one core (our choice)."""
@@ -33,34 +29,24 @@ class Search:
     """
 
     name: str
-    budget_s: float
+    budget_s: Annotated[float, Interval(gt=0, le=MOST_S)]
     start: Literal["ramp", "prediction"] = "ramp"
-    min_dwells: int = 6
-    ramp_step_s: float = 4.0
-    ramp_factor: float = 2.0
-    first_transition_s: float = 30.0
-    transition_s: float = 15.0
-    window_s: float = 45.0
-    settle_s: float = 120.0
-    lowest_qps: float = 0.05
-    highest_qps: float = 200.0
-    confirm_s: float = 0.0
-    expected_qps: float | None = None
-    deployments: int = 1
-    repeats: int = 1
+    min_dwells: AtLeastOne = 6
+    ramp_step_s: Positive = 4.0
+    ramp_factor: Annotated[float, Gt(1)] = 2.0
+    first_transition_s: Positive = 30.0
+    transition_s: Positive = 15.0
+    window_s: Positive = 45.0
+    settle_s: Positive = 120.0
+    lowest_qps: Positive = 0.05
+    highest_qps: Annotated[float, Interval(gt=0, le=MOST_QPS)] = 200.0
+    confirm_s: Annotated[float, Interval(ge=0, le=MOST_S)] = 0.0
+    expected_qps: Positive | None = None
+    deployments: AtLeastOne = 1
+    repeats: AtLeastOne = 1
 
     def __post_init__(self) -> None:
-        require_positive("search.", self, "budget_s", "ramp_step_s", "transition_s", "first_transition_s")
-        require_positive("search.", self, "window_s", "settle_s", "lowest_qps", "highest_qps")
-        require(
-            1 < self.ramp_factor < math.inf,
-            f"search.ramp_factor={self.ramp_factor} must be above 1 and finite",
-        )
         require(self.lowest_qps < self.highest_qps, "search.lowest_qps must be below search.highest_qps")
-        require_at_least_one("search.", self, "min_dwells", "deployments", "repeats")
-        require_not_negative("search.", self, "confirm_s")
-        require_within("search.", self, budget_s=MOST_S, highest_qps=MOST_QPS, confirm_s=MOST_S)
-        require_positive("search.", self, "expected_qps")
         needs_prediction = self.expected_qps is not None and self.start != "prediction"
         require(not needs_prediction, "search.expected_qps needs search.start=prediction")
         share_s, least_s = self.budget_s / self.deployments, self.least_s

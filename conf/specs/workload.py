@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Interval
 
 from conf.io.check import require
 from conf.specs.conversation import Conversations
 from conf.specs.images import Images
 from conf.specs.lengths import Lengths
+from conf.specs.ranges import BelowOne, NotNegative, Positive, Whole
 
 MOST_SESSIONS = 10_000_000
 """Most sessions: their numbers fit into the 32 bits of a row, and their set into a driver's memory."""
@@ -64,19 +67,18 @@ class Workload:
     prompt: Literal["token_ids", "text", "chat"] = "token_ids"
     arrivals: Arrivals = field(default_factory=Arrivals)
     trace: str = ""
-    trace_from_s: float = 0.0
-    trace_span_s: float | None = None
-    trace_block_tokens: int = 512
-    trace_seed: int = 0
-    prefix_hit: float = 0.0
-    sessions: int = 0
-    session_hit: float = 0.0
+    trace_from_s: NotNegative = 0.0
+    trace_span_s: Positive | None = None
+    trace_block_tokens: Annotated[int, Interval(ge=1, le=2**20)] = 512
+    trace_seed: Whole = 0
+    prefix_hit: BelowOne = 0.0
+    sessions: Annotated[int, Interval(ge=0, le=MOST_SESSIONS)] = 0
+    session_hit: BelowOne = 0.0
     images: Images = field(default_factory=Images)
     conversations: Conversations | None = None
     tokenizer: str = ""
 
     def __post_init__(self) -> None:
-        require(0 <= self.prefix_hit < 1, f"workload.prefix_hit={self.prefix_hit} must be in [0, 1)")
         self._check_sessions()
         self._check_conversations()
         self._check_images()
@@ -99,27 +101,13 @@ class Workload:
         return in_order and not (self.prefix_hit or self.sessions)
 
     def _check_trace(self) -> None:
-        begin, span, size = self.trace_from_s, self.trace_span_s, self.trace_block_tokens
-        require(0 <= begin < math.inf, f"workload.trace_from_s={begin:g} must be a second from 0 up")
-        require(
-            span is None or 0 < span < math.inf, f"workload.trace_span_s={span} must be above 0, and finite"
-        )
-        require(1 <= size <= 2**20, f"workload.trace_block_tokens={size} must be 1 to {2**20}")
-        require(self.trace_seed >= 0, f"workload.trace_seed={self.trace_seed} must be 0 or above")
-        given = {
-            "trace_from_s": begin != 0,
-            "trace_span_s": span is not None,
-            "trace_block_tokens": size != 512,
-            "trace_seed": self.trace_seed != 0,
-        }
-        idle = [name for name, is_set in given.items() if is_set and not self.trace]
+        usual = {"trace_from_s": 0, "trace_span_s": None, "trace_block_tokens": 512, "trace_seed": 0}
+        idle = [name for name, value in usual.items() if getattr(self, name) != value and not self.trace]
         require(not idle, f"workload.{(idle or [''])[0]} needs workload.trace=FILE")
 
     def _check_sessions(self) -> None:
-        count, hit = self.sessions, self.session_hit
-        require(0 <= count <= MOST_SESSIONS, f"workload.sessions={count} must be 0 to {MOST_SESSIONS}")
-        require(0 <= hit < 1, f"workload.session_hit={hit} must be in [0, 1)")
-        require(count > 0 or not hit, f"workload.session_hit={hit} needs workload.sessions=N")
+        hit = self.session_hit
+        require(self.sessions > 0 or not hit, f"workload.session_hit={hit} needs workload.sessions=N")
         require(
             not hit or hit > self.prefix_hit,
             f"workload.session_hit={hit} includes what all prompts share: it must be above "

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from conf import Experiment
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.conversation import Conversations
 from loadgen.cli import machine_check
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s

@@ -8,7 +8,7 @@ from pyarrow import ArrowException
 from analysis.quality.gate import GateRule
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
-from conf.composed import dump
+from conf.compose import dump
 from conf.io.one_line import reason
 from loadgen.quality import pace, prompts
 from loadgen.studies import comparison_words, gate_evidence

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.recommendation.recommended import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
-from conf.composed import load_recommendation
+from conf.compose import load_recommendation
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.recommendation import MOST_SHAPES, Recommendation
 from conf.words import group_file, groups, key_and_value

@@ -27,7 +27,7 @@ from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from analysis.results.types.shared_figures import ConstantsRatio
 from analysis.rows import gathering, time_series
 from conf import Experiment
-from conf.composed import dump
+from conf.compose import dump
 from conf.io.one_line import reason
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost

@@ -17,7 +17,7 @@ from analysis.results.runs import Run, RunError
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment
-from conf.composed import refuse_name
+from conf.compose import refuse_name
 from conf.io.one_line import reason
 from loadgen.drive import fixed_rate as holding
 from loadgen.drive import require as requiring

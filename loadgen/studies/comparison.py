@@ -21,7 +21,7 @@ from analysis.results.runs import Run, load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.differences import differences
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver

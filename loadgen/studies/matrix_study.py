@@ -15,7 +15,7 @@ from analysis.results.studies import Parts, PartVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
 from conf import Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import focus
 from loadgen.run import measure

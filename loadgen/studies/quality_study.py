@@ -12,7 +12,7 @@ from analysis.quality.gate import Gate, GateRule
 from analysis.results import studies
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import warm_up
 from loadgen.quality import pace

@@ -22,7 +22,7 @@ from analysis.results.studies import Parts, PartVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MatrixCell, PartRow, StudyVerdict
 from conf import ConfigError, Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import BusyError, Folder, LinkError

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import ConfigError, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.bounds import (
     LIMITS,
     METRICS,
@@ -76,8 +76,8 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
     ("words", "said"),
     [
         (["slo.itl_p100_ms=80"], "'itl_p100' is no bound"),
-        (["slo.itl_p99_ms=-1"], "slo.itl_p99_ms=-1.0 must be positive"),
-        (["slo.itl_p99_ms=fast"], "must be a number"),
+        (["slo.itl_p99_ms=-1"], "slo.itl_p99_ms=-1 must be above 0"),
+        (["slo.itl_p99_ms=fast"], "slo.itl_p99_ms=fast must be a number above 0"),
         (["slo.wait_p99_ms=80"], "unknown key 'slo.wait_p99_ms'"),
         (["slo.itl_p99_ms=80", "slo.itl_p99_ms=90"], "slo.itl_p99_ms is given twice"),
         (["slo.itl_pooled_p99_ms=80", "slo.itl_pooled_p95_ms=60"], "two bounds on pooled gaps"),
@@ -89,7 +89,7 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
             ["slo.joint=.9", "slo.bounds=[{metric: itl_pooled, quantile: .9, ms: 3}]"],
             "slo.joint needs a bound that a request keeps",
         ),
-        (["slo.itl_within=1"], "slo.itl_within=1 must be between 0 and 1"),
+        (["slo.itl_within=1"], "slo.itl_within=1 must be above 0 and below 1"),
         (["slo.bounds=[]"], "slo.bounds must be a list"),
         (["slo.bounds=[{metric: ttft, ms: 3}]"], "each bound has metric, quantile and ms"),
         (["slo.bounds=[{metric: ttft, quantile: 1, ms: 3}]"], "quantile 1 is no bound's; give one from .5"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf import ConfigError, checkpoint, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.experiment import Model
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.step_time import roofline

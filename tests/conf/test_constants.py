@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conf import ConfigError, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.constants import Covariance, calibration, constants, covariance, overlay, replaced
 from conf.specs.experiment import Constant, Efficiency, Experiment, StepTime
 from conf.words import ROOT

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from analysis.results.json_border import to_tree
 from conf import ConfigError, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, words
 from conf.specs.experiment import Experiment

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.results.asked import describe
 from conf import load
-from conf.composed import dump
+from conf.compose import dump
 from conf.labels import named
 
 URL = ["engine=external", "target.urls=[http://x:1]"]

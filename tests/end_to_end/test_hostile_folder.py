@@ -217,14 +217,14 @@ CONFIGS = {
 
 @battery
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_configuration_of_a_stranger_is_refused_in_a_line(
+def test_a_configuration_of_a_stranger_is_refused_in_few_words(
     run: Path, config: str, capsys: pytest.CaptureFixture[str], drawn_nothing: None
 ) -> None:
     (run / "config.yaml").write_text(CONFIGS[config])
     assert loading.main(["sweep", "--config", str(run / "config.yaml"), "--dry-run"]) == 2
     said = capsys.readouterr()
     assert said.err.startswith(("error: cannot read ", f"error: {run / 'config.yaml'}: "))
-    assert said.err.count("\n") == 1 and len(said.err) < 1200
+    assert all(line.startswith("error: ") for line in said.err.splitlines()) and len(said.err) < 1200
     assert reading.main(["report", str(unsealed(run))]) == 0
     assert capsys.readouterr().err == ""
 
@@ -385,7 +385,7 @@ def test_a_name_that_is_no_folder_in_out_is_refused(
 @pytest.mark.parametrize("name", ["007", "1e3", "2026_11_23", "yes", "0x10", "12:30"])
 def test_a_name_is_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from conf import load
-    from conf.composed import dump
+    from conf.compose import dump
 
     asked = load([f"run={name}", f"out={name}", f"target.api_key_env={name}"])
     assert (asked.run, asked.out, asked.target.api_key_env) == (name, name, name)

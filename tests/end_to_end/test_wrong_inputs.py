@@ -9,8 +9,9 @@ import pytest
 from analysis.__main__ import main as analysis
 from cluster.__main__ import main as cluster
 from conf.io.nearest import nearest
-from conf.misfit import fields_of, keys, misfit
+from conf.keys import fields_of, keys
 from conf.specs import experiment
+from conf.typed import fits, wrong
 from loadgen.__main__ import main as loadgen
 from loadgen.cli import machine_check
 from serve_apps.__main__ import main as serve_apps
@@ -69,7 +70,7 @@ SWEPT = {
     "sweep workload.arrivals.kind=poison": "did you mean 'poisson'?",
     "sweep routing.policy=fast": "must be one of leastconn, roundrobin",
     # a value of another kind
-    "sweep slo.ttft_p90_ms=fast": "slo.ttft_p90_ms=fast must be a number",
+    "sweep slo.ttft_p90_ms=fast": "slo.ttft_p90_ms=fast must be a number above 0",
     "sweep slo.ttft_p90_ms=[1,2]": "slo.ttft_p90_ms must be a number",
     "sweep slo.ttft_p90_ms.x=3": "slo.ttft_p90_ms has no keys of its own; set it whole",
     "sweep engine=external target.urls=http://127.0.0.1:1": "must be a list: target.urls=[http://HOST:PORT,...]",
@@ -79,7 +80,7 @@ SWEPT = {
     "sweep cluster.nodes=1.5": "cluster.nodes=1.5 must be a whole number",
     "sweep cluster.nodes=1e1": "did you mean 'cluster.nodes=10'?",
     "sweep fleet.record_itl=maybe": "fleet.record_itl=maybe must be true or false",
-    "sweep fleet.actors=null": "fleet.actors has no value; give it a whole number or leave it out",
+    "sweep fleet.actors=null": "fleet.actors has no value; give it a whole number from 1 to 10000 or",
     "probe rate_qps=true": "rate_qps=true must be a number",
     "probe profile_qps=3": "profile_qps must be a list of lists: profile_qps=[[SECOND,QPS],...]",
     "probe profile_qps=[1,2]": "profile_qps must be a list of lists",
@@ -88,22 +89,22 @@ SWEPT = {
     "sweep slo.ttft_p90_ms=": "slo.ttft_p90_ms has no value; write slo.ttft_p90_ms=VALUE",
     "sweep workload=": "workload has no value; write workload=VALUE; choose from character",
     "sweep run=": "run has no value",
-    "sweep slo.ttft_p90_ms=nan": "slo.ttft_p90_ms=nan must be positive and finite",
-    "sweep slo.tpot_p90_ms=-5": "slo.tpot_p90_ms=-5.0 must be positive and finite",
-    "sweep search.budget_s=.inf": "search.budget_s=inf must be positive and finite",
+    "sweep slo.ttft_p90_ms=nan": "slo.ttft_p90_ms=nan must be finite and above 0",
+    "sweep slo.tpot_p90_ms=-5": "slo.tpot_p90_ms=-5 must be above 0",
+    "sweep search.budget_s=.inf": "search.budget_s=inf must be finite",
     "sweep fleet.cpus_per_actor=nan": "fleet.cpus_per_actor=nan must be finite",
     "sweep engine.time_scale=0": "engine.time_scale=0 must be 0.1 to 10",
-    "sweep workload.prefix_hit=1": "must be in [0, 1)",
+    "sweep workload.prefix_hit=1": "must be at least 0 and below 1",
     # beyond reason
-    "probe rate_qps=1e9": "rate_qps=1000000000.0 is beyond reason; at most 100000",
-    "probe rate_qps=4 duration_s=1e9": "duration_s=1000000000.0 is beyond reason",
+    "probe rate_qps=1e9": "rate_qps=1000000000.0 must be above 0 and at most 100000",
+    "probe rate_qps=4 duration_s=1e9": "duration_s=1000000000.0 must be above 0 and at most 2592000",
     "probe rate_qps=9e4 duration_s=9e4": "requests are more than the 1e+08 that a run holds",
     "probe profile_qps=[[0,1e9]]": "1e+09 QPS per node is beyond reason",
     "probe concurrency=1000000000": "requests are more than the 1e+08 that a run holds",
-    "sweep fleet.actors=100000": "fleet.actors=100000 is beyond reason",
-    "sweep fleet.warmup_requests=1000000000": "fleet.warmup_requests=1000000000 is beyond reason",
-    "sweep search.budget_s=1e12": "search.budget_s=1000000000000.0 is beyond reason",
-    "sweep cluster.session=fake cluster.nodes=1000000000": "cluster.nodes=1000000000 is beyond reason",
+    "sweep fleet.actors=100000": "fleet.actors=100000 must be 1 to 10000",
+    "sweep fleet.warmup_requests=1000000000": "fleet.warmup_requests=1000000000 must be 1 to 1000000",
+    "sweep search.budget_s=1e12": "search.budget_s=1000000000000.0 must be above 0 and at most",
+    "sweep cluster.session=fake cluster.nodes=1000000000": "cluster.nodes=1000000000 must be 1 to 100000",
     "sweep seed=99999999999999999999": "must be 0 to 9007199254740991",
     # contradictions
     "sweep search.min_dwells=1000": "need 40000 s, above search.budget_s=345; lower search.min_dwells to 8",
@@ -129,8 +130,8 @@ SWEPT = {
     "sweep workload.output_tokens.kind=mixture": "0 values and 0 weights; give each value one",
     "sweep 'workload.output_tokens={kind: mixture, values: [2,200], weights: [1]}'": "2 values and 1 weights",
     "sweep 'workload.output_tokens={kind: mixture, values: [2,9], weights: [.5,.6]}'": "weights are shares",
-    "sweep 'workload.output_tokens={kind: mixture, values: [2,9], weights: [2,-1]}'": "must be above 0",
-    "sweep 'workload.output_tokens={kind: mixture, values: [0,9], weights: [.5,.5]}'": "values=0 tokens must",
+    "sweep 'workload.output_tokens={kind: mixture, values: [2,9], weights: [2,-1]}'": "weights[0]=2 must be",
+    "sweep 'workload.output_tokens={kind: mixture, values: [0,9], weights: [.5,.5]}'": "values[0]=0 must be",
     "probe rate_qps=4 workload.output_tokens.mean=9 workload.output_tokens.kind=mixture "
     "workload.output_tokens.values=[2,9] workload.output_tokens.weights=[.5,.5]": "follows from its values",
     "sweep layout.replicas_per_node=2": "choose a smaller layout",
@@ -147,7 +148,7 @@ SWEPT = {
     "probe rate_qps=4 workload.arrivals.kind=vllm_bench": "probe takes kind=poisson, or kind=gamma",
     "predict rate_qps=4 workload.arrivals.kind=vllm_bench": "add rate_qps=... requests=N",
     "predict requests=100": "requests=... needs rate_qps=... or concurrency=...",
-    "predict rate_qps=8 requests=0": "requests=0 must be at least 1",
+    "predict rate_qps=8 requests=0": "requests=0 must be 1 to 100000000",
     "predict rate_qps=8 requests=1.5": "requests=1.5 must be a whole number",
     "predict rate_qps=8 requests=1000000": "are more than the 50000 of a replay; lower them",
     "predict concurrency=10 requests=9": "requests=9 cannot keep concurrency=10 in flight",
@@ -184,8 +185,8 @@ SWEPT = {
     "sweep --config none.yaml": "cannot read none.yaml: No such file",
     "sweep --config clustr.yaml": "clustr.yaml: unknown key 'clustr'; did you mean 'cluster'?",
     "sweep --config slow.yaml": "slow.yaml: slo.ttft_p90_ms=fast must be a number",
-    "sweep --config typo.yaml": "typo.yaml: unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms'",
-    "sweep --config part.yaml": "part.yaml: cluster is missing",
+    "sweep --config typo.yaml": "typo.yaml: unknown key 'slo.ttft_p90'; did you mean 'slo.ttft_p90_ms=3'?",
+    "sweep --config part.yaml": "part.yaml: cluster, hardware, model, layout, routing, workload, slo,",
     "sweep --config kind.yaml": "unknown engine kind 'simulatd'; did you mean 'simulated'?",
     "sweep --config list.yaml": "list.yaml is not a mapping",
     "sweep model.config_json=.": ". is a folder; name a file, such as config.json",
@@ -268,17 +269,19 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(main: Main, argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on stderr of a command that ends with exit code 2 and prints nothing else."""
+    """What is on stderr of a command that ends with exit code 2: a line, or several on a whole file."""
     try:
         code = main(argv)
     except SystemExit as ended:
         code = int(ended.code or 0)
     told = capsys.readouterr()
     assert (code, told.out) == (2, ""), told
-    (line,) = told.err.splitlines()
-    assert line.startswith("error: ") and not [word for word in FOREIGN if word in line], line
-    assert "hush" not in line
-    return line
+    lines = told.err.splitlines()
+    assert len(lines) == 1 or "--config" in argv, lines
+    for line in lines:
+        assert line.startswith("error: ") and not [word for word in FOREIGN if word in line], line
+        assert "hush" not in line
+    return told.err
 
 
 @pytest.mark.battery("wrong input")
@@ -304,16 +307,29 @@ def test_every_command_refuses_in_one_line(
 
 
 def test_every_key_says_in_our_words_what_it_cannot_be() -> None:
-    asked = {**(fields_of(experiment.Experiment) or {}), "engine": experiment.EmulatedEngine}
-    for key, kind in keys(asked):
-        said = [misfit(kind, value, key) for value in ("soon", [[{}]], {"nowhere": 1}, None, 1.5, True)]
-        for line in filter(None, said):
-            assert key in line and "\n" not in line and not [word for word in FOREIGN if word in line]
+    root = {**(fields_of(experiment.Experiment) or {}), "engine": experiment.EmulatedEngine}
+    for key, kind in keys(root):
+        for value in ("soon", [[{}]], {"nowhere": 1}, None, 1.5, True):
+            if not fits(kind, value):
+                line = wrong(root, key, value)
+                assert key in line and "\n" not in line and not [word for word in FOREIGN if word in line]
 
 
 def test_a_value_that_may_be_secret_is_not_shown() -> None:
-    for key, kind in (("target.api_key_env", str), ("engine.env.WHAT", int), ("engine.args.api_key", float)):
-        assert "hush" not in misfit(kind, ["hush"], key) + misfit(int, "hush", key)
+    root = {"target": {"api_key_env": str}, "engine": {"env": dict[str, int], "args": {"api_key": float}}}
+    for key in ("target.api_key_env", "engine.env.WHAT", "engine.args.api_key"):
+        assert "hush" not in wrong(root, key, ["hush"]) + wrong(root, key, "hush")
+
+
+def test_everything_that_is_wrong_is_said_at_once(
+    somewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["cluster.nodes=many", "nods=4", "search=quik", "fleet.actors=0", "slo.ttft_p90_ms"]
+    assert loadgen(["sweep", *words, "seed=1", "seed=2", "--dry-run"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6 and all(line.startswith("error: ") for line in lines)
+    for part in ("whole number", "'cluster.nodes=4'", "'quick'", "must be 1 to", "key=value", "given twice"):
+        assert sum(part in line for line in lines) == 1, part
 
 
 def test_the_nearest_names_come_first_and_what_is_far_is_left_out() -> None:

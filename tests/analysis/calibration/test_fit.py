@@ -18,7 +18,7 @@ from analysis.calibration.observed import observe
 from analysis.rows import records
 from analysis.stats.map_fit import Z95, Floats, ParameterPrior, around, fit
 from conf import Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.constants import constants, covariance, replaced
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, serve_closed
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open

@@ -15,7 +15,7 @@ from analysis import Run, RunError, load_run
 from analysis.capacity.paired_ratio import Ratio, unpaired
 from analysis.exchange import compare, side_by_side
 from conf import Experiment
-from conf.composed import dump
+from conf.compose import dump
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"

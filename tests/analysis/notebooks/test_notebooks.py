@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import analysis
-from conf.composed import dump
+from conf.compose import dump
 from tests.support.runs.golden import GOLDEN, unsealed
 
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""conf.composed: what conversations say themselves is refused beside them, and read again as saved."""
+"""conf.compose: what conversations say themselves is refused beside them, and read again as saved."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from conf import ConfigError, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.experiment import Experiment
 from loadgen import __main__ as root
 from loadgen.cli import output

@@ -221,7 +221,7 @@ def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], sai
         (["--out", "{folder}/x.xlsx"], "cannot be written as such; give it a name in .parquet or .csv or"),
         (["engine.max_num_queued_reqs=9"], "predict does not model refused requests"),
         (["engine.step_noise_cv=.inf"], "engine.step_noise_cv=inf must be finite"),
-        (["engine.drift_memory_s=.inf"], "must be positive and finite"),
+        (["engine.drift_memory_s=.inf"], "engine.drift_memory_s=inf must be finite and above 0"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_line(

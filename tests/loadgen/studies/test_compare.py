@@ -20,7 +20,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.stats.quantiles import Floats
 from conf import ConfigError, Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past

@@ -13,7 +13,7 @@ from analysis.results import engine_agreement, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from conf import ConfigError, Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from loadgen.__main__ import main
 from loadgen.cli.engine_model import simulate

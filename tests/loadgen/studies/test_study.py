@@ -13,7 +13,7 @@ from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
-from conf.composed import dump
+from conf.compose import dump
 from loadgen.cli import command_line, engine_model, verbs
 from loadgen.drive.plan import Past
 from loadgen.run import measure
@@ -231,7 +231,7 @@ def test_one_run_refuses_to_be_several(verb: str) -> None:
         ("search.expected_qps=5", "needs search.start=prediction"),
         ("search.deployments=3", "leaves each 300 s.*raise search.budget_s to 1080 or lower"),
         ("search.confirm_s=.inf", "search.confirm_s=inf must be finite"),
-        ("search.ramp_factor=.inf", "ramp_factor=inf must be above 1 and finite"),
+        ("search.ramp_factor=.inf", "ramp_factor=inf must be finite and above 1"),
     ],
 )
 def test_what_makes_no_study_is_refused(word: str, said: str) -> None:

@@ -171,7 +171,7 @@ def test_without_images_a_schedule_has_none() -> None:
         (["workload.images.most=1"], "parts of a chat message"),
         (["workload=vision_100_200"], "sees no images"),
         ([*SEEING, "workload.images.most=6"], "must be 0 to 5"),
-        ([*SEEING, "workload.images.least=2"], "the least not above the most"),
+        ([*SEEING, "workload.images.least=2"], "must not be above workload.images.most=1"),
         ([*SEEING, "workload.images.width_px=0"], "must be 1 to"),
         ([*SEEING, "workload.images.tokens=7"], "makes 1024 of 1024 x 1024 pixels"),
         ([*SEEING, "workload.prefix_hit=.5"], "not modelled"),

@@ -16,7 +16,7 @@ from analysis.autoscaling.serve_scaling import ServeScaling
 from analysis.planning.evidence import IntervalEstimate
 from cluster.ray_session.session import Session
 from conf import ConfigError, load
-from conf.composed import dump
+from conf.compose import dump
 from conf.specs.experiment import Experiment
 from serve_apps.simulated import configured
 from serve_apps.simulated.app import ENGINES

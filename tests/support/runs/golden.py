@@ -25,7 +25,7 @@ from analysis.results.runs import Run
 from analysis.results.text.capacity_text import figures
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
-from conf.composed import dump
+from conf.compose import dump
 from loadgen.run.run_folder import checksums
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"

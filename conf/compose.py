@@ -1,0 +1,265 @@
+"""Turns YAML groups and `key=value` words into an `Experiment`.
+
+Precedence: dataclass defaults < the chosen file of each group < the files that `model.config_json` and
+`engine.constants` name < `key=value`. A bare group name chooses a file (`workload=smoke`), a dotted key
+sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters. Trees stay plain until all are
+merged; then `conf.typed` makes the specs of them, or names everything that is wrong.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from conf import bound_words, constant_keys, constants, kernels, named_files
+from conf.io.bounded_yaml import DUMPER
+from conf.io.check import ConfigError, Refusals
+from conf.io.one_line import one_line
+from conf.keys import fields_of, with_defaults
+from conf.named_files import NAMED_FILES
+from conf.specs.conversation import overruled
+from conf.specs.engine import ENGINES, SimulatedEngine
+from conf.specs.experiment import Experiment
+from conf.specs.layout import Layout
+from conf.specs.planning import Planning
+from conf.specs.recommendation import Recommendation
+from conf.trees import overlaid, value_at
+from conf.typed import Source, typed
+from conf.word_values import Word, of_keys, parsed
+from conf.words import ROOT, group_file, groups, refuse_twice, split_words
+
+KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
+"""Keys that decide which kernels an engine has, and those of the fit."""
+Groups = TypeVar("Groups", Planning, Recommendation)
+Tree = dict[str, Any]
+UNKNOWN = "unknown"
+NAMED_GROUPS = ("model", "hardware", "layout", "routing")
+"""Groups of which the defaults say nothing about external endpoints."""
+MOST_NAME_BYTES = 200
+"""Most bytes of a run's name: file systems take 255, and names of parts and unfinished files are longer."""
+
+
+def load(words: Sequence[str] = (), base: Path | None = None) -> Experiment:
+    """The experiment of `words` (`key=value` each) over the defaults or over a saved tree `base`.
+
+    Raises ConfigError with a line for everything that is wrong: keys, choices and values, or specs that do
+    not fit.
+    """
+    refusals = Refusals()
+    choices, values = split_words(words, refusals)
+    values = bound_words.spelled(values, refusals)
+    saved = named_files.read_saved(base, bound_words.are_listed(words)) if base else {}
+    tree = _of_saved(saved, choices, values) if base else _of_defaults()
+    for group, name in choices.items():
+        with refusals.collected():
+            tree = tree | {group: _file(group, name)}
+    root = {**(fields_of(Experiment) or {}), "engine": _engine_spec(tree.get("engine"))}
+    known = parsed(root, values, refusals)
+    with refusals.collected():
+        tree = _with_words(tree, known, choices, bool(base))
+    if base or any(word.key.startswith("layout.") for word in known):
+        tree = _with_layout_name(tree, known)
+    keys = [word.key for word in known]
+    experiment = typed(Experiment, tree, Source(root, keys, str(base or "")), refusals)
+    with refusals.collected():
+        constants.check_correlations(experiment)
+    with refusals.collected():
+        refuse_name(experiment.run if "run" in keys else None)
+    with refusals.collected():
+        _refuse_dropped(saved, experiment, choices, base)
+    refusals.raise_if_any()
+    return experiment
+
+
+def refuse_name(run: str | None) -> None:
+    """Raise ConfigError for a `run` that cannot name a folder within `out`; None names none."""
+    if run is None:
+        return
+    if run in ("", ".", "..") or set(run) & set("/\\="):
+        raise ConfigError(f"run={one_line(run)} is no name of a folder in out; give one without / \\ and =")
+    if not run.isprintable() or run != run.strip() or run.startswith("-"):
+        raise ConfigError("run=... has control characters or begins or ends oddly; give a plain name")
+    if len(run.encode(errors="replace")) > MOST_NAME_BYTES:
+        raise ConfigError(f"run={run[:20]}... is longer than {MOST_NAME_BYTES} bytes; give a shorter name")
+
+
+def load_planning(words: Sequence[str]) -> Planning:
+    """The demand and margins of a plan, from words demand.* and plan.* over the defaults.
+
+    Raises ConfigError as `load` does.
+    """
+    return _of_groups(Planning, words)
+
+
+def load_recommendation(words: Sequence[str]) -> Recommendation:
+    """The demand, margins and shapes of a recommendation, from words demand.*, plan.* and recommend.*.
+
+    Raises ConfigError as `load` does.
+    """
+    return _of_groups(Recommendation, words)
+
+
+def _of_groups(spec: type[Groups], words: Sequence[str]) -> Groups:
+    refusals = Refusals()
+    refuse_twice(words, refusals)
+    root = fields_of(spec) or {}
+    known = parsed(root, words, refusals)
+    tree = _over({group: {} for group in root}, known)
+    return typed(spec, tree, Source(root, [word.key for word in known]), refusals)
+
+
+def dump(experiment: Experiment) -> str:
+    """The experiment as YAML, which `load(base=...)` reads back as an equal one."""
+    return yaml.dump(asdict(experiment), Dumper=DUMPER, sort_keys=False, allow_unicode=True)
+
+
+def preset(group: str, name: str) -> Mapping[str, Any]:
+    """The values of a file of a group and the defaults of its other keys; empty if there is no such file."""
+    return _file(group, name) if name in groups()[group] else {}
+
+
+@lru_cache
+def _file(group: str, name: str) -> Tree:
+    """The tree of a file of ours with all defaults. It is shared: nobody changes it."""
+    return cast(Tree, _filled(group, _own(group_file(group, name))))
+
+
+@lru_cache
+def _own(path: Path) -> Tree:
+    """The tree of a file of ours as it is. It is shared: nobody changes it."""
+    return named_files.read(path)
+
+
+def _filled(group: str, tree: Any) -> Any:
+    """The tree of a group with all defaults."""
+    spec = _engine_spec(tree) if group == "engine" else (fields_of(Experiment) or {}).get(group)
+    return with_defaults(spec, tree)
+
+
+def _engine_spec(engine: Any) -> type:
+    """The spec of an engine's tree; of a wrong kind, which `typed` refuses, that of the simulated engine."""
+    kind = engine.get("kind") if isinstance(engine, Mapping) else None
+    return ENGINES.get(str(kind), SimulatedEngine)
+
+
+def _of_defaults() -> Tree:
+    own = _own(ROOT / "config.yaml")
+    tree = {key: value for key, value in own.items() if key != "defaults"}
+    return cast(Tree, with_defaults(Experiment, tree)) | {
+        group: _file(group, own["defaults"][group]) for group in own["defaults"]
+    }
+
+
+def _of_saved(saved: Tree, choices: Mapping[str, str], values: Sequence[str]) -> Tree:
+    """The tree of a saved experiment, without what belongs to groups that are chosen or read anew."""
+    tree = _renamed(saved) if choices.get("engine", "external") != "external" else saved
+    filled = {group: _filled(group, value) for group, value in tree.items()}
+    tree = cast(Tree, with_defaults(Experiment, filled))
+    keys = [word.partition("=")[0] for word in values]
+    renewed = {*choices, *(key.partition(".")[0] for key in keys if key in NAMED_FILES)}
+    if renewed & {"engine", "hardware", "model"} and value_at(tree, "engine.constants_covariance"):
+        tree["engine"] = tree["engine"] | {"constants_covariance": {}}
+    return tree
+
+
+def _renamed(tree: Tree) -> Tree:
+    """The tree of external endpoints for an engine of ours: unnamed groups are those of the defaults."""
+    defaults = _own(ROOT / "config.yaml")["defaults"]
+    files = {group: _file(group, defaults[group]) for group in NAMED_GROUPS}
+    unnamed = [group for group in NAMED_GROUPS if value_at(tree, f"{group}.name") == UNKNOWN]
+    if value_at(tree, "engine.kind") == "external" and _is_served_as(tree.get("model") or {}, files["model"]):
+        unnamed.append("model")
+    return tree | {group: {**tree[group], "name": files[group]["name"]} for group in unnamed}
+
+
+def _is_served_as(model: Mapping[str, Any], file: Mapping[str, Any]) -> bool:
+    """True of a model named by its served name alone: what else it has is of the default's file."""
+    apart = ("name", "served_name", "step_time", "posterior")
+    facts = {key: value for key, value in file.items() if key not in apart}
+    return model.get("name") == model.get("served_name") and facts.items() <= model.items()
+
+
+def _with_words(tree: Tree, words: Sequence[Word], choices: Mapping[str, str], is_saved: bool) -> Tree:
+    """The tree with words, and with what follows from them: named files, kernels and exact constants.
+
+    Over a saved tree, groups without a choice keep its values.
+    """
+    _refuse_overruled(tree, words)
+    keys = {word.key for word in words}
+    kind = value_at(tree, "engine.kind")
+    if any(value_at(word.tree, "engine.kind") not in (None, kind) for word in words):
+        raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
+    if kind == "external" and not is_saved:
+        tree = overlaid(tree, _unnamed(choices, words))
+    renewed = set(choices) if is_saved else set(groups())
+    renewed |= {key.partition(".")[0] for key in keys if key in NAMED_FILES}
+    tree = _over(tree, of_keys(words, NAMED_FILES))
+    for key, named in NAMED_FILES.items():
+        if renewed & named.groups and value_at(tree, key):
+            tree = named_files.applied(tree, key)
+    if kind == "simulated" and (renewed & {"engine", "model"} or keys & KERNEL_KEYS):
+        tree = _over(tree, of_keys(words, KERNEL_KEYS))
+        ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
+        tree = overlaid(tree, {"engine": {"kernel_ratio": ratio and asdict(ratio)}})
+    constant_keys.check_kernels(tree, keys)
+    for key in keys:
+        tree = overlaid(tree, constant_keys.exact(tree, key))
+    return _over(tree, words)
+
+
+def _over(tree: Tree, words: Iterable[Word]) -> Tree:
+    for word in words:
+        tree = overlaid(tree, word.tree)
+    return tree
+
+
+def _unnamed(choices: Mapping[str, str], words: Sequence[Word]) -> Tree:
+    """Names of the groups of external endpoints that no word chose: the defaults were not measured."""
+    names: Tree = {group: {"name": UNKNOWN} for group in NAMED_GROUPS if group not in choices}
+    served = next((value_at(word.tree, word.key) for word in of_keys(words, ["model.served_name"])), "")
+    if served and "model" in names:
+        names["model"] = {"name": served}
+    return names
+
+
+def _refuse_overruled(tree: Tree, words: Sequence[Word]) -> None:
+    """Raise ConfigError for words that the conversations of the workload would overrule."""
+    if value_at(_over(tree, of_keys(words, ["workload.conversations"])), "workload.conversations") is None:
+        return
+    if reasons := list(filter(None, (overruled(word.tree) for word in words))):
+        raise ConfigError(*reasons)
+
+
+def _refuse_dropped(
+    saved: Tree, experiment: Experiment, choices: Mapping[str, str], base: Path | None
+) -> None:
+    """Raise ConfigError where a calibration's file is dropped but its values stay."""
+    calibration = value_at(saved, "engine.constants")
+    dropped = calibration and getattr(experiment.engine, "constants", None) == ""
+    if dropped and not {"model", "hardware"} <= set(choices):
+        raise ConfigError(
+            f"engine.constants={calibration} is dropped but {base} holds its values: also choose model=NAME "
+            "hardware=NAME"
+        )
+
+
+def _with_layout_name(tree: Tree, words: Sequence[Word]) -> Tree:
+    """The tree, its layout named by the engines where these are not those of the named file."""
+    name, files, keys = value_at(tree, "layout.name"), groups()["layout"], [word.key for word in words]
+    is_changed = any(key.startswith("layout.") for key in keys)
+    if name == UNKNOWN or "layout.name" in keys or (name not in files and not is_changed):
+        return tree
+    try:
+        shape = _shape(tree["layout"])
+    except (ConfigError, LookupError):
+        return tree  # whose layout is about to be refused
+    is_of_file = name in files and shape == _shape(_file("layout", name))
+    return tree if is_of_file else overlaid(tree, {"layout": {"name": shape}})
+
+
+def _shape(layout: Tree) -> str:
+    """The engines of a layout's tree in words."""
+    return typed(Layout, layout, Source(fields_of(Layout) or {}), Refusals()).shape

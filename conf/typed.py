@@ -1,0 +1,198 @@
+"""The border from plain trees to the specs: pydantic checks types, ranges and keys, and all errors at once.
+
+pydantic is imported where a tree is checked: it takes a tenth of a second, which help need not wait for.
+"""
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+
+from conf.bound_words import short_key
+from conf.io.check import ConfigError, Refusals
+from conf.io.nearest import hint, nearest
+from conf.io.one_line import one_line
+from conf.io.secret import SECRET_SETTING
+from conf.keys import Fields, bare, fields_of
+from conf.specs.engine import ENGINES
+from conf.unknown_keys import sample, setting, shown, unknown
+
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a tree comes from: the types of its keys, the keys that words set, and the file of the rest."""
+
+    root: Fields
+    words: Collection[str] = ()
+    file: str = ""
+
+    def prefix(self, key: str) -> str:
+        """The beginning of a line about a key: the file, unless words set the key or a part of it."""
+        part_of_it = any(
+            f"{word}.".startswith(f"{key}.") or f"{key}.".startswith(f"{word}.") for word in self.words
+        )
+        return f"{self.file}: " if self.file and not part_of_it else ""
+
+
+OPEN = ("target.", "engine.args", "engine.env")
+"""Keys whose values may hold a secret, which no message shows."""
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+MOST_ERRORS = 50
+"""Most errors of a tree that are said: to find the nearest key takes some 10 ms (our choice)."""
+MOST_WHOLE = 1e15
+"""Bounds from here on are shown with an exponent."""
+
+
+def typed(spec: type[Spec], tree: Mapping[str, Any], source: Source, refusals: Refusals) -> Spec:
+    """The spec of a tree. Raises ConfigError with all errors, those of `refusals` first.
+
+    Rules about several keys are left out where a word was refused: they may be broken by its absence.
+    """
+    from pydantic import ValidationError
+
+    try:
+        made = adapter(cast(Any, spec)).validate_json(_json(tree))
+        refusals.raise_if_any()
+        return cast(Spec, made)
+    except ValidationError as error:
+        errors = [(_key(each["loc"]), each) for each in error.errors(include_url=False)[:MOST_ERRORS]]
+    rules_hold = not refusals.reasons
+    lines: dict[str, str] = {}
+    for key, each in errors:
+        if each["type"] != "missing" and (rules_hold or each["type"] != "value_error"):
+            line = _line(source.root, key, each)
+            lines.setdefault(_without_places(key), source.prefix(key) + line)  # the first of a list is enough
+    refusals.reasons += lines.values()
+    if missing := [key for key, each in errors if each["type"] == "missing"]:
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        names = f"{source.prefix('')}{', '.join(missing)}"
+        refusals.reasons.append(f"{names} {are} missing; give {them}, or start from a whole config.yaml")
+    refusals.raise_if_any()
+    raise AssertionError("pydantic refused a tree without a reason")
+
+
+@cache
+def adapter(spec: Any) -> Any:
+    """The strict type adapter of a spec or of the type of a key."""
+
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    if isinstance(spec, type) and is_dataclass(spec):
+        return TypeAdapter(with_config(strict)(spec))
+    return TypeAdapter(spec, config=strict)
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """True if the type of a key takes a value."""
+    from pydantic import ValidationError
+
+    try:
+        adapter(kind).validate_json(_json(value))
+    except ValidationError:
+        return False
+    return True
+
+
+def _json(tree: Any) -> str:
+    try:
+        return json.dumps(tree, default=str)
+    except TypeError as error:
+        raise ConfigError("a key is neither text nor number; put it in quotes") from error
+
+
+def _key(place: Sequence[str | int]) -> str:
+    """The dotted key of a place in a tree; pydantic puts an engine's kind behind its key."""
+    parts = [part for at, part in enumerate(place) if not (at == 1 and place[0] == "engine")]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def _without_places(key: str) -> str:
+    return key.partition("[")[0]
+
+
+def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
+    if error["type"] == "value_error":
+        text = str(error["ctx"]["error"])
+        # A spec that stands in several places does not know its key.
+        return text if "." not in key or text.startswith(key.partition(".")[0]) else f"{key}: {text}"
+    if error["type"] == "unexpected_keyword_argument":
+        return unknown(root, key, fits, error["input"])
+    if error["type"] == "json_invalid":
+        return "a text has letters that are not Unicode"
+    if error["type"] == "union_tag_invalid":
+        kind = str(error["ctx"]["tag"])
+        near = hint(nearest(kind, list(ENGINES)))
+        return f"unknown engine kind '{one_line(kind)}'{near}; available: {', '.join(ENGINES)}"
+    return wrong(root, key, error["input"])
+
+
+def wrong(root: Fields, key: str, value: Any) -> str:
+    """One line on a value that the type of its key does not take."""
+    kind, _, ranges = bare(_type_at(root, key))
+    if (fields := fields_of(kind)) is not None:
+        such = setting(fields, key, value, fits) or f"{key}.{next(iter(fields))}=..."
+        return f"{key} is a group of keys; set one of them, such as {such}"
+    if get_origin(kind) is dict:
+        return f"{key} is a mapping of names to values; set one of them: {key}.NAME=VALUE"
+    if get_origin(kind) is list:
+        key = _without_places(key)
+        kind = bare(_type_at(root, key)).kind
+        nested = get_origin(get_args(kind)[0]) is list
+        return f"{key} must be a list{' of lists' if nested else ''}: {key}={sample(kind, key)}"
+    key, limits = short_key(key), _range(ranges)
+    wanted = _wanted(kind) + limits
+    if value is None:
+        return f"{key} has no value; give it {wanted} or leave it out"
+    if isinstance(value, float) and not math.isfinite(value):
+        wanted = f"finite{' and' + limits.removeprefix(' of') if limits else ''}"
+    elif _is_number(value) and (kind is float or (kind is int and isinstance(value, int))):
+        wanted = limits.removeprefix(" of").removeprefix(" from").strip()
+    is_shown = not (key.startswith(OPEN) or isinstance(value, Mapping | list) or SECRET_SETTING.search(key))
+    return f"{key}{f'={shown(value)}' if is_shown else ''} must be {wanted}{hint(_near(kind, key, value))}"
+
+
+def _near(kind: Any, key: str, value: Any) -> list[str]:
+    if get_origin(kind) is Literal:
+        return nearest(str(value), [str(choice) for choice in get_args(kind)])
+    return [f"{key}={int(value)}"] if kind is int and isinstance(value, float) and value.is_integer() else []
+
+
+def _type_at(root: Fields, key: str) -> Any:
+    """The type of a dotted key, which may end inside a list or a mapping."""
+    kind: Any = root
+    for part in key.replace("[", ".[").split("."):
+        kind = bare(kind).kind
+        fields = fields_of(kind)
+        kind = fields[part] if fields is not None else (get_args(kind) or (kind,))[-1]
+    return kind
+
+
+def _wanted(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return WANTED.get(kind, "something else")
+
+
+def _range(ranges: Iterable[Any]) -> str:
+    """A range in words: ` above 0 and at most 200`, ` from 1 to 100`, ` of at least 1`."""
+    names = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    ends: dict[str, float] = {
+        name: end for one in ranges for name in names if (end := getattr(one, name, None)) is not None
+    }
+    if set(ends) == {"ge", "le"}:
+        return f" from {_number(ends['ge'])} to {_number(ends['le'])}"
+    words = " and ".join(f"{names[name]} {_number(end)}" for name, end in ends.items())
+    return f" {'of ' if words.startswith('at') else ''}{words}" if words else ""
+
+
+def _number(end: float) -> str:
+    return str(int(end)) if end == int(end) and (isinstance(end, int) or end < MOST_WHOLE) else f"{end:.3g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

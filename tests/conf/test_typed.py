@@ -1,0 +1,69 @@
+"""conf.typed: a tree becomes a spec, or every error of it is a line with its key and its file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf import ConfigError, load
+from conf.compose import dump
+
+TREE = yaml.safe_load(dump(load()))
+
+
+def changed(folder: Path, **groups: Any) -> Path:
+    """A saved experiment with other values."""
+    path = folder / "config.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {**TREE, **{name: TREE[name] | more for name, more in groups.items()}}, sort_keys=False
+        )
+    )
+    return path
+
+
+def test_every_error_of_a_file_is_said_with_the_file_and_those_of_words_without(tmp_path: Path) -> None:
+    saved = changed(
+        tmp_path, cluster={"nodes": "two", "recovery_s": -1}, fleet={"actor": 4}, slo={"joint": True}
+    )
+    with pytest.raises(ConfigError) as refused:
+        load(["search.budget_s=0"], saved)
+    assert sorted(refused.value.reasons) == [
+        f"{saved}: cluster.nodes=two must be a whole number from 1 to 100000",
+        f"{saved}: cluster.recovery_s=-1 must be at least 0",
+        f"{saved}: slo.joint=true must be a number",
+        f"{saved}: unknown key 'fleet.actor'; did you mean 'fleet.actors=4'?",
+        "search.budget_s=0 must be above 0 and at most 2592000",
+    ]
+
+
+def test_a_word_repairs_a_file(tmp_path: Path) -> None:
+    saved = changed(tmp_path, cluster={"nodes": "two"})
+    assert load(["cluster.nodes=1"], saved) == load()
+
+
+@pytest.mark.parametrize("value", ["1", 1.5, True, [1], {"a": 1}])
+def test_types_are_strict(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fleet.actors.* must be a whole number from 1 to 10000$"):
+        load(base=changed(tmp_path, fleet={"actors": value}))
+
+
+def test_a_file_with_ten_thousand_errors_is_refused_at_once(tmp_path: Path) -> None:
+    saved = changed(tmp_path, engine={f"key_{number}": 1 for number in range(4000)})
+    with pytest.raises(ConfigError) as refused:
+        load(base=saved)
+    assert len(refused.value.reasons) < 100
+
+
+def test_rules_about_several_keys_wait_until_all_keys_are_known() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(["workload=trace", "workload.tracee=a.csv"])
+    assert refused.value.reasons == ("unknown key 'workload.tracee'; did you mean 'workload.trace'?",)
+
+
+def test_numbers_with_an_exponent_are_numbers_and_texts_like_them_stay_texts(tmp_path: Path) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(load(["run=12e5", "rate_qps=2e0"])).replace("rate_qps: 2.0", "rate_qps: 2e0"))
+    again = load(base=saved)
+    assert (again.run, again.rate_qps) == ("12e5", 2.0)
