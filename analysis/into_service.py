@@ -62,19 +62,16 @@ def _application(asked: Experiment) -> tuple[Tree, ServeFront]:
 
     Raises ConfigError where it has none.
     """
-    from cluster.ray_session.placement import place
-
-    bundles = [dict(bundle) for bundle in place(asked.cluster, asked.layout).bundles]
     if asked.layout.prefill is not None or asked.layout.data_parallel > 1:
         raise ConfigError(f"{FLAG} scales engines that are alike and alone, not layout={asked.layout.name}")
     if isinstance(asked.engine, SimulatedEngine):
-        return _engine_model(asked, bundles)
+        return _engine_model(asked)
     if isinstance(asked.engine, VllmEngine) and asked.engine.kind == "vllm":
         return _vllm(asked, asked.engine)
     raise ConfigError(f"{FLAG} knows engine=simulated and engine=vllm, not {asked.engine.kind}")
 
 
-def _engine_model(asked: Experiment, bundles: list[dict[str, float]]) -> tuple[Tree, ServeFront]:
+def _engine_model(asked: Experiment) -> tuple[Tree, ServeFront]:
     from cluster.ray_session.serve_settings import serve_environment
     from serve_apps.simulated import configured
     from serve_apps.simulated.app import ENGINES
@@ -84,7 +81,7 @@ def _engine_model(asked: Experiment, bundles: list[dict[str, float]]) -> tuple[T
         "name": "maxqps",
         "route_prefix": "/",
         "import_path": configured.BUILDER,
-        "args": {"bundles": bundles, "experiment": dump(asked)},
+        "args": {"bundles": [asked.layout.replica_resources], "experiment": dump(asked)},
         "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
     }
     # One front on the head node, as in a sweep, so that one balancer sees all requests.
@@ -96,16 +93,14 @@ def _engine_model(asked: Experiment, bundles: list[dict[str, float]]) -> tuple[T
 
 
 def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
-    from cluster.ray_session.placement import place
     from cluster.ray_session.serve_settings import serve_environment
     from serve_apps.vllm_engine.config_file import environment
     from serve_apps.vllm_engine.rendering import RenderingInput, render
     from serve_apps.vllm_recipes import vllm_flags
 
     version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    bundles = place(asked.cluster, asked.layout).bundles
     parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    rendering = render(RenderingInput(*parts, bundles, version))
+    rendering = render(RenderingInput(*parts, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
     options = dict(rendering.application)

@@ -34,7 +34,7 @@ from cluster.command_line import (
 from cluster.manifests.kuberay import KubernetesSite, kuberay
 from cluster.manifests.nodes import environment, is_amd, nodes_of
 from cluster.manifests.static_hosts import assign_hosts, ray_up, systemd
-from cluster.ray_session.placement import PlacementError, SessionError, place
+from cluster.ray_session.placement import PlacementError, SessionError
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
@@ -171,8 +171,7 @@ def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
 
     parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware, experiment.routing
     version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    placement = place(experiment.cluster, experiment.layout)
-    return rendering.RenderingInput(engine, *parts, placement.bundles, version, placement.prefill_bundles)
+    return rendering.RenderingInput(engine, *parts, version)
 
 
 def _deliver(files: dict[str, str], out: Path | None) -> int:

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.ray_session.placement import place
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
@@ -85,7 +84,6 @@ def _render(words: Sequence[str]) -> Rendering:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is no vLLM; choose engine=vllm or leave it out")
-    placement = place(experiment.cluster, experiment.layout)
     asked = RenderingInput(
         engine,
         experiment.model,
@@ -93,9 +91,7 @@ def _render(words: Sequence[str]) -> Rendering:
         experiment.cluster,
         experiment.hardware,
         experiment.routing,
-        placement.bundles,
         _version(engine, experiment),
-        placement.prefill_bundles,
     )
     rendering = render(asked)
     serve = serve_environment(experiment.routing) | environment(engine, experiment.routing)

@@ -1,7 +1,6 @@
-"""The replicas behind those that answer, which only compute prompts: where they are, and if they are warm.
+"""The replicas that only compute prompts: where they are, and whether they are warm.
 
-Nothing reaches them but the replicas that answer, which tell of them at one path; a server that does not know
-it tells nothing.
+No client reaches them. The replicas that answer report them at one path; other servers do not have the path.
 """
 
 import json
@@ -19,34 +18,34 @@ RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class ToldPrefill:
-    """The HTTP address of a replica's own figures, and how many prompts it has computed."""
+class PrefillReport:
+    """The HTTP address of a replica's own metrics, and how many prompts it has computed."""
 
     url: str
     prompts: int
 
 
-def told(url: str) -> dict[str, ToldPrefill] | None:
-    """The prefill replicas by their ids, as the replica at `url` knows them; None if it cannot tell."""
+def reports(url: str) -> dict[str, PrefillReport] | None:
+    """The prefill replicas by their ids, as the replica at `url` reports them; None if it does not."""
     try:
         answer = ask(f"{url}{PAGE}", TIMEOUT_S)
         if not answer.is_success:
             return None
-        found = json.loads(answer.body)["replicas"]
-        return {str(name): ToldPrefill(str(it["url"]), int(it["prompts"])) for name, it in found.items()}
+        rows = json.loads(answer.body)["replicas"]
+        return {str(name): PrefillReport(str(row["url"]), int(row["prompts"])) for name, row in rows.items()}
     except GARBLED:
         return None
 
 
 def warm(
     url: str, wanted: Collection[str], send: Callable[[], object], deadline_s: float
-) -> dict[str, ToldPrefill]:
+) -> dict[str, PrefillReport]:
     """Call `send`, whose requests Serve spreads over them, until each wanted replica has computed a prompt.
 
-    Returns them as told at `url`; nothing if nothing is told there. Raises WarmupError after `deadline_s`
+    Returns their reports at `url`; empty if nothing is reported there. Raises WarmupError after `deadline_s`
     (monotonic).
     """
-    while (found := told(url)) is not None:
+    while (found := reports(url)) is not None:
         cold = {name for name in wanted if name not in found or not found[name].prompts}
         if not cold:
             return {name: found[name] for name in wanted}
@@ -55,5 +54,5 @@ def warm(
         if cold <= set(found):
             send()
         else:
-            time.sleep(RETRY_S)  # the news of a new replica takes a moment
+            time.sleep(RETRY_S)  # a new replica is reported a moment later
     return {}

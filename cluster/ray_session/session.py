@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +29,7 @@ from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
-from cluster.ray_session.placement import LOAD_ROLE, REPLICA_CPUS, SessionError, require_nodes
+from cluster.ray_session.placement import LOAD_ROLE, SessionError, require_nodes
 from cluster.ray_session.private_folder import new_folder
 from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
@@ -43,6 +43,7 @@ from cluster.ray_session.serve_settings import (
 )
 from conf import ray_patches
 from conf.specs.experiment import Cluster, Routing
+from conf.specs.layout import REPLICA_CPUS
 
 OBJECT_STORE_BYTES = 100 * 2**20
 KEEP_ALIVE_S = 600
@@ -72,12 +73,13 @@ log = logging.getLogger(__name__)
 class Session:
     """A running Ray session. `url` is Serve's HTTP front on the head node, empty without Serve.
 
-    `roles` are the values of the label `role` on the alive nodes; `place` reads them. `front_streams` is the
+    `load_selector` are the node labels that a load actor needs: role=load if any alive node has that label.
+    If the selector is empty, load actors run on any node, beside replicas if need be. `front_streams` is the
     number of requests that the front serves at once, while others wait in its queue; None if it has no bound.
     """
 
     url: str
-    roles: frozenset[str] = frozenset()
+    load_selector: dict[str, str] = field(default_factory=dict)
     front_streams: int | None = None
 
 
@@ -112,8 +114,8 @@ def open_session(
         with as_session_error("list the nodes of the Ray session", "start it again"):
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
-        roles = {node["Labels"]["role"] for node in nodes if "role" in node["Labels"]}
-        yield Session(url, frozenset(roles), _front_streams(routing))
+        kept = any(node["Labels"].get("role") == LOAD_ROLE for node in nodes)
+        yield Session(url, {"role": LOAD_ROLE} if kept else {}, _front_streams(routing))
 
 
 def _front_streams(routing: Routing | None) -> int | None:

@@ -7,6 +7,9 @@ from conf.io.check import require
 from conf.specs.ranges import AtLeastOne
 from conf.specs.step_time import Constant
 
+REPLICA_CPUS = 0.1
+"""Nominal CPU share of a replica in Ray (our choice)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillEngines:
@@ -85,6 +88,11 @@ class Layout:
     @property
     def gpus_per_replica(self) -> int:
         return self.tensor_parallel * self.data_parallel
+
+    @property
+    def replica_resources(self) -> dict[str, float]:
+        """Resources of one replica in Ray; its share of a CPU is nominal."""
+        return {"GPU": float(self.gpus_per_replica), "CPU": REPLICA_CPUS}
 
     @property
     def gpus_per_node(self) -> int:

@@ -7,18 +7,16 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ray.serve import Application
-
-from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy
+from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
 from cluster.deployment.routing_check import check_router
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.preflight.power_meter import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
-from cluster.ray_session.placement import Placement, PlacementError, SessionError, place
+from cluster.ray_session.placement import PlacementError, SessionError
 from cluster.ray_session.session import Session, open_session
 from conf import Experiment
 from conf.io.access import DEFAULT_ACCESS, Access
@@ -38,7 +36,7 @@ WARM_OUTPUT_TOKENS = 8
 SIMULATED_START_S = 120.0
 NOT_OURS = "engine=external deploys nothing, so that nothing reads its nodes"
 NO_GPU = "the {} engine uses no GPU"
-SHARED_MACHINE = "nodes share a machine, each of which would tell the power of all"
+SHARED_MACHINE = "nodes share a machine, each of which would report the power of all"
 LEAST_ASK_S = 1.0
 """Least time for an endpoint's list of models, even if its first answer took all the time (our choice)."""
 
@@ -56,113 +54,74 @@ def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         raise TargetError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Engines:
-    """The application that is deployed on a placement.
-
-    `build` runs in the cluster if it returns a function. `prefix` begins the names of the deployments that
-    serve the model, and `prefill` those of prefill engines. `described` goes into the manifest; `environment`
-    is that of Serve's processes on all nodes. Each replica of the placement is `serving` replicas of Serve's.
-    """
-
-    build: Callable[[Placement], Application | Callable[[], Application]]
-    name: str
-    prefix: str
-    described: Mapping[str, Any]
-    environment: Mapping[str, str]
-    start_s: float
-    prefill: str = ""
-    serving: int = 1
-
-
-def _engines(experiment: Experiment) -> _Engines:
+def service_plan(experiment: Experiment) -> ServicePlan:
+    """The application that an experiment deploys. Raises ValueError for an engine that cannot be deployed."""
     if isinstance(experiment.engine, SimulatedEngine):
         return _simulated(experiment, experiment.engine)
     assert isinstance(experiment.engine, VllmEngine)
     return _vllm(experiment, experiment.engine)
 
 
-def _simulated(experiment: Experiment, engine: SimulatedEngine) -> _Engines:
-    parts = EngineSpecs(engine, experiment.model, experiment.hardware, experiment.layout)
-    return _Engines(
-        lambda placement: build_app(
-            parts,
-            placement.replicas,
-            placement.bundles,
-            experiment.seed,
-            experiment.routing,
-            Engines(placement.prefill_replicas, placement.prefill_bundles),
-        ),
-        application_name(*parts, experiment.routing),
-        ENGINES,
-        {},
-        {},
-        SIMULATED_START_S,
-        PREFILL,
+def _simulated(experiment: Experiment, engine: SimulatedEngine) -> ServicePlan:
+    layout, routing = experiment.layout, experiment.routing
+    parts = EngineSpecs(engine, experiment.model, experiment.hardware, layout)
+    bundles = [layout.replica_resources]
+    prefill = Engines(
+        experiment.prefill_replicas, [side.replica_resources] if (side := layout.prefill_side) else []
+    )
+    return ServicePlan(
+        app_name=application_name(*parts, routing),
+        build=partial(build_app, parts, experiment.replicas, bundles, experiment.seed, routing, prefill),
+        replicas=experiment.replicas,
+        warmup=WarmupRequests(*_warming_requests(experiment)),
+        engines=ENGINES,
+        prefill_replicas=experiment.prefill_replicas,
+        prefill_engines=PREFILL,
+        per_node=experiment.streams > 0,
+        start_s=SIMULATED_START_S,
     )
 
 
-def _vllm(experiment: Experiment, spec: VllmEngine) -> _Engines:
+def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
     model, layout, routing = experiment.model, experiment.layout, experiment.routing
     tokens = Traffic(experiment.workload).longest_request_tokens, round(experiment.workload.prompt_tokens)
     ready = with_folder(prepared(spec, model, layout, experiment.hardware, *tokens), model)
     engine, recipe = ready.engine, ready.recipe
     known_bytes = {} if engine.kind == "vllm_emulated" else {"weight_bytes": weight_bytes(model)}
-    return _Engines(
-        lambda placement: app.vllm_app(
-            engine,
-            model,
-            layout,
-            routing,
-            recipe,
-            config_file.Replicated(placement.replicas, placement.bundles),
-            config_file.Replicated(placement.prefill_replicas, placement.prefill_bundles),
-        ),
-        application_name(engine, model, experiment.hardware, layout, routing),
-        app.engines_prefix(engine, layout),
-        ready.described() | known_bytes,
+    replicas, prefill_replicas = experiment.replicas, experiment.prefill_replicas
+    return ServicePlan(
+        app_name=application_name(engine, model, experiment.hardware, layout, routing),
+        build=app.vllm_app(engine, model, layout, routing, recipe, replicas, prefill_replicas),
+        built_in_cluster=True,
+        replicas=replicas * app.answering(engine, layout),
+        warmup=WarmupRequests(*_warming_requests(experiment)),
+        engines=app.engines_prefix(engine, layout),
+        prefill_replicas=prefill_replicas,
+        prefill_engines=app.PREFILL,
+        per_node=experiment.streams > 0,
+        engine=ready.described() | known_bytes,
         # On machines without a GPU all processes must know that, not only the replicas.
-        config_file.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
-        engine.start_timeout_s,
-        app.PREFILL,
-        app.answering(engine, layout),
+        environment=config_file.environment(engine, routing) | (recipe.env if engine.kind != "vllm" else {}),
+        start_s=engine.start_timeout_s,
     )
 
 
 @contextmanager
 def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
-    engines = _engines(experiment)
+    plan = service_plan(experiment)
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     split = f" and {experiment.prefill_replicas} for prompts" if experiment.prefill_replicas else ""
     wanted = f"{experiment.replicas} replica(s){split}"
     emit("deploying", text=f"starting Ray ({experiment.cluster.name}) and {wanted}")
-    for note in engines.described.get("notes", []):
+    for note in plan.engine.get("notes", []):
         emit("recipe", text=note)
-    real = experiment.engine.kind == "vllm"
-    with open_session(
-        experiment.cluster, experiment.routing, load_cpus, engines.environment, real
-    ) as session:
-        placement = place(experiment.cluster, experiment.layout, session.roles)
-        seen = _preflight(experiment, engines, placement, emit)
-        deployment = deploy(
-            engines.build(placement),
-            ExpectedService(
-                engines.name,
-                session.url,
-                placement.replicas * engines.serving,
-                WarmupRequests(*_warming_requests(experiment)),
-                engines.prefix,
-                placement.prefill_replicas if engines.prefill else 0,
-                engines.prefill,
-                per_node=experiment.streams > 0,
-                engine=engines.described,
-            ),
-            engines.start_s,
-            lambda line: emit("deploy", text=line),
-        )
+    cluster, real_gpus = experiment.cluster, experiment.engine.kind == "vllm"
+    with open_session(cluster, experiment.routing, load_cpus, plan.environment, real_gpus) as session:
+        preflight = _preflight(experiment, plan, session, emit)
+        deployment = deploy(plan, session.url, lambda line: emit("deploy", text=line))
         try:
             with _metered(experiment) as meter:
-                yield _served(experiment, emit, session, placement, deployment, seen, meter)
+                yield _served(experiment, emit, session, deployment, preflight, meter)
         finally:
             deployment.teardown()
 
@@ -172,13 +131,13 @@ def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None
     return closing(PowerMeter({})) if experiment.engine.kind == "vllm" else nullcontext()
 
 
-def _preflight(experiment: Experiment, engines: _Engines, placement: Placement, emit: Emit) -> dict[str, Any]:
+def _preflight(experiment: Experiment, plan: ServicePlan, session: Session, emit: Emit) -> dict[str, Any]:
     """Preflight's report on the nodes of a joined cluster, for the manifest; it warns and stops nothing."""
     if experiment.cluster.session != "address":
         return {}
-    if not placement.load_selector:
+    if not session.load_selector:
         emit("placement", text="no node carries the label role=load: load actors may run beside replicas")
-    report = inspect(expected_of(experiment, engines.described.get("env", {})))
+    report = inspect(expected_of(experiment, plan.engine.get("env", {})))
     failed = [finding for finding in report.findings if finding.status == "fail"]
     for finding in failed:
         emit("preflight", text=f"{finding.check} on {finding.node}: {finding.figure}; {finding.remedy}")
@@ -190,24 +149,23 @@ def _served(
     experiment: Experiment,
     emit: Emit,
     session: Session,
-    placement: Placement,
     deployment: Deployment,
-    seen: Mapping[str, Any],
+    preflight: Mapping[str, Any],
     meter: PowerMeter | None,
 ) -> Service:
-    """The service as it stands, its router checked, with the function that waits for its recovery.
+    """The running service, its router checked, with the function that waits for its recovery.
 
-    `seen` are further facts for the manifest of every generation. The meter reads the nodes of this one.
+    The manifest of every generation has the report of `preflight`. The meter reads the nodes of this one.
     """
     one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
     front = session.url
-    if said := check_router(front, experiment.routing, placement.replicas, one_token):
+    if said := check_router(front, experiment.routing, experiment.replicas, one_token):
         emit("routing", text=said)
 
     def again(limit_s: float) -> Service:
         try:
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
-            return _served(experiment, emit, session, placement, back, seen, meter)
+            return _served(experiment, emit, session, back, preflight, meter)
         except DeployError as error:
             raise TargetError(str(error), error.last_words) from error
 
@@ -217,7 +175,7 @@ def _served(
         meter, unknown = None, SHARED_MACHINE
     if meter:
         meter.follow(nodes)
-    selector = placement.load_selector
+    selector = session.load_selector
     targets = _targets(experiment, deployment.urls, deployment.metrics_urls)
     return Service(
         targets,
@@ -229,7 +187,7 @@ def _served(
             "shape": experiment.layout.shape,
             "replica_nodes": deployment.replica_nodes,
             **deployment.described,
-            **seen,
+            **preflight,
         },
         metrics_urls=(deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls})
         | deployment.prefill_urls,

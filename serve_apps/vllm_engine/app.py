@@ -15,7 +15,7 @@ from ray.serve import Application
 from conf.ray_patches import model_card
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from serve_apps.routing.serve_routers import behind_router, request_router
-from serve_apps.vllm_engine.config_file import KV_PACKAGE, NONE, OPTIONS, Replicated, arguments
+from serve_apps.vllm_engine.config_file import KV_PACKAGE, OPTIONS, arguments
 from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, module_command, one_bundle
 
 ENGINES = "LLMServer"
@@ -43,19 +43,19 @@ def vllm_app(
     layout: Layout,
     routing: Routing,
     recipe: Recipe,
-    answering: Replicated,
-    prefill: Replicated = NONE,
+    replicas: int,
+    prefill_replicas: int = 0,
 ) -> Callable[[], Application]:
-    """A function that builds the application in the cluster: the `answering` engines, of a split layout its
-    decode engines, and the `prefill` engines behind those.
+    """A function that builds the application of `replicas` engines that answer clients, in the cluster.
+
+    In a split layout these are the decode engines, with `prefill_replicas` behind them.
 
     Behind HAProxy requests go straight to the replicas, as with the simulated engine: HAProxy balances them,
     or asks a request router for each. With the Python proxy they and their tokens pass Ray's OpenAI ingress.
     """
     if engine.server == "process":
-        bundle = one_bundle(answering.bundles, engine, layout)
-        return partial(_process_app, engine, model, routing, recipe, answering.count, bundle)
-    args = arguments(engine, model, layout, routing, recipe, answering, prefill)
+        return partial(_process_app, engine, model, routing, recipe, replicas, one_bundle(engine, layout))
+    args = arguments(engine, model, layout, routing, recipe, replicas, prefill_replicas)
     return partial(application, args)
 
 

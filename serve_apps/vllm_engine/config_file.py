@@ -3,9 +3,9 @@
 A sweep deploys these arguments and `render` prints them, so that what is rendered is what was measured.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
@@ -35,17 +35,6 @@ ROUTED_BODY_BYTES = 2**20
 Tree = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Replicated:
-    """A number of engines of a kind, on `bundles` each."""
-
-    count: int = 0
-    bundles: Sequence[dict[str, float]] = ()
-
-
-NONE = Replicated()
-
-
 def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
     """Variables of Serve's processes on all nodes at their start, besides those of every engine."""
     if engine.server == "process":
@@ -70,22 +59,19 @@ def arguments(
     layout: Layout,
     routing: Routing,
     recipe: Recipe,
-    answering: Replicated,
-    prefill: Replicated = NONE,
+    replicas: int,
+    prefill_replicas: int = 0,
 ) -> Tree:
-    """Arguments of `OUR_BUILDER`: the `answering` engines, in a split layout the decode engines, and the
-    `prefill` engines behind them.
+    """Arguments of `OUR_BUILDER` for `replicas` engines that answer clients.
+
+    In a split layout these are the decode engines, with `prefill_replicas` behind them.
     """
     if layout.prefill is None:
-        answers = llm_config(engine, model, layout, recipe, answering.count, answering.bundles)
+        answers = llm_config(engine, model, layout, recipe, replicas)
         configs: Tree = {"llm_configs": [answers]}
     else:
-        counts: dict[Side, int] = {"prefill": prefill.count, "decode": answering.count}
-        bundles: dict[Side, Sequence[dict[str, float]]] = {
-            "prefill": prefill.bundles,
-            "decode": answering.bundles,
-        }
-        configs = pd_configs(engine, model, layout, recipe, counts, bundles)
+        counts: dict[Side, int] = {"prefill": prefill_replicas, "decode": replicas}
+        configs = pd_configs(engine, model, layout, recipe, counts)
         configs["prefill_config"]["deployment_config"] |= deepcopy(OPTIONS)
         answers = configs["decode_config"]
     answers["deployment_config"] |= deepcopy(OPTIONS)
@@ -94,7 +80,7 @@ def arguments(
     if routing.data_path == "python_proxy":
         # As many of Ray's OpenAI ingress as there are engines behind it.
         configs["ingress_deployment_config"] = {
-            "num_replicas": answering.count,
+            "num_replicas": replicas,
             "max_ongoing_requests": NO_QUEUE_LIMIT,
             "ray_actor_options": {"num_cpus": 0},
         }

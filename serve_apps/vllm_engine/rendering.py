@@ -16,7 +16,6 @@ import yaml
 from conf.io.one_line import one_line
 from conf.specs.experiment import Cluster, Hardware, Layout, Model, Routing, VllmEngine
 from serve_apps.vllm_engine import config_file
-from serve_apps.vllm_engine.config_file import Replicated
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_engine.prepared import recipe_of
 from serve_apps.vllm_recipes import kv_transfer
@@ -117,11 +116,7 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RenderingInput:
-    """The specs that a deployment of a real vLLM depends on, and its version.
-
-    `bundles` are the resources of one replica, as the placement of a run has them; `prefill_bundles` those of
-    a prefill engine of a split layout.
-    """
+    """The specs that a deployment of a real vLLM depends on, and its version."""
 
     engine: VllmEngine
     model: Model
@@ -129,9 +124,7 @@ class RenderingInput:
     cluster: Cluster
     hardware: Hardware
     routing: Routing
-    bundles: tuple[dict[str, float], ...]
     version: str
-    prefill_bundles: tuple[dict[str, float], ...] = ()
 
     @property
     def devices(self) -> str:
@@ -199,8 +192,8 @@ def _arguments(asked: RenderingInput, recipe: Recipe) -> dict[str, Any]:
         layout,
         asked.routing,
         recipe,
-        Replicated(nodes * layout.replicas_per_node, asked.bundles),
-        Replicated(nodes * prefill, asked.prefill_bundles),
+        nodes * layout.replicas_per_node,
+        nodes * prefill,
     )
 
 

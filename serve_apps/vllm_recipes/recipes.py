@@ -5,7 +5,7 @@ Published settings are in `published`, refusals in `refusals`, what both sides o
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -254,16 +254,14 @@ def llm_config(
     layout: Layout,
     recipe: Recipe,
     replicas: int,
-    bundles: Sequence[dict[str, float]],
     split: Layout | None = None,
 ) -> dict[str, Any]:
     """The fields of a `ray.serve.llm.LLMConfig` as plain data: `replicas` independent engines, a fixed count.
 
-    Where the layout has data-parallel ranks each is a replica of Serve's with GPUs of its own, and `replicas`
-    counts the groups, as Ray's builder does; Ray then packs a group, on one node where it fits. `bundles` are
-    the resources of one replica, as the placement has them. All are on one node (STRICT_PACK: the default may
-    span nodes), split into one for each GPU, as vLLM's Ray executor needs them. `layout` is their own, one
-    side of `split` if that is given.
+    With data-parallel ranks each rank is a replica of Serve's with GPUs of its own, and `replicas` counts the
+    groups, as Ray's builder does; Ray then packs a group, on one node if it fits. The bundles of a replica
+    are on one node (STRICT_PACK: the default may span nodes), one bundle for each GPU, as vLLM's Ray executor
+    needs them. `layout` is that of the engines: one side of `split`, if that is given.
     """
     on_gpus = engine.kind == "vllm"
     config: dict[str, Any] = {
@@ -279,9 +277,7 @@ def llm_config(
         "placement_group_config": {
             # Without GPUs one process serves: pretended ones only keep a node's replicas apart.
             "bundles": (
-                _one_per_gpu(bundles, engine, layout, split)
-                if on_gpus
-                else [one_bundle(bundles, engine, layout, split)]
+                _one_per_gpu(engine, layout, split) if on_gpus else [one_bundle(engine, layout, split)]
             ),
             "strategy": "STRICT_PACK",
         },
@@ -307,7 +303,6 @@ def pd_configs(
     layout: Layout,
     recipe: Recipe,
     replicas: Mapping[Side, int],
-    bundles: Mapping[Side, Sequence[dict[str, float]]],
 ) -> dict[str, dict[str, Any]]:
     """Both configurations of a split layout, as `ray.serve.llm:build_pd_openai_app` takes them."""
     assert recipe.prefill is not None and layout.prefill_side is not None, "a split layout has two recipes"
@@ -317,32 +312,27 @@ def pd_configs(
     }
     configs = {}
     for side, (cut, told) in sides.items():
-        config = llm_config(engine, model, cut, told, replicas[side], bundles[side], layout)
+        config = llm_config(engine, model, cut, told, replicas[side], layout)
         config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
         configs[f"{side}_config"] = config
     return configs
 
 
-def one_bundle(
-    bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout, split: Layout | None = None
-) -> dict[str, float]:
+def one_bundle(engine: VllmEngine, layout: Layout, split: Layout | None = None) -> dict[str, float]:
     """The resources of a replica that is one process to Ray, with what chooses its node."""
     own = _share_of_node(engine, layout, split)
     if engine.accelerator_type:
         own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # as Ray asks for one itself
-    return _sum(bundles) | own
+    return layout.replica_resources | own
 
 
-def _one_per_gpu(
-    bundles: Sequence[dict[str, float]], engine: VllmEngine, layout: Layout, split: Layout | None
-) -> list[dict[str, float]]:
-    """A bundle for each GPU of a rank; the first also has the other resources and a share of the node."""
-    others = {name: amount for name, amount in _sum(bundles).items() if name != "GPU"}
+def _one_per_gpu(engine: VllmEngine, layout: Layout, split: Layout | None) -> list[dict[str, float]]:
+    """A bundle for each GPU of a rank; the first also has the CPU share and a share of the node."""
     gpus = [{"GPU": 1.0} for _ in range(layout.tensor_parallel)]
     share = {
         name: part / layout.data_parallel for name, part in _share_of_node(engine, layout, split).items()
     }
-    return [{**gpus[0], **others, **share}, *gpus[1:]]
+    return [{**layout.replica_resources, "GPU": 1.0, **share}, *gpus[1:]]
 
 
 def _share_of_node(engine: VllmEngine, layout: Layout, split: Layout | None) -> dict[str, float]:
@@ -351,11 +341,3 @@ def _share_of_node(engine: VllmEngine, layout: Layout, split: Layout | None) -> 
         return {}
     share = layout.gpus_per_replica / split.gpus_per_node if split else 1.0 / layout.replicas_per_node
     return {engine.node_resource: share}
-
-
-def _sum(bundles: Sequence[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for bundle in bundles:
-        for name, amount in bundle.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total

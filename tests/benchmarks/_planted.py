@@ -699,9 +699,9 @@ FAULTS = (
     ),
     Fault(
         "replicas of one node only",
-        "cluster.ray_session.placement:place",
-        "cluster.nodes * layout.replicas_per_node",
-        "layout.replicas_per_node",
+        "conf.specs.experiment:Experiment.replicas",
+        "self.cluster.nodes * self.layout.replicas_per_node",
+        "self.layout.replicas_per_node",
     ),
     Fault(
         "nodes with too few GPUs",

@@ -87,21 +87,18 @@ def quantile(values: np.ndarray, q: float) -> float:
 def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     """(front's URL, replica's own URL or "", processes) of the replica behind Serve."""
     # Ray comes with these; the clients' processes import this file too and shall not have it.
-    from cluster.deployment.deploy import ExpectedService, deploy
+    from cluster.deployment.deploy import ServicePlan, deploy
     from cluster.deployment.warmup import one_token
-    from cluster.ray_session.placement import place
     from cluster.ray_session.session import open_session
     from serve_apps.simulated.app import ENGINES, EngineSpecs, application_name, build_app
 
     chosen = load([f"routing={routing}"]).routing
     specs = EXPERIMENT.engine, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout
-    placement = place(EXPERIMENT.cluster, EXPERIMENT.layout)
     with open_session(EXPERIMENT.cluster, chosen) as session:
-        app = build_app(EngineSpecs(*specs), placement.replicas, placement.bundles, routing=chosen)
-        name, model = application_name(*specs, chosen), EXPERIMENT.model.served_name
-        running = deploy(
-            app, ExpectedService(name, session.url, placement.replicas, one_token(model), ENGINES)
-        )
+        bundles, warmup = [EXPERIMENT.layout.replica_resources], one_token(EXPERIMENT.model.served_name)
+        build = partial(build_app, EngineSpecs(*specs), EXPERIMENT.replicas, bundles, routing=chosen)
+        name = application_name(*specs, chosen)
+        running = deploy(ServicePlan(name, build, EXPERIMENT.replicas, warmup, ENGINES), session.url)
         time.sleep(SETTLE_S)
         own = next(iter(running.metrics_urls.values()), "").removesuffix("/metrics")
         yield session.url, own, session_processes()

@@ -6,12 +6,12 @@ python tests/benchmarks/serve_overhead.py
 import asyncio
 import os
 import time
+from functools import partial
 
 import numpy as np
 
-from cluster.deployment.deploy import ExpectedService, deploy
+from cluster.deployment.deploy import ServicePlan, deploy
 from cluster.deployment.warmup import one_token
-from cluster.ray_session.placement import place
 from cluster.ray_session.session import open_session
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
@@ -58,15 +58,12 @@ async def real(url: str, experiment: Experiment) -> np.ndarray:
 if __name__ == "__main__":
     experiment = load()
     parts = experiment.engine, experiment.model, experiment.hardware, experiment.layout
-    placement = place(experiment.cluster, experiment.layout)
     ttft_ms, tpot_ms = virtual(experiment)
     with open_session(experiment.cluster, experiment.routing) as session:
-        app = build_app(EngineSpecs(*parts), placement.replicas, placement.bundles)
-        name = application_name(*parts)
-        running = deploy(
-            app,
-            ExpectedService(name, session.url, placement.replicas, one_token(experiment.model.served_name)),
-        )
+        bundles, warmup = [experiment.layout.replica_resources], one_token(experiment.model.served_name)
+        build = partial(build_app, EngineSpecs(*parts), experiment.replicas, bundles)
+        plan = ServicePlan(application_name(*parts), build, experiment.replicas, warmup)
+        running = deploy(plan, session.url)
         time.sleep(SETTLE_S)
         seen = np.median(asyncio.run(real(session.url, experiment)), axis=0)
         running.teardown()

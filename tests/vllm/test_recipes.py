@@ -160,9 +160,8 @@ def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
     asked = specs(f"layout={layout}", "engine.node_resource=mi325x_node")
     assert isinstance(asked.engine, VllmEngine)
     tp = asked.layout.tensor_parallel
-    bundles = [{"GPU": float(tp), "CPU": 0.1}]
     recipe = resolved(asked)
-    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 2, bundles)
+    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 2)
     engine = LLMConfig(**config).get_engine_config()
     assert engine.placement_strategy == "STRICT_PACK"
     assert [bundle["GPU"] for bundle in engine.placement_bundles] == [1.0] * tp
@@ -208,9 +207,8 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
     side = asked.layout.prefill_side
     assert isinstance(asked.engine, VllmEngine) and side is not None
-    bundles = [({"GPU": float(cut.tensor_parallel)},) for cut in (asked.layout, side)]
     parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    rendering = render(RenderingInput(*parts, bundles[0], VERSION, bundles[1]))
+    rendering = render(RenderingInput(*parts, VERSION))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
         found = parse(words).kv_transfer_config

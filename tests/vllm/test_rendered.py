@@ -61,15 +61,14 @@ def described(file: Tree, words: list[str]) -> list[Tree]:
     """The deployments of a file's application and those of the sweep of its words, as Ray would make them."""
     from importlib import import_module
 
-    from cluster.ray_session.placement import place
-    from loadgen.cli.deployment import _engines
+    from loadgen.cli.deployment import service_plan
 
     (served,) = file["applications"]
     module, _, name = served["import_path"].partition(":")
     asked = load(words)
     if asked.routing.policy == "kv_aware":  # as if it were here: nothing of it runs
         sys.modules.setdefault("dynamo", ModuleType("dynamo")).__spec__ = ModuleSpec("dynamo", None)
-    sweep: Any = _engines(asked).build(place(asked.cluster, asked.layout))
+    sweep = service_plan(asked).build
     return [_deployments(app) for app in (getattr(import_module(module), name)(served["args"]), sweep())]
 
 

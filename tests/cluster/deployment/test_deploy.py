@@ -17,13 +17,13 @@ from typing import Any
 import aiohttp
 import pytest
 import ray
+from ray.serve import Application
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
 from cluster.deployment import serve_state
-from cluster.deployment.deploy import DeployError, Deployment, ExpectedService, deploy
+from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
 from cluster.deployment.warmup import one_token
-from cluster.ray_session.placement import place
 from cluster.ray_session.processes import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
@@ -52,8 +52,8 @@ MODEL = SPECS.model.served_name
 USAGE = {"include_usage": True}
 
 
-def expected(name: str, url: str, replicas: int = 1) -> ExpectedService:
-    return ExpectedService(name, url, replicas, one_token(MODEL))
+def plan(name: str, app: Application, replicas: int = 1, start_s: float = 120.0) -> ServicePlan:
+    return ServicePlan(name, lambda: app, replicas, one_token(MODEL), start_s=start_s)
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def deployment(ray_session: Session) -> Iterator[Deployment]:
-    placement = place(FAKE, SPECS.layout)
-    app = build_app(EngineSpecs(*PARTS), placement.replicas, placement.bundles)
+    replicas = FAKE.nodes * SPECS.layout.replicas_per_node
+    app = build_app(EngineSpecs(*PARTS), replicas, [SPECS.layout.replica_resources])
     name = application_name(*PARTS)
-    running = deploy(app, expected(name, ray_session.url, placement.replicas))
+    running = deploy(plan(name, app, replicas), ray_session.url)
     yield running
     pids = [replica.pid for replica in serve_state.state(name).engines]
     running.teardown()
@@ -122,7 +122,7 @@ def test_a_deployment_that_does_not_fit_says_so_and_leaves_nothing(ray_session: 
     assert "ray" not in str(getattr(signal.getsignal(signal.SIGTERM), "__module__", ""))
     app = build_app(EngineSpecs(*PARTS), 1, [{"GPU": 16.0, "CPU": 0.1}])
     with pytest.raises(DeployError, match="0 of 1 replicas running in time; too-large is "):
-        deploy(app, expected("too-large", ray_session.url), timeout_s=2.0)
+        deploy(plan("too-large", app, start_s=2.0), ray_session.url)
     assert serve_state.state("too-large").trouble == "the application is ABSENT"
 
 
@@ -146,7 +146,7 @@ def test_a_deployment_that_dies_tells_its_last_words(
     by_signal: bool, cause: str, ray_session: Session
 ) -> None:
     with pytest.raises(DeployError) as caught:
-        deploy(Dies.bind(by_signal), expected("dies", ray_session.url))
+        deploy(plan("dies", Dies.bind(by_signal)), ray_session.url)
     told = str(caught.value), *caught.value.last_words
     assert re.match(f"dies is DEPLOY_FAILED: .*; {cause}: ", told[0]), "\n".join(told)
     assert "\n" not in str(caught.value)
@@ -166,7 +166,7 @@ class DiesAsked:
 @pytest.mark.slow
 def test_a_replica_that_dies_of_its_first_request_is_not_waited_for(ray_session: Session) -> None:
     with pytest.raises(DeployError, match="1 of 1 replicas died while they were warmed") as caught:
-        deploy(DiesAsked.bind(), expected("dies-asked", ray_session.url), timeout_s=PATIENCE_S)
+        deploy(plan("dies-asked", DiesAsked.bind(), start_s=PATIENCE_S), ray_session.url)
     assert "\n" not in str(caught.value)
     assert serve_state.state("dies-asked").trouble == "the application is ABSENT"
 
@@ -288,7 +288,7 @@ def test_what_was_deployed_is_read_back(deployment: Deployment) -> None:
 
 
 def test_each_node_holds_two_replicas(ray_session: Session, deployment: Deployment) -> None:
-    assert ray_session.roles == {"gpu", "load"}
+    assert ray_session.load_selector == {"role": "load"}
     roles = {node["NodeID"]: node["Labels"]["role"] for node in ray.nodes()}
     assert sorted(roles.values()) == ["gpu", "gpu", "load"]
     share = Counter(deployment.replica_nodes.values())

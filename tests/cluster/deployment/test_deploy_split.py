@@ -10,9 +10,8 @@ import aiohttp
 import pytest
 import ray
 
-from cluster.deployment.deploy import Deployment, ExpectedService, deploy
+from cluster.deployment.deploy import Deployment, ServicePlan, deploy
 from cluster.deployment.warmup import one_token
-from cluster.ray_session.placement import place
 from cluster.ray_session.session import Session
 from conf import load
 from conf.io.http_get import ask
@@ -38,20 +37,20 @@ SPLITS = {
 def deployment(ray_session: Session, request: pytest.FixtureRequest) -> Iterator[Deployment]:
     split = SPLITS[request.param]
     asked = load(["hardware=mi325x", "engine=simulated", "layout=1p1d_tp4_ep4", *split.words])
-    placement = place(replace(FAKE, nodes=split.nodes), asked.layout)
+    asked = replace(asked, cluster=replace(FAKE, nodes=split.nodes))
     specs = EngineSpecs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
-    prefill = Engines(placement.prefill_replicas, placement.prefill_bundles)
-    app = build_app(specs, placement.replicas, placement.bundles, prefill=prefill)
-    expected = ExpectedService(
+    bundles = [asked.layout.replica_resources]
+    prefill = Engines(asked.prefill_replicas, bundles)  # of as many GPUs as a decode engine
+    plan = ServicePlan(
         application_name(*specs),
-        ray_session.url,
-        placement.replicas,
+        lambda: build_app(specs, asked.replicas, bundles, prefill=prefill),
+        asked.replicas,
         one_token(MODEL),
         ENGINES,
-        placement.prefill_replicas,
+        asked.prefill_replicas,
         PREFILL,
     )
-    running = deploy(app, expected)
+    running = deploy(plan, ray_session.url)
     yield running
     running.teardown()
 

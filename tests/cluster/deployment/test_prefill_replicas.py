@@ -7,7 +7,7 @@ from http import HTTPStatus
 import pytest
 
 from cluster.deployment import prefill_replicas
-from cluster.deployment.prefill_replicas import ToldPrefill, told, warm
+from cluster.deployment.prefill_replicas import PrefillReport, reports, warm
 from cluster.deployment.warmup import WarmupError
 from conf.io.http_get import HttpAnswer
 
@@ -36,7 +36,7 @@ def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.
     pages = Pages(monkeypatch, {"a": A}, {"a": A, "b": B}, {"a": A, "b": B | {"prompts": 1}, "old": A})
     sent: list[int] = []
     found = warm("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
-    assert found == {"a": ToldPrefill("http://a:1", 3), "b": ToldPrefill("http://b:1", 1)}
+    assert found == {"a": PrefillReport("http://a:1", 3), "b": PrefillReport("http://b:1", 1)}
     assert len(sent) == 1, "one that is not known yet gets nothing by more requests"
     assert set(pages.asked) == {"http://x/maxqps/prefill"}
 
@@ -44,7 +44,7 @@ def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.
 @pytest.mark.parametrize("page", [HTTPStatus.NOT_FOUND, b"{", b"[]", {"a": {"url": 1}}, {"a": 3}])
 def test_a_server_that_does_not_tell_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, page: object) -> None:
     Pages(monkeypatch, page)
-    assert told("http://x") is None
+    assert reports("http://x") is None
     assert warm("http://x", {"a"}, lambda: pytest.fail("nothing to send"), 0.0) == {}
 
 

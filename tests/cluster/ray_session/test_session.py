@@ -257,8 +257,10 @@ def test_the_callers_signal_handlers_hold_while_serve_starts(joined: pytest.Monk
 
 
 @pytest.mark.parametrize("labels", [{}, {"role": "load"}])
-def test_a_session_knows_the_roles_of_its_nodes(joined: pytest.MonkeyPatch, labels: dict[str, str]) -> None:
-    dead = HEAD | {"Alive": False, "Labels": {"role": "dead"}}
+def test_load_actors_keep_to_nodes_with_their_role_if_there_are_any(
+    joined: pytest.MonkeyPatch, labels: dict[str, str]
+) -> None:
+    dead = HEAD | {"Alive": False, "Labels": {"role": "load"}}
     joined.setattr(ray, "nodes", lambda: [HEAD, HEAD | {"Labels": labels}, dead])
     with session.open_session(JOINED, None) as opened:
-        assert opened.roles == set(labels.values())
+        assert opened.load_selector == labels

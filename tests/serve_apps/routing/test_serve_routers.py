@@ -21,7 +21,6 @@ from ray.serve.request_router import ReplicaID
 
 from cluster.deployment.routing_check import check_router, verdict
 from cluster.deployment.serve_state import DeployError
-from cluster.ray_session.placement import place
 from cluster.ray_session.serve_settings import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load
@@ -228,13 +227,13 @@ def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -
 
 def running(session: Session, routing: Routing, name: str, *, asked: Routing | None = None) -> str | None:
     """Deploy two replicas with one routing and let the self-test ask for it, or for another."""
-    placement = place(NODE, SPECS.layout)
-    app = build_app(EngineSpecs(*PARTS), placement.replicas, placement.bundles, routing=routing)
+    replicas, bundles = SPECS.layout.replicas_per_node, [SPECS.layout.replica_resources]
+    app = build_app(EngineSpecs(*PARTS), replicas, bundles, routing=routing)
     serve.run_many([serve.RunTarget(app, name=name)], wait_for_applications_running=True)
     try:
-        wait_for_answers(session.url, placement.replicas)
+        wait_for_answers(session.url, replicas)
         patience_s = 120.0 if asked is None else 1.0
-        return check_router(session.url, asked or routing, placement.replicas, BODY, patience_s)
+        return check_router(session.url, asked or routing, replicas, BODY, patience_s)
     finally:
         serve.delete(name)
 

@@ -5,11 +5,10 @@ from itertools import product
 
 import pytest
 
-from cluster.ray_session.placement import place
 from conf import Experiment, load
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
-from loadgen.cli.deployment import _engines
+from loadgen.cli.deployment import service_plan
 from serve_apps.vllm_engine.app import application
 from serve_apps.vllm_engine.config_file import OUR_BUILDER, environment
 from serve_apps.vllm_engine.rendering import RenderingInput, render
@@ -23,9 +22,8 @@ CASES = [pair for pair in product(ROUTINGS, LAYOUTS) if pair != ("kv_aware", "1p
 
 def rendered(asked: Experiment) -> RenderingInput:
     assert isinstance(asked.engine, VllmEngine)
-    placement = place(asked.cluster, asked.layout)
     parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    return RenderingInput(*parts, placement.bundles, NEWEST, placement.prefill_bundles)
+    return RenderingInput(*parts, NEWEST)
 
 
 @pytest.mark.parametrize(("routing", "layout"), CASES)
@@ -35,9 +33,8 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
         layout = "dp1_tp8_ep8"  # a node's stream goes to one replica
     words = ["engine=vllm", "cluster=mi325x_4n", f"engine.vllm_version={NEWEST}", f"layout={layout}", NIXL]
     asked = load([*words, *routed(name), *more])
-    engines = _engines(asked)
-    build = engines.build(place(asked.cluster, asked.layout))
-    (swept,) = build.args  # type: ignore[union-attr]
+    plan = service_plan(asked)
+    (swept,) = plan.build.args  # type: ignore[attr-defined]
     made = render(rendered(asked)).application
     assert made is not None
     (served,) = made["applications"]
@@ -50,7 +47,7 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
         ]
         assert {**served["args"], "llm_configs": configs, "routing": swept["routing"]} == swept
     assert isinstance(asked.engine, VllmEngine)
-    assert environment(asked.engine, asked.routing) == engines.environment
+    assert environment(asked.engine, asked.routing) == plan.environment
 
 
 def test_the_files_builder_is_that_of_a_sweep() -> None:

@@ -18,7 +18,6 @@ from serve_apps.routing.asgi import Message
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine import process_server
 from serve_apps.vllm_engine.app import engines_prefix, vllm_app
-from serve_apps.vllm_engine.config_file import Replicated
 from serve_apps.vllm_engine.node_share import near, own_caches
 from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
 from tests.support.words.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
@@ -112,7 +111,7 @@ def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
     asked, recipe = experiment(words), resolve(words)
     assert isinstance(asked.engine, VllmEngine)
     parts = asked.engine, asked.model, asked.layout, asked.routing, recipe
-    deployment = vllm_app(*parts, Replicated(2, ({"GPU": 4.0, "CPU": 0.1},)))()._bound_deployment
+    deployment = vllm_app(*parts, 2)()._bound_deployment
     assert (
         deployment.name.startswith(engines_prefix(asked.engine, asked.layout))
         and deployment.num_replicas == 2

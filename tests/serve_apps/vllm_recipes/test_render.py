@@ -30,15 +30,15 @@ from tests.support.words.recipe_words import (
 )
 
 
-def config(words: Sequence[str], bundles: Sequence[dict[str, float]]) -> dict[str, Any]:
+def config(words: Sequence[str]) -> dict[str, Any]:
     asked = experiment(words)
     assert isinstance(asked.engine, VllmEngine)
-    return recipes.llm_config(asked.engine, asked.model, asked.layout, resolve(words), 4, bundles)
+    return recipes.llm_config(asked.engine, asked.model, asked.layout, resolve(words), 4)
 
 
 def test_rays_configuration_of_gpus() -> None:
     words = [QWEN, TP4, "engine.node_resource=mi325x_node", "engine.model_path=/models/qwen"]
-    found = config(words, [{"GPU": 4.0, "CPU": 0.1}])
+    found = config(words)
     assert found["placement_group_config"] == {
         "bundles": [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.5}, {"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 1.0}],
         "strategy": "STRICT_PACK",
@@ -53,7 +53,7 @@ def test_rays_configuration_of_gpus() -> None:
     assert found["runtime_env"]["env_vars"] == MODERN_ENV
     assert found["engine_kwargs"]["attention_backend"] == "ROCM_AITER_FA"
     assert "autoscaling_config" not in found["deployment_config"] and "accelerator_type" not in found
-    named = config([QWEN, TP4, "engine.accelerator_type=AMD-Instinct-MI325X-OAM"], [{"GPU": 4.0}])
+    named = config([QWEN, TP4, "engine.accelerator_type=AMD-Instinct-MI325X-OAM"])
     assert named["accelerator_type"] == "AMD-Instinct-MI325X-OAM"
 
 
@@ -61,7 +61,7 @@ def test_one_process_takes_all_gpus_of_a_replica_and_its_share_of_a_node() -> No
     words = [TP4, "engine.node_resource=mi325x_node", "engine.accelerator_type=AMD-Instinct-MI325X-OAM"]
     asked = experiment([QWEN, PROCESS, *words])
     assert isinstance(asked.engine, VllmEngine)
-    assert recipes.one_bundle([{"GPU": 4.0, "CPU": 0.1}], asked.engine, asked.layout) == {
+    assert recipes.one_bundle(asked.engine, asked.layout) == {
         "GPU": 4.0,
         "CPU": 0.1,
         "mi325x_node": 0.5,
@@ -70,7 +70,7 @@ def test_one_process_takes_all_gpus_of_a_replica_and_its_share_of_a_node() -> No
 
 
 def test_rays_configuration_of_a_cpu() -> None:
-    found = config([*CPU, "layout=dp1_tp1"], [{"GPU": 1.0, "CPU": 0.1}])
+    found = config([*CPU, "layout=dp1_tp1"])
     assert found["accelerator_config"] == {"kind": "cpu"}
     assert found["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1}]  # pretended GPUs
 
@@ -284,15 +284,13 @@ def test_engines_of_both_sides_share_a_node_by_their_gpus(capsys: pytest.Capture
 
 def test_ranks_are_groups_of_serves_replicas_with_gpus_of_their_own() -> None:
     words = [QWEN, "layout=dp8_attention_ep8", "engine.node_resource=mi325x_node"]
-    found = config(words, [{"GPU": 8.0, "CPU": 0.1}])
+    found = config(words)
     assert found["engine_kwargs"]["data_parallel_size"] == 8
     assert found["engine_kwargs"]["tensor_parallel_size"] == 1
     assert found["engine_kwargs"]["enable_expert_parallel"] is True
     assert found["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1, "mi325x_node": 0.125}]
     assert found["deployment_config"]["num_replicas"] == 4  # groups, as Ray counts them
-    wide = config(
-        [QWEN, "layout=dp8_attention_ep8", "layout.data_parallel=4", "layout.tensor_parallel=2"], []
-    )
+    wide = config([QWEN, "layout=dp8_attention_ep8", "layout.data_parallel=4", "layout.tensor_parallel=2"])
     assert wide["engine_kwargs"]["data_parallel_size"] == 4
     assert len(wide["placement_group_config"]["bundles"]) == 2
     assert "data_parallel_size" not in resolve([QWEN, TP8]).args
