@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.planning import request_means
-from analysis.planning.evidence import IntervalEstimate
 from analysis.results.runs import Run, RunError
 from analysis.results.types.shared_figures import WindowRow
 from analysis.rows import metrics
+from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import repeated
 
 NEAR = 0.10
@@ -29,7 +29,7 @@ class RequestLife:
     The 95 % interval is that of the answers, by batch means; its ends are None where it is unknown.
     """
 
-    seconds: IntervalEstimate
+    seconds: Estimate
     source: str
 
 
@@ -59,4 +59,4 @@ def _of_windows(rows: pa.Table, windows: Sequence[WindowRow], how: str) -> Reque
     if len(life_s) >= LEAST_ANSWERS:
         found = repeated([float(part.mean()) for part in np.array_split(life_s, BATCHES)]).mean
         low, high = found.low, found.high
-    return RequestLife(IntervalEstimate(float(life_s.mean()), low, high), source)
+    return RequestLife(Estimate(float(life_s.mean()), low, high), source)

@@ -10,6 +10,7 @@ import yaml
 
 from analysis.autoscaling import serve_scaling as rules
 from analysis.autoscaling.serve_scaling import ServeScaling
+from analysis.stats.estimate import Estimate
 from conf.io.one_line import printable
 
 Tree = Mapping[str, Any]
@@ -108,8 +109,8 @@ def _reasons(found: ServeScaling, of: str) -> list[str]:
     ]
 
 
-def ends(figure: Any) -> str:
-    """The 95 % interval of an `IntervalEstimate`; says so where it is unknown."""
+def ends(figure: Estimate) -> str:
+    """The 95 % interval; says so where it is unknown."""
     if figure.low is None or figure.high is None:
         return "[interval unknown]"
     return f"[{figure.low:.4g}, {figure.high:.4g}]"

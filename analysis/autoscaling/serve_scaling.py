@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from analysis.autoscaling.request_life import RequestLife
-from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.plan import Plan, fleet
 from analysis.results.runs import RunError
+from analysis.stats.estimate import Estimate
 
 RAY_UPSCALE_DELAY_S, RAY_DOWNSCALE_DELAY_S = 30.0, 600.0
 LOOK_BACK_S, REPORT_S = 30.0, 10.0
@@ -32,7 +32,7 @@ class ServeScaling:
 
     min_replicas: int
     max_replicas: int
-    target_ongoing_requests: IntervalEstimate
+    target_ongoing_requests: Estimate
     upscale_delay_s: float
     downscale_delay_s: float
     per_node: int

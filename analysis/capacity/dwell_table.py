@@ -131,10 +131,6 @@ DWELLS = schema(_COLUMNS)
 used."""
 
 
-SELDOM = {"always": False}
-"""A field that a file leaves out where it has its default."""
-
-
 @dataclass(frozen=True, slots=True)
 class CountingBasis:
     """Settings that the counts and the posterior rest on beside the rows.
@@ -155,9 +151,9 @@ class CountingBasis:
     prior: Prior | None
     prefix_hit: float = 0.0
     replicas: int | None = None
-    at_most_ms: Mapping[Limit, float | None] = field(default_factory=dict, metadata=SELDOM)
-    joint: float | None = field(default=None, metadata=SELDOM)
-    itl_within: float = field(default=ITL_WITHIN, metadata=SELDOM)
+    at_most_ms: Mapping[Limit, float | None] = field(default_factory=dict)
+    joint: float | None = None
+    itl_within: float = ITL_WITHIN
 
     @classmethod
     def of(

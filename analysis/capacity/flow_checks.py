@@ -8,7 +8,7 @@ import pyarrow as pa
 from analysis.capacity.check import Check, at_least, at_most
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
-from analysis.stats.pooling import NORMAL_95
+from analysis.stats.estimate import NORMAL_95
 from analysis.stats.quantiles import Floats
 
 LITTLE_ERROR = 0.05

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import CERTIFIED, NORMAL, TAIL, Capacity, farther, posterior
 from analysis.capacity.window_counts import WindowCounts
-from analysis.stats.pooling import Estimate, Interval, pooled
+from analysis.stats.estimate import Estimate
+from analysis.stats.pooling import Measured, pooled
 
 LEAST_EFFECT = 0.02
 """Smallest difference from the mean for which a node is named (the method, 4.4)."""
@@ -20,8 +21,8 @@ class NodeEffects:
     `between` is the sd between nodes; all are of ln QPS, that is as shares, with 95 % intervals.
     """
 
-    effects: tuple[Interval, ...]
-    between: Interval
+    effects: tuple[Estimate, ...]
+    between: Estimate
 
     @property
     def differing(self) -> tuple[int, ...]:
@@ -37,7 +38,8 @@ def node_effects(windows: Sequence[WindowCounts], prior: Prior) -> NodeEffects |
     # Nodes are compared over the same minutes, so that good times are no difference between them.
     own = [[window for window in windows if window.stream == stream] for stream in streams]
     alone = [posterior(part, prior, steady=True) for part in own]
-    together = pooled([Estimate.of_interval(node.qps_per_node, node.low, node.high) for node in alone])
+    known = [Estimate(node.qps_per_node, node.low, node.high) for node in alone]
+    together = pooled(list(map(Measured.from_estimate, known)))
     return NodeEffects(together.effects, together.between)
 
 

@@ -6,14 +6,14 @@ window minus that of B's, in which the luck of the common arrivals cancels.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair, Shares
-from analysis.stats.pooling import NORMAL_975
+from analysis.stats.estimate import NORMAL_975, Estimate
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import LIMITS, Limit, allowed_over, deciding, metric_of
 
@@ -64,9 +64,7 @@ class LimitRatio:
     pairs lie on one side of the answer: the end there is only the prior, and the other one a bound.
     """
 
-    value: float
-    low: float
-    high: float
+    estimate: Estimate
     weight: float
     open: Open = ""
 
@@ -79,40 +77,26 @@ class Ratio:
     B are limited by different bounds, so that common arrivals do not help. `open` is as in a limit's.
     """
 
-    value: float
-    low: float
-    high: float
-    ttft: LimitRatio | None
-    tpot: LimitRatio | None
+    estimate: Estimate
+    limits: Mapping[Limit, LimitRatio]
     pairs: int
     correlation: float | None
     unlike: bool
     open: Open = ""
-    others: Mapping[Limit, LimitRatio] = field(default_factory=dict, metadata={"always": False})
-
-    @property
-    def limits(self) -> dict[Limit, LimitRatio]:
-        """The estimates by each limit alone."""
-        own = {"ttft": self.ttft, "tpot": self.tpot}
-        return {limit: one for limit, one in own.items() if one} | dict(self.others)
 
     @property
     def verdict(self) -> str:
         """The answer in words."""
-        if self.low > 1:
+        low, high = self.estimate.ends
+        if low is not None and low > 1:
             return "B is better"
-        return "B is worse" if self.high < 1 else "no difference shown"
-
-    @property
-    def interval(self) -> str:
-        """The meaning of `low` and `high`, in words."""
-        return "95 % of capacity B / capacity A"
+        return "B is worse" if high is not None and high < 1 else "no difference shown"
 
     @property
     def log_next(self) -> float:
         """ln(ratio) to try next: halfway to the bound while no pair was above, for an overload costs more."""
-        value = math.log(self.value)
-        return (value + math.log(self.low)) / 2 if self.open == "above" else value
+        value, low = math.log(self.estimate.value), self.estimate.low
+        return (value + math.log(low)) / 2 if self.open == "above" and low else value
 
 
 def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
@@ -127,7 +111,7 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     found: dict[Limit, LimitRatio] = {}
     for limit, *over in zip(limits, *parts, strict=True):
         if sum(over) and (figures := _limit(pairs, limit, start)):
-            found[limit] = LimitRatio(*figures[:3], sum(over) / total, figures[3])
+            found[limit] = LimitRatio(figures[0], sum(over) / total, figures[1])
     known = list(found.values())
     if not known:
         return None
@@ -140,13 +124,9 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
     main = max(found, key=lambda limit: found[limit].weight)
     unlike = all(map(sum, parts)) and _distance(*parts) > UNLIKE
     return Ratio(
-        value=value,
-        low=low,
-        high=high,
+        estimate=Estimate(value, low, high),
         open=side,
-        ttft=found.pop("ttft", None),
-        tpot=found.pop("tpot", None),
-        others=found,
+        limits=found,
         pairs=len(pairs),
         correlation=_correlation(pairs, main),
         unlike=unlike,
@@ -164,12 +144,14 @@ def _distance(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(abs(ours / sum(a) - theirs / sum(b)) for ours, theirs in zip(a, b, strict=True)) / 2
 
 
-def unpaired(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
-    """Ratio b / a of two independent estimates (value, low, high) with its 95 % interval."""
-    value = math.log(b[0] / a[0])
-    below = math.hypot(math.log(b[0] / b[1]), math.log(a[2] / a[0]))
-    above = math.hypot(math.log(b[2] / b[0]), math.log(a[0] / a[1]))
-    return math.exp(value), math.exp(value - below), math.exp(value + above)
+def unpaired(a: Estimate, b: Estimate) -> Estimate:
+    """Ratio b / a of two independent estimates. Raises ValueError for an open end."""
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        raise ValueError("a ratio needs two intervals with both ends")
+    value = math.log(b.value / a.value)
+    below = math.hypot(math.log(b.value / b.low), math.log(a.high / a.value))
+    above = math.hypot(math.log(b.high / b.value), math.log(a.value / a.low))
+    return Estimate(math.exp(value), math.exp(value - below), math.exp(value + above))
 
 
 def _overload(one: Pair) -> bool:
@@ -188,7 +170,7 @@ def _over(pairs: Sequence[Pair], limits: Sequence[Limit], side: int) -> list[flo
     return [scale * count for scale, count in zip(alike, near, strict=True)]
 
 
-def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, float, float, Open] | None:
+def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate, Open] | None:
     """Median and 95 % interval of the ratio for one limit, and its open end; None if no pair tells."""
     seen = [(one.log_ratio, one.limits[limit]) for one in pairs]
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
@@ -215,7 +197,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[float, fl
     low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
     best = _flat(log_evidence)
     side: Open = "above" if best[-1] > best.max() - OPEN else "below" if best[0] > best.max() - OPEN else ""
-    return math.exp(median), math.exp(low), math.exp(high), side
+    return Estimate(math.exp(median), math.exp(low), math.exp(high)), side
 
 
 class _Belief(NamedTuple):
@@ -287,7 +269,7 @@ def _mixed(known: Sequence[LimitRatio]) -> tuple[float, float, float]:
     """ln of the ratio of the capacities and its interval: the limits by weight, and how far they disagree."""
     weights = np.array([one.weight for one in known])
     weights = weights / weights.sum()
-    figures = np.log([(one.value, one.low, one.high) for one in known])
+    figures = np.log(np.array([(one.estimate.value, *one.estimate.ends) for one in known], dtype=np.float64))
     value, low, high = weights @ figures
     between = NORMAL_975 * math.sqrt(float(weights @ (figures[:, 0] - value) ** 2))
     return (

@@ -11,7 +11,7 @@ from analysis.capacity.check import Check, at_least, at_most
 from analysis.capacity.window_counts import PATH_MS
 from analysis.rows import failures, foreign_words, metrics, records, routing_spread
 from analysis.rows.metrics import Floats
-from analysis.stats.pooling import NORMAL_95
+from analysis.stats.estimate import NORMAL_95
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
 

@@ -12,13 +12,12 @@ from analysis.results import matrix_table, studies, summary
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 
 SIDES = ("compare", matrix_table.KIND)
 """Studies whose parts are compared; the parts of every other kind measured one thing together."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +49,12 @@ class ComparedResult:
         return summary.text(self.verdict).splitlines()[0]
 
     @property
-    def capacity(self) -> Interval | None:
-        """(estimate, low, high) in QPS per node; None where `unclaimed` gives the reason."""
+    def capacity(self) -> Estimate | None:
+        """The capacity in QPS per node by sampling noise alone; None where `unclaimed` gives the reason."""
         found = self.verdict.capacity if self.verdict else None
         if self.unclaimed or not found:
             return None
-        q = found.sampling
-        assert q.low is not None and q.high is not None, "both ends are closed"
-        return q.estimate, q.low, q.high
+        return found.sampling
 
     @property
     def unclaimed(self) -> str:
@@ -89,7 +86,7 @@ def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
     return [replace(one, letter=letter) for one, letter in zip(found, LETTERS, strict=False)]
 
 
-def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
+def paired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
     """B over A of the same requests, if the two are the sides of one comparison study; else None."""
     above = a.path.resolve().parent
     if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
@@ -99,11 +96,12 @@ def paired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
     if study.study != "compare" or not found or not study.valid:
         return None
     if a.path.resolve().name == study.names[0]:
-        return found.value, found.low, found.high
-    return 1 / found.value, 1 / found.high, 1 / found.low
+        return found.estimate
+    low, high = found.estimate.ends
+    return Estimate(1 / found.estimate.value, high and 1 / high, low and 1 / low)
 
 
-def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Interval | None:
+def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
     """B over A of two capacities that were measured apart; None if one claims none."""
     return unpaired(a.capacity, b.capacity) if a.capacity and b.capacity else None
 

@@ -19,6 +19,7 @@ from analysis.exchange.foreign_text import sent_qps
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
+from analysis.stats.estimate import Estimate, span
 from analysis.stats.quantiles import quantile
 from conf.differences import differences
 from conf.io.one_line import printable
@@ -37,11 +38,9 @@ PAIRED = "the same requests on both"
 
 @dataclass(frozen=True, slots=True)
 class CapacityRatio:
-    """Capacity of B over that of A with its 95 % interval; `how` says how the two were measured."""
+    """Capacity of B over that of A; `how` says how the two were measured."""
 
-    value: float
-    low: float
-    high: float
+    estimate: Estimate
     how: str
 
     @property
@@ -112,17 +111,17 @@ def _ratio(a: ComparedResult, b: ComparedResult, differing: Mapping[str, Sequenc
     warning = [
         f"  WARNING: {', '.join(asked)} {verb}: the ratio is of two questions, no merit of either side"
     ]
-    shows = "higher" if found.low > 1 else "lower" if found.high < 1 else "no difference shown"
-    interval = f"[{found.low:.3f}, {found.high:.3f}] (95 %, {found.how})"
-    ratio = f"  capacity {b.letter} / {a.letter} = {found.value:.3f} {interval}: {shows}"
+    low, high = found.estimate.ends
+    shows = "higher" if low and low > 1 else "lower" if high and high < 1 else "no difference shown"
+    ratio = f"  capacity {b.letter} / {a.letter} = {span(found.estimate)} (95 %, {found.how}): {shows}"
     return [*(warning if asked else []), ratio]
 
 
 def _found_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
     if paired := paired_ratio(a, b):
-        return CapacityRatio(*paired, PAIRED)
+        return CapacityRatio(paired, PAIRED)
     apart = unpaired_ratio(a, b)
-    return CapacityRatio(*apart, "measured apart") if apart else None
+    return CapacityRatio(apart, "measured apart") if apart else None
 
 
 def _refused(a: ComparedResult, b: ComparedResult) -> str:

@@ -8,8 +8,8 @@ from analysis.figures.exhibit import NoData
 from analysis.figures.words import qps
 from analysis.results import joint, matrix_table
 from analysis.results.runs import Run
-from analysis.results.text.certified_text import rounded_down
 from analysis.results.types.shared_figures import MODELLED
+from analysis.stats.estimate import rounded_down
 
 Tree = Mapping[str, Any]
 StudyOrRuns = Tree | Sequence[Run]
@@ -105,27 +105,28 @@ def of_run(run: Run, name: str = "capacity") -> CapacityRow:
     row = _part(name, capacity.get("qps_per_node"), {**capacity, "simulated": kind if modelled else ""}, why)
     if not row.closed:
         return row
-    noise = capacity.get("sampling_noise") or capacity["qps_per_node"]
+    noise = capacity.get("by_noise") or capacity["qps_per_node"]
     return replace(row, sampling=(row.closed[0], noise["low"], noise["high"]))
 
 
 def _of_row(row: Tree) -> CapacityRow:
     why = row.get("reason") or ("not measured yet" if row.get("exit_code") is None else "no result")
-    # A part keeps the posterior of a void run too, and does not tell an open end: neither is a capacity.
-    claimed = not row.get("exit_code") or row.get("open_above") or row.get("open_below")
+    # A part keeps the posterior of a void run too, which is no capacity.
+    claimed = row.get("exit_code") in (0, 6)
     part = _part(row["name"], row.get("qps_per_node") if claimed else None, row, why)
     ratio = row.get("ratio") or {}
     if ratio.get("how") not in (matrix_table.PAIRED, matrix_table.UNPAIRED):
         return part
-    return replace(part, ratio=(ratio["value"], ratio["low"], ratio["high"]), how=ratio["how"])
+    value = ratio["estimate"]
+    return replace(part, ratio=(value["value"], value["low"], value["high"]), how=ratio["how"])
 
 
 def _part(name: str, q: Mapping[str, float] | None, ends: Tree, why: str) -> CapacityRow:
     if q is None:
         return CapacityRow(name, None, None, None, None, why)
     kind = ends.get("simulated", "")
-    if ends.get("open_above"):
+    if ends.get("open_above") or q["high"] is None:
         return CapacityRow(name, None, q["low"], None, None, simulated=kind)
-    if ends.get("open_below"):
+    if ends.get("open_below") or q["low"] is None:
         return CapacityRow(name, None, None, q["high"], None, simulated=kind)
-    return CapacityRow(name, q["estimate"], q["low"], q["high"], q["certified"], simulated=kind)
+    return CapacityRow(name, q["value"], q["low"], q["high"], q["certified"], simulated=kind)

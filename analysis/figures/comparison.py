@@ -14,6 +14,7 @@ from analysis.figures.capacities import CapacityRow, StudyOrRuns
 from analysis.figures.exhibit import Exhibit, Row
 from analysis.figures.words import counted, qps
 from analysis.results.matrix_table import PAIRED, UNPAIRED
+from analysis.stats.estimate import Estimate
 from conf.io.one_line import one_line
 
 ROW_IN, MARGIN_IN = 0.42, 0.8
@@ -153,10 +154,11 @@ def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
         first, *others = parts
         for place, part in enumerate(others, 1):
             if first.sampling and part.sampling:
-                apart = paired_ratio.unpaired(first.sampling, part.sampling)
+                alone = paired_ratio.unpaired(Estimate(*first.sampling), Estimate(*part.sampling))
+                apart = alone.value, alone.low or 0.0, alone.high or 0.0
                 parts[place] = replace(part, ratio=apart, how=UNPAIRED)
     elif ratio := subject.get("ratio") if subject.get("valid") else None:
-        ends = ratio["value"], ratio["low"], ratio["high"]
+        ends = tuple(ratio["estimate"][end] for end in ("value", "low", "high"))
         parts[1] = replace(parts[1], ratio=ends, how=PAIRED)
     return parts
 

@@ -50,10 +50,11 @@ else:
 
 # %%
 if found:
-    print(f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, {found.how})")
+    print(f"B / A = {found.estimate} (95 %, {found.how})")
     layouts = [run.config.layout for run in runs]
     if [(layout.replicas_per_node, layout.tensor_parallel) for layout in layouts] == PUBLISHED_OF:
-        inside = found.low <= PUBLISHED <= found.high
+        low, high = found.estimate.ends
+        inside = low <= PUBLISHED <= high
         print(f"published {PUBLISHED}: {'inside' if inside else 'outside'} of the interval")
     else:
         print(f"published {PUBLISHED} is of two TP4 replicas over one of TP8: not of these runs")

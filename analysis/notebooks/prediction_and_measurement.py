@@ -51,8 +51,8 @@ for name, capacity in ((simulated, run.capacity), ("predicted", answer["capacity
         print(f"{name:>9}: no capacity is claimed")
         continue
     q = capacity["qps_per_node"]
-    print(f"{name:>9}: {q['estimate']:.2f} QPS per node, 95 % [{q['low']:.2f}, {q['high']:.2f}]")
-    if noise := capacity.get("sampling_noise"):
+    print(f"{name:>9}: {q['value']:.2f} QPS per node, 95 % [{q['low']:.2f}, {q['high']:.2f}]")
+    if noise := capacity.get("by_noise"):
         print(f"           sampling noise of this run alone [{noise['low']:.2f}, {noise['high']:.2f}]")
 
 # %% [markdown]

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.planning.efficiency import ScalingEfficiency, alone, scaling, unlike
-from analysis.planning.evidence import Evidence, Qps
+from analysis.planning.evidence import Evidence
 from analysis.planning.sizing import FleetCapacity
 from analysis.results.runs import RunError
+from analysis.stats.estimate import Estimate
 from conf.specs.planning import Basis
 
-ENDS = ("low", "certified", "estimate", "high")
+ENDS = {"low": "low", "certified": "certified", "estimate": "value", "high": "high"}
+"""Figures of a capacity that a plan can rest on, by the words of plan.basis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,14 @@ class PlanBasis:
     service: FleetCapacity
 
     @property
-    def qps(self) -> Qps:
+    def qps(self) -> Estimate:
         """The capacity per node."""
         return self.evidence.qps
 
     @property
     def best_qps(self) -> float:
-        """The estimate per node, or the planned figure if there is none."""
-        return self.qps.estimate or self.service.qps_per_node
+        """The estimate per node, or the bound if only that is known."""
+        return self.qps.value
 
 
 def plan_basis(found: Evidence, others: Sequence[Evidence], basis: Basis) -> PlanBasis:
@@ -64,10 +66,18 @@ def _efficiency(found: Evidence, others: Sequence[Evidence]) -> ScalingEfficienc
 
 
 def _planning_qps(found: Evidence, basis: Basis) -> float:
-    value: float | None = getattr(found.qps, basis)
+    value = figure(found.qps, basis)
     if value is None:
-        known = [end for end in ENDS[:3] if getattr(found.qps, end) is not None]
+        known = [end for end in ENDS if end != "high" and figure(found.qps, end) is not None]
         raise RunError(
             f"{found.name}: the {basis} end of its capacity is unknown; choose plan.basis={known[-1]}"
         )
+    return value
+
+
+def figure(qps: Estimate, end: str) -> float | None:
+    """The figure of a capacity by its word in `ENDS`; None where it is unknown, as all but the bound is."""
+    if qps.is_bound and end != "low":
+        return None
+    value: float | None = getattr(qps, ENDS[end])
     return value

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.evidence import Evidence, IntervalEstimate
+from analysis.planning.evidence import Evidence
 from analysis.planning.sources import Source, evidence_of
 from analysis.results.runs import RunError
-from analysis.stats.pooling import Estimate, pooled
+from analysis.stats.estimate import Estimate
+from analysis.stats.pooling import Measured, pooled
 
 Floats = NDArray[np.float64]
 
@@ -64,11 +65,11 @@ class ScalingEfficiency:
         """Capacity per node at each node count over that at `measured` nodes."""
         return np.asarray(self.at(nodes) / self.at(np.array([measured]))[0])
 
-    def figure(self, nodes: int) -> IntervalEstimate:
+    def figure(self, nodes: int) -> Estimate:
         """E(nodes) with its 95 % interval by error propagation. Raises ValueError beyond the points."""
         if not self.fewest <= nodes <= self.most:
             raise ValueError(f"E({nodes}) was not measured")
-        return IntervalEstimate.of_ln(float(self.at(np.array([nodes]))[0]), self._ln_sd(nodes))
+        return Estimate.of_ln(float(self.at(np.array([nodes]))[0]), self._ln_sd(nodes))
 
     def _ln(self) -> tuple[Floats, Floats]:
         x = np.log([point.nodes for point in self.points])
@@ -99,8 +100,7 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
 
 def alone(of: Evidence) -> ScalingEfficiency:
     """E(n) from one node count: E = 1, an assumption."""
-    qps = of.qps.estimate or of.qps.low or math.nan
-    return ScalingEfficiency((ScalingPoint(of.nodes, qps, 0.0),))
+    return ScalingEfficiency((ScalingPoint(of.nodes, of.qps.value, 0.0),))
 
 
 def unlike(one: Evidence, other: Evidence) -> str:
@@ -123,20 +123,20 @@ def _measured(nodes: int, found: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
     for one in found:
         q = one.sampling_qps or one.qps  # the constants of the engine model are the same for both
-        if q.estimate is None or q.low is None or q.high is None:
+        if q.is_open:
             raise RunError(
                 f"{one.name}: an end of its interval is unknown, so that E({nodes}) would have none"
             )
-        estimates.append(_estimate(one, q.estimate, q.low, q.high))
+        estimates.append(_estimate(one, q))
     if len(estimates) == 1:
         return ScalingPoint(nodes, estimates[0].qps, estimates[0].sd)
     qps = pooled(estimates).qps
-    together = Estimate.of_interval(qps.value, qps.low, qps.high)
+    together = Measured.from_estimate(qps)
     return ScalingPoint(nodes, together.qps, together.sd)
 
 
-def _estimate(one: Evidence, qps: float, low: float, high: float) -> Estimate:
+def _estimate(one: Evidence, qps: Estimate) -> Measured:
     """An estimate of one run; the error that all cells of a grid of predictions share cancels in E."""
     if one.own_ln_sd is not None:
-        return Estimate(qps, one.own_ln_sd)
-    return Estimate.of_interval(qps, low, high)
+        return Measured(qps.value, one.own_ln_sd)
+    return Measured.from_estimate(qps)

@@ -4,7 +4,6 @@ The interval is that of the answer: for a run the sampling noise of its posterio
 uncertainty of the engine model's constants, for a simulated run both. `word` and `caution` say which.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from analysis.planning.request_means import MeanLengths
 from analysis.results.runs import RunError
 from analysis.results.types.shared_figures import AskedExperiment
-from analysis.stats.pooling import NORMAL_975
+from analysis.stats.estimate import Estimate
 from conf.compose import UNKNOWN
 
 
@@ -22,40 +21,6 @@ class NotPlannable(RunError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class Qps:
-    """A capacity in QPS per node with its 95 % interval; an unknown figure is None."""
-
-    estimate: float | None
-    low: float | None
-    high: float | None
-    certified: float | None
-
-    def times(self, factor: float) -> "Qps":
-        """Every known figure times a factor above 0."""
-        figures = (self.estimate, self.low, self.high, self.certified)
-        return Qps(*(None if figure is None else figure * factor for figure in figures))
-
-
-@dataclass(frozen=True, slots=True)
-class IntervalEstimate:
-    """A figure with its 95 % interval; an unknown end is None."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of_ln(cls, value: float, sd: float) -> "IntervalEstimate":
-        """A value whose logarithm is normal with this sd."""
-        return cls(value, value * math.exp(-NORMAL_975 * sd), value * math.exp(NORMAL_975 * sd))
-
-    def times(self, factor: float) -> "IntervalEstimate":
-        """Value and ends times a factor above 0."""
-        ends = (None if end is None else end * factor for end in (self.low, self.high))
-        return IntervalEstimate(self.value * factor, *ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +47,14 @@ class Evidence:
     asked: AskedExperiment
     predicted: bool
     caution: str
-    qps: Qps
+    qps: Estimate
     open_above: bool
     lengths: MeanLengths | None
     ready_minutes: float | None = None
     own_ln_sd: float | None = None
     engine_settings: Mapping[str, Any] | None = None
     gpus_per_node: int | None = None
-    sampling_qps: Qps | None = None
+    sampling_qps: Estimate | None = None
     node_watts: MeasuredWatts | None = None
 
     @property

@@ -6,10 +6,9 @@ the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
 
 from dataclasses import dataclass
 
-from analysis.planning.evidence import IntervalEstimate, Qps
 from analysis.planning.request_means import MeanLengths
 from analysis.planning.sources import Source, evidence_of
-from analysis.results.runs import RunError
+from analysis.stats.estimate import Estimate
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -23,10 +22,10 @@ class Cost:
 
     node_hour_usd: float
     use: float
-    per_1k_requests_usd: IntervalEstimate
-    per_1m_input_tokens_usd: IntervalEstimate | None
-    per_1m_output_tokens_usd: IntervalEstimate | None
-    per_1m_total_tokens_usd: IntervalEstimate | None
+    per_1k_requests_usd: Estimate
+    per_1m_input_tokens_usd: Estimate | None
+    per_1m_output_tokens_usd: Estimate | None
+    per_1m_total_tokens_usd: Estimate | None
 
 
 def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
@@ -38,27 +37,24 @@ def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
     return cost_of(found.qps, found.lengths, node_hour_usd, use)
 
 
-def cost_of(qps: Qps, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
-    """`cost` from plain figures; from the low end if there is no estimate."""
+def cost_of(qps: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
+    """`cost` from plain figures."""
     if node_hour_usd <= 0 or use <= 0:
         raise ValueError(f"node_hour_usd={node_hour_usd:g} and use={use:g} must be positive")
-    planned = qps.estimate or qps.low
-    if planned is None:
-        raise RunError("neither an estimate nor a low end of the capacity is known")
-    value = node_hour_usd / (planned * use * SECONDS_PER_HOUR)
+    value = node_hour_usd / (qps.value * use * SECONDS_PER_HOUR)
     low, high = (end and node_hour_usd / (end * use * SECONDS_PER_HOUR) for end in (qps.high, qps.low))
-    return _over(IntervalEstimate(value, low, high), lengths, node_hour_usd, use)
+    return _over(Estimate(value, low, high), lengths, node_hour_usd, use)
 
 
 def fleet_cost(
-    nodes: IntervalEstimate, served_qps: float, use: float, lengths: MeanLengths | None, node_hour_usd: float
+    nodes: Estimate, served_qps: float, use: float, lengths: MeanLengths | None, node_hour_usd: float
 ) -> Cost:
     """The cost on a whole fleet that serves `served_qps` on average; `nodes` has the interval of its size."""
     return _over(nodes.times(node_hour_usd / (served_qps * SECONDS_PER_HOUR)), lengths, node_hour_usd, use)
 
 
-def _over(one: IntervalEstimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:
-    tokens: list[IntervalEstimate | None] = [None, None, None]
+def _over(one: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float) -> Cost:
+    tokens: list[Estimate | None] = [None, None, None]
     if lengths is not None:
         n_in, n_out = lengths.input_tokens, lengths.output_tokens
         tokens = [one.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.planning.basis import ENDS, PlanBasis, plan_basis
+from analysis.planning.basis import ENDS, PlanBasis, figure, plan_basis
 from analysis.planning.day import Day, day, read_hourly
-from analysis.planning.evidence import IntervalEstimate
 from analysis.planning.money import Cost, cost_of, fleet_cost
 from analysis.planning.power import FleetPower, fleet_power
 from analysis.planning.sizing import (
@@ -24,6 +23,7 @@ from analysis.planning.sizing import (
 )
 from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.results.runs import RunError
+from analysis.stats.estimate import Estimate
 from conf.specs.planning import Care, Demand
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -233,7 +233,7 @@ def _money(
     served, what = _served(load)
     use = served / replace(on.service, qps_per_node=on.best_qps).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
-    fleet = IntervalEstimate(
+    fleet = Estimate(
         nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes)
     )
     efficiency = on.service.kept_qps(nodes) / nodes / on.service.qps_per_node
@@ -256,7 +256,7 @@ def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None
 
 
 def _nodes_at(demand_qps: float, on: PlanBasis, care: Care) -> dict[str, int]:
-    sized = {end: _sized(demand_qps, on.service, getattr(on.qps, end), care) for end in ENDS}
+    sized = {end: _sized(demand_qps, on.service, figure(on.qps, end), care) for end in ENDS}
     return {end: nodes for end, nodes in sized.items() if nodes is not None}
 
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from analysis.results import summary
-from analysis.results.text.certified_text import rounded_down
+from analysis.stats.estimate import Estimate, certified, interval, middle, span
 from conf.labels import named
 from conf.specs.bounds import Slo
 
@@ -72,10 +73,10 @@ def _e(tree: Tree) -> str:
 
 def _capacity(tree: Tree) -> list[str]:
     on, answer = tree["planned_on"], tree["answer"]
-    planned = f"planned with {BASES[answer['basis']]}, {_planned(answer, answer['planned_qps_per_node'])}"
+    planned = f"planned with {BASES[answer['basis']]}, {_planned(tree, answer['planned_qps_per_node'])}"
     seen = f"{on['name']}: {on['found_by']} {_interval(on['qps_per_node'])}"
     if noise := on["sampling_qps_per_node"]:
-        seen += f"; sampling noise of this run alone {_ends(noise)}"
+        seen += f"; sampling noise of this run alone {interval(Estimate(**noise))}"
     lines = [f"{seen}; {planned}", *_service(on["asked"])]
     if lengths := on["lengths"]:
         tokens = f"{lengths['input_tokens']:.0f} tokens in, {lengths['output_tokens']:.0f} out"
@@ -90,21 +91,18 @@ def _service(asked: Tree) -> list[str]:
     return [f"{machine}, routing {asked['routing']}", f"bounds: {Slo(**asked['slo']).text}"]
 
 
-def _interval(q: Tree) -> str:
-    if q["estimate"] is None:
-        return f"at least {_rate(q['low'])} QPS per node"
-    certified = "" if q["certified"] is None else f", certified {_certified(q['certified'])}"
-    return f"{_rate(q['estimate'])} QPS per node, 95 % interval {_ends(q)}{certified}"
-
-
-def _ends(q: Tree) -> str:
-    return f"[{', '.join('unknown' if q[end] is None else _rate(q[end]) for end in ('low', 'high'))}]"
+def _interval(tree: Tree) -> str:
+    q = Estimate(**tree)
+    if q.is_bound:
+        return f"{span(q)} QPS per node"
+    claim = "" if q.certified is None else f", certified {certified(q)}"
+    return f"{middle(q)} QPS per node, 95 % interval {interval(q)}{claim}"
 
 
 def _rules(tree: Tree) -> list[str]:
     rules, care, answer = tree["rules"], tree["care"], tree["answer"]
     peak, k = f"{rules['demand_qps']:g}", care["spare_nodes"]
-    per_node = _planned(answer, rules["qps_per_node"])
+    per_node = _planned(tree, rules["qps_per_node"])
     normal = f"normal: {peak} <= n x {per_node} x {1 - care['headroom']:g} x E(n){_since(tree)}"
     degraded = f"{_nodes(k)} lost: {peak} <= (n - {k}) x {per_node} x E(n - {k}){_since(tree)}"
     at = ", ".join(f"{BASES[end]}: {nodes:,}" for end, nodes in tree["nodes_at"].items())
@@ -130,7 +128,7 @@ def _efficiency(tree: Tree) -> list[str]:
     e = tree["efficiency"]
     if len(e["measured"]) < 2:
         return []
-    rows = ", ".join(f"E({p['nodes']}) = {_span(p['efficiency'], '.3f')}" for p in e["measured"])
+    rows = ", ".join(f"E({p['nodes']}) = {span(Estimate(**p['efficiency']))}" for p in e["measured"])
     word = tree["planned_on"]["found_by"]
     between = "between them linear in ln n"
     return [f"{word} {rows}; {between}; the nodes above take these values, not their intervals"]
@@ -224,35 +222,18 @@ def _power(tree: Tree) -> list[str]:
     ]
 
 
-def _price(span: Tree) -> str:
-    form = "#.3g" if span["value"] < 100 else ",.0f"
-    return f"${_span(span, form)}"
-
-
-def _span(span: Tree, form: str) -> str:
-    value = f"{span['value']:{form}}"
-    if span["low"] is None and span["high"] is None:
-        return value
-    ends = ", ".join("unknown" if span[end] is None else f"{span[end]:{form}}" for end in ("low", "high"))
-    return f"{value} [{ends}]"
+def _price(usd: Tree) -> str:
+    return f"${span(Estimate(**usd))}"
 
 
 def _nodes(count: int) -> str:
     return f"{count:,} node{'' if count == 1 else 's'}"
 
 
-def _rate(qps_per_node: float) -> str:
-    return f"{qps_per_node:.2f}" if qps_per_node >= 1 else f"{qps_per_node:.3g}"
-
-
-def _planned(answer: Tree, qps_per_node: float) -> str:
-    return (_certified if answer["basis"] == "certified" else _rate)(qps_per_node)
-
-
-def _certified(qps_per_node: float) -> str:
-    """A certified rate as `_rate` shows rates, but rounded down."""
-    small = 0 < qps_per_node < 1
-    return _rate(rounded_down(qps_per_node, 2 - math.floor(math.log10(qps_per_node)) if small else 2))
+def _planned(tree: Tree, qps_per_node: float) -> str:
+    """The planned rate in the digits of its capacity, a certified one rounded down."""
+    q = Estimate(**tree["planned_on"]["qps_per_node"])
+    return certified(q) if tree["answer"]["basis"] == "certified" else middle(replace(q, value=qps_per_node))
 
 
 def _share(share: float) -> str:

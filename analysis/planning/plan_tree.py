@@ -10,6 +10,7 @@ from analysis.planning.evidence import NotPlannable
 from analysis.planning.plan import Plan
 from analysis.results import summary
 from analysis.results.json_border import to_tree
+from analysis.stats.estimate import Estimate
 
 SCHEMA_VERSION = 1
 
@@ -110,7 +111,7 @@ def _points(e: ScalingEfficiency) -> list[Tree]:
     for point in e.points:
         row: Tree = {"nodes": point.nodes, "qps_per_node": point.qps_per_node}
         if not e.assumed:
-            exact = {"value": 1.0, "low": None, "high": None}
+            exact = asdict(Estimate(1.0))
             row["efficiency"] = exact if point.nodes == e.fewest else asdict(e.figure(point.nodes))
         rows.append(row)
     return rows

@@ -1,6 +1,5 @@
 """Read the evidence for a plan from run folders, studies and predictions."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from analysis.capacity.dwell_table import CountingBasis
 from analysis.planning import request_means
-from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable, Qps
+from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable
 from analysis.planning.request_means import MeanLengths
 from analysis.results import joint, locations, matrix_table, studies, summary
 from analysis.results.asked import describe
@@ -24,9 +23,8 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
 )
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
+from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
-from analysis.stats.pooling import NORMAL_975
 from conf import ConfigError, Experiment
 
 Tree = Mapping[str, Any]
@@ -85,8 +83,10 @@ def _typed(source: Source) -> Run | Measured | Predicted | GridVerdict | Evidenc
     if not isinstance(source, Mapping):
         return source
     kind: type[Measured | Predicted | GridVerdict] = StudyVerdict if "study" in source else RunVerdict
-    if source.get("clock") == "virtual":
-        kind = GridCell if "at" in source else PredictionVerdict
+    if "answer" in source:
+        kind = GridCell
+    elif source.get("clock") == "virtual":
+        kind = PredictionVerdict
     elif "cells" in source and "study" not in source:
         kind = GridVerdict
     return from_tree(kind, source, "the verdict")
@@ -117,14 +117,13 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         if capacity.queue_grew:
             remedy = "measure with longer windows (search.window_s), for the queue still grew in them"
         raise NotPlannable(f"{name} shows only an upper bound of the capacity; {remedy}", summary.EXIT_OPEN)
-    q = capacity.qps_per_node
     return Evidence(
         name=name,
         asked=verdict.asked,
         predicted=False,
         caution=_simulated(verdict, capacity) or summary.engine_label(verdict),
-        qps=_seen(capacity, q),
-        sampling_qps=_seen(capacity, capacity.sampling) if capacity.constants else None,
+        qps=capacity.claimed,
+        sampling_qps=capacity.claimed_of(capacity.sampling) if capacity.constants else None,
         open_above=capacity.open_above,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
@@ -143,24 +142,20 @@ def of_predicted(source: Predicted) -> Evidence:
     capacity, forecast = _capacity(verdict, name), verdict.forecast
     if forecast is None:
         raise RunError(f"{name} has no forecast; predict it again")
-    q = capacity.qps_per_node
-    open_above = capacity.open_above and q.low is None
     caution, kept = PREDICTED, forecast.kept_probability
     if kept is not None:
         caution += f"; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
     own_ln_sd = None
     if cell and (ratio := cell.ratio):
         # The ratio to the first cell, draw by draw; of the first cell its noise.
-        apart = math.log(ratio.high / ratio.low) / (2 * NORMAL_975)
-        own_ln_sd = max((forecast.noise_pct or 0.0) / 100, apart)
+        own_ln_sd = max((forecast.noise_pct or 0.0) / 100, ratio.ln_sd)
     return Evidence(
         name=name,
         asked=verdict.asked,
         predicted=True,
         caution=caution,
-        # A prediction that ends at the highest rate knows nothing else.
-        qps=Qps(None, q.estimate, None, None) if open_above else _qps(q),
-        open_above=open_above,
+        qps=capacity.qps_per_node,
+        open_above=capacity.qps_per_node.is_lower_bound,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_predicted_lengths(forecast),
         own_ln_sd=own_ln_sd,
@@ -178,15 +173,6 @@ def _watts(power: PowerFigures) -> MeasuredWatts | None:
     if quoted is None or quoted.watts_per_node is None:
         return None
     return MeasuredWatts(quoted.watts_per_node, power.of, quoted.rate_qps_per_node)
-
-
-def _seen(capacity: CapacityFigures, q: QpsFigures) -> Qps:
-    """Figures of a measured capacity; of an open end only the low one was seen, the rest is the prior."""
-    return Qps(None, q.low, None, None) if capacity.open_above else _qps(q)
-
-
-def _qps(q: QpsFigures) -> Qps:
-    return Qps(q.estimate, q.low, q.high, q.certified)
 
 
 def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigures:

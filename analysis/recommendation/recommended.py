@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.planning.evidence import Evidence, NotPlannable, Qps
+from analysis.planning.evidence import Evidence, NotPlannable
 from analysis.planning.plan import Plan, plan
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import Floats
@@ -23,9 +23,8 @@ from analysis.results.types.recommendation import (
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.results.types.shared_figures import QpsFigures
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
-from analysis.stats.pooling import NORMAL_975
+from analysis.stats.estimate import Estimate
 from conf.io.one_line import reason
 from conf.specs.planning import Care, Demand
 
@@ -140,9 +139,6 @@ def rivals(of: ShapeRanking) -> list[RankedShape]:
 
 
 def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Care) -> dict[str, Any]:
-    q = one.evidence.qps
-    estimate = q.estimate if q.estimate is not None else q.low
-    assert estimate is not None
     return {
         "name": one.name,
         "layout": one.layout,
@@ -151,7 +147,7 @@ def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Care
         "gpus": one.gpus,
         "nodes": nodes,
         "nodes_at": nodes_at,
-        "qps_per_node": QpsFigures(estimate, q.low, q.high, q.certified),
+        "qps_per_node": one.evidence.qps,
         "binding": one.binding,
         "kv_full": one.kv_full,
         "assumed": one.assumed,
@@ -251,7 +247,7 @@ def _capacity(shape: RankedShape, cell: MatrixCell, ln_qps: Floats, study: Study
             asked=study.asked,
             predicted=False,
             caution="",
-            qps=Qps(q.estimate, q.low, q.high, q.certified),
+            qps=q,
             open_above=False,
             lengths=None,
         ),
@@ -272,14 +268,14 @@ def _measured_ln_qps(cells: Sequence[MatrixCell]) -> list[Floats]:
         normal = rng.standard_normal(MEASURED_DRAWS)
         assert q is not None
         if ratio and ratio.how == PAIRED and first is not None:
-            drawn = first + math.log(ratio.value) + _sd(ratio.low, ratio.high) * normal
+            drawn = first + math.log(ratio.estimate.value) + _sd(ratio.estimate) * normal
         else:
-            drawn = math.log(q.estimate) + _sd(q.low, q.high) * normal
+            drawn = math.log(q.value) + _sd(q) * normal
         first = drawn if first is None else first
         out.append(drawn)
     return out
 
 
-def _sd(low: float | None, high: float | None) -> float:
-    """Sd of ln of a figure with this 95 % interval; 0 where an end is unknown."""
-    return math.log(high / low) / (2 * NORMAL_975) if low and high else 0.0
+def _sd(estimate: Estimate) -> float:
+    """Sd of ln of an estimate; 0 where an end is open."""
+    return 0.0 if estimate.is_open else estimate.ln_sd

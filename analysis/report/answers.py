@@ -10,14 +10,15 @@ import pyarrow.compute as pc
 from analysis.figures.exhibit import NoData
 from analysis.figures.run_data import RunData, WindowRows
 from analysis.report.blocks import Facts, Missing, Section, Table
-from analysis.report.wording import UNKNOWN, bound, figure, qps, table, value
+from analysis.report.wording import UNKNOWN, bound, figure, table, value
 from analysis.results.text.probe_text import unknown_interval
-from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, QuantileFigures
+from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, Quantile
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import QpsFigures, RequestCounts, WindowRow
+from analysis.results.types.shared_figures import RequestCounts, WindowRow
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import failures, metrics, records
 from analysis.rows.metrics import METRICS
+from analysis.stats.estimate import interval, middle, number, span
 from analysis.stats.quantiles import quantile
 from conf.labels import named
 from conf.specs.bounds import Limit, label, quantile_of
@@ -54,10 +55,10 @@ def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
         ("requests", _counted(verdict.requests)),
     ]
     if verdict.capacity and claims(verdict) and (replica := verdict.capacity.qps_per_replica):
-        rows.append(("per replica", f"{qps(replica.estimate)} QPS, {_interval(replica)}"))
+        rows.append(("per replica", f"{span(replica)} QPS (95 %)"))
     if isinstance(verdict, RunVerdict) and verdict.prediction:
         q, how = verdict.prediction.qps_per_node, verdict.prediction.how
-        rows.append(("predicted before", f"{qps(q.estimate)} QPS per node, {_interval(q)} ({how})"))
+        rows.append(("predicted before", f"{span(q)} QPS per node (95 %; {how})"))
     return Facts(tuple(rows))
 
 
@@ -73,7 +74,7 @@ def confirmation_run(hold: HoldFigures) -> Table:
     rate = f"{held_qps}, held for {hold.window_s:.0f} s"
     if not hold.valid:
         return p90s(f"{rate}: void ({hold.void_reason}), which confirms nothing", hold)
-    most = f"alone it shows at most {qps(hold.capacity_high_qps_per_node)} QPS per node (97.5 %)"
+    most = f"alone it shows at most {number(hold.capacity_high_qps_per_node)} QPS per node (97.5 %)"
     return p90s(f"{rate}: {most} and {'vetoes' if hold.vetoed else 'does not veto'} the answer", hold)
 
 
@@ -92,16 +93,15 @@ def p90s(caption: str, measured: ProbeFigures | HoldFigures) -> Table:
     )
 
 
-def _quantile(limit: Limit, found: QuantileFigures) -> tuple[str, ...]:
+def _quantile(limit: Limit, found: Quantile) -> tuple[str, ...]:
     verdict = {True: "within", False: "over", None: "unknown or does not apply"}[found.passed]
-    ends = found.interval_ms
     if found.share is not None:
         least = f"at least {100 * quantile_of(limit):g} %"
         return label(limit), f"{100 * found.share:.1f} %", UNKNOWN, least, verdict
-    spread = (
-        f"unknown: {unknown_interval(found)}" if not ends else f"{figure(ends[0])} to {figure(ends[1])} ms"
-    )
-    measured = UNKNOWN if found.quantile_ms is None else f"{figure(found.quantile_ms)} ms"
+    spread = f"unknown: {unknown_interval(found)}"
+    if found.ms and found.has_interval:
+        spread = f"{interval(found.ms)} ms"
+    measured = f"{middle(found.ms)} ms" if found.ms else UNKNOWN
     return label(limit), measured, spread, f"{figure(found.bound_ms)} ms", verdict
 
 
@@ -141,7 +141,7 @@ def percentiles(data: RunData) -> list[Table]:
 
 def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
     name = f"{window.line['kind']} {window.line['index']}"
-    rate = f"{qps(window.rate)} QPS per node"
+    rate = f"{number(window.rate)} QPS per node"
     tokens = metrics.numbers(window.rows, "output_tokens")
     for one in _METRICS:
         values = one.of(window.rows)
@@ -195,7 +195,3 @@ def _counted(counted: RequestCounts | None) -> str:
     failed = failures.line(counted.by_failure, counted.rows)
     rows = f"{counted.rows:,} rows of {counted.planned:,} planned requests ({states or 'none'})"
     return "; ".join(filter(None, (rows, failed)))
-
-
-def _interval(q: QpsFigures) -> str:
-    return f"95 % interval {qps(q.low)} to {qps(q.high)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.capacity.validity import REMEDIES
 from analysis.report.blocks import Banner
-from analysis.report.wording import bound, certified_qps, figure, qps
+from analysis.report.wording import bound, figure
 from analysis.results import engine_agreement, integrity, joint, matrix_table, studies, summary
 from analysis.results.runs import Run
 from analysis.results.text import capacity_text, probe_text, quality_text, ratio_text, sessions_text
@@ -17,6 +17,7 @@ from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.estimate import certified, interval, middle, span
 from conf.specs.bounds import label
 
 Verdict = RunVerdict | StudyVerdict
@@ -136,9 +137,9 @@ def _compared(verdict: StudyVerdict) -> Claim:
     ratio = verdict.ratio
     if not ratio:
         return "No ratio was shown", (), ()
-    interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
-    figures = ("Capacity of B / capacity of A", f"{ratio.value:.3f}"), ("95 % interval", interval)
-    headline = f"B carries {ratio.value:.3f} times the load of A: {ratio.verdict}"
+    shown = middle(ratio.estimate)
+    figures = ("Capacity of B / capacity of A", shown), ("95 % interval", interval(ratio.estimate))
+    headline = f"B carries {shown} times the load of A: {ratio.verdict}"
     return headline, figures, tuple(map(_sentence, ratio_text.lines(verdict, ratio)))
 
 
@@ -170,9 +171,9 @@ def _probed(probe: ProbeFigures) -> Claim:
 def _p90s(probe: ProbeFigures) -> Figures:
     """Each limited quantile against its bound."""
     return tuple(
-        (f"{label(limit)}, bound {figure(found.bound_ms)} ms", f"{figure(found.quantile_ms)} ms")
+        (f"{label(limit)}, bound {figure(found.bound_ms)} ms", f"{middle(found.ms)} ms")
         for limit, found in probe.limits.items()
-        if found.quantile_ms is not None
+        if found.ms is not None
     )
 
 
@@ -184,14 +185,14 @@ def _capacity(verdict: Verdict) -> Claim:
     kinds = map(_sentence, capacity_text.kind_lines(verdict, capacity))
     if capacity.open_above:
         why = f"Too little was seen over the bounds ({bounds}): a lower bound, not a capacity."
-        return f"At least {qps(q.low)} QPS per node", (), (why, *kinds)
+        return _sentence(f"{span(capacity.claimed)} QPS per node"), (), (why, *kinds)
     if capacity.open_below:
         missed = f"The bounds ({bounds}) were missed in every window: an upper bound, not a capacity."
         # A queue that grew is the reason of the verdict already.
         own = () if capacity.queue_grew else (missed,)
-        return f"At most {qps(q.high)} QPS per node", (), (*own, *kinds)
-    headline = f"{qps(q.estimate)} QPS per node, certified {certified_qps(q.certified)}"
-    kind, interval = joint.kind(verdict.asked, capacity), f"{qps(q.low)} to {qps(q.high)}"
+        return _sentence(f"{span(capacity.claimed)} QPS per node"), (), (*own, *kinds)
+    headline = f"{middle(q)} QPS per node, certified {certified(q)}"
+    kind, ends = joint.kind(verdict.asked, capacity), interval(q)
     named, caveat = "95 % interval", ""
     noise: Figures = ()
     if kind:
@@ -199,13 +200,13 @@ def _capacity(verdict: Verdict) -> Claim:
         held = capacity_text.held(capacity)
         caveat = f" Say with it that the node is simulated. That 95 % is {kind}: {held}."
     if capacity.constants:
-        alone = f"{qps(capacity.sampling.low)} to {qps(capacity.sampling.high)}"
+        alone = interval(capacity.sampling)
         noise = ((_sentence(capacity_text.noise_name(verdict)), alone),)
-    figures = (named, interval), *noise, ("Limited by", label(capacity.binding))
-    spans = "; ".join([f"{named}: {interval}", *(f"{name.lower()}: {alone}" for name, alone in noise)])
+    figures = (named, ends), *noise, ("Limited by", label(capacity.binding))
+    spans = "; ".join([f"{named}: {ends}", *(f"{name.lower()}: {alone}" for name, alone in noise)])
     one = "One simulated node" if kind else "One node"
-    answer = f"{one} serves {qps(q.estimate)} requests per second within {bounds} ({spans})."
-    quote = f"Quote {certified_qps(q.certified)}, the certified rate: {PROMISE}.{caveat}"
+    answer = f"{one} serves {middle(q)} requests per second within {bounds} ({spans})."
+    quote = f"Quote {certified(q)}, the certified rate: {PROMISE}.{caveat}"
     return headline, figures, (answer, quote, *_limits(verdict, capacity))
 
 

@@ -1,7 +1,7 @@
 """Power and energy of a run: each node, each window, or why they are unknown."""
 
 from analysis.report.blocks import Block, Missing, Paragraph, Section, Table
-from analysis.report.wording import figure, qps
+from analysis.report.wording import figure
 from analysis.results.energy import WHOLE
 from analysis.results.types.power_figures import NodeFigures, PowerFigures, WindowEnergy
 
@@ -43,7 +43,7 @@ def _window(one: WindowEnergy) -> tuple[str, ...]:
     energy = one.wh_per_request, one.kwh_per_1m_input_tokens, one.kwh_per_1m_output_tokens
     return (
         str(one.index),
-        qps(one.rate_qps_per_node),
+        figure(one.rate_qps_per_node),
         figure(one.watts_per_node),
         _percent(one.idle_share),
         *map(figure, energy),

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.report.blocks import Cell, Facts, Table
-from analysis.report.wording import UNKNOWN, certified_qps, figure, qps, value
+from analysis.report.wording import UNKNOWN, figure, value
 from analysis.results import matrix_table, studies
 from analysis.results.runs import RECORDED, Run, load_run
-from analysis.results.types.shared_figures import QpsFigures
-from analysis.results.types.study_verdict import CellRatio, MatrixCell, PartRow, PercentFigures, StudyVerdict
+from analysis.results.types.study_verdict import CellRatio, MatrixCell, PartRow, StudyVerdict
+from analysis.stats.estimate import Estimate, certified, interval, middle, span
 from conf.specs.bounds import label
 
 Links = Mapping[str, Cell]
@@ -65,7 +65,7 @@ def _part(row: PartRow | None, recorded: bool) -> tuple[str, ...]:
     if row.exit_code or not q:
         return f"no result (exit {row.exit_code}): {row.reason}", *[""] * 4, _seed(row)
     result = f"valid (SIMULATED, {row.simulated})" if row.simulated else "valid"
-    return result, qps(q.estimate), _ends(q), qps(q.certified), _limit(row.binding), _seed(row)
+    return result, *_figures(q), _limit(row.binding), _seed(row)
 
 
 def _limit(binding: str | None) -> str:
@@ -94,12 +94,9 @@ def _answer(cell: MatrixCell) -> tuple[str, ...]:
         why = "not measured yet" if cell.exit_code is None else f"exit {cell.exit_code}: {cell.reason}"
         return why, "", "", ""
     limit = _limit(cell.binding)
-    if cell.open_above:
-        return f"at least {qps(q.low)}", "open above", UNKNOWN, limit
-    if cell.open_below:
-        return f"at most {qps(q.high)}", "open below", UNKNOWN, limit
-    kind = f" (SIMULATED, {cell.simulated})" if cell.simulated else ""
-    return qps(q.estimate), f"{_ends(q)}{kind}", certified_qps(q.certified), limit
+    kind = f" (SIMULATED, {cell.simulated})" if cell.simulated and not q.is_bound else ""
+    shown, ends, claim = _figures(q)
+    return shown, f"{ends}{kind}", claim, limit
 
 
 def _ratio(ratio: CellRatio | None) -> tuple[str, str]:
@@ -108,7 +105,7 @@ def _ratio(ratio: CellRatio | None) -> tuple[str, str]:
     if ratio.how == matrix_table.REFERENCE:
         return "1", "the reference"
     how = f"{ratio.how}: {ratio.why}" if ratio.why else f"{ratio.how}, {ratio.pairs} pairs"
-    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", how
+    return span(ratio.estimate), how
 
 
 def together(study: StudyVerdict) -> Facts | None:
@@ -134,9 +131,10 @@ def differences(study: StudyVerdict) -> Table | None:
     return Table("What differs from A to B", ("key", "A", "B"), rows)
 
 
-def _ends(q: QpsFigures) -> str:
-    return f"{qps(q.low)} to {qps(q.high)}"
+def _figures(q: Estimate) -> tuple[str, str, str]:
+    """A capacity, its interval and its certified rate; of a bound the bound alone."""
+    return (span(q), "", UNKNOWN) if q.is_bound else (middle(q), interval(q), certified(q))
 
 
-def _percent(found: PercentFigures) -> str:
-    return f"{found.estimate:z.1f} % ({found.low:z.1f} to {found.high:z.1f})"
+def _percent(found: Estimate) -> str:
+    return f"{span(found)} %"

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.report.blocks import Cell, Table
-from analysis.results.text.certified_text import rounded_down
 from conf.io.one_line import one_line
 from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
@@ -48,16 +47,6 @@ def figure(number: float | str | None) -> str:
     if isinstance(number, int) or abs(exact) >= 1000:
         return f"{exact:,.0f}"
     return f"{exact:.4g}"
-
-
-def qps(number: float | None) -> str:
-    """A rate to two decimals."""
-    return UNKNOWN if number is None else f"{number:,.2f}"
-
-
-def certified_qps(number: float | None) -> str:
-    """A certified rate to two decimals, rounded down."""
-    return UNKNOWN if number is None else qps(rounded_down(number))
 
 
 def bound(slo: Slo, limit: Limit) -> str:

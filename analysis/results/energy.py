@@ -118,7 +118,7 @@ def _quoted(
     if not known:
         return None
     q = capacity.qps_per_node if capacity else None
-    at_qps = next((qps for qps in (q.certified, q.estimate, q.low) if qps), None) if q else None
+    at_qps = next((qps for qps in (q.certified, q.value, q.low) if qps), None) if q else None
     if at_qps is None:
         return known[-1].index
     return min(reversed(known), key=lambda one: abs(one.rate_qps_per_node - at_qps)).index

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.results.types.prediction_verdict import FigureWithEnds, GridCell, PredictionVerdict
-from analysis.stats.pooling import Interval
+from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict
+from analysis.stats.estimate import Estimate, span
 from conf.specs.bounds import Limit, short
 
 TextRow = tuple[Mapping[str, Any], Sequence[str] | None, str]
@@ -58,7 +58,7 @@ def _row(cell: GridCell, found: Callable[[PredictionVerdict], Mapping[str, objec
     return row | with_ends("ratio_to_first", cell.ratio) if cell.ratio else row
 
 
-def with_ends(name: str, figure: FigureWithEnds | Interval) -> dict[str, object]:
+def with_ends(name: str, figure: Estimate) -> dict[str, object]:
     """A figure and its interval as columns."""
     return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
 
@@ -70,6 +70,6 @@ def over(missed: Sequence[Limit]) -> str:
     return "".join(map(short, missed)) or "-"
 
 
-def ratio(found: Interval | None) -> str:
+def ratio(found: Estimate | None) -> str:
     """The ratio to the first cell, as a cell of text."""
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else ""
+    return span(found) if found else ""

@@ -6,13 +6,8 @@ The two are independent: distances from the estimate to a quantile, in ln, add a
 import math
 from dataclasses import replace
 
-from analysis.results.types.shared_figures import (
-    AskedExperiment,
-    CapacityFigures,
-    ConstantsRatio,
-    QpsFigures,
-    SamplingNoise,
-)
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
+from analysis.stats.estimate import Estimate
 
 JOINT, ALONE = "joint", "sampling noise alone"
 """Kinds of the interval of a simulated capacity."""
@@ -22,8 +17,12 @@ AND_CONSTANTS = "; joined with what is unknown of the engine model's constants"
 NOT_RECORDED = "the result does not hold it"
 
 
-def joined(capacity: CapacityFigures, constants: ConstantsRatio | str) -> CapacityFigures:
-    """A capacity of sampling noise alone, joined with the constants, or with why they are unknown."""
+def joined(capacity: CapacityFigures, constants: Estimate | str) -> CapacityFigures:
+    """A capacity of sampling noise alone, joined with the constants, or with why they are unknown.
+
+    `constants` are quantiles of the capacity under other constants of the engine model, over that under their
+    values.
+    """
     if isinstance(constants, str):
         return replace(capacity, constants_unknown=constants)
     sampling, replica = capacity.qps_per_node, capacity.qps_per_replica
@@ -31,8 +30,8 @@ def joined(capacity: CapacityFigures, constants: ConstantsRatio | str) -> Capaci
     return replace(
         capacity,
         qps_per_node=both,
-        qps_per_replica=replica and both.over(sampling.estimate / replica.estimate),
-        sampling_noise=SamplingNoise(sampling.low, sampling.high, sampling.certified),
+        qps_per_replica=replica and both.per(sampling.value / replica.value),
+        by_noise=sampling,
         constants=constants,
         interval=f"{capacity.interval}{AND_CONSTANTS}",
     )
@@ -56,19 +55,19 @@ def why_unknown(capacity: CapacityFigures) -> str:
     return capacity.constants_unknown or NOT_RECORDED
 
 
-def _joint(sampling: QpsFigures, constants: ConstantsRatio, is_open: bool) -> QpsFigures:
+def _joint(sampling: Estimate, constants: Estimate, is_open: bool) -> Estimate:
     """Estimate and quantiles of both; the bound of an open capacity is moved by the constants alone."""
 
-    def quantile(qps: float | None, ratio: float, side: int) -> float | None:
-        if qps is None:
+    def quantile(qps: float | None, ratio: float | None, side: int) -> float | None:
+        if qps is None or ratio is None:
             return None
         if is_open:
             return qps * ratio
-        distance = math.hypot(math.log(qps / sampling.estimate), math.log(ratio))
-        return sampling.estimate * math.exp(side * distance)
+        distance = math.hypot(math.log(qps / sampling.value), math.log(ratio))
+        return sampling.value * math.exp(side * distance)
 
-    return QpsFigures(
-        sampling.estimate,
+    return Estimate(
+        sampling.value,
         low=quantile(sampling.low, constants.low, -1),
         high=quantile(sampling.high, constants.high, +1),
         certified=quantile(sampling.certified, constants.certified, -1),

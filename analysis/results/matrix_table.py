@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.results import grid_table, joint
-from analysis.results.text.certified_text import certified_text
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MATRIX, CellRatio, MatrixCell, StudyVerdict
+from analysis.stats.estimate import certified, interval, middle, span
 from conf.specs.bounds import short
 
 KIND = MATRIX
@@ -33,10 +33,8 @@ def row(
         exit_code=verdict.exit_code,
         reason=verdict.reason,
         hold=verdict.hold,
-        qps_per_node=capacity.qps_per_node if capacity else None,
+        qps_per_node=capacity.claimed if capacity else None,
         binding=capacity.binding if capacity else None,
-        open_above=capacity.open_above if capacity else None,
-        open_below=capacity.open_below if capacity else None,
         simulated=joint.kind(verdict.asked, capacity) if capacity else "",
         sampling_qps=capacity.sampling if capacity and capacity.constants else None,
     )
@@ -97,16 +95,14 @@ def _told(cell: MatrixCell) -> list[str] | None:
     if q is None:
         return None
     limit = short(cell.binding) if cell.binding else ""
-    if cell.open_above:
-        return [f">= {q.low:.2f}", "open", "unknown", limit, "", ""]
-    if cell.open_below:
-        return [f"<= {q.high:.2f}", "open", "unknown", limit, "", ""]
-    figures = [f"{q.estimate:.2f}", f"[{q.low:.2f}, {q.high:.2f}]", certified_text(q.certified), limit]
+    if q.is_bound:
+        return [span(q), "", "", limit, "", ""]
+    figures = [middle(q), interval(q), certified(q), limit]
     if ratio is None:
         return [*figures, "", ""]
     if ratio.how == REFERENCE:
         return [*figures, "1", ""]
-    return [*figures, f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]", ratio.how]
+    return [*figures, span(ratio.estimate), ratio.how]
 
 
 def _why(cell: MatrixCell) -> str:

@@ -134,7 +134,7 @@ def spread(values: Sequence[float]) -> LevelSpread | None:
     if len(values) < 2 or not all(math.isfinite(value) and value > 0 for value in values):
         return None
     of = repeated(values)
-    return LevelSpread(of.mean.low, of.mean.high, of.variation.value)
+    return LevelSpread(of.mean, of.variation.value)
 
 
 def compared(line: LadderLevel, published: PublishedLevel) -> LadderLevel:
@@ -187,11 +187,16 @@ def rows(verdicts: Sequence[Verdict]) -> pa.Table:
 
 
 def _flat(line: LadderLevel) -> dict[str, Any]:
-    tree = to_tree(line)
-    for group in ("total_tok_s_spread", "p99_s_spread", "published"):
-        prefix = group.removesuffix("_spread")
-        tree |= {f"{prefix}_{name}": value for name, value in (tree.pop(group, None) or {}).items()}
-    return tree
+    row: dict[str, Any] = {name: getattr(line, name) for name in TYPES if hasattr(line, name)}
+    for name, spread in (("total_tok_s", line.total_tok_s_spread), ("p99_s", line.p99_s_spread)):
+        if spread:
+            row |= {f"{name}_{end}": getattr(spread.mean, end) for end in ("low", "high")}
+            row[f"{name}_cov"] = spread.cov
+    if line.beside:
+        published = to_tree(line.beside.published)
+        row |= {f"published_{name}": value for name, value in published.items()}
+        row |= {"error_total": line.beside.error_total, "error_p99": line.beside.error_p99}
+    return row
 
 
 def text(verdict: Verdict, found: LadderFigures) -> str:
@@ -290,7 +295,8 @@ def _spread_notes(found: LadderFigures) -> list[str]:
             f"{runs} runs, all the same: this engine has no noise (engine=simulated_aiter has the paper's)"
         ]
     widest, half = max(
-        ((line, spread.high - line.total_tok_s) for line, spread in known), key=lambda pair: pair[1]
+        ((line, (spread.mean.high or math.inf) - line.total_tok_s) for line, spread in known),
+        key=lambda pair: pair[1],
     )
     return [
         f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t interval "

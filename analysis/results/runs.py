@@ -22,20 +22,10 @@ from analysis.results.locations import RunError as RunError
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.rows import gathering, records, shards, time_series
 from conf import Experiment, load
-from conf.io.one_line import one_line, plain, reason
+from conf.io.one_line import plain, reason
 
 RECORDED = (0, 3, 6)
 """Exit codes of a probe that measured what it says, be it that its bounds are missed, or are not shown."""
-CONCLUDED = ("exit_code", "valid", "asked")
-"""Branches that every conclusion has."""
-SHAPE: Mapping[str, type] = {
-    **dict.fromkeys(("asked", "capacity", "hold", "probe", "prediction", "requests"), dict),
-    **dict.fromkeys(("checks", "dwells"), list),
-    **dict.fromkeys(("valid", "passed"), bool),
-    **dict.fromkeys(("reason", "evidence", "folder", "run_id", "verb"), str),
-    "exit_code": int,
-}
-"""The kinds of the branches of a conclusion."""
 
 
 def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
@@ -74,7 +64,7 @@ class Run:
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
 
-    @property
+    @cached_property
     def verdict(self) -> RunVerdict | None:
         """`sweep` as a typed verdict; None for a run that did not end. Raises RunError for a broken file."""
         return None if self.sweep is None else from_tree(RunVerdict, self.sweep, self.path / "sweep.json")
@@ -201,25 +191,13 @@ def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
         raise RunError(f"{path} is not a readable run folder: {error}") from error
     if "verb" not in manifest:  # other programs have a manifest.json too
         raise RunError(f"{path} is not a run folder: its {locations.MANIFEST} is of something else")
-    if run.sweep is not None:
-        _refuse_misshapen(ended, run.sweep)
+    run.verdict  # noqa: B018  a broken conclusion is refused here, with everything that is wrong
     return run
 
 
 def _placed(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A conclusion with its `folder` where it lies now; where it was written is in no copy's name."""
     return tree | ({"folder": str(folder)} if "folder" in tree else {})
-
-
-def _refuse_misshapen(path: Path, tree: Mapping[str, Any]) -> None:
-    """Raise RunError for a conclusion that lacks what every one has, or holds something else."""
-    if lacking := [key for key in CONCLUDED if key not in tree]:
-        raise RunError(f"{path} is broken: it lacks {', '.join(lacking)}")
-    for key, kind in SHAPE.items():
-        if not isinstance(tree.get(key), kind | None) or (key in CONCLUDED and tree[key] is None):
-            raise RunError(f"{path} is broken: its {key} is {one_line(str(tree[key]), 40)}")
-    if tree["exit_code"] not in range(256):
-        raise RunError(f"{path} is broken: its exit_code is {one_line(str(tree['exit_code']), 40)}")
 
 
 def load_runs(*places: Path | str) -> list[Run]:

@@ -15,9 +15,10 @@ from analysis.results.json_border import from_tree
 from analysis.results.locations import STUDY, part_names, read_json
 from analysis.results.runs import RECORDED, RunError
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, QpsFigures, RequestCounts
-from analysis.results.types.study_verdict import DeploymentSpread, PartRow, PercentFigures, StudyVerdict
-from analysis.stats.pooling import Estimate, Interval, pooled, repeated, student_t
+from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
+from analysis.results.types.study_verdict import DeploymentSpread, PartRow, StudyVerdict
+from analysis.stats.estimate import Estimate, span
+from analysis.stats.pooling import Measured, pooled, repeated, student_t
 from conf.io.one_line import reason
 from conf.specs.bounds import LIMITS, Limit, label
 
@@ -84,7 +85,7 @@ def part_row(name: str, verdict: PartVerdict) -> PartRow:
         seed=verdict.asked.seed,
         exit_code=verdict.exit_code,
         reason=verdict.reason,
-        qps_per_node=capacity.qps_per_node if capacity else None,
+        qps_per_node=capacity.claimed if capacity else None,
         binding=capacity.binding if capacity else None,
         simulated=joint.kind(verdict.asked, capacity) if capacity else "",
     )
@@ -105,7 +106,7 @@ def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:
 def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: float | None) -> StudyVerdict:
     """The study with one capacity from deployments that each measured it, and the spread between them."""
     figures = [capacity.sampling for capacity in _capacities(parts)]
-    estimates = [Estimate.of_interval(q.estimate, q.low or 0.0, q.high or 0.0) for q in figures]
+    estimates = [Measured.from_estimate(q) for q in figures]
     found = pooled(estimates)
     between, within = found.between.value, math.sqrt(sum(e.sd**2 for e in estimates) / len(estimates))
     interval = "95 % of the mean over deployments (random effects); certified is its 5 % quantile"
@@ -115,9 +116,9 @@ def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: flo
     )
     return replace(
         study,
-        capacity=_capacity(parts, found.qps, found.certified, interval, replicas_per_node),
-        between=DeploymentSpread(_percent(found.between), 100 * within),
-        effects_pct={name: _percent(effect) for name, effect in zip(parts, found.effects, strict=True)},
+        capacity=_capacity(parts, found.qps, interval, replicas_per_node),
+        between=DeploymentSpread(found.between.times(100), 100 * within),
+        effects_pct={name: effect.times(100) for name, effect in zip(parts, found.effects, strict=True)},
         evidence=f"{len(parts)} deployments",
         remedy=remedy if between > within else "",
     )
@@ -128,15 +129,15 @@ def mean_of_repeats(study: StudyVerdict, parts: Parts, replicas_per_node: float 
 
     Each one's own interval is not used: what repeats show is how far the whole procedure repeats itself.
     """
-    found = repeated([capacity.qps_per_node.estimate for capacity in _capacities(parts)])
+    found = repeated([capacity.qps_per_node.value for capacity in _capacities(parts)])
     count = len(parts)
     interval = "95 % of the mean over repeats, by the t-distribution; certified is its lower 5 % end"
     t = student_t(0.975, count - 1)
     remedy = f"{count} repeats make a wide interval (t = {t:.1f}): search.repeats=5 narrows it"
     return replace(
         study,
-        capacity=_capacity(parts, found.mean, found.certified, interval, replicas_per_node),
-        variation_pct=_percent(found.variation),
+        capacity=_capacity(parts, found.mean, interval, replicas_per_node),
+        variation_pct=found.variation.times(100),
         evidence=f"{count} repeats",
         remedy=remedy if count < FEW_REPEATS else "",
     )
@@ -167,27 +168,25 @@ def _part(row: PartRow) -> str:
     if row.exit_code or not q:
         return f"no result (exit {row.exit_code})"
     kind = f" (SIMULATED, {row.simulated})" if row.simulated else ""
-    figures = f"{q.estimate:.2f} QPS per node, 95 % interval [{q.low:.2f}, {q.high:.2f}]{kind}"
-    return f"{figures}, limited by {label(row.binding) if row.binding else 'unknown'}, seed {row.seed}"
+    limit = label(row.binding) if row.binding else "unknown"
+    return f"{span(q)} QPS per node (95 %){kind}, limited by {limit}, seed {row.seed}"
 
 
 def _capacities(parts: Parts) -> list[CapacityFigures]:
     return [part.capacity for part in parts.values() if part.capacity]
 
 
-def _capacity(
-    parts: Parts, qps: Interval, certified: float, interval: str, replicas_per_node: float | None
-) -> CapacityFigures:
+def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: float | None) -> CapacityFigures:
     """The figures of a single run's capacity, as far as they make sense for several.
 
     Simulated parts have the constants of the engine model in common.
     """
     # Student's t knows no sign: few repeats that differ much have no lower end.
-    figures = QpsFigures(qps.value, _positive(qps.low), qps.high, _positive(certified))
+    figures = Estimate(qps.value, _positive(qps.low), qps.high, _positive(qps.certified))
     binding, probability = _likeliest(_capacities(parts))
     together = CapacityFigures(
         qps_per_node=figures,
-        qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
+        qps_per_replica=None if replicas_per_node is None else figures.per(replicas_per_node),
         interval=interval,
         binding=binding,
         binding_probability=probability,
@@ -196,8 +195,8 @@ def _capacity(
     return joint.joined_like(together, (known or _capacities(parts))[0])
 
 
-def _positive(qps: float) -> float | None:
-    return qps if qps > 0 else None
+def _positive(qps: float | None) -> float | None:
+    return qps if qps and qps > 0 else None
 
 
 def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:
@@ -213,9 +212,5 @@ def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:
     return binding, totals[binding]
 
 
-def _percent(figure: Interval) -> PercentFigures:
-    return PercentFigures(100 * figure.value, 100 * figure.low, 100 * figure.high)
-
-
-def _pct(figure: PercentFigures) -> str:
-    return f"{figure.estimate:.1f} % [{figure.low:.1f}, {figure.high:.1f}]"
+def _pct(percent: Estimate) -> str:
+    return f"{span(percent)} %"

@@ -20,13 +20,13 @@ from analysis.results.text import (
     replay_text,
     sessions_text,
 )
-from analysis.results.text.certified_text import certified_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.results.types.verdict import Verdict
 from analysis.rows import failures
+from analysis.stats.estimate import certified, interval, middle, span
 from conf.labels import named
 
 SCHEMA_VERSION = KNOWN
@@ -228,14 +228,13 @@ def _of_capacity(verdict: Verdict, capacity: CapacityFigures) -> str:
     q = capacity.qps_per_node
     if capacity.open_above:
         why = "too little was seen over the bounds: a lower bound only"
-        return f"at least {q.low:.2f} QPS per node ({why})"
+        return f"{span(capacity.claimed)} QPS per node ({why})"
     if capacity.open_below:
         why = "the queue still grew: an upper bound only" if capacity.queue_grew else "an upper bound only"
-        return f"at most {q.high:.2f} QPS per node ({why})"
-    interval = f"95 % interval {capacity_text.interval(q)}, certified {certified_text(q.certified)}"
+        return f"{span(capacity.claimed)} QPS per node ({why})"
     kind = joint.kind(verdict.asked, capacity) if lead(verdict) else ""
     before = {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")
-    return f"{q.estimate:.2f} QPS per node, {before}{interval}"
+    return f"{middle(q)} QPS per node, {before}95 % interval {interval(q)}, certified {certified(q)}"
 
 
 def _evidence_lines(verdict: Verdict) -> list[str]:
@@ -261,7 +260,7 @@ def _evidence_lines(verdict: Verdict) -> list[str]:
         out += [f"  {check_line(check)}" for check in verdict.checks or () if check.passed is not None]
         if verdict.prediction:
             q, how = verdict.prediction.qps_per_node, verdict.prediction.how
-            out.append(f"  the engine model predicts {q.estimate:.2f} [{q.low:.2f}, {q.high:.2f}] ({how})")
+            out.append(f"  the engine model predicts {span(q)} ({how})")
         if verdict.unreadable:
             out.append(f"  not all of it could be read, kept aside: {', '.join(verdict.unreadable)}")
     if not isinstance(verdict, PredictionVerdict):

@@ -154,12 +154,10 @@ def _claimed(run: Run) -> dict[str, Any]:
     """The figures of a run's capacity that it stands for; of an open end only the bound on the other side."""
     if run.verdict is None or run.verdict.capacity is None or not run.claims:
         return {}
-    capacity = run.verdict.capacity
-    hidden = {"estimate", "high"} if capacity.open_above else set()
-    hidden |= {"estimate", "low", "certified"} if capacity.open_below else set()
-    names = (name for name in ("estimate", "low", "high", "certified") if name not in hidden)
+    capacity, claimed = run.verdict.capacity, run.verdict.capacity.claimed
     return {
-        **{f"{name}_qps_per_node": getattr(capacity.qps_per_node, name) for name in names},
+        **{f"{name}_qps_per_node": getattr(claimed, name) for name in ("low", "high", "certified")},
+        "estimate_qps_per_node": None if claimed.is_bound else claimed.value,
         "interval_of": joint.kind(run.verdict.asked, capacity) or "sampling noise",
         "binding": capacity.binding,
         "windows_used": len(capacity.dwells_used or ()),

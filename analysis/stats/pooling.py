@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import Floats
 
 BETWEEN_SCALE = 0.035
@@ -19,61 +20,48 @@ BETWEEN, _WIDTH = 2.0 * _PART**3, _PART**2
 """Values of that sd: fine where parts agree, and so far that no two capacities differ by more."""
 SPAN_SDS = 8.0
 HALVINGS = 45
-NORMAL_95, NORMAL_975 = 1.644854, 1.959964
-"""Quantiles of the standard normal distribution."""
 TAIL = 0.025
 CERTIFIED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Measured:
     """One part's answer in QPS per node, and the sd of its natural logarithm."""
 
     qps: float
     sd: float
 
     @staticmethod
-    def of_interval(qps: float, low: float, high: float) -> "Estimate":
-        """The estimate whose 95 % interval is [low, high], taken as normal in ln."""
-        return Estimate(qps, math.log(high / low) / (2 * NORMAL_975))
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
+    def from_estimate(qps: Estimate) -> "Measured":
+        """The answer with this interval, taken as normal in ln. Raises ValueError for an open end."""
+        return Measured(qps.value, qps.ln_sd)
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The mean over parts in QPS per node; `certified` is its 5 % quantile.
+    """The mean over parts in QPS per node, with its certified rate.
 
     `between` is the sd between parts and `effects` each part's distance from the mean of these parts, drawn
     towards it by what its own noise explains; both of ln QPS, that is as shares.
     """
 
-    qps: Interval
-    certified: float
-    between: Interval
-    effects: tuple[Interval, ...]
+    qps: Estimate
+    between: Estimate
+    effects: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The mean of repeats with its interval by the t-distribution; `certified` is its lower 5 % end.
+    """The mean of repeats with its interval by the t-distribution; the certified rate is its lower 5 % end.
 
     `variation` is their coefficient of variation (sd over mean) as a share.
     """
 
-    mean: Interval
-    certified: float
-    variation: Interval
+    mean: Estimate
+    variation: Estimate
 
 
-def pooled(estimates: Sequence[Estimate]) -> Pooled:
+def pooled(estimates: Sequence[Measured]) -> Pooled:
     """Random effects over parts that differ by more than their noise: theta_i ~ N(mu, tau), y_i ~ N(theta_i,
     sd_i), all in ln.
 
@@ -102,8 +90,7 @@ def pooled(estimates: Sequence[Estimate]) -> Pooled:
     apart = contrast @ (kept * y[:, None] + (1 - kept) * mean)
     spread = contrast**2 @ (own[:, None] * kept) + (contrast @ (1 - kept) * sd) ** 2
     return Pooled(
-        qps=_figure(lambda q: math.exp(_mixture(q, mass, mean, sd))),
-        certified=math.exp(_mixture(CERTIFIED, mass, mean, sd)),
+        qps=_certified(lambda q: math.exp(_mixture(q, mass, mean, sd))),
         between=_figure(lambda q: float(np.interp(q, np.cumsum(mass) - mass / 2, BETWEEN))),
         effects=tuple(_effect(mass, at, width) for at, width in zip(apart, np.sqrt(spread), strict=True)),
     )
@@ -125,9 +112,8 @@ def repeated(values: Sequence[float]) -> Repeated:
         return max(0.0, mean + student_t(q, df) * error)
 
     return Repeated(
-        mean=_figure(below),
-        certified=below(CERTIFIED),
-        variation=Interval(
+        mean=_certified(below),
+        variation=Estimate(
             sd / mean, *(sd / mean * math.sqrt(df / chi_square(q, df)) for q in (1 - TAIL, TAIL))
         ),
     )
@@ -151,11 +137,15 @@ def _quantile(q: float, at: Floats, density: Floats) -> float:
     return float(np.interp(q, below / below[-1], at))
 
 
-def _figure(quantile: Callable[[float], float]) -> Interval:
-    return Interval(quantile(0.5), quantile(TAIL), quantile(1 - TAIL))
+def _figure(quantile: Callable[[float], float]) -> Estimate:
+    return Estimate(quantile(0.5), quantile(TAIL), quantile(1 - TAIL))
 
 
-def _effect(mass: Floats, mean: Floats, sd: Floats) -> Interval:
+def _certified(quantile: Callable[[float], float]) -> Estimate:
+    return replace(_figure(quantile), certified=quantile(CERTIFIED))
+
+
+def _effect(mass: Floats, mean: Floats, sd: Floats) -> Estimate:
     # With no spread between parts at all there is no effect: the normal of width 0.
     return _figure(lambda q: _mixture(q, mass, mean, np.maximum(sd, 1e-9)))
 

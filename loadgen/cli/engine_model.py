@@ -12,7 +12,7 @@ import numpy as np
 from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import PlacingPrediction
-from analysis.results.types.shared_figures import ConstantsRatio
+from analysis.stats.estimate import Estimate, middle
 from conf import ConfigError, Experiment
 from conf.io.one_line import reason
 from conf.specs.bounds import GAPS, metric_of
@@ -246,11 +246,11 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
         return start, None
     figures = found.capacity.qps_per_node
     how = f"a virtual hour of the same engine: {PLACES}"
-    emit("prediction", text=f"the engine model predicts {figures.estimate:.2f} QPS per node ({how})")
-    return replace(start, prediction_qps=figures.estimate), PlacingPrediction(figures, how)
+    emit("prediction", text=f"the engine model predicts {middle(figures)} QPS per node ({how})")
+    return replace(start, prediction_qps=figures.value), PlacingPrediction(figures, how)
 
 
-def constants_ratio(experiment: Experiment, emit: Emit) -> ConstantsRatio | str:
+def constants_ratio(experiment: Experiment, emit: Emit) -> Estimate | str:
     """The uncertainty of the engine model's constants by a virtual hour, or why it has no answer."""
     if not isinstance(experiment.engine, SimulatedEngine):
         return f"the engine model answers for engine=simulated, not {experiment.engine.kind}"
@@ -266,7 +266,7 @@ def constants_ratio(experiment: Experiment, emit: Emit) -> ConstantsRatio | str:
     q = found.capacity.qps_per_node if found.capacity else None
     if q is None or q.low is None or q.high is None or q.certified is None:
         return f"the engine model finds no interval: {found.reason}"
-    return ConstantsRatio(q.low / q.estimate, q.high / q.estimate, q.certified / q.estimate)
+    return q.per(q.value)
 
 
 def refuse_queue_limits(engine: Engine) -> None:

@@ -178,7 +178,7 @@ def _predicted(task: Task) -> Answer:
 def _qps(answer: Answer) -> float:
     if isinstance(answer, str) or answer.capacity is None:
         return 0.0
-    return answer.capacity.qps_per_node.estimate
+    return answer.capacity.qps_per_node.value
 
 
 def answered(

@@ -21,10 +21,11 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
     SessionForecast,
 )
-from analysis.results.types.probe_figures import ProbeFigures, QuantileFigures
-from analysis.results.types.shared_figures import CapacityFigures, QpsFigures
+from analysis.results.types.probe_figures import ProbeFigures, Quantile
+from analysis.results.types.shared_figures import CapacityFigures
+from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import least_values, quantile
-from conf.specs.bounds import JOINT, LIMITS, QUANTILE, Limit, label, metric_of, quantile_of
+from conf.specs.bounds import JOINT, LIMITS, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict import no_rate
 from loadgen.predict.capacity import (
@@ -209,7 +210,7 @@ def at_rate(
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=simulator.effort.window_s,
-            **_limits(known, point),
+            limits={limit: _limit(known, point, limit) for limit in point.slo.limits},
         ),
     )
     if missed:
@@ -217,23 +218,15 @@ def at_rate(
     return _ended(verdict, summary.EXIT_OK, "")
 
 
-def _limits(known: QuantileDraws, point: OperatingPoint) -> dict[str, Any]:
-    """The fields of `RateFigures`: each limited quantile at the point, with the constants' uncertainty."""
-    found = {limit: _limit(known, point, limit) for limit in point.slo.limits}
-    own = {limit: found.pop(limit).p90 for limit in LIMITS if limit in found}
-    return {**own, "others": found}
-
-
-def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> QuantileFigures:
+def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantile:
+    """A limited quantile at the point, with the constants' uncertainty."""
     quantile_ms, bound_ms = point.quantile_ms(limit), point.bound_ms(limit)
     found = figures(known, limit, quantile_ms, point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
         least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
-        return replace(found, needs=None if found.interval_ms or seen >= least else least)
+        return replace(found, needs=None if found.has_interval or seen >= least else least)
     share = float(np.mean(point.latency(limit) <= bound_ms))
-    return QuantileFigures(
-        quantile_ms=None, interval_ms=None, bound_ms=math.inf, passed=found.passed, share=share
-    )
+    return Quantile(ms=None, bound_ms=math.inf, passed=found.passed, share=share)
 
 
 def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
@@ -257,8 +250,7 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
     return RateForecast(
         rate_qps_per_node=point.rate_qps,
         steady=point.steady,
-        ttft_p90_ms=_p90_ms(point, "ttft"),
-        tpot_p90_ms=_p90_ms(point, "tpot"),
+        limits_ms=_limits_ms(point),
         input_tokens_per_s_per_node=rate * point.input_tokens,
         image_tokens_per_s_per_node=rate * point.image_tokens,
         output_tokens_per_s_per_node=rate * point.output_tokens,
@@ -275,9 +267,10 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
     )
 
 
-def _p90_ms(point: OperatingPoint, limit: Limit) -> float | None:
-    """A p90 at the point, whether it has a bound or not."""
-    return quantile(point.latency(limit), QUANTILE)
+def _limits_ms(point: OperatingPoint) -> dict[Limit, float | None]:
+    """p90 TTFT and p90 TPOT at the point, bounded or not, and the quantile of every other bound."""
+    limits = dict.fromkeys((*LIMITS, *(limit for limit in point.slo.limits if metric_of(limit) != JOINT)))
+    return {limit: quantile(point.latency(limit), quantile_of(limit)) for limit in limits}
 
 
 def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> SessionForecast | None:
@@ -322,10 +315,10 @@ def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> 
     ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}
     binding = answer.point.binding
     same = sum(limit == binding for limit in unsure.bindings)
-    per_node = QpsFigures(estimate, **ends)
+    per_node = Estimate(estimate, **ends)
     return CapacityFigures(
         qps_per_node=per_node,
-        qps_per_replica=per_node.over(experiment.layout.replicas_per_node),
+        qps_per_replica=per_node.per(experiment.layout.replicas_per_node),
         interval=INTERVAL,
         binding=binding,
         binding_probability=same / len(unsure.bindings) if unsure.bindings else None,
@@ -337,10 +330,10 @@ def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> 
 
 def _open_capacity(experiment: Experiment, point: OperatingPoint) -> CapacityFigures:
     """The end of the search where the bounds are still kept: a lower bound, without an interval."""
-    per_node = QpsFigures(experiment.search.highest_qps, None, None, None)
+    per_node = Estimate.at_least(experiment.search.highest_qps)
     return CapacityFigures(
         qps_per_node=per_node,
-        qps_per_replica=per_node.over(experiment.layout.replicas_per_node),
+        qps_per_replica=per_node.per(experiment.layout.replicas_per_node),
         interval=INTERVAL,
         binding=point.binding,
         open_above=True,

@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 
 from analysis.results.types.prediction_verdict import RateDraws
-from analysis.results.types.probe_figures import P90Causes, QuantileFigures
+from analysis.results.types.probe_figures import Quantile
+from analysis.stats.estimate import Estimate
 from conf.constants import replaced
 from conf.specs.bounds import Limit
 from conf.specs.experiment import Experiment
@@ -112,19 +113,21 @@ def figures(
     found_ms: float | None,
     noise_ms: tuple[float, float] | None,
     bound_ms: float,
-) -> QuantileFigures:
+) -> Quantile:
     """A quantile against its bound, with its 95 % interval and its causes apart.
 
     `noise_ms` is Monte Carlo noise alone.
     """
     found = None if found_ms is None else known.constants_ms(limit, found_ms)
     whole = noise_ms if found is None or found_ms is None else _joined(found_ms, found, noise_ms)
-    return QuantileFigures(
-        quantile_ms=found_ms,
-        interval_ms=whole,
-        causes=P90Causes(noise_ms, found),
+    if found_ms is None:
+        return Quantile(ms=None, bound_ms=bound_ms, passed=None)
+    return Quantile(
+        ms=Estimate(found_ms, *whole) if whole else Estimate(found_ms),
+        by_noise=Estimate(found_ms, *noise_ms) if noise_ms else None,
+        by_constants=Estimate(found_ms, *found) if found else None,
         bound_ms=bound_ms,
-        passed=None if found_ms is None else found_ms <= bound_ms,
+        passed=found_ms <= bound_ms,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.results import summary
 from analysis.results.types.prediction_verdict import GridCell, GridRefusal, GridVerdict, PredictionVerdict
-from analysis.stats.pooling import Interval
+from analysis.stats.estimate import Estimate
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix
 from loadgen.predict import replay
@@ -75,7 +75,7 @@ def predicted(
     )
 
 
-def ratio(second: Asked, first: Asked) -> Interval:
+def ratio(second: Asked, first: Asked) -> Estimate:
     """Capacity over that of the first cell, with a 95 % interval, draw by draw: a common constant errs alike
     in both.
 
@@ -84,13 +84,13 @@ def ratio(second: Asked, first: Asked) -> Interval:
     """
     cell, of = second[0], first[0]
     if cell is of:
-        return Interval(1.0, 1.0, 1.0)
+        return Estimate(1.0, 1.0, 1.0)
     assert cell.capacity and of.capacity
-    value = math.log(cell.capacity.qps_per_node.estimate / of.capacity.qps_per_node.estimate)
+    value = math.log(cell.capacity.qps_per_node.value / of.capacity.qps_per_node.value)
     noise = math.hypot(*((one.forecast and one.forecast.noise_pct or 0.0) / 100 for one in (cell, of)))
     moved = _moved(second, first)
     low, high = (interval_end(moved, share, noise) for share in (0.025, 0.975))
-    return Interval(math.exp(value), math.exp(value + low), math.exp(value + high))
+    return Estimate(math.exp(value), math.exp(value + low), math.exp(value + high))
 
 
 def _moved(second: Asked, first: Asked) -> Sequence[float]:

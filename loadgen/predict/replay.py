@@ -15,14 +15,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.results import summary
-from analysis.results.types.prediction_verdict import FigureWithEnds, PredictionVerdict, ReplayForecast
-from analysis.results.types.probe_figures import P90Figures, ProbeFigures
+from analysis.results.types.prediction_verdict import PredictionVerdict, ReplayForecast
+from analysis.results.types.probe_figures import ProbeFigures, Quantile
 from analysis.rows.metrics import tpot_ms, ttft_ms
-from analysis.stats.pooling import Interval
+from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
-from conf.specs.bounds import LIMITS, label
+from conf.specs.bounds import ITL_WITHIN, JOINT, Limit, Slo, label, metric_of, quantile_of
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
@@ -40,6 +40,10 @@ MOST_REQUESTS = 50_000
 """A longer replay is a steady state, which rate_qps without requests answers at less cost (our choice)."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LATENCIES = ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms")
+METRICS = ("ttft", "tpot", "itl", "e2e")
+"""The same latencies by the names of their bounds: the late gap of a request is what bounds call its ITL."""
+UNSEEN = ("queue", "itl_pooled")
+"""Latencies that a replay does not see."""
 THROUGHPUT = "output_tokens_per_s"
 Figures = Mapping[str, float | None]
 """Figures by name; None where one does not apply."""
@@ -65,10 +69,12 @@ Play = Callable[[Experiment, ArrivalSchedule, int], Replayed]
 def refuse(experiment: Experiment) -> None:
     """Raise ConfigError for what a replay does not support, and for what only a replay supports."""
     workload, kind, seed = experiment.workload, experiment.workload.arrivals.kind, experiment.seed
-    if experiment.is_replay and (strange := [one for one in experiment.slo.limits if one not in LIMITS]):
+    if experiment.is_replay and (unseen := [it for it in experiment.slo.limits if metric_of(it) in UNSEEN]):
+        raise ConfigError(f"a replay of requests=... does not know {label(unseen[0])}; leave its bound out")
+    if experiment.is_replay and experiment.slo.itl_within != ITL_WITHIN:
         raise ConfigError(
-            "a replay of requests=... judges p90 TTFT and p90 TPOT only; leave the bound on "
-            f"{label(strange[0])} out"
+            f"a replay of requests=... knows the {ITL_WITHIN:g} quantile of a request's own gaps alone; "
+            "leave slo.itl_within out"
         )
     if not experiment.is_replay:
         if kind == "vllm_bench":
@@ -125,8 +131,9 @@ def predict(
     jobs: list[tuple[Mapping[str, float], int]] = [({}, number) for number in range(SEEDS + 1)]
     seen = list(parallel_map(figures_of, [*jobs, *((values, 0) for values in sets)]))
     values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
-    found = {name: FigureWithEnds(values[name], *_ends(name, values, varied, others)) for name in values}
-    probe = _judged(experiment, found)
+    found = {name: _estimate(name, values, varied, others) for name in values}
+    bounds = {bound.limit: found.pop(bound.limit) for bound in experiment.slo.bounds}
+    probe = _judged(experiment, found["requests_per_s"], bounds)
     missed = probe.missed
     schedule = planned(experiment)
     sent = [float(tokens.mean()) for tokens in (schedule.input_tokens, schedule.output_tokens)]
@@ -138,7 +145,7 @@ def predict(
         output_tokens=sent[1],
         figures=found,
         seeds=SEEDS,
-        other_seeds=_by_chance(values, others),
+        other_seeds=_by_chance({name: values[name] for name in found}, others),
         draws=len(sets),
         constants_sampled=tuple(sets[0]) if sets else (),
         kept_probability=_kept(experiment, varied),
@@ -160,7 +167,8 @@ def _figures(
     constants, number = job
     schedule = planned(experiment, number)
     played = play(replaced(experiment, constants), schedule, experiment.seed + number)
-    latencies = dict(zip(LATENCIES, latencies_ms(schedule, played), strict=True))
+    known = latencies_ms(schedule, played)
+    latencies = dict(zip(LATENCIES, known, strict=True))
     found = {
         f"{name}.{place}": quantile(values, share)
         for name, values in latencies.items()
@@ -173,7 +181,26 @@ def _figures(
         THROUGHPUT: outputs,
         "total_tokens_per_s": inputs + outputs,
     }
-    return {**found, **{name: count / took_s for name, count in rates.items()}, "makespan_s": took_s}
+    return {
+        **found,
+        **{name: count / took_s for name, count in rates.items()},
+        "makespan_s": took_s,
+        **_of_bounds(experiment.slo, dict(zip(METRICS, known, strict=True))),
+    }
+
+
+def _of_bounds(slo: Slo, latencies_ms: Mapping[str, Floats]) -> dict[str, float | None]:
+    """Each limited quantile by its bound; of a joint bound the share of requests that keep all others."""
+    found: dict[str, float | None] = {}
+    kept = np.ones(len(latencies_ms["ttft"]), dtype=bool)
+    for bound in slo.bounds:
+        if metric_of(bound.limit) == JOINT:
+            found[bound.limit] = float(kept.mean())
+        else:
+            latency = latencies_ms[metric_of(bound.limit)]
+            found[bound.limit] = quantile(latency, quantile_of(bound.limit))
+            kept &= ~(latency > bound.ms)  # a latency that does not apply misses no bound
+    return found
 
 
 def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> tuple[Floats, Floats, Floats, Floats]:
@@ -204,17 +231,21 @@ def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     )
 
 
-def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> Interval:
+def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> Estimate:
     """Output tok/s over that of the first cell, with a 95 % interval, draw by draw and seed by seed.
 
     If the numbers of draws differ, all pairs count.
     """
     ours, theirs = cell.replay, first.replay
     assert ours is not None and theirs is not None
-    value, of = (math.log(one.figures[THROUGHPUT].value or math.nan) for one in (ours, theirs))
+    value, of = (math.log(figure.value) if figure else math.nan for figure in _throughputs(ours, theirs))
     moved = _differences(ours.ln_throughput, theirs.ln_throughput) - (value - of)
     chance = _differences(ours.ln_throughput_of_seeds, theirs.ln_throughput_of_seeds) - (value - of)
-    return Interval(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
+    return Estimate(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
+
+
+def _throughputs(*replays: ReplayForecast) -> list[Estimate | None]:
+    return [one.figures[THROUGHPUT] for one in replays]
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
@@ -227,19 +258,19 @@ def _ln_throughput(figures: Figures) -> float:
     return math.log(figures[THROUGHPUT] or math.nan)
 
 
-def _ends(
+def _estimate(
     name: str, values: Figures, varied: Sequence[Figures], others: Sequence[Figures]
-) -> tuple[float | None, float | None]:
-    """The 95 % interval of one figure: from the constants' draws, and from one more seed (Student's t)."""
+) -> Estimate | None:
+    """One figure with its 95 % interval: from the constants' draws, and from one more seed (Student's t)."""
     value = values[name]
     if not value:
-        return value, value
+        return None if value is None else Estimate(value, value, value)
     moved, chance = (
         np.array([math.log(one / value) for each in all_of if (one := each[name])])
         for all_of in (varied, others)
     )
     low, high = _away(moved, chance)
-    return value * math.exp(low), value * math.exp(high)
+    return Estimate(value, value * math.exp(low), value * math.exp(high))
 
 
 def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
@@ -259,43 +290,48 @@ def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
     return low, high
 
 
-def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, tuple[float | None, float | None]]:
+def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Estimate | None]:
     """The ends of every figure under a further seed; empty where chance moves nothing."""
     same = all(
         math.isclose(one[name] or 0.0, value or 0.0, rel_tol=SAME)
         for one in others
         for name, value in values.items()
     )
-    return {} if same else {name: _ends(name, values, [], others) for name in values}
+    return {} if same else {name: _estimate(name, values, [], others) for name in values}
 
 
-def _judged(experiment: Experiment, found: Mapping[str, FigureWithEnds]) -> ProbeFigures:
-    rate_qps = experiment.rate_qps or (found["requests_per_s"].value or 0.0) / experiment.cluster.nodes
+def _judged(
+    experiment: Experiment, served: Estimate | None, bounds: Mapping[Limit, Estimate | None]
+) -> ProbeFigures:
+    rate_qps = experiment.rate_qps or (served.value if served else 0.0) / experiment.cluster.nodes
     slo = experiment.slo
     return ProbeFigures(
         loop="closed" if experiment.concurrency else "open",
         concurrency=experiment.concurrency,
         rate_qps_per_node=rate_qps,
-        ttft=_p90(found["ttft_ms.p90"], slo.ttft_p90_ms),
-        tpot=_p90(found["tpot_ms.p90"], slo.tpot_p90_ms),
+        limits={limit: _quantile(slo, limit, figure) for limit, figure in bounds.items()},
     )
 
 
-def _p90(figure: FigureWithEnds, bound_ms: float | None) -> P90Figures | None:
-    if bound_ms is None:
-        return None
-    value, low = figure.value, figure.low
-    return P90Figures(
-        p90_ms=value,
-        interval_ms=None if value is None or low is None else (low, figure.high),
-        bound_ms=bound_ms,
-        passed=None if value is None else value <= bound_ms,
-    )
+def _quantile(slo: Slo, limit: Limit, figure: Estimate | None) -> Quantile:
+    passed = None if figure is None else _keeps(slo, limit, figure.value)
+    if metric_of(limit) == JOINT:
+        share = figure.value if figure else None
+        return Quantile(ms=None, bound_ms=slo.of(limit), passed=passed, share=share)
+    return Quantile(ms=figure, bound_ms=slo.of(limit), passed=passed)
+
+
+def _keeps(slo: Slo, limit: Limit, figure: float) -> bool:
+    return figure >= quantile_of(limit) if metric_of(limit) == JOINT else figure <= slo.of(limit)
 
 
 def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:
+    """Share of the draws that keep every bound; a quantile that does not apply misses none."""
     if not varied:
         return None
-    bounds = {f"{bound.limit}_ms.p90": bound.ms for bound in experiment.slo.bounds}
-    kept = [all((one[name] or 0.0) <= bound for name, bound in bounds.items()) for one in varied]
+    slo = experiment.slo
+    kept = [
+        all((figure := one[limit]) is None or _keeps(slo, limit, figure) for limit in slo.limits)
+        for one in varied
+    ]
     return sum(kept) / len(kept)

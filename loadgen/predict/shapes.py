@@ -43,7 +43,7 @@ def joint_ln_qps(experiment: Experiment, answer: PredictionVerdict, alone: bool 
             moved = rng.permutation(np.resize(moved, MANY_DRAWS))
     noise = np.random.default_rng([1, _seed(experiment)]).standard_normal(MANY_DRAWS)
     sd = (forecast.noise_pct or 0.0) / 100 / Z95
-    joint: Floats = math.log(capacity.qps_per_node.estimate) + moved + sd * noise
+    joint: Floats = math.log(capacity.qps_per_node.value) + moved + sd * noise
     return joint
 
 

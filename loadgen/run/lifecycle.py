@@ -24,8 +24,8 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
-from analysis.results.types.shared_figures import ConstantsRatio
 from analysis.rows import gathering, time_series
+from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
@@ -46,7 +46,7 @@ from loadgen.search.segments import Start
 
 Conclude = Callable[[], RunVerdict]
 """Draws the verdict from what the driver knows by then."""
-Constants = Callable[[Experiment, Callable[..., None]], ConstantsRatio | str]
+Constants = Callable[[Experiment, Callable[..., None]], Estimate | str]
 """The uncertainty of the engine model's constants for an experiment, or why it is unknown; emits progress."""
 
 LAST_WORDS = "deploy_failure.txt"

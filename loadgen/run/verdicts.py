@@ -31,18 +31,19 @@ from analysis.results.types.probe_figures import (
     HoldFigures,
     ProbeFigures,
     ProfilePiece,
-    QuantileFigures,
+    Quantile,
     RequiredRate,
 )
 from analysis.results.types.run_verdict import RunVerdict, ServiceRecovery
 from analysis.results.types.shared_figures import RequestCounts
 from analysis.rows import failures, metrics, records
+from analysis.stats.estimate import Estimate
 from analysis.stats.quantile_interval import quantile_interval
 from analysis.stats.quantiles import Floats, quantile
 from conf.specs.bounds import (
-    LIMITS,
     PER_REQUEST,
     Bound,
+    Limit,
     Slo,
     allowed_over,
     label,
@@ -150,7 +151,7 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
         void_reason=judged.reason,
         capacity_high_qps_per_node=alone.high,
         vetoed=judged.valid and alone.high < rate_qps,
-        **_limits(experiment.slo, rows, last.dwell.seconds, driver.counted_ns),
+        limits=_limits(experiment.slo, rows, last.dwell.seconds, driver.counted_ns),
     )
 
 
@@ -166,7 +167,7 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
         offered=outcome.segment.reason,
         window_s=outcome.dwell.seconds,
         pieces=tuple(_pieces(experiment, driver, rows, outcome.dwell)),
-        **_limits(experiment.slo, rows, outcome.dwell.seconds, driver.counted_ns),
+        limits=_limits(experiment.slo, rows, outcome.dwell.seconds, driver.counted_ns),
     )
     verdict = replace(
         _base(experiment, driver),
@@ -238,7 +239,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=window_s,
-            **_limits(experiment.slo, rows, window_s, driver.counted_ns),
+            limits=_limits(experiment.slo, rows, window_s, driver.counted_ns),
             required=shown,
         ),
     )
@@ -267,7 +268,7 @@ def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Wind
                 to_s=end_s,
                 requests=inside.num_rows,
                 rate_qps_per_node=rate_qps,
-                **_limits(experiment.slo, inside, end_s - start_s, driver.counted_ns),
+                limits=_limits(experiment.slo, inside, end_s - start_s, driver.counted_ns),
             )
             pieces.append(piece)
     return pieces
@@ -320,23 +321,20 @@ def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[s
     return dwell_table.row(outcome.dwell, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
 
 
-def _limits(slo: Slo, rows: pa.Table, seconds: float, now_ns: int) -> dict[str, Any]:
-    """The fields of `RateFigures`: each limited quantile of the rows of so many seconds against its bound."""
+def _limits(slo: Slo, rows: pa.Table, seconds: float, now_ns: int) -> dict[Limit, Quantile]:
+    """Each limited quantile of the rows of so many seconds against its bound."""
     rows = rows.sort_by("due_ns")
-    found = {bound.limit: _quantile(rows, seconds, slo, bound, now_ns) for bound in slo.bounds}
-    own: dict[str, Any] = {limit: found.pop(limit).p90 for limit in LIMITS if limit in found}
-    return own | {"others": found}
+    return {bound.limit: _quantile(rows, seconds, slo, bound, now_ns) for bound in slo.bounds}
 
 
-def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: int) -> QuantileFigures:
+def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: int) -> Quantile:
     """A limited quantile, or a share where requests have no one such latency; None if it does not apply."""
     q = quantile_of(bound.limit)
     if metric_of(bound.limit) not in PER_REQUEST:
         over, known = parts_over(rows, slo, bound, now_ns)
         share = 1 - over.sum() / known.sum() if known.sum() else None
-        return QuantileFigures(
-            quantile_ms=None,
-            interval_ms=None,
+        return Quantile(
+            ms=None,
             bound_ms=bound.ms,
             passed=None if share is None else bool(share >= q),
             share=None if share is None else float(share),
@@ -344,9 +342,8 @@ def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: in
         )
     latency = _late(rows, latency_so_far(rows, bound, now_ns))
     found, interval = quantile(latency, q), quantile_interval(latency, q, seconds)
-    return QuantileFigures(
-        quantile_ms=found,
-        interval_ms=interval.ends,
+    return Quantile(
+        ms=None if found is None else Estimate(found, *(interval.ends or (None, None))),
         bound_ms=bound.ms,
         passed=None if found is None else found <= bound.ms,
         needs=interval.needs,

@@ -20,6 +20,7 @@ from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from conf.compose import dump
 from conf.differences import differences
@@ -153,7 +154,7 @@ class PairedReplays:
         """The reason why there is no ratio with two ends; empty if there is one."""
         one = self.ratio
         if one is not None:
-            bound = one.low if one.open == "above" else one.high
+            bound = one.estimate.low if one.open == "above" else one.estimate.high
             return one.open and f"all {self.whole} whole pairs say that B / A is {one.open} {bound:.3g}"
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
@@ -174,12 +175,11 @@ def conclude(
         reason = f"{pairs.lack}; raise search.budget_s"
         return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)
     if found.unlike:
-        value, low, high = unpaired(parts["a"], parts["b"])
-        found = replace(found, value=value, low=low, high=high)
+        found = replace(found, estimate=unpaired(parts["a"], parts["b"]))
     return replace(verdict, ratio=found)
 
 
-def unpaired(a: PartVerdict, b: PartVerdict) -> tuple[float, float, float]:
+def unpaired(a: PartVerdict, b: PartVerdict) -> Estimate:
     """Ratio of two capacities as if they were independent, with its 95 % interval."""
     return paired_ratio.unpaired(_figures(a), _figures(b))
 
@@ -264,7 +264,6 @@ def _centre(run: Run) -> float:
     return basis.prior.centre
 
 
-def _figures(part: PartVerdict) -> tuple[float, float, float]:
+def _figures(part: PartVerdict) -> Estimate:
     assert part.capacity is not None
-    q = part.capacity.sampling
-    return q.estimate, q.low or 0.0, q.high or 0.0
+    return part.capacity.sampling

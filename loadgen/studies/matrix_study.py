@@ -14,6 +14,7 @@ from analysis.results.runs import load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
+from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from conf.compose import dump
 from loadgen.drive.driver import Driver
@@ -135,27 +136,27 @@ def ratios(path: Path, first: str, known: Parts) -> dict[str, CellRatio]:
     """The known capacities over that of the first, with 95 % intervals, paired if a cell had its requests."""
     replayed = [name for name, one in known.items() if isinstance(one, RunVerdict) and one.replays == first]
     original = Original.of(load_run(path / first)) if replayed else None
-    found = {first: CellRatio(1.0, 1.0, 1.0, REFERENCE)}
+    found = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
     for name, one in known.items():
         if one.exit_code != summary.EXIT_OK or name == first:
             continue
         alone = comparison.unpaired(known[first], one)
         if original is None or name not in replayed:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
-            found[name] = CellRatio(*alone, UNPAIRED, why)
+            found[name] = CellRatio(alone, UNPAIRED, why)
         else:
             found[name] = best(PairedReplays.of(original, load_run(path / name)), alone)
     return found
 
 
-def best(paired: PairedReplays, alone: tuple[float, float, float]) -> CellRatio:
+def best(paired: PairedReplays, alone: Estimate) -> CellRatio:
     """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     one = paired.ratio
     if one is None or paired.lack:
-        return CellRatio(*alone, UNPAIRED, paired.lack)
+        return CellRatio(alone, UNPAIRED, paired.lack)
     if one.unlike:
-        return CellRatio(*alone, UNPAIRED, "another bound limits it, so that common requests do not help")
-    return CellRatio(one.value, one.low, one.high, PAIRED, pairs=paired.whole)
+        return CellRatio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
+    return CellRatio(one.estimate, PAIRED, pairs=paired.whole)
 
 
 def conclude(verdict: StudyVerdict, cells: Cells, parts: Parts) -> StudyVerdict:

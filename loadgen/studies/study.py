@@ -101,7 +101,7 @@ def part(asked: Experiment, kind: str, name: str, done: Parts) -> Experiment:
         if done:
             first = next(iter(done.values())).capacity
             assert first is not None
-            expected_qps = float(f"{first.qps_per_node.estimate:.4g}")
+            expected_qps = float(f"{first.qps_per_node.value:.4g}")
             search = replace(search, start="prediction", expected_qps=expected_qps)
     return replace(asked, search=search, seed=seed_of(asked.seed, name), run=name)
 

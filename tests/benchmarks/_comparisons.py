@@ -40,9 +40,9 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     minutes = (a.elapsed_s() + found.elapsed_s) / 60
     if ratio is None or ratio.open:
         ends = (
-            (ratio.low, math.inf)
+            (ratio.estimate.low, math.inf)
             if ratio and ratio.open == "above"
-            else (0.0, ratio.high if ratio else math.inf)
+            else (0.0, ratio.estimate.high if ratio else math.inf)
         )
         return Found(math.nan, *ends, ends[0], minutes)
-    return Found(ratio.value, ratio.low, ratio.high, ratio.low, minutes)
+    return Found(ratio.estimate.value, *ratio.estimate.ends, ratio.estimate.low, minutes)

@@ -117,9 +117,7 @@ FAULTS = (
         "max(total / noise / taken, 1.0)",
         "total / noise / taken",
     ),
-    Fault(
-        "pooled certified at 2.5 %", "analysis.stats.pooling:pooled", "_mixture(CERTIFIED,", "_mixture(TAIL,"
-    ),
+    Fault("pooled certified at 2.5 %", "analysis.stats.pooling:_certified", "(CERTIFIED)", "(TAIL)"),
     Fault("spread of repeats over n", "analysis.stats.pooling:repeated", "ddof=1", "ddof=0"),
     Fault("alpha spent at once", "analysis.stats.alpha_spending:spent", "** POWER", "** 0"),
     Fault(
@@ -541,7 +539,7 @@ FAULTS = (
     ),
     Fault(
         "certified rounded up",
-        "analysis.results.text.certified_text:rounded_down",
+        "analysis.stats.estimate:rounded_down",
         "math.floor(",
         "math.ceil(",
     ),

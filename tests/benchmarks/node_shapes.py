@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.figures import canvas
-from analysis.results.text.capacity_text import interval
+from analysis.stats.estimate import span
 from conf import Experiment, load
 from conf.constants import replaced
 from loadgen.cli.engine_model import parts, predict
@@ -146,7 +146,7 @@ def _cell(one: Asked, first: Asked) -> str:
     if capacity is None or first[0].capacity is None:
         return f"none: {one[0].reason}"
     q = capacity.qps_per_node
-    own = f"{q.estimate:.3g} {interval(q)} {capacity.binding.upper()}"
+    own = f"{span(q)} {capacity.binding.upper()}"
     if one is first or one[1] is first[1]:
         return own
     over = ratio(one, first)

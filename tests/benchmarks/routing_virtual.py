@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from analysis.results.json_border import to_tree
+from analysis.stats.estimate import span
 from analysis.stats.quantiles import quantile
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
@@ -84,7 +85,7 @@ def _row(policy: str, nodes: int, found: Any, took_s: float) -> str:
         f"{100 * seen['cached_share_of_input']:.1f}",
         f"{seen['replicas_per_session']:.2f}",
         f"{seen['max_over_mean_share']:.2f}",
-        "" if over is None else f"{over.value:.2f} [{over.low:.2f}, {over.high:.2f}]",
+        "" if over is None else span(over),
         f"{took_s:.0f}",
     )
     return "| " + " | ".join(cells) + " |"
@@ -193,7 +194,7 @@ def losses(found: dict[tuple[str, int], Any], fleets: tuple[int, ...]) -> None:
     print("\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for nodes in fleets:
         for policy in POLICIES:
-            rate_qps = LOAD * found[policy, nodes][0].capacity.qps_per_node.estimate
+            rate_qps = LOAD * found[policy, nodes][0].capacity.qps_per_node.value
             it = loss(policy, nodes, rate_qps)
             hit = ", ".join(f"{100 * each:.1f}" for each in (it.hit_before, it.hit_least, it.hit_after))
             ttft = ", ".join(f"{each:.0f}" for each in (it.ttft_before_ms, it.ttft_most_ms, it.ttft_after_ms))

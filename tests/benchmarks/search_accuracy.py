@@ -18,7 +18,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from analysis.stats.pooling import Estimate, pooled
+from analysis.stats.estimate import Estimate
+from analysis.stats.pooling import Measured, pooled
 from loadgen.search.segments import Start
 from tests.benchmarks._brute_force import find_truths
 from tests.benchmarks._comparisons import compared
@@ -55,9 +56,11 @@ def published(scenario: str, seed: int) -> Found:
     second = searched(scenario, seed + 500_000, "search=standard", *begin)
     if not math.isfinite(first.estimate + second.estimate):
         return answer(None, (first.minutes + second.minutes))
-    both = pooled([Estimate.of_interval(each.estimate, each.low, each.high) for each in (first, second)])
+    both = pooled(
+        [Measured.from_estimate(Estimate(each.estimate, each.low, each.high)) for each in (first, second)]
+    )
     minutes = first.minutes + second.minutes
-    return Found(both.qps.value, both.qps.low, both.qps.high, both.certified, minutes)
+    return Found(both.qps.value, both.qps.low, both.qps.high, both.qps.certified, minutes)
 
 
 def _method(name: str) -> Callable[[str, int], Found]:

@@ -60,7 +60,7 @@ def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says
     asked = [load([engine, "engine.drift_sd=0", *QUICK]) for engine in ("engine=simulated_aiter", OFF)]
     answers = [engine_model.predict(one, draws=0) for one in asked]
     on, off = map(to_tree, answers)
-    estimates = [tree["capacity"]["qps_per_node"]["estimate"] for tree in (on, off)]
+    estimates = [tree["capacity"]["qps_per_node"]["value"] for tree in (on, off)]
     assert 1.0 < estimates[0] / estimates[1] < 1.12
     assert "kernels without AITER" in text_of(off) and "published for other models" in text_of(off)
     assert "AITER" not in text_of(on)

@@ -45,7 +45,7 @@ def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--json", "search=standard"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     q = last["capacity"]["qps_per_node"]
-    assert last["event"] == "result" and q["low"] < q["certified"] < q["estimate"] < q["high"]
+    assert last["event"] == "result" and q["low"] < q["certified"] < q["value"] < q["high"]
 
 
 @pytest.mark.ray

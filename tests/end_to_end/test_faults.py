@@ -173,7 +173,7 @@ def missed(tmp_path: Path, server: MockServer, words: list[str] | None = None) -
 
     tree = tries.valid(probed)
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED and tree["valid"]
-    assert tree["probe"]["ttft"]["p90_ms"] == float("inf")
+    assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
     return Path(tree["folder"])
 
 

@@ -151,9 +151,10 @@ def test_a_broken_conclusion_is_named(path: Path, name: str, content: bytes) -> 
 
 
 def test_json_of_something_else_is_no_run_and_no_conclusion(path: Path) -> None:
-    for tree, lacks in (({}, "exit_code, valid, asked"), ({"exit_code": 0, "valid": True}, "asked")):
+    for tree, lacks in (({}, ("asked", "valid", "exit_code")), ({"exit_code": 0, "valid": True}, ("asked",))):
         (path / "sweep.json").write_text(json.dumps(tree))
-        assert refused(load_run, path) == f"{path / 'sweep.json'} is broken: it lacks {lacks}"
+        said = "; ".join(f"its {name} is missing" for name in lacks)
+        assert refused(load_run, path) == f"{path / 'sweep.json'} is broken: {said}"
     (path / "manifest.json").write_text(json.dumps({"name": "an app", "icons": []}))
     said = f"{path} is not a run folder: its manifest.json is of something else"
     assert refused(load_run, path) == said == refused(load_runs, path)

@@ -16,8 +16,9 @@ from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.text import recommendation_text
 from analysis.results.types.recommendation import RecommendationVerdict
-from analysis.results.types.shared_figures import AskedBounds, AskedExperiment, QpsFigures
+from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
+from analysis.stats.estimate import Estimate
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
@@ -53,7 +54,7 @@ def test_the_shapes_are_in_order_with_nodes_and_probabilities(verdict: Recommend
     assert first.nodes_at["high"] < first.nodes_at["estimate"] < first.nodes == first.nodes_at["low"]
     assert (first.gpus, first.draws, first.usd_per_hour) == (8, DRAWS, 16.0 * first.nodes)
     q = first.qps_per_node
-    assert q.low and q.high and q.low < q.estimate < q.high
+    assert q.low and q.high and q.low < q.value < q.high
     assert first.shape == "2 x TP4/EP4" and "model.step_time.layout_scale" in first.assumed
 
 
@@ -112,7 +113,7 @@ def test_hits_budgets_and_an_infeasible_layout(
     assert {shape["budget_tokens"] for shape in cold["shapes"]} == {4096, 8192}
     (refused,) = cold["unranked"]
     assert (refused["name"], refused["kind"]) == ("dp4_tp2_ep2", "infeasible") and refused["reason"]
-    best = [max(shape["qps_per_node"]["estimate"] for shape in one["shapes"]) for one in (cold, warm)]
+    best = [max(shape["qps_per_node"]["value"] for shape in one["shapes"]) for one in (cold, warm)]
     assert best[0] < best[1]
     table = pyarrow.csv.read_csv(out)
     assert table.num_rows == 6 and set(table["unranked"].to_pylist()) == {"", "infeasible"}
@@ -235,7 +236,7 @@ def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
 
 
 def cell(number: int, layout: str, qps: float, ratio: CellRatio | None = None) -> MatrixCell:
-    figures = QpsFigures(qps, 0.97 * qps, 1.03 * qps, 0.975 * qps)
+    figures = Estimate(qps, 0.97 * qps, 1.03 * qps, 0.975 * qps)
     at = {"layout": layout, "max_num_batched_tokens": 8192}
     return MatrixCell(
         name=f"cell-{number}", at=at, exit_code=0, qps_per_node=figures, binding="tpot", ratio=ratio
@@ -254,7 +255,7 @@ def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> N
 
 @pytest.mark.slow
 def test_a_paired_ratio_tells_apart_what_two_intervals_do_not(verdict: RecommendationVerdict) -> None:
-    paired = CellRatio(1.03, 1.028, 1.032, "paired")
+    paired = CellRatio(Estimate(1.03, 1.028, 1.032), "paired")
     cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 3.09, paired)]
     peak = replace(verdict, peak_qps=3000.0)
     with_pairs = recommended.measured(peak, measured(cells), "x").measured[0]

@@ -52,8 +52,8 @@ def test_a_whole_sweep_finds_the_capacity_and_is_seen_while_it_loads(tmp_path: P
     """A neighbour may spoil the timing of a try, or leave an end open; never the rows, never the honesty."""
     tree = tries.valid(lambda number: swept(tmp_path / f"try-{number}", number), enough=tries.bracketed)
     capacity, predicted = tree["capacity"]["qps_per_node"], tree["prediction"]["qps_per_node"]
-    assert capacity["low"] < predicted["estimate"] < capacity["high"]
-    assert tree["valid"] and tree["passed"] and tree["capacity"]["sampling_noise"]
+    assert capacity["low"] < predicted["value"] < capacity["high"]
+    assert tree["valid"] and tree["passed"] and tree["capacity"]["by_noise"]
     assert "constants" in {event["event"] for event in load_run(Path(tree["folder"])).events()}
 
 

@@ -152,7 +152,7 @@ def disagreements(tree: dict[str, Any], theirs: list[tuple[float, float]]) -> li
     """A line for each limit whose p90 lies beyond the other's p80 and p97 by more than a tenth."""
     apart = []
     for limit, values in zip(("ttft", "tpot"), 1e3 * np.transpose(theirs), strict=True):
-        ours, (low, high) = tree["probe"][limit]["p90_ms"], np.quantile(values, [0.8, 0.97])
+        ours, (low, high) = tree["probe"]["limits"][limit]["ms"]["value"], np.quantile(values, [0.8, 0.97])
         if not 0.9 * low <= ours <= 1.1 * high:
             apart.append(f"{limit}: ours {ours:.1f}, aiohttp's p80 {low:.1f} and p97 {high:.1f} ms")
     return apart

@@ -9,10 +9,10 @@ from analysis.capacity.posterior import Capacity
 from analysis.results import joint
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import NodeSpread, RunVerdict
-from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, QpsFigures
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
-from analysis.stats.pooling import Interval
+from analysis.stats.estimate import Estimate, interval, middle, span
 from conf.specs.bounds import allowed_over, label
 
 HELD = (
@@ -27,12 +27,12 @@ of a server that answers one in ten seconds."""
 
 def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigures:
     """The figures in QPS per node and, where the replicas are known, per replica."""
-    figures = QpsFigures(capacity.qps_per_node, capacity.low, capacity.high, capacity.certified)
+    figures = Estimate(capacity.qps_per_node, capacity.low, capacity.high, capacity.certified)
     if capacity.queue_grew:
         figures = replace(figures, low=None, certified=None)
     return CapacityFigures(
         qps_per_node=figures,
-        qps_per_replica=None if replicas_per_node is None else figures.over(replicas_per_node),
+        qps_per_replica=None if replicas_per_node is None else figures.per(replicas_per_node),
         interval="95 % (2.5 to 97.5 % quantile of the posterior); certified is its 5 % quantile",
         binding=capacity.binding,
         binding_probability=capacity.binding_probability,
@@ -56,7 +56,7 @@ def lines(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     out += _doubts(capacity, bool(asked.conversations))
     if replica := capacity.qps_per_replica:
         out.append(
-            f"  per replica {_claimed(capacity, replica)}:"
+            f"  per replica {_per_replica(capacity.claimed_of(replica))}:"
             f" {asked.replicas} replica(s), layout {asked.layout},"
             f" on {asked.nodes} node(s) of {asked.hardware}, routing {asked.routing}"
         )
@@ -72,11 +72,8 @@ def kind_lines(verdict: RunVerdict | StudyVerdict, capacity: CapacityFigures) ->
     noise = f"  {noise_name(verdict)}"
     if not capacity.constants:
         return [f"{noise}: {held(capacity)}"]
-    q, sampled = capacity.sampling, f"95 % interval {interval(capacity.sampling)}"
-    if capacity.open_above:
-        sampled = f"at least {q.low:.2f} QPS per node"
-    if capacity.open_below:
-        sampled = f"at most {q.high:.2f} QPS per node"
+    q = capacity.claimed_of(capacity.sampling)
+    sampled = f"{span(q)} QPS per node" if q.is_bound else f"95 % interval {interval(q)}"
     return [f"  joint: {held(capacity)}", f"{noise}: {sampled}"]
 
 
@@ -92,35 +89,20 @@ def noise_name(verdict: RunVerdict | StudyVerdict) -> str:
 
 def node_spread(effects: NodeEffects) -> NodeSpread:
     """The effects in percent of the mean."""
-    return NodeSpread(_percent(effects.between), tuple(map(_percent, effects.effects)), effects.differing)
+    percent = tuple(effect.times(100) for effect in effects.effects)
+    return NodeSpread(effects.between.times(100), percent, effects.differing)
 
 
 def node_lines(found: NodeSpread) -> list[str]:
     """Streams per node, the nodes that differ, and the sd between nodes."""
     count, between = len(found.effects_pct), found.between_sd_pct
     head = f"  independent streams per node: each of {count} nodes was sent arrivals of its own, no balancer"
-    sd = f"sd between nodes {between.value:.1f} % [{between.low:.1f}, {between.high:.1f}]"
+    sd = f"sd between nodes {span(between)} %"
     if not found.differing:
         least = f"{100 * LEAST_EFFECT:.0f} %"
         return [head, f"  no node is shown to differ from the mean by more than {least} ({sd})"]
     named = [_node_line(node, found.effects_pct[node]) for node in found.differing]
     return [head, *named, f"  {sd}: the capacity's interval includes it"]
-
-
-def interval(q: QpsFigures) -> str:
-    """The ends of an interval in brackets."""
-    low, high = ("unknown" if end is None else f"{end:.2f}" for end in (q.low, q.high))
-    return "(interval unknown)" if low == high == "unknown" else f"[{low}, {high}]"
-
-
-def _claimed(capacity: CapacityFigures, q: QpsFigures) -> str:
-    """The figures that a capacity claims: of a measured one with an open end the bound alone."""
-    measured = capacity.at_end is None
-    if measured and capacity.open_above:
-        return f"at least {q.low:.2f} QPS"
-    if measured and capacity.open_below:
-        return f"at most {q.high:.2f} QPS"
-    return f"{q.estimate:.2f} QPS {interval(q)}"
 
 
 def _pooled(asked: AskedExperiment) -> list[str]:
@@ -144,7 +126,7 @@ def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
     if limit and 0 < limit.determined < FEW_REQUESTS:
         more = math.ceil(FEW_REQUESTS / limit.determined)
         out.append(
-            f"  doubtful: it rests on {limit.determined} requests, fewer than {FEW_REQUESTS}; measure"
+            f"  doubtful: it rests on {limit.determined:g} requests, fewer than {FEW_REQUESTS}; measure"
             f" {more} times as long (search.budget_s=...)"
         )
     if chats:
@@ -154,11 +136,12 @@ def _doubts(capacity: CapacityFigures, chats: bool) -> list[str]:
     return out
 
 
-def _node_line(node: int, effect: Interval) -> str:
+def _per_replica(q: Estimate) -> str:
+    return f"{span(q)} QPS" if q.is_bound else f"{middle(q)} QPS {interval(q)}"
+
+
+def _node_line(node: int, effect: Estimate) -> str:
     side, sign = ("below", -1) if effect.value < 0 else ("above", 1)
-    low, high = sorted(sign * end for end in (effect.low, effect.high))
-    return f"  node {node} is {abs(effect.value):.1f} % {side} the mean [{low:.1f}, {high:.1f}]"
-
-
-def _percent(figure: Interval) -> Interval:
-    return Interval(100 * figure.value, 100 * figure.low, 100 * figure.high)
+    low, high = sorted(sign * (end or 0.0) for end in effect.ends)
+    away = Estimate(abs(effect.value), low, high)
+    return f"  node {node} is {middle(away)} % {side} the mean {interval(away)}"

@@ -6,12 +6,11 @@ import pyarrow as pa
 
 from analysis.results import grid_table
 from analysis.results.grid_table import COUNT, FIGURE, TEXT, TRUTH
-from analysis.results.json_border import to_tree
-from analysis.results.text import capacity_text, constants_text
-from analysis.results.text.certified_text import certified_text
+from analysis.results.text import constants_text
 from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict, RateDraws, RateForecast
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
-from conf.specs.bounds import LIMITS, column, short
+from analysis.stats.estimate import certified, interval, middle, span
+from conf.specs.bounds import LIMITS, Limit, column, label, short
 
 TERMS_SHOWN = 4
 SENSITIVITIES_IN_A_TABLE = 3
@@ -63,10 +62,9 @@ def headline(prediction: PredictionVerdict, capacity: CapacityFigures) -> str:
     """The capacity in one line; beyond an end of the search it is unknown."""
     q = capacity.qps_per_node
     if capacity.at_end:
-        end = f"{q.estimate:.2f} QPS per node"
-        return f"at least {end}: the bounds are kept even there (search.highest_qps){kept(prediction)}"
-    interval = f"95 % interval {capacity_text.interval(q)}, certified {certified_text(q.certified)}"
-    return f"{q.estimate:.2f} QPS per node, {interval}"
+        why = "the bounds are kept even there (search.highest_qps)"
+        return f"{span(q)} QPS per node: {why}{kept(prediction)}"
+    return f"{middle(q)} QPS per node, 95 % interval {interval(q)}, certified {certified(q)}"
 
 
 def kept(prediction: PredictionVerdict) -> str:
@@ -88,7 +86,7 @@ def lines(prediction: PredictionVerdict) -> list[str]:
     in_flight = "requests in flight unknown (overload: the queue grows)"
     if found.in_flight_per_node is not None:
         in_flight = f"{found.in_flight_per_node:.1f} requests in flight"
-    latencies = f"p90 TTFT {_ms(found.ttft_p90_ms)}, p90 TPOT {_ms(found.tpot_p90_ms)}"
+    latencies = ", ".join(f"{label(limit)} {_ms(ms)}" for limit, ms in found.limits_ms.items())
     rounded = _rounded(prediction, found)
     return [
         f"  at {found.rate_qps_per_node:.4g} QPS per node{rounded}: {latencies}",
@@ -205,7 +203,7 @@ def _figures(cell: GridCell) -> list[str] | None:
     found = one.forecast
     return [
         *(_capacity(one.capacity) if one.capacity else _rate(one, found)),
-        *("n/a" if p90_ms is None else f"{p90_ms:.0f}" for p90_ms in (found.ttft_p90_ms, found.tpot_p90_ms)),
+        *(_whole_ms(found, limit) for limit in LIMITS),
         f"{100 * found.cached_share_of_input:.1f}",
         f"{found.input_tokens_per_s_per_node:.0f}",
         f"{found.output_tokens_per_s_per_node:.0f}",
@@ -216,10 +214,9 @@ def _figures(cell: GridCell) -> list[str] | None:
 
 def _capacity(capacity: CapacityFigures) -> tuple[str, str, str]:
     q = capacity.qps_per_node
-    if capacity.at_end:
-        return f">= {q.estimate:.2f}", "open", short(capacity.binding)
-    ends = ("open" if end is None else f"{end:.2f}" for end in (q.low, q.high))
-    return f"{q.estimate:.2f}", f"[{', '.join(ends)}]", short(capacity.binding)
+    if q.is_bound:
+        return span(q), "", short(capacity.binding)
+    return middle(q), interval(q), short(capacity.binding)
 
 
 def _rate(one: PredictionVerdict, found: RateForecast) -> tuple[str, str, str]:
@@ -239,12 +236,22 @@ def _columns(one: PredictionVerdict) -> dict[str, object]:
     row: dict[str, object] = {
         f"{limit}_p90_bound_ms": getattr(one.asked.slo, column(limit)) for limit in LIMITS
     }
-    row |= to_tree(one.forecast) if one.forecast else {}
+    forecast = one.forecast
+    if forecast:
+        parts = forecast, forecast.sessions, forecast.noise, forecast.of_capacity, forecast.of_rate
+        row |= {column(limit): ms for limit, ms in forecast.limits_ms.items()}
+        row |= {name: getattr(part, name) for part in parts for name in TYPES if hasattr(part, name)}
     if one.capacity is None:
         return row
     q = one.capacity.qps_per_node
     ends = {f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")}
-    return row | to_tree(one.capacity) | {"qps_per_node": q.estimate, **ends}
+    named = ("binding", "binding_probability", "open_above", "open_below")
+    return row | {name: getattr(one.capacity, name) for name in named} | {"qps_per_node": q.value, **ends}
+
+
+def _whole_ms(found: RateForecast, limit: Limit) -> str:
+    ms = found.limits_ms.get(limit)
+    return "n/a" if ms is None else f"{ms:.0f}"
 
 
 def _percent(share: float | None) -> str:

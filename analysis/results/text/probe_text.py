@@ -6,9 +6,10 @@ from analysis.results.types.probe_figures import (
     HoldFigures,
     ProbeFigures,
     ProfilePiece,
-    QuantileFigures,
+    Quantile,
     RateFigures,
 )
+from analysis.stats.estimate import UNKNOWN, interval, middle, number
 from analysis.stats.quantile_interval import QuantileInterval
 from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 
@@ -51,21 +52,20 @@ def hold_lines(hold: HoldFigures) -> list[str]:
     if not hold.valid:
         return [f"  not confirmed: the hold at {rate} was void ({hold.void_reason})"]
     word = "vetoes the answer" if hold.vetoed else "does not veto the answer"
-    shown = f"alone it shows at most {hold.capacity_high_qps_per_node:.2f} (97.5 %) and {word}"
+    shown = f"alone it shows at most {number(hold.capacity_high_qps_per_node)} (97.5 %) and {word}"
     return [f"  {rate} held for {hold.window_s:.0f} s: {shown}", *_limit_lines(hold)]
 
 
-def spread(found: QuantileFigures) -> str:
+def spread(found: Quantile) -> str:
     """The 95 % interval of a quantile; of a prediction also the part of it that is Monte Carlo noise."""
-    assert found.interval_ms is not None
-    low, high = found.interval_ms
-    whole = f"95 % [{plain_ms(low)}, {'open' if high is None else plain_ms(high)}]"
-    if not found.causes or not found.causes.constants_ms or not found.causes.noise_ms:
+    assert found.ms is not None
+    whole = f"95 % {interval(found.ms)}"
+    if not found.by_constants or not found.by_noise:
         return whole
-    return f"{whole} (Monte Carlo noise alone [{', '.join(map(plain_ms, found.causes.noise_ms))}])"
+    return f"{whole} (Monte Carlo noise alone {interval(found.by_noise)})"
 
 
-def unknown_interval(found: QuantileFigures | QuantileInterval) -> str:
+def unknown_interval(found: Quantile | QuantileInterval) -> str:
     """The reason why a quantile has no interval, and how much to measure for one."""
     if found.needs:
         return f"needs {found.needs} requests"
@@ -76,16 +76,11 @@ def unknown_interval(found: QuantileFigures | QuantileInterval) -> str:
     return f"too few independent stretches, measure {longer}"
 
 
-def plain_ms(value: float | None) -> str:
-    """A latency in ms."""
-    return "unknown" if value is None else "inf" if value == float("inf") else f"{value:.1f}"
-
-
 def _limit_lines(measured: RateFigures) -> list[str]:
     return [f"  {_limit_line(limit, found)}" for limit, found in measured.limits.items()]
 
 
-def _limit_line(limit: Limit, found: QuantileFigures) -> str:
+def _limit_line(limit: Limit, found: Quantile) -> str:
     if found.passed is None:
         return f"{label(limit)} does not apply or is unknown"
     side = "within" if found.passed else "over"
@@ -94,10 +89,8 @@ def _limit_line(limit: Limit, found: QuantileFigures) -> str:
         kept = "keeps" if found.passed else "misses"
         figure = f"{100 * found.share:.1f} % of the {_kept(limit)} within the bounds"
         return f"{figure}: {kept} the {least:g} % that are asked for"
-    around = spread(found) if found.interval_ms else f"interval unknown: {unknown_interval(found)}"
-    return (
-        f"{label(limit)} {plain_ms(found.quantile_ms)} ms, {around}: {side} the bound {found.bound_ms:g} ms"
-    )
+    around = spread(found) if found.has_interval else f"interval unknown: {unknown_interval(found)}"
+    return f"{label(limit)} {_ms(found)}, {around}: {side} the bound {found.bound_ms:g} ms"
 
 
 def _kept(limit: Limit) -> str:
@@ -105,7 +98,11 @@ def _kept(limit: Limit) -> str:
 
 
 def _piece_line(piece: ProfilePiece) -> str:
-    span = f"{piece.from_s:g} to {piece.to_s:g} s"
+    stretch = f"{piece.from_s:g} to {piece.to_s:g} s"
     offered = f"{piece.requests} requests, {piece.rate_qps_per_node:.3g} QPS per node"
-    figures = (f"{label(limit)} {plain_ms(found.quantile_ms)} ms" for limit, found in piece.limits.items())
-    return f"  {span}: {offered}, {', '.join(figures)}"
+    figures = (f"{label(limit)} {_ms(found)}" for limit, found in piece.limits.items())
+    return f"  {stretch}: {offered}, {', '.join(figures)}"
+
+
+def _ms(found: Quantile) -> str:
+    return f"{middle(found.ms)} ms" if found.ms else UNKNOWN

@@ -2,6 +2,7 @@
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.estimate import span
 from conf.specs.bounds import label
 
 MOST_TOLD = 4
@@ -10,7 +11,7 @@ MOST_TOLD = 4
 
 def headline(found: Ratio) -> str:
     """The verdict in a line."""
-    return f"B / A = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %): {found.verdict}"
+    return f"B / A = {span(found.estimate)} (95 %): {found.verdict}"
 
 
 def differing(study: StudyVerdict) -> str:
@@ -29,8 +30,7 @@ def lines(study: StudyVerdict, found: Ratio) -> list[str]:
         f" {correlation}",
     ]
     out += [
-        f"  by {label(limit)} alone {one.value:.3f} [{one.low:.3f}, {one.high:.3f}],"
-        f" {100 * one.weight:.0f} % of what was over a bound"
+        f"  by {label(limit)} alone {span(one.estimate)}, {100 * one.weight:.0f} % of what was over a bound"
         for limit, one in found.limits.items()
     ]
     if found.unlike:

@@ -12,6 +12,7 @@ from analysis.results.types.recommendation import (
     RecommendationVerdict,
     ShapeRanking,
 )
+from analysis.stats.estimate import span
 from conf.specs.bounds import short
 
 LEAST_SHOWN = 0.01
@@ -71,8 +72,8 @@ def _against(verdict: RecommendationVerdict, one: ShapeRanking) -> list[str]:
     if predicted is None:
         return []
     before = {shape.name: shape.qps_per_node for shape in predicted.shapes}
-    known = [(each, before[each.name].estimate) for each in one.shapes if each.name in before]
-    ratios = ", ".join(f"{each.name} {each.qps_per_node.estimate / qps:.2f}" for each, qps in known)
+    known = [(each, before[each.name].value) for each in one.shapes if each.name in before]
+    ratios = ", ".join(f"{each.name} {each.qps_per_node.value / qps:.2f}" for each, qps in known)
     changed = one.first.name != predicted.first.name
     said = f"the choice changes from {predicted.first.name}" if changed else "the choice stays"
     return [f"  measured over predicted QPS: {ratios}; {said}"]
@@ -159,9 +160,8 @@ def _shown(shapes: Sequence[RankedShape]) -> list[RankedShape]:
 
 def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
     q = shape.qps_per_node
-    ends = ", ".join("open" if end is None else f"{end:.2f}" for end in (q.low, q.high))
     at = [shape.nodes_at.get(end) for end in ("high", "low")]
-    span = ", ".join("open" if nodes is None else f"{nodes:,}" for nodes in at)
+    ends = ", ".join("open" if nodes is None else f"{nodes:,}" for nodes in at)
     own = sorted(_short(path) for path in shape.assumed if path not in shared)
     return (
         f"{shape.rank}{'=' * shape.tied}",
@@ -169,8 +169,8 @@ def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
         shape.shape,
         str(shape.budget_tokens),
         str(shape.gpus),
-        f"{shape.nodes:,} [{span}]",
-        f"{q.estimate:.2f} [{ends}]",
+        f"{shape.nodes:,} [{ends}]",
+        span(q),
         _share(shape.probability_best),
         short(shape.binding) + (", KV full" if shape.kv_full else ""),
         ", ".join(own),
@@ -237,7 +237,7 @@ def _columns(shape: RankedShape) -> dict[str, object]:
     return {
         **{name: getattr(shape, name) for name in TYPES if hasattr(shape, name)},
         **{f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()},
-        "qps_per_node": q.estimate,
+        "qps_per_node": q.value,
         **{f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")},
         "assumed": ", ".join(shape.assumed),
     }

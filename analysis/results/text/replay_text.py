@@ -8,13 +8,14 @@ from analysis.results import grid_table
 from analysis.results.grid_table import COUNT, FIGURE, TEXT
 from analysis.results.text import constants_text
 from analysis.results.types.prediction_verdict import (
-    FigureWithEnds,
     GridCell,
     PredictionVerdict,
     ReplayForecast,
 )
+from analysis.stats.estimate import Estimate, interval, middle, span
 
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "p99 gap of a request", "e2e_ms": "E2E"}
+NONE = "n/a"
 PLACES = ("p50", "p90", "p99")
 RATES = {
     "requests_per_s": "requests/s",
@@ -76,7 +77,7 @@ def lines(prediction: PredictionVerdict) -> list[str]:
     whole = f" of all {asked.nodes} nodes" if asked.nodes > 1 else ""
     out.append(f"  throughput{whole}: {rates}")
     out.append(f"  makespan {_figure(figures['makespan_s'])} s")
-    if figures["gap_ms.p50"].value is None and figures["tpot_ms.p50"].value is not None:
+    if figures["gap_ms.p50"] is None and figures["tpot_ms.p50"] is not None:
         out.append("  gaps between tokens are unknown: this engine is simulated block by block")
     if asked.replicas > 1:
         out.append(f"  {asked.replicas} replicas behind one balancer, routing {asked.routing}")
@@ -87,9 +88,8 @@ def _evidence(it: ReplayForecast) -> list[str]:
     """Number of requests, scatter by chance, and the parts of the interval."""
     chance = "chance: arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := it.other_seeds:
-        low, high = ends["ttft_ms.p90"]
         chance = (
-            f"chance: with another seed p90 TTFT lies in [{_number(low)}, {_number(high)}] ms (95 %,"
+            f"chance: with another seed p90 TTFT lies in {_ends(ends['ttft_ms.p90'])} ms (95 %,"
             f" {it.seeds} were tried), which is part of the intervals"
         )
     drawn = f"{it.draws} draws of {len(it.constants_sampled)} uncertain constants"
@@ -114,15 +114,15 @@ def _cell(cell: GridCell) -> list[str] | None:
     figures = one.replay.figures
 
     def both(name: str) -> tuple[str, str]:
-        return _number(figures[name].value), _interval(figures[name])
+        return _middle(figures[name]), _ends(figures[name])
 
     return [
-        _number(figures["ttft_ms.p50"].value),
+        _middle(figures["ttft_ms.p50"]),
         *both("ttft_ms.p90"),
         *both("tpot_ms.p90"),
-        _number(figures["gap_ms.p90"].value),
+        _middle(figures["gap_ms.p90"]),
         *both("output_tokens_per_s"),
-        _number(figures["makespan_s"].value),
+        _middle(figures["makespan_s"]),
         grid_table.over(one.probe.missed),
         grid_table.ratio(cell.ratio),
     ]
@@ -138,20 +138,17 @@ def _columns(one: PredictionVerdict) -> dict[str, object]:
         return {}
     row: dict[str, object] = {name: getattr(one.replay, name) for name in TYPES if hasattr(one.replay, name)}
     for name, figure in one.replay.figures.items():
-        row |= grid_table.with_ends(name.replace(".", "_"), figure)
+        row |= grid_table.with_ends(name.replace(".", "_"), figure) if figure else {}
     return row
 
 
-def _figure(figure: FigureWithEnds) -> str:
-    return "n/a" if figure.value is None else f"{_number(figure.value)} {_interval(figure)}"
+def _figure(figure: Estimate | None) -> str:
+    return span(figure) if figure else NONE
 
 
-def _interval(figure: FigureWithEnds) -> str:
-    return "" if figure.value is None else f"[{_number(figure.low)}, {_number(figure.high)}]"
+def _middle(figure: Estimate | None) -> str:
+    return middle(figure) if figure else NONE
 
 
-def _number(value: float | None) -> str:
-    """Four digits, and no fraction of what has more."""
-    if value is None:
-        return "n/a"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
+def _ends(figure: Estimate | None) -> str:
+    return interval(figure) if figure else ""

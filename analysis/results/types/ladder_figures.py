@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from analysis.results.types.fields import inline
+from analysis.stats.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,9 @@ class LevelFigures:
 
 @dataclass(frozen=True, slots=True)
 class LevelSpread:
-    """95 % t interval of the mean over runs, and their coefficient of variation."""
+    """The mean over runs with its 95 % t interval, and the runs' coefficient of variation."""
 
-    low: float
-    high: float
+    mean: Estimate
     cov: float
 
 
@@ -73,7 +72,7 @@ class LadderLevel(LevelFigures):
     status: str
     plateau: bool
     capacity: bool
-    beside: LevelErrors | None = inline()
+    beside: LevelErrors | None = None
     void: str = ""
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.results.types.fields import always, inline
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures, WindowRow
-from analysis.stats.pooling import Interval
+from analysis.stats.estimate import Estimate
+from conf.specs.bounds import Limit
 from conf.specs.experiment import Constant
 
 
@@ -62,22 +62,23 @@ class RateDraws:
     draws: int
     constants_sampled: tuple[str, ...]
     kept_probability: float | None
-    overloaded_draws: int = always(0)
+    overloaded_draws: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateForecast:
     """One node at one rate, by the engine model. Units are in the names; None is unknown.
 
+    `limits_ms` are p90 TTFT, p90 TPOT, and the quantile of every other bound on one latency.
+
     Of a split node `kv_used` and `busy` are those of the engines that decode.
     """
 
     rate_qps_per_node: float
     steady: bool
-    ttft_p90_ms: float | None
-    tpot_p90_ms: float | None
+    limits_ms: Mapping[Limit, float | None]
     input_tokens_per_s_per_node: float
-    image_tokens_per_s_per_node: float = always(0.0)
+    image_tokens_per_s_per_node: float = 0.0
     output_tokens_per_s_per_node: float
     cached_share_of_input: float
     in_flight_per_node: float | None
@@ -88,10 +89,10 @@ class RateForecast:
     step_terms: Mapping[str, float | None]
     requests: int
     simulated_node_s: float
-    sessions: SessionForecast | None = inline()
-    noise: NoiseForecast | None = inline()
-    of_capacity: CapacityDraws | None = inline()
-    of_rate: RateDraws | None = inline()
+    sessions: SessionForecast | None = None
+    noise: NoiseForecast | None = None
+    of_capacity: CapacityDraws | None = None
+    of_rate: RateDraws | None = None
 
     @property
     def kept_probability(self) -> float | None:
@@ -104,20 +105,12 @@ class RateForecast:
         return None if self.noise is None else self.noise.noise_pct
 
 
-@dataclass(frozen=True, slots=True)
-class FigureWithEnds:
-    """A figure of a replay with its 95 % interval; all None where it does not apply."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayForecast:
     """A benchmark of so many requests on an empty service; `figures` by name, as `ttft_ms.p90`.
 
-    `other_seeds` are the 95 % ends of each figure under another seed; empty where chance moves nothing.
+    A figure is None where it does not apply. `other_seeds` has each figure's interval under another seed; it
+    is empty where chance moves nothing.
     """
 
     requests: int
@@ -125,9 +118,9 @@ class ReplayForecast:
     rate_qps_per_node: float | None
     input_tokens: float
     output_tokens: float
-    figures: Mapping[str, FigureWithEnds]
+    figures: Mapping[str, Estimate | None]
     seeds: int
-    other_seeds: Mapping[str, tuple[float | None, float | None]]
+    other_seeds: Mapping[str, Estimate | None]
     draws: int
     constants_sampled: tuple[str, ...]
     kept_probability: float | None
@@ -169,10 +162,10 @@ class PredictionVerdict:
     no rate keeps a bound, however low.
     """
 
-    schema_version: int = always(1)
+    schema_version: int = 1
     asked: AskedExperiment
-    clock: str = always("virtual")
-    dwells: tuple[WindowRow, ...] = always(())
+    clock: str = "virtual"
+    dwells: tuple[WindowRow, ...] = ()
     calibration: str | None = None
     constants: ConstantsBasis | None = None
     progressive: LadderFigures | None = None
@@ -182,10 +175,10 @@ class PredictionVerdict:
     no_rate: bool = False
     sensitivity: tuple[SensitivityRow, ...] | None = None
     probe: ProbeFigures | None = None
-    valid: bool = always(True)
-    passed: bool = always(False)
+    valid: bool = True
+    passed: bool = False
     exit_code: int
-    reason: str = always("")
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +187,8 @@ class GridRefusal:
 
     exit_code: int
     reason: str
-    valid: bool = always(False)
-    passed: bool = always(False)
+    valid: bool = False
+    passed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +197,8 @@ class GridCell:
     the first cell that has a capacity."""
 
     at: Mapping[str, Any]
-    answer: PredictionVerdict | GridRefusal = inline()
-    ratio: Interval | None = None
+    answer: PredictionVerdict | GridRefusal
+    ratio: Estimate | None = None
 
     @property
     def prediction(self) -> PredictionVerdict | None:

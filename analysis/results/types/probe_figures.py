@@ -1,89 +1,48 @@
-"""Parts of a verdict on one rate: each p90 against its bound, of a probe, a required rate, a hold."""
+"""Parts of a verdict on one rate: each limited quantile against its bound, of a probe or a hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from analysis.results.types.fields import always, inline
 from analysis.results.types.shared_figures import CapacityFigures
+from analysis.stats.estimate import Estimate
 from conf.specs.bounds import Limit, parsed
 
-Interval = tuple[float, float | None]
-"""A 95 % interval; an open upper end is None."""
-
-
-@dataclass(frozen=True, slots=True)
-class P90Causes:
-    """The two parts of a predicted p90's uncertainty in ms: Monte Carlo noise, and the constants."""
-
-    noise_ms: Interval | None
-    constants_ms: Interval | None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class P90Figures:
-    """A p90 in ms against its bound; `passed` is None where it does not apply or is unknown.
+class Quantile:
+    """A limited quantile in ms against its bound, or the `share` of requests or gaps within it.
 
-    `causes` are known of predictions alone. An interval that is None takes `needs` requests, or about
-    `needs_s` seconds where there were enough requests in too few independent stretches.
+    `ms` is None where the quantile is unknown or does not apply; `passed` is None then too. An interval that
+    is unknown takes `needs` requests, or about `needs_s` seconds where there were enough requests in too few
+    independent stretches. A predicted quantile knows two causes apart: its interval by Monte Carlo noise
+    alone, `by_noise`, and by the constants alone, `by_constants`.
     """
 
-    p90_ms: float | None
-    interval_ms: Interval | None
-    causes: P90Causes | None = inline()
+    ms: Estimate | None
     bound_ms: float
     passed: bool | None
-    needs: int | None = None
-    needs_s: float | None = None
-
-    @property
-    def figure(self) -> "QuantileFigures":
-        """The same as figures of any quantile."""
-        return QuantileFigures(quantile_ms=self.p90_ms, **_shared(self))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantileFigures:
-    """A quantile in ms against its bound, as `P90Figures`, or the `share` of requests or gaps within it."""
-
-    quantile_ms: float | None
-    interval_ms: Interval | None
-    causes: P90Causes | None = inline()
-    bound_ms: float
-    passed: bool | None
+    by_noise: Estimate | None = None
+    by_constants: Estimate | None = None
     share: float | None = None
     needs: int | None = None
     needs_s: float | None = None
 
     @property
-    def p90(self) -> P90Figures:
-        """The same as figures of a p90."""
-        return P90Figures(p90_ms=self.quantile_ms, **_shared(self))
-
-
-def _shared(found: P90Figures | QuantileFigures) -> dict[str, Any]:
-    names = "interval_ms", "causes", "bound_ms", "passed", "needs", "needs_s"
-    return {name: getattr(found, name) for name in names}
+    def has_interval(self) -> bool:
+        """True if an end of the interval is known."""
+        return self.ms is not None and self.ms.ends != (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateFigures:
-    """A rate, and each limited quantile there: the p90 of TTFT and TPOT, and `others` by their bounds."""
+    """A rate, and the limited quantiles there by the names of their bounds."""
 
     rate_qps_per_node: float
-    ttft: P90Figures | None = None
-    tpot: P90Figures | None = None
-    others: Mapping[Limit, QuantileFigures] = field(default_factory=dict)
+    limits: Mapping[Limit, Quantile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for limit in self.others:
+        for limit in self.limits:
             parsed(limit)
-
-    @property
-    def limits(self) -> dict[Limit, QuantileFigures]:
-        """The figures by the bounds' names."""
-        own: dict[Limit, P90Figures | None] = {"ttft": self.ttft, "tpot": self.tpot}
-        return {limit: found.figure for limit, found in own.items() if found} | dict(self.others)
 
     @property
     def missed(self) -> list[Limit]:
@@ -124,7 +83,7 @@ class ProbeFigures(RateFigures):
     window is too short to show that the rate is within its bounds; empty if it shows that, or a missed bound.
     """
 
-    loop: str = always("open")
+    loop: str = "open"
     varies: bool | None = None
     concurrency: int | None = 0
     offered: str | None = None

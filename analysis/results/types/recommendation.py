@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.results.types.fields import always
-from analysis.results.types.shared_figures import AskedExperiment, QpsFigures
+from analysis.results.types.shared_figures import AskedExperiment
+from analysis.stats.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class RankedShape:
     tied: bool
     nodes: int
     nodes_at: Mapping[str, int]
-    qps_per_node: QpsFigures
+    qps_per_node: Estimate
     binding: str
-    kv_full: bool = always(False)
+    kv_full: bool = False
     probability_best: float
     told_apart: bool
-    assumed: tuple[str, ...] = always(())
+    assumed: tuple[str, ...] = ()
     draws: int
-    usd_per_hour: float | None = always(None)
-    cell: str = always("")
+    usd_per_hour: float | None = None
+    cell: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class ShapeRanking:
     unranked: tuple[UnrankedShape, ...]
     tie_probability: float
     sd_nodes: float
-    proposed: tuple[ProposedMeasurement, ...] = always(())
+    proposed: tuple[ProposedMeasurement, ...] = ()
 
     @property
     def first(self) -> RankedShape:
@@ -89,19 +89,19 @@ class RecommendationVerdict:
     computed when it is read, from recommendation.json and that study's verdict.
     """
 
-    schema_version: int = always(1)
-    recommendation: bool = always(True)
+    schema_version: int = 1
+    recommendation: bool = True
     asked: AskedExperiment
-    clock: str = always("virtual")
+    clock: str = "virtual"
     peak_qps: float
     care: Mapping[str, Any]
     gpus_per_node: int
     rankings: tuple[ShapeRanking, ...]
-    measured: tuple[ShapeRanking, ...] = always(())
-    folder: str = always("")
-    measured_with: str = always("")
-    notes: tuple[str, ...] = always(())
-    valid: bool = always(True)
-    passed: bool = always(True)
+    measured: tuple[ShapeRanking, ...] = ()
+    folder: str = ""
+    measured_with: str = ""
+    notes: tuple[str, ...] = ()
+    valid: bool = True
+    passed: bool = True
     exit_code: int
-    reason: str = always("")
+    reason: str = ""

@@ -4,26 +4,24 @@ from dataclasses import dataclass
 
 from analysis.capacity.check import Check
 from analysis.capacity.dwell_table import CountingBasis
-from analysis.results.types.fields import always
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.probe_figures import HoldFigures, ProbeFigures
 from analysis.results.types.shared_figures import (
     AskedExperiment,
     CapacityFigures,
-    QpsFigures,
     RequestCounts,
     WindowRow,
 )
-from analysis.stats.pooling import Interval
+from analysis.stats.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpread:
     """Distance of each node's capacity from the nodes' mean, in percent of it, and the sd between nodes."""
 
-    between_sd_pct: Interval
-    effects_pct: tuple[Interval, ...]
+    between_sd_pct: Estimate
+    effects_pct: tuple[Estimate, ...]
     differing: tuple[int, ...]
 
 
@@ -40,7 +38,7 @@ class ServiceRecovery:
 class PlacingPrediction:
     """The prediction that placed the first window of a sweep."""
 
-    qps_per_node: QpsFigures
+    qps_per_node: Estimate
     how: str
 
 
@@ -89,9 +87,9 @@ class RunVerdict:
     the cell whose requests a cell of a matrix got; `report` is the path of report.html once it is written.
     """
 
-    schema_version: int = always(1)
+    schema_version: int = 1
     asked: AskedExperiment
-    dwells: tuple[WindowRow, ...] = always(())
+    dwells: tuple[WindowRow, ...] = ()
     recoveries: tuple[ServiceRecovery, ...] = ()
     basis: CountingBasis | None = None
     clock: str = ""
@@ -103,9 +101,9 @@ class RunVerdict:
     hold: HoldFigures | None = None
     probe: ProbeFigures | None = None
     valid: bool
-    passed: bool = always(False)
+    passed: bool = False
     exit_code: int
-    reason: str = always("")
+    reason: str = ""
     replays: str = ""
     verify: EngineCheck | None = None
     verb: str = ""
@@ -116,3 +114,7 @@ class RunVerdict:
     power: PowerFigures | None = None
     unreadable: tuple[str, ...] = ()
     report: str = ""
+
+    def __post_init__(self) -> None:
+        if self.exit_code not in range(256):
+            raise ValueError(f"exit_code {self.exit_code:.3g} is none")

@@ -1,11 +1,11 @@
 """Parts that verdicts of several kinds share: the question, figures of a capacity, counts, checks, events."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.capacity.posterior import LimitFit
-from analysis.results.types.fields import always
+from analysis.stats.estimate import Estimate
 from conf.specs.bounds import Limit, Slo, parsed
 
 MODELLED = ("simulated", "vllm_emulated")
@@ -37,23 +37,23 @@ class AskedExperiment:
     constants: str | None = None
     model: str
     hardware: str
-    cluster: str = always("")
+    cluster: str = ""
     layout: str
     gpus_per_node: int | None = None
     routing: str
-    data_path: str = always("")
-    sessions: int = always(0)
-    conversations: str = always("")
+    data_path: str = ""
+    sessions: int = 0
+    conversations: str = ""
     workload: str
     tokens: str = ""
-    arrivals: str = always("poisson")
-    search: str = always("")
+    arrivals: str = "poisson"
+    search: str = ""
     nodes: int
     replicas: int
     slo: AskedBounds
-    seed: int | None = always(None)
-    time_scale: float = always(1.0)
-    kernels: tuple[str, ...] = always(())
+    seed: int | None = None
+    time_scale: float = 1.0
+    kernels: tuple[str, ...] = ()
 
     @property
     def load(self) -> str:
@@ -66,45 +66,6 @@ class AskedExperiment:
         return self.engine in MODELLED
 
 
-@dataclass(frozen=True, slots=True)
-class QpsFigures:
-    """A capacity in QPS with its 95 % interval; `certified` is the 5 % quantile. An unknown end is None."""
-
-    estimate: float
-    low: float | None
-    high: float | None
-    certified: float | None
-
-    def over(self, parts: float) -> "QpsFigures":
-        """The same per one of so many parts."""
-        ends = (None if end is None else end / parts for end in (self.low, self.high, self.certified))
-        return QpsFigures(self.estimate / parts, *ends)
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantsRatio:
-    """Quantiles of a capacity under other constants of the engine model, over that under their values.
-
-    `low` and `high` are the 2.5 and the 97.5 % quantile, `certified` is the 5 % quantile.
-    """
-
-    low: float
-    high: float
-    certified: float
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingNoise:
-    """Quantiles of a simulated capacity in QPS per node by the sampling noise of its run alone.
-
-    `low` and `high` are the ends of the 95 % interval, `lowest_5pct` is the 5 % quantile.
-    """
-
-    low: float | None
-    high: float | None
-    lowest_5pct: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityFigures:
     """A capacity as a verdict claims it: of a search, of several runs together, or predicted.
@@ -112,20 +73,21 @@ class CapacityFigures:
     `open_above`: the low end is a bound and the rest unknown; `open_below` likewise, `queue_grew` if that is
     because the queue still grew in windows that kept the bounds. `at_end` is known of predictions: the
     bounds are kept at the highest rate of the question. `dwells_used` and `limits` are known of searches
-    alone. `qps_per_node` of a simulated engine joins its `constants` with the `sampling_noise`; where
-    `constants` are missing, `constants_unknown` says why.
+    alone. `qps_per_node` of a simulated engine joins the `constants` of the engine model, a ratio around 1,
+    with the run's own sampling noise, which `by_noise` has alone; where `constants` are missing,
+    `constants_unknown` says why.
     """
 
-    qps_per_node: QpsFigures
-    qps_per_replica: QpsFigures | None = always(None)
-    sampling_noise: SamplingNoise | None = None
-    constants: ConstantsRatio | None = None
+    qps_per_node: Estimate
+    qps_per_replica: Estimate | None = None
+    by_noise: Estimate | None = None
+    constants: Estimate | None = None
     constants_unknown: str = ""
-    interval: str = always("")
+    interval: str = ""
     binding: Limit
-    binding_probability: float | None = always(None)
-    open_above: bool = always(False)
-    open_below: bool = always(False)
+    binding_probability: float | None = None
+    open_above: bool = False
+    open_below: bool = False
     queue_grew: bool = False
     at_end: bool | None = None
     dwells_used: tuple[int, ...] | None = None
@@ -136,10 +98,23 @@ class CapacityFigures:
             parsed(limit)
 
     @property
-    def sampling(self) -> QpsFigures:
+    def sampling(self) -> Estimate:
         """The figures by sampling noise alone."""
-        q, noise = self.qps_per_node, self.sampling_noise
-        return QpsFigures(q.estimate, noise.low, noise.high, noise.lowest_5pct) if noise else q
+        return self.by_noise or self.qps_per_node
+
+    @property
+    def claimed(self) -> Estimate:
+        """What is claimed per node: the estimate, or the one end that a measurement knows."""
+        return self.claimed_of(self.qps_per_node)
+
+    def claimed_of(self, figures: Estimate) -> Estimate:
+        """What is claimed of figures of this capacity per node, per replica, or by noise alone."""
+        measured = self.at_end is None
+        if measured and self.open_above and figures.low is not None:
+            return replace(Estimate.at_least(figures.low), certified=figures.certified)
+        if measured and self.open_below and figures.high is not None:
+            return Estimate.at_most(figures.high)
+        return figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,48 +6,41 @@ from typing import Any
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.quality.gate_verdict import GateVerdict
-from analysis.results.types.fields import always
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.probe_figures import HoldFigures
 from analysis.results.types.shared_figures import (
     AskedExperiment,
     CapacityFigures,
-    QpsFigures,
     RequestCounts,
     WindowRow,
 )
+from analysis.stats.estimate import Estimate
 
 MATRIX = "matrix"
 """`study` of a measured grid."""
 
 
 @dataclass(frozen=True, slots=True)
-class PercentFigures:
-    """A figure in percent with its 95 % interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class DeploymentSpread:
     """The sd between deployments and the mean sd within one, in percent."""
 
-    sd_pct: PercentFigures
+    sd_pct: Estimate
     within_sd_pct: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRow:
-    """One part of a study as study.json names it; `simulated` is the kind of a simulated interval."""
+    """One part of a study as study.json names it.
+
+    `qps_per_node` is what it claims; `simulated` is the kind of a simulated interval.
+    """
 
     name: str
-    seed: int | None = always(None)
+    seed: int | None = None
     exit_code: int | None
-    reason: str = always("")
-    qps_per_node: QpsFigures | None = always(None)
-    binding: str | None = always(None)
+    reason: str = ""
+    qps_per_node: Estimate | None = None
+    binding: str | None = None
     simulated: str = ""
 
 
@@ -55,34 +48,31 @@ class PartRow:
 class CellRatio:
     """Capacity of a cell over that of the reference: `how` it came about, and `why` it is unpaired."""
 
-    value: float
-    low: float
-    high: float
+    estimate: Estimate
     how: str
-    why: str = always("")
-    pairs: int = always(0)
+    why: str = ""
+    pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCell:
     """One cell of a measured grid; `exit_code` is None of one that is still to come.
 
-    `simulated` is the kind of a simulated interval (`analysis.results.joint`), `sampling_qps` what the run's
-    sampling noise alone says, where that is another one: the constants are common to all cells.
+    `qps_per_node` is what the cell claims: of an open end a bound. `simulated` is the kind of a simulated
+    interval (`analysis.results.joint`), `sampling_qps` the capacity by the run's sampling noise alone where
+    that is another one: the constants are common to all cells.
     """
 
     name: str
     at: Mapping[str, Any]
     exit_code: int | None
-    reason: str = always("")
-    hold: HoldFigures | None = always(None)
-    qps_per_node: QpsFigures | None = always(None)
-    binding: str | None = always(None)
-    open_above: bool | None = always(None)
-    open_below: bool | None = always(None)
+    reason: str = ""
+    hold: HoldFigures | None = None
+    qps_per_node: Estimate | None = None
+    binding: str | None = None
     simulated: str = ""
-    sampling_qps: QpsFigures | None = None
-    ratio: CellRatio | None = always(None)
+    sampling_qps: Estimate | None = None
+    ratio: CellRatio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,28 +84,28 @@ class StudyVerdict:
     the published ladder, `quality` of the quality gate. `hold` is that of the part that ended the study.
     """
 
-    schema_version: int = always(1)
+    schema_version: int = 1
     study: str
-    state: str = always("ended")
-    verb: str = always("")
-    run_id: str = always("")
+    state: str = "ended"
+    verb: str = ""
+    run_id: str = ""
     folder: str = ""
     asked: AskedExperiment
     names: tuple[str, ...]
     parts: tuple[PartRow, ...]
     requests: RequestCounts | None = None
-    evidence: str = always("")
-    clock: str = always("wall")
-    valid: bool = always(False)
-    passed: bool = always(False)
+    evidence: str = ""
+    clock: str = "wall"
+    valid: bool = False
+    passed: bool = False
     exit_code: int | None
-    reason: str = always("")
+    reason: str = ""
     axes: tuple[str, ...] | None = None
     cells: tuple[MatrixCell, ...] | None = None
     capacity: CapacityFigures | None = None
     between: DeploymentSpread | None = None
-    effects_pct: Mapping[str, PercentFigures] | None = None
-    variation_pct: PercentFigures | None = None
+    effects_pct: Mapping[str, Estimate] | None = None
+    variation_pct: Estimate | None = None
     differs: Mapping[str, tuple[Any, ...]] | None = None
     ratio: Ratio | None = None
     dwells: tuple[WindowRow, ...] | None = None

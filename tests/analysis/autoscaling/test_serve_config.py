@@ -15,8 +15,8 @@ from analysis.autoscaling.serve_file import serve_file
 from analysis.autoscaling.serve_scaling import ServeScaling
 from analysis.grammar import grammar
 from analysis.into_service import _application
-from analysis.planning.evidence import IntervalEstimate
 from analysis.results.runs import RunError
+from analysis.stats.estimate import Estimate
 from conf import ConfigError, load
 from conf.specs.planning import Care, Demand
 from serve_apps.__main__ import main as render
@@ -24,7 +24,7 @@ from serve_apps.vllm_engine.config_file import OUR_BUILDER
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = [str(GOLDEN), "plan.scale_up_minutes=5"]
-TWO = IntervalEstimate(2.0, None, None)
+TWO = Estimate(2.0)
 SCALING = ServeScaling(1, 2, TWO, 10.0, 600.0, 2, 2.0, 1.7, 0.15, RequestLife(TWO, "a test"), 5.0, "a test")
 
 

@@ -13,8 +13,11 @@ import pytest
 import yaml
 
 from analysis import __main__ as root
+from analysis import load_run
 from analysis.calibration import command
 from analysis.calibration.observed import observe
+from analysis.results.json_border import to_tree
+from analysis.results.types.run_verdict import RunVerdict
 from analysis.rows import records
 from analysis.stats.map_fit import Z95, Floats, ParameterPrior, around, fit
 from conf import Experiment, load
@@ -22,6 +25,7 @@ from conf.compose import dump
 from conf.constants import constants, covariance, replaced
 from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, serve_closed
 from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+from tests.support.runs.golden import GOLDEN
 
 TRUTH = {
     "model.step_time.layer_us": 118.0,
@@ -34,6 +38,13 @@ BEGIN = ["model=qwen3_235b_a22b_fp8", "hardware=mi325x"]
 
 
 @cache
+def verdict(**end: Any) -> dict[str, Any]:
+    """The tree of the verdict of a run that ended so."""
+    known = load_run(GOLDEN).verdict
+    assert known is not None
+    return to_tree(RunVerdict(asked=known.asked, **end))
+
+
 def noisy() -> Experiment:
     return load(["engine.step_noise_cv=0.03"])
 
@@ -49,7 +60,7 @@ def recorded(
     folder.mkdir()
     (folder / "config.yaml").write_text(dump(experiment))
     (folder / "manifest.json").write_text(json.dumps({"verb": "probe"}))
-    (folder / "sweep.json").write_text(json.dumps({"exit_code": 0, "valid": True, "asked": {}}))
+    (folder / "sweep.json").write_text(json.dumps(verdict(exit_code=0, valid=True)))
     times = served(experiment, concurrency, tokens, count, qps)
     due_ns = np.rint(times.sent_s * 1e9).astype(np.int64)
     rows = [
@@ -167,7 +178,7 @@ def test_a_void_run_is_refused_by_name(
 ) -> None:
     folder = Path(shutil.copytree(runs[1], tmp_path / "void"))
     for code, valid, taken in ((4, False, False), (0, False, False), (3, True, True)):
-        tree = {"exit_code": code, "valid": valid, "asked": {}, "reason": "a load actor was late"}
+        tree = verdict(exit_code=code, valid=valid, reason="a load actor was late")
         (folder / "sweep.json").write_text(json.dumps(tree))
         if taken:
             assert observe(folder, partial(command.simulated, [])).path == folder

@@ -24,7 +24,7 @@ from analysis.capacity.window_counts import (
 from analysis.results.json_border import to_tree
 from analysis.results.text import capacity_text
 from analysis.rows import records
-from analysis.stats.pooling import Interval
+from analysis.stats.estimate import Estimate
 from cluster.deployment import deploy, serve_state
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
@@ -249,12 +249,12 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
 
 def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
     effects = NodeEffects(
-        (Interval(0.01, -0.01, 0.03), Interval(-0.041, -0.062, -0.02)), Interval(0.03, 0.01, 0.06)
+        (Estimate(0.01, -0.01, 0.03), Estimate(-0.041, -0.062, -0.02)), Estimate(0.03, 0.01, 0.06)
     )
     assert effects.differing == (1,)
     assert capacity_text.node_lines(capacity_text.node_spread(effects))[1:] == [
-        "  node 1 is 4.1 % below the mean [2.0, 6.2]",
-        "  sd between nodes 3.0 % [1.0, 6.0]: the capacity's interval includes it",
+        "  node 1 is 4.10 % below the mean [2.00, 6.20]",
+        "  sd between nodes 3.00 [1.00, 6.00] %: the capacity's interval includes it",
     ]
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from analysis import Run, RunError, load_run
 from analysis.capacity.paired_ratio import Ratio, unpaired
 from analysis.exchange import compare, side_by_side
+from analysis.results.json_border import to_tree
+from analysis.stats.estimate import Estimate, span
 from conf import Experiment
 from conf.compose import dump
 
 DATA = Path(__file__).parents[2] / "data"
 GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
-RATIO = asdict(Ratio(1.25, 1.2, 1.3, None, None, 6, None, unlike=False))
-OTHER = {"estimate": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
+RATIO = to_tree(Ratio(Estimate(1.25, 1.2, 1.3), {}, 6, None, unlike=False))
+OTHER = {"value": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
 
 def made(path: Path, asked: Any = None, **sweep: Any) -> Path:
@@ -31,7 +33,7 @@ def made(path: Path, asked: Any = None, **sweep: Any) -> Path:
     tree = json.loads((path / "sweep.json").read_text())
     if "qps_per_node" in sweep:
         tree["capacity"]["qps_per_node"] = sweep.pop("qps_per_node")
-        del tree["capacity"]["sampling_noise"], tree["capacity"]["constants"]
+        del tree["capacity"]["by_noise"], tree["capacity"]["constants"]
     (path / "sweep.json").write_text(json.dumps(tree | sweep))
     return path
 
@@ -45,17 +47,15 @@ def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path)
     other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
     text = side_by_side.text([GOLDEN, other])
     q = load_run(GOLDEN).verdict.capacity.sampling  # type: ignore[union-attr]
-    value, low, high = unpaired((q.estimate, q.low or 0.0, q.high or 0.0), (9.0, 8.5, 9.5))
-    assert f"capacity B / A = {value:.3f} [{low:.3f}, {high:.3f}] (95 %, measured apart): higher" in text
+    ratio = unpaired(q, Estimate(9.0, 8.5, 9.5))
+    assert f"capacity B / A = {span(ratio)} (95 %, measured apart): higher" in text
     assert "layout.tensor_parallel: 8 -> 4" in text
     assert "WARNING" not in text and "    out:" not in text and "    run:" not in text
     assert "A  golden_run: SIMULATED, VALID  3.31 QPS per node, joint 95 %" in text
     assert "B  tp4: SIMULATED, VALID  9.00 QPS per node, sampling noise alone: 95 %" in text
     back = side_by_side.text([other, GOLDEN])
-    assert (
-        f"capacity B / A = {1 / value:.3f} [{1 / high:.3f}, {1 / low:.3f}] (95 %, measured apart): lower"
-        in back
-    )
+    inverse = Estimate(1 / ratio.value, 1 / (ratio.high or 0.0), 1 / (ratio.low or 0.0))
+    assert f"capacity B / A = {span(inverse)} (95 %, measured apart): lower" in back
 
 
 def test_p90s_are_laid_beside_each_other_at_common_rates(tmp_path: Path) -> None:
@@ -181,16 +181,16 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = studied(tmp_path / "ab", "compare", ratio=RATIO)
-    paired = "capacity B / A = 1.250 [1.200, 1.300] (95 %, the same requests on both): higher"
+    paired = "capacity B / A = 1.25 [1.20, 1.30] (95 %, the same requests on both): higher"
     text = side_by_side.text([study])
     assert paired in text and "A  ab/a: SIMULATED, VALID" in text
     turned = side_by_side.text([study / "b", study / "a"])
     assert "capacity B / A = 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
     tree = json.loads((study / "study.json").read_text())
     monkeypatch.chdir(study / "a")
-    assert "capacity B / A = 1.250 [1.200, 1.300]" in side_by_side.text([Path(), Path("../b")])
+    assert "capacity B / A = 1.25 [1.20, 1.30]" in side_by_side.text([Path(), Path("../b")])
     found = compare(load_run("."), load_run("../b"))
-    assert found.paired and (found.value, found.low, found.high) == (1.25, 1.2, 1.3)
+    assert found.paired and found.estimate == Estimate(1.25, 1.2, 1.3)
     (study / "study.json").write_text(json.dumps(tree | {"valid": False}))
     assert "measured apart" in side_by_side.text([study])
 
@@ -216,8 +216,8 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
 def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -> None:
     golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
     found = compare(golden, other)
-    printed = f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}] (95 %, measured apart)"
-    assert found.low < 1 < found.high and printed in side_by_side.text([GOLDEN, other.path])
+    printed, (low, high) = f"{span(found.estimate)} (95 %, measured apart)", found.estimate.ends
+    assert low and high and low < 1 < high and printed in side_by_side.text([GOLDEN, other.path])
     with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
         compare(golden, Run(other.path, other.manifest, None))
 

@@ -180,7 +180,7 @@ def test_a_void_run_gets_no_capacity_and_a_valid_one_its_band() -> None:
     run = faulty()
     assert "capacity: 5.00 [4.00, 6.00]" in names(drawn(Latency, run))
     assert "certified 4.20" in read(Latency, run).alt() and "beyond" not in read(Latency, run).alt()
-    far = concluded(qps_per_node={"estimate": 5.0, "low": 4.0, "high": 9.0, "certified": 4.2})
+    far = concluded(qps_per_node={"value": 5.0, "low": 4.0, "high": 9.0, "certified": 4.2})
     assert "ends beyond the highest load that arrived" in read(Latency, run.but(sweep=far)).alt()
     void = run.but(sweep=concluded(valid=False))
     assert not [name for name in names(drawn(Latency, void)) if "capacity" in name or "certified" in name]
@@ -358,7 +358,7 @@ def test_strange_runs_are_drawn_or_refused_with_a_reason() -> None:
 
 def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
     ramp = [window(3, 3.0, 30, 35, kind="ramp"), window(4, 0.1, 35, 40, kind="ramp")]
-    far = concluded(qps_per_node={"estimate": 5.0, "low": 1.0, "high": 90.0, "certified": 1.5})
+    far = concluded(qps_per_node={"value": 5.0, "low": 1.0, "high": 90.0, "certified": 1.5})
     run = faulty().but(sweep=far, windows=[*faulty().windows, *ramp])
     figure = drawn(Latency, run)
     for panel in figure.axes:

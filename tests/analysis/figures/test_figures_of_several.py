@@ -14,7 +14,7 @@ from tests.support.runs.run_in_memory import RunInMemory, concluded
 
 
 def q(estimate: float, low: float, high: float) -> dict[str, float]:
-    return {"estimate": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
+    return {"value": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
 
 
 def run(name: str, estimate: float, low: float, high: float, **more: Any) -> RunInMemory:
@@ -30,6 +30,7 @@ def compared(subject: Any) -> Comparison:
     return Comparison.read(subject)
 
 
+BOUND = {"value": 8.0, "low": 8.0, "high": None, "certified": None}
 REPEATED = {
     "study": "repeats",
     "valid": True,
@@ -45,9 +46,9 @@ MATRIX = {
     "study": "matrix",
     "cells": [
         part("a", q(5, 4, 6), ratio={"how": "reference"}),
-        part("b", q(7, 6, 8), ratio={"how": "paired", "value": 1.4, "low": 1.3, "high": 1.5}),
-        part("c", q(5, 3, 8), ratio={"how": "unpaired", "value": 1.0, "low": 0.7, "high": 1.4}),
-        part("d", q(9, 8, 20), open_above=True, ratio=None),
+        part("b", q(7, 6, 8), ratio={"how": "paired", "estimate": q(1.4, 1.3, 1.5)}),
+        part("c", q(5, 3, 8), ratio={"how": "unpaired", "estimate": q(1.0, 0.7, 1.4)}),
+        part("d", BOUND, exit_code=6, ratio=None),
         part("e", None, exit_code=None, ratio=None),
     ],
 }
@@ -91,7 +92,7 @@ def test_void_runs_are_no_capacities() -> None:
 def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
     study = REPEATED | {"parts": [part("1", q(5, 4, 6)), part("2", q(9, 8, 20), exit_code=4, reason="void")]}
     assert [one.words for one in capacities.parts(study)] == ["5.00 [4.00, 6.00]", "void"]
-    ends = part("3", q(9, 8, 20), exit_code=6, reason="open", open_above=True)
+    ends = part("3", BOUND, exit_code=6, reason="open")
     assert capacities.parts(MATRIX | {"cells": [ends]})[0].words == "at least 8.00"
 
 
@@ -108,7 +109,7 @@ def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
         "study": "compare",
         "valid": True,
         "parts": MATRIX["cells"][:2],
-        "ratio": {"value": 0.9, "low": 0.8, "high": 0.95},
+        "ratio": {"estimate": q(0.9, 0.8, 0.95)},
     }
     study["parts"] = [part("a", q(5, 4, 6)), part("b", q(7, 6, 8))]
     assert compared(study).table()["ratio_to_first"].to_pylist() == [None, 0.9]

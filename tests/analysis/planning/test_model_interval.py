@@ -19,9 +19,8 @@ def without_constants(path: Path, why: str) -> Path:
     run = unsealed(Path(shutil.copytree(GOLDEN, path)))
     tree = json.loads((run / "sweep.json").read_text())
     found = tree["capacity"]
-    noise, estimate = found.pop("sampling_noise"), found["qps_per_node"]["estimate"]
+    q = found.pop("by_noise")
     del found["constants"]
-    q = {"estimate": estimate, "low": noise["low"], "high": noise["high"], "certified": noise["lowest_5pct"]}
     found |= {"qps_per_node": q, "qps_per_replica": q, "constants_unknown": why}
     write_json(run / "sweep.json", tree)
     return run
@@ -31,7 +30,7 @@ def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_pa
     alone = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
     joined = planning.command([GOLDEN], WORDS)
     own, both = (tree["planned_on"]["qps_per_node"] for tree in (alone, joined))
-    assert both["low"] < own["low"] < own["estimate"] == both["estimate"] < own["high"] < both["high"]
+    assert both["low"] < own["low"] < own["value"] == both["value"] < own["high"] < both["high"]
     assert joined["answer"]["nodes"] > alone["answer"]["nodes"]
     assert joined["nodes_at"]["high"] < alone["nodes_at"]["high"]
     assert joined["nodes_at"]["estimate"] == alone["nodes_at"]["estimate"]

@@ -12,10 +12,10 @@ from analysis import NoData, RunError, planning
 from analysis.figures.plan import Nodes
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
-from analysis.planning.evidence import IntervalEstimate, Qps
 from analysis.planning.money import cost_of, fleet_cost
 from analysis.planning.request_means import MeanLengths
 from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, needed, size, up_probability
+from analysis.stats.estimate import Estimate
 from conf import ConfigError
 from conf.compose import load_planning
 from conf.specs.planning import Care, Demand
@@ -144,7 +144,7 @@ def test_almost_always_is_not_called_always() -> None:
 
 
 def test_the_published_cost() -> None:
-    qps = Qps(18.4, 17.6, 19.1, None)
+    qps = Estimate(18.4, 17.6, 19.1)
     full = cost_of(qps, LENGTHS, 16.0)
     assert full.per_1k_requests_usd.value == pytest.approx(0.242, abs=5e-4)
     assert full.per_1m_output_tokens_usd is not None and full.per_1m_total_tokens_usd is not None
@@ -159,14 +159,14 @@ def test_the_published_cost() -> None:
 @given(st.floats(0.01, 1000), st.floats(0.5, 20))
 @settings(deadline=None)
 def test_cost_is_in_proportion_to_the_price(price: float, factor: float) -> None:
-    one = cost_of(Qps(18.4, 17.6, None, None), LENGTHS, price).per_1k_requests_usd
-    more = cost_of(Qps(18.4, 17.6, None, None), LENGTHS, price * factor).per_1k_requests_usd
+    one = cost_of(Estimate(18.4, 17.6), LENGTHS, price).per_1k_requests_usd
+    more = cost_of(Estimate(18.4, 17.6), LENGTHS, price * factor).per_1k_requests_usd
     assert more.value == pytest.approx(one.value * factor)
     assert more.low is one.low is None
 
 
 def test_a_fleet_costs_what_its_nodes_cost() -> None:
-    found = fleet_cost(IntervalEstimate(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
+    found = fleet_cost(Estimate(14, 13, 14), 100.0, 0.4, LENGTHS, 16.0)
     assert found.per_1k_requests_usd.value == pytest.approx(14 * 16 / 360)
     assert found.per_1k_requests_usd.low == pytest.approx(13 * 16 / 360)
 

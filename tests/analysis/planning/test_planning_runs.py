@@ -21,7 +21,7 @@ from tests.support.runs.planned_sweeps import sweep
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WORDS = ["demand.peak_qps=200"]
-UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 1.0, "passed": None}
+UNKNOWN = {"ms": None, "bound_ms": 1.0, "passed": None}
 
 
 def predicted(low: float | None, estimate: float, high: float | None, **more: Any) -> dict[str, Any]:
@@ -33,14 +33,21 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
         "output_tokens_per_s_per_node": 140 * estimate,
         "cached_share_of_input": 0.5,
         "in_flight_per_node": 10.0 * estimate,
-        **dict.fromkeys(("ttft_p90_ms", "tpot_p90_ms", "kv_used", "busy", "mfu")),
+        "limits_ms": {},
+        **dict.fromkeys(("kv_used", "busy", "mfu")),
         **{"step_terms": {}, "requests": 1000, "simulated_node_s": 100.0},
     }
+    bound = low is None and high is None
     tree = sweep(low or 0.0, estimate, high or 0.0) | {"clock": "virtual", "forecast": found}
     del tree["run_id"], tree["basis"]
     tree["asked"] = tree["asked"] | {"engine": "simulated"}
     tree["capacity"] = {
-        "qps_per_node": {"estimate": estimate, "low": low, "high": high, "certified": low},
+        "qps_per_node": {
+            "value": estimate,
+            "low": estimate if bound else low,
+            "high": high,
+            "certified": low,
+        },
         "binding": "tpot",
         "open_above": high is None,
         "open_below": low is None,
@@ -103,7 +110,7 @@ def test_a_lower_bound_is_planned_with_and_said() -> None:
     found = planning.command([tree], [*WORDS, "plan.basis=estimate", "plan.node_hour_usd=16"])
     assert (found["exit_code"], found["answer"]["nodes"], found["answer"]["basis"]) == (6, 14, "low")
     assert planning.text(found).startswith("PLAN  at most 14 nodes (the capacity is known from below only)")
-    assert "at least 17.60 QPS per node" in planning.text(found)
+    assert "at least 17.6 QPS per node" in planning.text(found)
     assert found["cost"]["full_use"]["per_1k_requests_usd"]["low"] is None
 
 
@@ -149,7 +156,7 @@ def test_a_prediction_whose_low_end_is_unknown_is_planned_with_its_estimate_if_a
 
 def test_a_prediction_beyond_its_highest_rate_is_a_lower_bound() -> None:
     tree = predicted(None, 20.0, None, exit_code=6)
-    tree["forecast"] |= {"draws": 4, "constants_sampled": [], "kept_probability": 0.75}
+    tree["forecast"]["of_rate"] = {"draws": 4, "constants_sampled": [], "kept_probability": 0.75}
     found = planning.command([tree], WORDS)
     assert "kept at that rate in 75 % of the draws" in planning.text(found)
     assert (found["exit_code"], found["answer"]["planned_qps_per_node"]) == (6, 20.0)
@@ -159,7 +166,7 @@ def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
     """A study of one golden part."""
     part = load_run(GOLDEN).sweep
     shutil.copytree(GOLDEN, tmp_path / "part-1")
-    figures = {"estimate": 6.0, "low": 5.8, "high": 6.2, "certified": 5.9}
+    figures = {"value": 6.0, "low": 5.8, "high": 6.2, "certified": 5.9}
     tree = part | {"run_id": "both", "study": kind, "names": ["part-1"], "exit_code": code}
     tree["parts"] = tree["cells"] = [{"name": "part-1", "at": {}, "exit_code": code, "qps_per_node": figures}]
     tree["capacity"] = {"qps_per_node": figures, "binding": "tpot"}
@@ -252,7 +259,8 @@ def test_engines_of_other_settings_are_not_one_service() -> None:
 
 
 def test_a_grid_is_planned_on_its_first_cell_or_not_at_all() -> None:
-    cells = [predicted(3.3, 5.3, 6.5, at={}, capacity=None), predicted(3.3, 5.3, 6.5, at={})]
+    answers = [predicted(3.3, 5.3, 6.5, capacity=None), predicted(3.3, 5.3, 6.5)]
+    cells = [{"at": {}, "answer": answer} for answer in answers]
     refused = planning.command([{"axes": [], "cells": cells, "exit_code": 0}], WORDS)
     assert refused["exit_code"] == 4 and "first cell, which a plan stands on, has no" in refused["reason"]
     assert planning.command([{"axes": [], "cells": cells[::-1], "exit_code": 0}], WORDS)["valid"]
@@ -283,9 +291,10 @@ def test_runs_of_another_service_are_refused() -> None:
 
 
 def test_cells_of_a_grid_of_predictions_share_what_is_unknown_of_the_constants() -> None:
-    one = predicted(3.3, 5.3, 6.5, at={}, ratio={"value": 1.0, "low": 1.0, "high": 1.0})
-    two = predicted(3.5, 5.5, 6.9, at={}, ratio={"value": 5.5 / 5.3, "low": 1.02, "high": 1.06})
-    two["asked"] = two["asked"] | {"nodes": 2}
+    answers = [predicted(3.3, 5.3, 6.5), predicted(3.5, 5.5, 6.9)]
+    answers[1]["asked"] = answers[1]["asked"] | {"nodes": 2}
+    ratios = {"value": 1.0, "low": 1.0, "high": 1.0}, {"value": 5.5 / 5.3, "low": 1.02, "high": 1.06}
+    one, two = ({"at": {}, "answer": a, "ratio": r} for a, r in zip(answers, ratios, strict=True))
     found = planning.scaling([one, two]).figure(2)
     assert (found.low, found.high) == pytest.approx((1.018, 1.058), abs=2e-3)
     tree = planning.command([{"axes": ["cluster.nodes"], "cells": [one, two], "exit_code": 0}], WORDS)

@@ -9,7 +9,7 @@ from analysis.planning.sizing import MOST_NODES, FleetCapacity
 from analysis.recommendation import ranking
 from analysis.recommendation.recommended import rivals
 from analysis.results.types.recommendation import RankedShape, ShapeRanking
-from analysis.results.types.shared_figures import QpsFigures
+from analysis.stats.estimate import Estimate
 from conf.specs.planning import Care
 
 SERVICE = FleetCapacity(1.0, 1, ScalingEfficiency((ScalingPoint(1, 1.0, 0.0),)))
@@ -86,7 +86,7 @@ def shape(layout: str, budget: int, best: float, told_apart: bool = False) -> Ra
         tied=False,
         nodes=10,
         nodes_at={},
-        qps_per_node=QpsFigures(1.0, 1.0, 1.0, 1.0),
+        qps_per_node=Estimate(1.0, 1.0, 1.0, 1.0),
         binding="tpot",
         probability_best=best,
         told_apart=told_apart,

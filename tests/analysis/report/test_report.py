@@ -27,7 +27,7 @@ from analysis.results import matrix_table, studies
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.text import probe_text
-from analysis.results.types.probe_figures import P90Figures, ProbeFigures
+from analysis.results.types.probe_figures import ProbeFigures, Quantile
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import foreign_words, records
@@ -128,7 +128,7 @@ def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple
     text = golden[1].text
     start = text.index("VALID")
     above = text[start : text.index("Contents")]
-    for figure in (q["estimate"], q["low"], q["high"]):
+    for figure in (q["value"], q["low"], q["high"]):
         assert f"{figure:.2f}" in above
     assert "certified 2.52" in above
     assert "A simulated engine" in above and "p90 TPOT" in above
@@ -233,7 +233,7 @@ def test_what_is_not_claimed_is_not_shown(
 ) -> None:
     def ended(tree: dict[str, Any]) -> None:
         tree |= {"valid": False, "passed": False, "exit_code": code, "reason": reason}
-        tree["capacity"]["qps_per_node"] = dict.fromkeys(("estimate", "low", "high", "certified"), CLAIMED)
+        tree["capacity"]["qps_per_node"] = dict.fromkeys(("value", "low", "high", "certified"), CLAIMED)
         tree["capacity"]["qps_per_replica"] = tree["capacity"]["qps_per_node"]
 
     changed(copy, ended)
@@ -247,7 +247,7 @@ def test_what_is_not_claimed_is_not_shown(
 @pytest.mark.parametrize(("end", "said"), [("open_above", "At least 5.00"), ("open_below", "At most 7.00")])
 def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
     tree = load_run(GOLDEN).sweep
-    q = {"estimate": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
+    q = {"value": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
     tree["capacity"] |= {"qps_per_node": q, end: True}
     tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
     found = banner.of_verdict(from_tree(RunVerdict, tree, GOLDEN))
@@ -282,8 +282,9 @@ def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_p
 
 
 def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path, undrawn: None) -> None:
-    over = {"p90_ms": "inf", "interval_ms": [2100.0, "inf"], "bound_ms": 2000.0, "passed": False}
-    within = {"p90_ms": 45.5, "interval_ms": None, "bound_ms": 100.0, "passed": True, "needs": 100}
+    late = {"value": "inf", "low": 2100.0, "high": "inf"}
+    over = {"ms": late, "bound_ms": 2000.0, "passed": False}
+    within = {"ms": {"value": 45.5}, "bound_ms": 100.0, "passed": True, "needs": 100}
 
     def probed(tree: dict[str, Any]) -> None:
         del tree["capacity"]
@@ -291,8 +292,7 @@ def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path,
             "loop": "open",
             "rate_qps_per_node": 4.0,
             "window_s": 60.0,
-            "ttft": over,
-            "tpot": within,
+            "limits": {"ttft": over, "tpot": within},
         }
         tree |= {"verb": "probe", "passed": False, "exit_code": 3, "reason": "p90 TTFT over the bound"}
 
@@ -313,13 +313,14 @@ def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path,
 def test_a_p90_that_nobody_knows_is_not_within_its_bound(
     passed: tuple[bool | None, bool | None], said: str
 ) -> None:
-    ttft, tpot = (P90Figures(p90_ms=None, interval_ms=None, bound_ms=1.0, passed=one) for one in passed)
-    assert probe_text.verdict(ProbeFigures(rate_qps_per_node=1.0, ttft=ttft, tpot=tpot)) == said
+    ttft, tpot = (Quantile(ms=None, bound_ms=1.0, passed=one) for one in passed)
+    probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft, "tpot": tpot})
+    assert probe_text.verdict(probe) == said
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:
     def other(tree: dict[str, Any]) -> None:
-        tree["capacity"]["qps_per_node"]["estimate"] = CLAIMED
+        tree["capacity"]["qps_per_node"]["value"] = CLAIMED
         tree["asked"]["layout"] = "another"
 
     changed(copy, other)
@@ -460,18 +461,21 @@ def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path,
         assert "3.31 QPS per node" in Page((folder / link).read_text()).text
     q = pooled["capacity"]["qps_per_node"]
     above = page.text[: page.text.index("Contents")]
-    assert f"{q['low']:.2f} to {q['high']:.2f}" in above and "spread between deployments" in page.text
+    assert f"[{q['low']:.2f}, {q['high']:.2f}]" in above and "spread between deployments" in page.text
     assert len(page.all("figure")) == 1
     assert f"python -m loadgen sweep --config {folder}/config.yaml run=study-again" in page.text
 
 
 def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: None) -> None:
-    limit = {"value": 0.9, "low": 0.85, "high": 0.97, "weight": 1.0}
-    ratio = {**limit, "ttft": None, "tpot": limit, "pairs": 5, "correlation": None, "unlike": False}
-    more = {"ratio": ratio | {"verdict": "B is worse"}, "differs": {"layout.name": ["one", "two"]}}
+    value = {"value": 0.9, "low": 0.85, "high": 0.97}
+    ratio = {"estimate": value, "limits": {"tpot": {"estimate": value, "weight": 1.0}}}
+    more = {
+        "ratio": ratio | {"pairs": 5, "correlation": None, "unlike": False},
+        "differs": {"layout.name": ["one", "two"]},
+    }
     page = built(studied(tmp_path / "study", "compare", "a", "b", **more), tmp_path / "out.html")
     above = page.text[: page.text.index("Contents")]
-    assert "B carries 0.900 times the load of A: B is worse" in above and "0.850 to 0.970" in above
+    assert "B carries 0.900 times the load of A: B is worse" in above and "[0.850, 0.970]" in above
     assert "layout.name one two" in page.text and "these are of a, the first part" in page.text
 
 
@@ -482,7 +486,8 @@ def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None)
         to_tree(matrix_table.row("c2", axes, "the weights do not fit", None)),
         to_tree(matrix_table.row("c3", axes, "", None)),
     ]
-    cells[0]["ratio"] = {"value": 1, "low": 1, "high": 1, "how": "reference", "why": "", "pairs": 0}
+    one = {"value": 1.0, "low": 1.0, "high": 1.0}
+    cells[0]["ratio"] = {"estimate": one, "how": "reference", "why": "", "pairs": 0}
     more = {
         "axes": ["workload.prefix_hit"],
         "cells": cells,

@@ -13,13 +13,14 @@ from analysis import figures, load_run, planning, report
 from analysis.exchange import side_by_side
 from analysis.results import joint, recount, studies, summary, tables
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, ConstantsRatio, QpsFigures
+from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.estimate import Estimate
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
 
-SAMPLING = QpsFigures(3.0, 2.9, 3.2, 2.92)
-CONSTANTS = ConstantsRatio(0.8, 1.25, 0.83)
-ALONE = CapacityFigures(qps_per_node=SAMPLING, qps_per_replica=SAMPLING.over(2), binding="tpot")
+SAMPLING = Estimate(3.0, 2.9, 3.2, 2.92)
+CONSTANTS = Estimate(1.0, 0.8, 1.25, 0.83)
+ALONE = CapacityFigures(qps_per_node=SAMPLING, qps_per_replica=SAMPLING.per(2), binding="tpot")
 
 
 def golden() -> RunVerdict:
@@ -29,7 +30,7 @@ def golden() -> RunVerdict:
 def unjoined(verdict: RunVerdict) -> RunVerdict:
     """The verdict as the search alone concludes it."""
     capacity = verdict.capacity
-    bare = replace(capacity, qps_per_node=capacity.sampling, constants=None, sampling_noise=None)
+    bare = replace(capacity, qps_per_node=capacity.sampling, constants=None, by_noise=None)
     return replace(verdict, capacity=bare)
 
 
@@ -48,7 +49,7 @@ def study_of(kind: str, verdict: RunVerdict) -> StudyVerdict:
 def test_distances_in_ln_add_as_squares() -> None:
     found = joint.joined(ALONE, CONSTANTS)
     q = found.qps_per_node
-    assert q.estimate == 3.0 and found.qps_per_replica == q.over(2)
+    assert q.value == 3.0 and found.qps_per_replica == q.per(2)
     for end, own, ratio in (
         (q.low, 2.9, 0.8),
         (q.high, 3.2, 1.25),
@@ -97,7 +98,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
     assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.5271", "joint")
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     assert json.dumps(tree["capacity"]).count('"certified": 2.5') == 2  # per node and per replica
-    assert json.dumps(tree["capacity"]).count('"certified"') == 3  # and the ratio of the constants
+    assert json.dumps(tree["capacity"]).count('"certified"') == 4  # also by noise
 
 
 def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: Path) -> None:
@@ -145,6 +146,5 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     first, *lines = summary.text(pooled).splitlines()
     assert first.startswith("SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [")
     assert lines[1].startswith("  sampling noise of these runs alone: 95 % interval [")
-    assert "  a: 3.31 QPS per node, 95 % interval [2.41, 4.24] (SIMULATED, joint), limited by" in "\n".join(
-        lines
-    )
+    said = "  a: 3.31 [2.41, 4.24] QPS per node (95 %) (SIMULATED, joint), limited by"
+    assert said in "\n".join(lines)

@@ -1,6 +1,7 @@
 """analysis.results.json_border: nothing is lost, and broken files are named."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.locations import RunError
 from analysis.results.types.run_verdict import RunVerdict
-from loadgen.run.folder import finite
+from analysis.stats.estimate import Estimate
 from tests.support.runs.verdict_trees import verdict_of
 
 DATA = Path(__file__).parents[2] / "data"
@@ -22,8 +23,8 @@ GOLDEN = DATA / "golden_run" / "sweep.json"
 def test_a_verdict_comes_back_whole(path: Path) -> None:
     """Keys, nulls and absent keys are those of the file."""
     tree = json.loads(path.read_text())
-    again = finite(to_tree(verdict_of(tree, path)))
-    assert json.dumps(again, sort_keys=True) == json.dumps(tree, sort_keys=True)
+    again = to_tree(verdict_of(tree, path))
+    assert again == tree
 
 
 def test_what_a_file_leaves_out_takes_its_default() -> None:
@@ -57,7 +58,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
         ("asked.kernels", "aiter", "its asked.kernels is aiter"),
         ("capacity.binding", "e2e", "its capacity: 'e2e' is no bound"),
         ("capacity.qps_per_node.low", "low", "its capacity.qps_per_node.low is low"),
-        ("capacity.dwells_used", [0, "1"], "its capacity.dwells_used is 1"),
+        ("capacity.dwells_used", [0, "1"], "its capacity.dwells_used.1 is 1"),
         ("capacity.limits.ttft", 3, "its capacity.limits.ttft is 3"),
         ("checks", {"a": 1}, "its checks is {'a': 1}"),
         ("basis.arrivals.burstiness", -1.0, "its basis.arrivals: "),
@@ -79,7 +80,7 @@ def test_a_value_of_another_kind_is_named(path: str, value: Any, said: str) -> N
 def test_a_key_that_lacks_is_named() -> None:
     tree = json.loads(GOLDEN.read_text())
     del tree["asked"]["engine"], tree["asked"]["slo"]
-    with pytest.raises(RunError, match="^x is broken: its asked lacks engine, slo$"):
+    with pytest.raises(RunError, match="its asked.engine is missing; its asked.slo is missing$"):
         from_tree(RunVerdict, tree, "x")
     with pytest.raises(RunError, match=r"^x is broken: it is \[\]$"):
         from_tree(RunVerdict, [], "x")
@@ -88,6 +89,18 @@ def test_a_key_that_lacks_is_named() -> None:
 def test_an_infinite_latency_is_a_word_in_the_file() -> None:
     tree = json.loads((DATA / "verdicts" / "probe.json").read_text())
     found = from_tree(RunVerdict, tree, "probe")
-    late = replace(found, probe=replace(found.probe, ttft=replace(found.probe.ttft, p90_ms=float("inf"))))
-    tree = finite(to_tree(late))
-    assert tree["probe"]["ttft"]["p90_ms"] == "inf" and from_tree(RunVerdict, tree, "probe") == late
+    limits = found.probe.limits | {"ttft": replace(found.probe.limits["ttft"], ms=Estimate(math.inf, 2e3))}
+    late = replace(found, probe=replace(found.probe, limits=limits))
+    tree = to_tree(late)
+    assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
+    assert from_tree(RunVerdict, json.loads(json.dumps(tree)), "probe") == late
+
+
+def test_every_error_of_a_file_is_named_at_once() -> None:
+    tree = json.loads(GOLDEN.read_text())
+    del tree["asked"]["engine"]
+    tree |= {"valid": "yes", "exit_code": 1.5, "reason": 7}
+    said = "its asked.engine is missing; its valid is yes; its exit_code is 1.5; its reason is 7"
+    with pytest.raises(RunError) as refused:
+        from_tree(RunVerdict, tree, "x")
+    assert str(refused.value) == f"x is broken: {said}"

@@ -242,7 +242,7 @@ def test_the_figures_of_a_level() -> None:
 def test_runs_have_a_t_interval_and_a_variation() -> None:
     found = judged.spread([9.0, 10.0, 11.0, 10.0, 10.0])
     half = 2.776445 * math.sqrt(0.5 / 5)  # Student's t with 4 degrees of freedom
-    assert (found.low, found.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
+    assert (found.mean.low, found.mean.high) == pytest.approx((10 - half, 10 + half), rel=1e-4)
     assert found.cov == pytest.approx(math.sqrt(0.5) / 10)
     assert judged.spread([1.0]) is None
     assert judged.spread([1.0, math.inf]) is None
@@ -263,18 +263,20 @@ def test_the_papers_tables_are_met_within_the_fits_own_error(replayed: dict[str,
 
 @pytest.mark.parametrize("name", SUBJECT)
 def test_every_published_row_stands_beside_its_level_once(replayed: dict[str, Any], name: str) -> None:
-    lines = [line for line in replayed[name]["progressive"]["levels"] if "published" in line]
-    beside = [(line["phase"], line["concurrency"], line["published"]["total_tok_s"]) for line in lines]
+    lines = [line for line in replayed[name]["progressive"]["levels"] if line["beside"]]
+    beside = [
+        (line["phase"], line["concurrency"], line["beside"]["published"]["total_tok_s"]) for line in lines
+    ]
     subject = SUBJECT[name]
     again = [at for at, why in subject.left_out.items() if why == published_tables.AGAIN]
     rows = [row for row in PUBLISHED[name] if (row.table, row.concurrency) not in again]
     assert beside == [(row.phase, row.concurrency, row.total_tok_s) for row in rows]
     for line in lines:
-        assert line["error_total"] == pytest.approx(
-            line["total_tok_s"] / line["published"]["total_tok_s"] - 1
+        assert line["beside"]["error_total"] == pytest.approx(
+            line["total_tok_s"] / line["beside"]["published"]["total_tok_s"] - 1
         )
-        left_out = (line["published"]["table"], line["concurrency"]) in subject.left_out
-        assert bool(line["published"]["left_out"]) == left_out
+        left_out = (line["beside"]["published"]["table"], line["concurrency"]) in subject.left_out
+        assert bool(line["beside"]["published"]["left_out"]) == left_out
 
 
 def test_a_level_with_few_requests_is_not_a_capacity(replayed: dict[str, Any]) -> None:
@@ -309,7 +311,9 @@ def test_runs_differ_where_the_engine_has_noise() -> None:
     lines = tree["progressive"]["levels"]
     assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
     assert all(
-        line["total_tok_s_spread"]["low"] < line["total_tok_s"] < line["total_tok_s_spread"]["high"]
+        line["total_tok_s_spread"]["mean"]["low"]
+        < line["total_tok_s"]
+        < line["total_tok_s_spread"]["mean"]["high"]
         for line in lines
     )
     assert "3 runs: CoV of tok/s" in text_of(tree)

@@ -124,7 +124,7 @@ GOLDEN_LINE = {
     "windows_used": 8,
     "requests": 1206,
 }
-CLAIMS = ("estimate", "low", "high", "certified")
+CLAIMS = {"estimate": "value", "low": "low", "high": "high", "certified": "certified"}
 
 
 def changed(folder: Path, **changes: Any) -> Path:
@@ -146,7 +146,9 @@ def test_a_run_is_one_row() -> None:
     run = load_run(GOLDEN)
     found = tables.capacity_table([run, run])
     assert found.num_rows == 2 and found.schema == tables.CAPACITIES
-    figures = {f"{name}_qps_per_node": run.sweep["capacity"]["qps_per_node"][name] for name in CLAIMS}
+    figures = {
+        f"{name}_qps_per_node": getattr(run.verdict.capacity.qps_per_node, CLAIMS[name]) for name in CLAIMS
+    }
     assert found.to_pylist()[0] == GOLDEN_LINE | figures
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis.stats.pooling import Estimate, chi_square, pooled, repeated, student_t
+from analysis.stats.estimate import Estimate
+from analysis.stats.pooling import Measured, chi_square, pooled, repeated, student_t
 
 
 @pytest.mark.parametrize(
@@ -22,24 +23,26 @@ def test_chi_square_is_that_of_the_tables(q: float, df: int, table: float) -> No
 
 
 def test_an_interval_gives_the_sd_it_came_from() -> None:
-    assert Estimate.of_interval(5.0, 4.8, 5.2).sd == pytest.approx(np.log(5.2 / 4.8) / 3.92, rel=1e-3)
+    assert Measured.from_estimate(Estimate(5.0, 4.8, 5.2)).sd == pytest.approx(
+        np.log(5.2 / 4.8) / 3.92, rel=1e-3
+    )
 
 
 def test_equal_parts_agree_on_their_value_and_a_precise_part_counts_more() -> None:
-    same = pooled([Estimate(5.0, 0.02)] * 2)
+    same = pooled([Measured(5.0, 0.02)] * 2)
     assert same.qps.value == pytest.approx(5.0, rel=1e-6)
-    assert same.qps.low < same.certified < same.qps.value < same.qps.high
+    assert same.qps.low < same.qps.certified < same.qps.value < same.qps.high
     assert [effect.value for effect in same.effects] == pytest.approx([0.0, 0.0], abs=1e-9)
-    assert 5.0 < pooled([Estimate(5.0, 0.01), Estimate(5.2, 0.04)]).qps.value < 5.1
+    assert 5.0 < pooled([Measured(5.0, 0.01), Measured(5.2, 0.04)]).qps.value < 5.1
 
 
 def test_parts_that_differ_widen_the_interval_and_more_parts_narrow_it() -> None:
     def width(*values: float) -> float:
-        found = pooled([Estimate(value, 0.02) for value in values])
+        found = pooled([Measured(value, 0.02) for value in values])
         return found.qps.high / found.qps.low
 
     assert width(5.0, 5.5) > width(5.0, 5.05) > width(5.0, 5.05, 5.0, 5.05)
-    apart = pooled([Estimate(value, 0.005) for value in (5.0, 5.0, 5.0, 5.5)])
+    apart = pooled([Measured(value, 0.005) for value in (5.0, 5.0, 5.0, 5.5)])
     assert apart.between.low > 0.015, "ten sds apart is no noise"
     assert [effect.low > 0 for effect in apart.effects] == [False, False, False, True]
 
@@ -48,7 +51,7 @@ def test_the_mean_of_repeats_has_the_interval_of_student_t() -> None:
     found = repeated([5.0, 5.1, 5.2])
     assert found.mean.value == pytest.approx(5.1)
     assert found.mean.high - 5.1 == pytest.approx(4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
-    assert found.certified == pytest.approx(5.1 - 2.9200 * 0.1 / np.sqrt(3), rel=1e-4)
+    assert found.mean.certified == pytest.approx(5.1 - 2.9200 * 0.1 / np.sqrt(3), rel=1e-4)
     assert found.variation.value == pytest.approx(0.1 / 5.1)
     assert found.variation.low == pytest.approx(0.1 / 5.1 * np.sqrt(2 / 7.3778), rel=1e-3)
 
@@ -56,7 +59,7 @@ def test_the_mean_of_repeats_has_the_interval_of_student_t() -> None:
 @pytest.mark.parametrize("known", [pooled, repeated])
 def test_one_part_has_no_spread_and_is_refused(known: object) -> None:
     with pytest.raises(ValueError, match="at least two"):
-        known([5.0] if known is repeated else [Estimate(5.0, 0.02)])  # type: ignore[operator]
+        known([5.0] if known is repeated else [Measured(5.0, 0.02)])  # type: ignore[operator]
 
 
 @pytest.mark.slow
@@ -65,11 +68,11 @@ def test_the_interval_over_two_deployments_is_right_as_often_as_it_says(between:
     draw, covered, count = np.random.default_rng(1), 0, 40
     for _ in range(count):
         truth = draw.normal(0.0, between, 2)
-        found = pooled([Estimate(5 * np.exp(at), 0.015) for at in draw.normal(truth, 0.015)])
+        found = pooled([Measured(5 * np.exp(at), 0.015) for at in draw.normal(truth, 0.015)])
         covered += found.qps.low < 5.0 < found.qps.high
     assert covered >= least * count
 
 
 def test_deployments_that_differ_by_a_factor_have_an_interval_as_wide() -> None:
-    found = pooled([Estimate(4.0, 0.01), Estimate(6.0, 0.01)])
+    found = pooled([Measured(4.0, 0.01), Measured(6.0, 0.01)])
     assert found.qps.low < 4.0 and found.qps.high > 6.0 and found.between.high > np.log(6 / 4)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from analysis.stats.pooling import Estimate, pooled, repeated
+from analysis.stats.pooling import Measured, pooled, repeated
 from analysis.stats.quantile_interval import quantile_interval
 from analysis.stats.quantiles import least_values, quantile
 
@@ -46,14 +46,14 @@ def test_an_interval_of_a_latency_holds_its_quantile_or_says_what_it_takes(
 @example([3.0, 4.0])  # by Student's t alone from -2.9 to 9.9
 def test_the_mean_of_repeats_has_no_negative_end(values: list[float]) -> None:
     found = repeated(values)
-    assert 0 <= found.mean.low <= found.certified <= found.mean.value <= found.mean.high < math.inf
+    assert 0 <= found.mean.low <= found.mean.certified <= found.mean.value <= found.mean.high < math.inf
     assert 0 <= found.variation.low <= found.variation.value <= found.variation.high
 
 
 @settings(max_examples=12)
 @given(st.lists(st.tuples(rates, st.floats(0.005, 1.0)), min_size=2, max_size=5))
 def test_pooled_parts_have_a_mean_within_its_interval(parts: list[tuple[float, float]]) -> None:
-    found = pooled([Estimate(qps, sd) for qps, sd in parts])
-    assert 0 < found.qps.low <= found.certified <= found.qps.value <= found.qps.high < math.inf
+    found = pooled([Measured(qps, sd) for qps, sd in parts])
+    assert 0 < found.qps.low <= found.qps.certified <= found.qps.value <= found.qps.high < math.inf
     assert 0 <= found.between.low <= found.between.value <= found.between.high
     assert all(effect.low <= effect.value <= effect.high for effect in found.effects)

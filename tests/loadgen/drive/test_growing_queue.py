@@ -79,8 +79,8 @@ def test_a_probe_whose_queue_still_grew_is_within_its_bounds_only_so_far() -> No
 
 def test_a_probe_of_few_requests_is_within_its_bounds_and_shows_nothing() -> None:
     verdict = probed(1.0, 60)
-    assert verdict.probe is not None and verdict.probe.ttft is not None
-    assert verdict.probe.ttft.passed and verdict.probe.ttft.interval_ms is None
+    assert verdict.probe is not None and verdict.probe.limits
+    assert (ttft := verdict.probe.limits["ttft"]).passed and not ttft.has_interval
     assert (verdict.valid, verdict.passed, verdict.exit_code) == (True, False, summary.EXIT_OPEN)
     assert summary.headline(verdict) == (
         "VALID  1 QPS per node: within the bounds so far, not shown: "

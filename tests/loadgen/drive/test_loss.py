@@ -50,7 +50,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
     drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=repair)
     tree = to_tree(verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
-    assert 2.9 < tree["capacity"]["qps_per_node"]["estimate"] < 3.9
+    assert 2.9 < tree["capacity"]["qps_per_node"]["value"] < 3.9
     assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
     assert drive.elapsed_s() < EXPERIMENT.search.budget_s + 60 < target.now_ns() / NS
     void = [dwell["void_reason"] for dwell in tree["dwells"] if not dwell["valid"]]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.results import summary
-from analysis.results.types.probe_figures import QuantileFigures
+from analysis.results.types.probe_figures import Quantile
 from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.fleet.target import Observation
@@ -61,14 +61,13 @@ def check(rate_qps: float, seconds: float, seed: int, spread: float) -> None:
     assert not re.search(r"\bnan\b|-\d+(\.\d+)? ms", summary.text(verdict))
 
 
-def possible(found: QuantileFigures) -> None:
-    at_ms, interval = found.quantile_ms, found.interval_ms
-    assert at_ms is None or at_ms >= 0
-    if interval is None:
+def possible(found: Quantile) -> None:
+    assert found.ms is None or found.ms.value >= 0
+    if found.ms is None or not found.has_interval:
         return
-    low_ms, high_ms = interval
-    assert at_ms is not None and 0 <= low_ms <= at_ms and math.isfinite(low_ms)
-    assert high_ms is None or at_ms <= high_ms
+    low_ms, high_ms = found.ms.ends
+    assert low_ms is not None and 0 <= low_ms <= found.ms.value and math.isfinite(low_ms)
+    assert high_ms is None or found.ms.value <= high_ms
 
 
 questions: dict[str, Any] = {

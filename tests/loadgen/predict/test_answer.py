@@ -32,12 +32,12 @@ def test_the_answer_and_its_interval_are_those_of_the_constants() -> None:
     q = tree["capacity"]["qps_per_node"]
     assert (tree["exit_code"], tree["valid"], tree["clock"]) == (0, True, "virtual")
     # 100 ms / 20 ms; capacity goes with 1 / layer_us, whose 95 % interval is 0.8 to 1.6 of its value.
-    assert q["estimate"] == pytest.approx(5.0, rel=0.005)
+    assert q["value"] == pytest.approx(5.0, rel=0.005)
     assert q["low"] == pytest.approx(5.0 / 1.6, rel=0.05)
     assert q["high"] == pytest.approx(5.0 / 0.8, rel=0.03)
-    assert q["low"] < q["certified"] < q["estimate"]
+    assert q["low"] < q["certified"] < q["value"]
     assert (tree["capacity"]["binding"], tree["capacity"]["binding_probability"]) == ("tpot", 1.0)
-    assert tree["forecast"]["constants_sampled"] == [LAYER]
+    assert tree["forecast"]["of_capacity"]["constants_sampled"] == [LAYER]
     assert tree["forecast"]["in_flight_per_node"] == pytest.approx(5.0 * (0.1 + 13.9), rel=0.02)
     assert tree["forecast"]["input_tokens_per_s_per_node"] == pytest.approx(5.0 * 5600, rel=0.01)
 
@@ -71,15 +71,15 @@ def test_open_ends_are_bounds_and_no_numbers() -> None:
     above = predict(only_layer("search.highest_qps=3"), MODEL, draws=0)
     assert (above["exit_code"], above["capacity"]["open_above"]) == (summary.EXIT_OPEN, True)
     q = above["capacity"]["qps_per_node"]
-    assert q == {"estimate": 3.0, "low": None, "high": None, "certified": None}
-    assert above["forecast"]["noise_pct"] is None
+    assert q == {"value": 3.0, "low": 3.0, "high": None, "certified": None}
+    assert above["forecast"]["noise"]["noise_pct"] is None
     text = text_of(above)
     assert "at least 3.00 QPS per node: the bounds are kept even there (search.highest_qps)" in text
-    assert "has an interval" not in text and "per replica 3.00 QPS (interval unknown)" in text
+    assert "has an interval" not in text and "per replica at least 3.00 QPS" in text
     shared = predict(only_layer("search.highest_qps=4.5"), MODEL, draws=16)
     assert "the bounds are kept in 6" in text_of(shared) or "the bounds are kept in 7" in text_of(shared)
     below = predict(only_layer("slo.tpot_p90_ms=0.5"), MODEL, draws=0)
-    assert below["exit_code"] == summary.EXIT_SLO_MISSED and "capacity" not in below
+    assert below["exit_code"] == summary.EXIT_SLO_MISSED and below["capacity"] is None
     assert "the bounds are not met even at the lowest rate" in text_of(below)
 
 
@@ -90,7 +90,7 @@ def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
     assert q["high"] == pytest.approx(5.0 / 0.8, rel=0.05)
     assert (below["capacity"]["open_below"], below["capacity"]["open_above"]) == (True, False)
     assert "draws of the constants even at 4 QPS per node (search.lowest_qps)" in below["reason"]
-    assert "95 % interval [unknown, 6." in text_of(below)
+    assert "95 % interval [open, 6." in text_of(below)
     above = predict(only_layer("search.highest_qps=5.5"), MODEL)
     q = above["capacity"]["qps_per_node"]
     assert (q["high"], above["exit_code"]) == (None, summary.EXIT_OPEN) and q["certified"] > q["low"] > 2.9
@@ -117,9 +117,9 @@ def test_an_overload_shows_what_was_served_and_no_steady_state() -> None:
 def test_one_rate_is_judged_against_the_bounds() -> None:
     kept, missed = (at_rate(only_layer(f"rate_qps={qps}"), MODEL, draws=8) for qps in (4.5, 5.5))
     assert (kept["exit_code"], missed["exit_code"]) == (summary.EXIT_OK, summary.EXIT_SLO_MISSED)
-    assert missed["probe"]["tpot"]["p90_ms"] == pytest.approx(110, rel=0.01)
+    assert missed["probe"]["limits"]["tpot"]["ms"]["value"] == pytest.approx(110, rel=0.01)
     # The value is above 91 us, where 5.5 QPS would just be kept, in all but the lowest fifth of its draws.
-    assert missed["forecast"]["kept_probability"] == pytest.approx(0.2, abs=0.07)
+    assert missed["forecast"]["of_rate"]["kept_probability"] == pytest.approx(0.2, abs=0.07)
     headline = text_of(missed).splitlines()[0]
     assert headline.startswith(
         "PREDICTED  5.5 QPS per node: p90 TPOT over the bound; the bounds are kept in "
@@ -140,7 +140,9 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
     assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
     assert len(fast.split()) == 13
-    row = prediction_text.rows(cells([{"at": {"rate_qps": 2}, **predict(only_layer(), MODEL, draws=0)}]))
+    row = prediction_text.rows(
+        cells([{"at": {"rate_qps": 2}, "answer": predict(only_layer(), MODEL, draws=0)}])
+    )
     assert row.schema == prediction_text.rows(cells(tree["cells"])).schema
 
 
@@ -152,7 +154,7 @@ def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
     whole = Effort.of(36000, 3000)
     assert (whole.parts, whole.nodes, whole.window_s) == (1, 3000, 60.0)
     tree = predict(only_layer(*words, "routing=per_node"), MODEL, draws=0)
-    assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.0, rel=0.005)
+    assert tree["capacity"]["qps_per_node"]["value"] == pytest.approx(5.0, rel=0.005)
 
 
 def test_draws_have_the_constants_intervals_and_a_calibrations_correlation() -> None:
@@ -183,14 +185,17 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     # layer_us is wrong alike in both cells, so that the ratio knows nothing of its error.
     assert second["ratio"]["value"] == pytest.approx(0.5, rel=0.01)
     assert second["ratio"]["high"] / second["ratio"]["low"] < 1.03
-    assert "unknown choice 'layout=nonsense'" in refused["reason"] and refused["exit_code"] == 2
+    assert (
+        "unknown choice 'layout=nonsense'" in refused["answer"]["reason"]
+        and refused["answer"]["exit_code"] == 2
+    )
     assert tree["exit_code"] == 2
     table = prediction_text.table(tree["axes"], cells(tree["cells"])).splitlines()
     assert len(table) == 8 and "unknown choice" in table[2]
     pq.write_table(prediction_text.rows(cells(tree["cells"])), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
     assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
-    assert rows[0]["qps_per_node"] == pytest.approx(first["capacity"]["qps_per_node"]["estimate"])
+    assert rows[0]["qps_per_node"] == pytest.approx(first["answer"]["capacity"]["qps_per_node"]["value"])
     assert rows[1]["qps_per_node"] is None and rows[0]["mfu"] > 0
     with pytest.raises(ConfigError, match="unknown choice"):
         grid.experiments(asked, matrix(["matrix.layout=[nonsense]"]))
@@ -288,10 +293,10 @@ def test_plain_columns_have_the_latencies_of_the_request_table() -> None:
 def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: list[str]) -> None:
     asked = prediction.checked([*words, "search.budget_s=1200"], None)
     tree = to_tree(engine_model.predict(asked, draws=0))
-    claimed, found = tree["capacity"]["qps_per_node"]["estimate"], tree["forecast"]
+    claimed, found = tree["capacity"]["qps_per_node"]["value"], tree["forecast"]
     assert claimed == found["rate_qps_per_node"] == float(f"{claimed:.4g}")
     for limit in ("ttft", "tpot"):
-        assert found[f"{limit}_p90_ms"] <= getattr(asked.slo, f"{limit}_p90_ms")
+        assert found["limits_ms"][limit] <= getattr(asked.slo, f"{limit}_p90_ms")
     assert f"at {claimed:.4g} QPS per node" in text_of(tree)
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from analysis.results.types.shared_figures import ConstantsRatio
+from analysis.stats.estimate import Estimate
 from conf import load
 from loadgen.cli import engine_model
 
 
-def ratio(*words: str) -> tuple[ConstantsRatio | str, list[str]]:
+def ratio(*words: str) -> tuple[Estimate | str, list[str]]:
     told: list[str] = []
     found = engine_model.constants_ratio(load(words), lambda kind, text: told.append(f"{kind}: {text}"))
     return found, told
@@ -16,7 +16,7 @@ def ratio(*words: str) -> tuple[ConstantsRatio | str, list[str]]:
 @pytest.mark.slow
 def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> None:
     found, told = ratio()
-    assert isinstance(found, ConstantsRatio)
+    assert isinstance(found, Estimate)
     assert 0.6 < found.low < found.certified < 0.95 and 1.05 < found.high < 1.6
     assert len(told) == 1 and told[0].startswith("constants: the engine model draws its constants")
 

@@ -51,7 +51,7 @@ def test_a_bound_on_gaps_takes_no_capacity_that_another_bound_limits() -> None:
     found = predicted("slo.ttft_p90_ms=340", "workload.output_tokens.mean=40", "slo.itl_p50_ms=150")
     assert (found.exit_code, found.no_rate, found.reason) == (summary.EXIT_OK, False, "")
     assert found.capacity and found.capacity.binding == "ttft"
-    assert found.capacity.qps_per_node.estimate == pytest.approx(0.58, rel=0.05)
+    assert found.capacity.qps_per_node.value == pytest.approx(0.58, rel=0.05)
 
 
 def test_the_answers_at_a_quantile_meet_as_many_prompts_as_a_poisson_number() -> None:
@@ -113,5 +113,5 @@ def test_any_other_bound_has_an_answer_with_a_finite_noise(word: str) -> None:
     found = predicted(word)
     assert found.exit_code == summary.EXIT_OK and found.capacity and found.forecast
     q = found.capacity.qps_per_node
-    assert q.low and q.high and q.low < q.estimate < q.high < 2 * q.estimate
+    assert q.low and q.high and q.low < q.value < q.high < 2 * q.value
     assert found.forecast.noise_pct and found.forecast.noise_pct < 100 * MOST_NOISE

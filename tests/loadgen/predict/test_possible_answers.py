@@ -47,27 +47,28 @@ def possible(verdict: PredictionVerdict, highest_qps: float) -> None:
 
 def _capacity(found: CapacityFigures, highest_qps: float) -> None:
     q = found.qps_per_node
-    known = [end for end in (q.low, q.certified, q.estimate, q.high) if end is not None]
+    known = [end for end in (q.low, q.certified, q.value, q.high) if end is not None]
     assert known == sorted(known) and all(0 < end < math.inf for end in known)
-    assert q.estimate <= highest_qps and (q.high is None or q.high <= FAR * q.estimate)
+    assert q.value <= highest_qps and (q.high is None or q.high <= FAR * q.value)
     assert found.at_end or (found.open_above, found.open_below) == (q.high is None, q.low is None)
 
 
 def _forecast(found: RateForecast) -> None:
     for share in (found.kv_used, found.busy, found.mfu, found.cached_share_of_input, found.kept_probability):
         assert share is None or 0 <= share <= 1 + 1e-9
-    for figure in (found.ttft_p90_ms, found.tpot_p90_ms, found.in_flight_per_node):
+    for figure in (*found.limits_ms.values(), found.in_flight_per_node):
         assert figure is None or 0 <= figure < math.inf
     assert found.noise_pct is None or 0 <= found.noise_pct <= 100 * MOST_NOISE
 
 
 def _latencies(probe: ProbeFigures) -> None:
     for found in probe.limits.values():
-        at_ms = found.quantile_ms
-        assert at_ms is None or 0 <= at_ms < math.inf
-        if found.interval_ms is not None and at_ms is not None:
-            low_ms, high_ms = found.interval_ms
-            assert 0 <= low_ms <= at_ms and (high_ms is None or at_ms <= high_ms < math.inf)
+        if found.ms is None:
+            continue
+        at_ms, (low_ms, high_ms) = found.ms.value, found.ms.ends
+        assert 0 <= at_ms < math.inf
+        assert low_ms is None or 0 <= low_ms <= at_ms
+        assert high_ms is None or at_ms <= high_ms < math.inf
 
 
 # Services of a few lines.

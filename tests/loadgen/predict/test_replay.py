@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.results import summary
-from analysis.results.json_border import to_tree
+from analysis.results.json_border import from_tree, to_tree
 from analysis.results.text import replay_text
+from analysis.stats.estimate import Estimate, span
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Arrivals
@@ -86,13 +87,26 @@ def test_figures_and_intervals_are_those_of_the_requests_and_the_constants() -> 
     assert found["makespan_s"]["value"] == pytest.approx(last_s)
     assert found["total_tokens_per_s"]["value"] == pytest.approx(100 * 5740 / last_s)
     assert found["requests_per_s"]["low"] < found["requests_per_s"]["value"] < found["requests_per_s"]["high"]
-    assert (tree["exit_code"], tree["probe"]["ttft"]["passed"], tree["probe"]["tpot"]["passed"]) == (
-        0,
-        True,
-        True,
-    )
+    passed = {limit: one["passed"] for limit, one in tree["probe"]["limits"].items()}
+    assert (tree["exit_code"], passed) == (0, {"ttft": True, "tpot": True})
     # Both bounds are kept up to a layer_us of 105: one half of the draws, and the tenth above the median.
     assert tree["replay"]["kept_probability"] == pytest.approx(0.58, abs=0.05)
+
+
+def test_every_bound_that_a_replay_sees_is_judged() -> None:
+    bounds = ["slo.itl_p99_ms=2.5", "slo.e2e_p50_ms=1000", "slo.joint=0.5", "slo.ttft_p90_ms=605"]
+    verdict = replay.predict(only_layer("rate_qps=8", "requests=100", *bounds), simple, draws=4)
+    assert verdict.probe is not None
+    found = verdict.probe.limits
+    assert list(found) == ["ttft", "tpot", "itl_p99", "e2e_p50", "joint_p50"]
+    assert found["itl_p99"].ms and found["itl_p99"].ms.value == pytest.approx(2.0) and found["itl_p99"].passed
+    # TTFT is 10 ms x the request's number, the rest of an answer 139 ms: 60 requests keep every bound.
+    assert found["e2e_p50"].ms and found["e2e_p50"].ms.value == pytest.approx(10 * 50.5 + 139, rel=0.02)
+    assert found["joint_p50"].share == pytest.approx(0.6) and found["joint_p50"].passed
+    assert verdict.probe.missed == ["ttft"]
+    for unseen in ("slo.queue_p90_ms=5", "slo.itl_pooled_p99_ms=5", "slo.itl_within=0.9"):
+        with pytest.raises(ConfigError, match="a replay of requests"):
+            replay.refuse(load(["rate_qps=8", "requests=9", unseen]))
 
 
 def test_a_bound_missed_ends_with_its_code_and_says_so() -> None:
@@ -113,7 +127,7 @@ def test_chance_is_part_of_the_interval_where_it_drew_the_arrivals() -> None:
     tree = to_tree(replay.predict(arriving("poisson", *words), crowded, draws=0))
     one = tree["replay"]["figures"]["ttft_ms.p50"]
     assert one["low"] < one["value"] < one["high"]
-    assert tree["replay"]["other_seeds"]["ttft_ms.p50"] == [one["low"], one["high"]]
+    assert tree["replay"]["other_seeds"]["ttft_ms.p50"] == one
     others = [
         to_tree(replay.predict(arriving("poisson", *words, f"seed={seed}"), crowded, draws=0))
         for seed in range(2, 32)
@@ -132,8 +146,8 @@ def test_what_does_not_apply_is_unknown() -> None:
             only_layer("rate_qps=8", "requests=9", "workload.output_tokens.mean=1"), simple, draws=4
         )
     )
-    assert one["replay"]["figures"]["tpot_ms.p90"] == {"value": None, "low": None, "high": None}
-    assert one["probe"]["tpot"]["passed"] is None and "does not apply" in text_of(one)
+    assert one["replay"]["figures"]["tpot_ms.p90"] is None
+    assert one["probe"]["limits"]["tpot"]["passed"] is None and "does not apply" in text_of(one)
 
 
 def test_gaps_that_nobody_kept_are_unknown_and_said_to_be() -> None:
@@ -141,7 +155,7 @@ def test_gaps_that_nobody_kept_are_unknown_and_said_to_be() -> None:
         return simple(*asked)._replace(gap_s=np.full(9, np.nan))
 
     tree = to_tree(replay.predict(only_layer("rate_qps=8", "requests=9"), unkept, draws=4))
-    assert tree["replay"]["figures"]["gap_ms.p90"]["value"] is None
+    assert tree["replay"]["figures"]["gap_ms.p90"] is None
     assert "gaps between tokens are unknown: this engine is simulated block by block" in text_of(tree)
 
 
@@ -153,17 +167,22 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
     # The same constants err in both: at twice the rate the throughput is known better than in either.
-    one, ratio = tree["cells"][1]["replay"]["figures"]["output_tokens_per_s"], tree["cells"][1]["ratio"]
-    assert tree["cells"][0]["ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    one, ratio = (
+        tree["cells"][1]["answer"]["replay"]["figures"]["output_tokens_per_s"],
+        tree["cells"][1]["ratio"],
+    )
+    assert from_tree(Estimate, tree["cells"][0]["ratio"], "the cell") == Estimate(1.0, 1.0, 1.0)
     assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
-    assert fast.endswith(f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]")
+    assert fast.endswith(span(Estimate(**ratio)))
     rows = replay_text.rows(cells(tree["cells"]))
     assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
     assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
     assert (
         rows.schema
-        == replay_text.rows(cells([{"at": {"rate_qps": 1}, "exit_code": 2, "reason": "no"}])).schema
+        == replay_text.rows(
+            cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
+        ).schema
     )
     mixed = grid.experiments(
         lambda words: only_layer(*words), matrix(["matrix.requests=[null,9]", "rate_qps=8"])
@@ -194,7 +213,7 @@ def test_the_command_answers_and_writes_its_requests(
     words += ["routing=roundrobin", "--json", "--out", str(out), "--requests", str(rows)]
     assert main(words) == 0
     told = json.loads(capsys.readouterr().out)
-    figures = [cell["replay"]["figures"] for cell in told["cells"]]
+    figures = [cell["answer"]["replay"]["figures"] for cell in told["cells"]]
     assert all(each["ttft_ms.p90"]["low"] < each["ttft_ms.p90"]["high"] for each in figures)
     table = pyarrow.csv.read_csv(rows)
     assert table.num_rows == 40

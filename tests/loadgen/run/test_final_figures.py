@@ -72,7 +72,7 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
         belief = snapshot.state.belief
         assert belief is not None and belief.certified == figures["certified"]
         assert (belief.qps_per_node, belief.low, belief.high) == (
-            figures["estimate"],
+            figures["value"],
             figures["low"],
             figures["high"],
         )

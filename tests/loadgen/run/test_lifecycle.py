@@ -10,7 +10,7 @@ import pytest
 from analysis import load_run
 from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
-from analysis.results.types.shared_figures import ConstantsRatio
+from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
@@ -110,12 +110,12 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
 ) -> None:
     asked: list[str] = []
 
-    def constants(experiment: Experiment, emit: Any) -> ConstantsRatio:
+    def constants(experiment: Experiment, emit: Any) -> Estimate:
         asked.append(experiment.engine.kind)
         emit("constants", text="drawing")
         if interrupted:
             raise KeyboardInterrupt
-        return ConstantsRatio(0.7, 1.3, 0.75)
+        return Estimate(1.0, 0.7, 1.3, 0.75)
 
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
@@ -124,11 +124,11 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
     found = json.loads((folder.path / "sweep.json").read_text())["capacity"]
     assert asked == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
     if interrupted:
-        assert found["constants_unknown"] == "interrupted" and "sampling_noise" not in found
+        assert found["constants_unknown"] == "interrupted" and found["by_noise"] is None
         return
     assert found["constants"] == {"low": 0.7, "high": 1.3, "certified": 0.75}
-    assert found["qps_per_node"]["low"] < 0.71 * found["qps_per_node"]["estimate"]
-    assert found["sampling_noise"]["low"] > 0.8 * found["qps_per_node"]["estimate"]
+    assert found["qps_per_node"]["low"] < 0.71 * found["qps_per_node"]["value"]
+    assert found["by_noise"]["low"] > 0.8 * found["qps_per_node"]["value"]
     assert recount.text(load_run(folder.path))[1]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from analysis.results import engine_agreement, summary
 from analysis.results.asked import describe
-from analysis.results.json_border import to_tree
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.run_verdict import EngineCheck
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
@@ -26,7 +27,7 @@ from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import plan, silent, virtual
 
 CONCLUDED = {"exit_code": 0, "valid": True, "reason": "", "asked": to_tree(describe(load()))}
-QPS = {"estimate": 2.7, "low": 2.4, "high": 3.0, "certified": 2.5}
+QPS = {"value": 2.7, "low": 2.4, "high": 3.0, "certified": 2.5}
 ENDED = CONCLUDED | {"capacity": {"qps_per_node": QPS, "binding": "ttft"}}
 Folder = Callable[..., Path]
 
@@ -146,8 +147,8 @@ def test_an_engine_agrees_with_itself_to_the_last_digit(folder: Folder, hit: flo
     replay = EngineReplay.asked(folder(f"workload.prefix_hit={hit}"), ["duration_s=60"], "0.32.0")
     tree = probed(replay, replay.simulated)
     assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_OK, "")
-    for one in tree["verify"]["comparisons"]:
-        assert one["agrees"] and abs(one["difference_ms"]) < 1e-3
+    verify = from_tree(EngineCheck, tree["verify"], "the verdict")
+    assert all(one.agrees and abs(one.difference_ms or 0.0) < 1e-3 for one in verify.comparisons)
     text = text_of(tree)
     assert "vLLM 0.32.0 itself on GPUs that do not exist" in text
     assert tree["asked"]["constants"] in text
@@ -168,7 +169,7 @@ def test_an_engine_that_is_slower_by_a_tenth_is_off(folder: Folder) -> None:
 def test_a_probe_that_missed_a_bound_agrees_all_the_same(folder: Folder) -> None:
     replay = EngineReplay.asked(folder("slo.tpot_p90_ms=20"), ["duration_s=60"], "0.32.0")
     tree = probed(replay, replay.simulated)
-    assert tree["exit_code"] == summary.EXIT_OK and not tree["probe"]["tpot"]["passed"]
+    assert tree["exit_code"] == summary.EXIT_OK and not tree["probe"]["limits"]["tpot"]["passed"]
 
 
 def test_how_far_two_engines_may_be_apart() -> None:

@@ -25,7 +25,7 @@ from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import silent
 
 FINDS = (5.0, 5.2, 5.1, 5.3)
-UNKNOWN = {"p90_ms": None, "interval_ms": None, "bound_ms": 2000.0, "passed": None}
+UNKNOWN = {"ms": None, "bound_ms": 2000.0, "passed": None}
 VETO = {
     "rate_qps_per_node": 5.0,
     "window_s": 150.0,
@@ -34,13 +34,12 @@ VETO = {
     "void_reason": "",
     "capacity_high_qps_per_node": 4.8,
     "vetoed": True,
-    "ttft": UNKNOWN,
-    "tpot": UNKNOWN,
+    "limits": {"ttft": UNKNOWN, "tpot": UNKNOWN},
 }
 
 
 def found(qps: float) -> dict[str, Any]:
-    figures = {"estimate": qps, "low": 0.97 * qps, "high": 1.03 * qps, "certified": 0.975 * qps}
+    figures = {"value": qps, "low": 0.97 * qps, "high": 1.03 * qps, "certified": 0.975 * qps}
     return {"qps_per_node": figures, "binding": "tpot", "binding_probability": 0.9}
 
 
@@ -110,9 +109,9 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
     assert {(one.search.start, one.search.expected_qps) for one in later} == {("prediction", 5.0)}
     q = tree["capacity"]["qps_per_node"]
     assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
-    assert 4.9 < q["low"] < q["certified"] < q["estimate"] < q["high"] < 5.3
+    assert 4.9 < q["low"] < q["certified"] < q["value"] < q["high"] < 5.3
     assert tree["between"]["sd_pct"]["high"] > tree["between"]["sd_pct"]["low"] >= 0
-    assert tree["requests"] == {"planned": 27, "rows": 27, "by_status": {"ok": 27}}
+    assert tree["requests"] == {"planned": 27, "rows": 27, "by_status": {"ok": 27}, "by_failure": {}}
     on_disk = json.loads((tmp_path / "one" / "study.json").read_text())
     assert on_disk["capacity"] == tree["capacity"]
     assert {path.name for path in (tmp_path / "one").iterdir()} == {
@@ -125,10 +124,10 @@ def test_repeats_are_whole_sweeps_with_their_mean_and_variation(tmp_path: Path) 
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=3"), site)
     assert {(one.search.budget_s, one.search.start) for one in site.asked} == {(900.0, "ramp")}
-    assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.1)
-    assert tree["variation_pct"]["estimate"] == pytest.approx(100 * 0.1 / 5.1)
+    assert tree["capacity"]["qps_per_node"]["value"] == pytest.approx(5.1)
+    assert tree["variation_pct"]["value"] == pytest.approx(100 * 0.1 / 5.1)
     text = text_of(tree)
-    assert "coefficient of variation 2.0 % [1.0, 12.3]" in text and "search.repeats=5 narrows it" in text
+    assert "coefficient of variation 1.96 [1.02, 12.32] %" in text and "search.repeats=5 narrows it" in text
 
 
 def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> None:
@@ -137,9 +136,9 @@ def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> Non
     assert len({one.seed for one in site.asked}) == 4
     inner = studies.load_study(tmp_path / "one" / "repeat-2")
     assert (inner["study"], inner["names"]) == ("deployments", ["deployment-1", "deployment-2"])
-    pooled = [row["qps_per_node"]["estimate"] for row in tree["parts"]]
+    pooled = [row["qps_per_node"]["value"] for row in tree["parts"]]
     assert pooled == pytest.approx([5.1, 5.2], abs=0.001)
-    assert tree["capacity"]["qps_per_node"]["estimate"] == pytest.approx(5.15, abs=0.001)
+    assert tree["capacity"]["qps_per_node"]["value"] == pytest.approx(5.15, abs=0.001)
     assert tree["requests"]["rows"] == 36
 
 
@@ -148,7 +147,7 @@ def test_a_part_without_a_result_ends_the_study_with_its_code(tmp_path: Path, co
     site = Site({"deployment-2": code})
     tree = ran(asked(tmp_path, "search.deployments=3", "search.budget_s=1200"), site)
     assert (tree["exit_code"], tree["passed"], len(site.asked)) == (code, False, 2)
-    assert tree["reason"] == "deployment-2: client_limited: more actors" and "capacity" not in tree
+    assert tree["reason"] == "deployment-2: client_limited: more actors" and tree["capacity"] is None
     text = text_of(tree)
     assert f"deployment-2: no result (exit {code})" in text and "deployment-3: no result yet" in text
     assert ("to go on: python -m loadgen resume" in text) == (code in summary.RESUMABLE)
@@ -203,7 +202,7 @@ def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         ran(asked(tmp_path, "search.deployments=2"), killed)
     text = concluded(tmp_path / "one")
-    assert text.startswith("UNFINISHED") and "deployment-1: 5.00 QPS per node" in text
+    assert text.startswith("UNFINISHED") and "deployment-1: 5.00 [4.85, 5.15] QPS per node" in text
     assert "deployment-2: no result yet" in text and "python -m loadgen resume" in text
     assert left(tmp_path / "one") == "# 1 of 2 parts have ended; left: deployment-2"
 
@@ -257,7 +256,7 @@ def test_a_sweep_of_sessions_begins_where_they_are_predicted() -> None:
     said: list[str] = []
     asked = load(["search=quick", "workload=chat_sessions", "routing=client_side", "workload.sessions=20"])
     start, predicted = engine_model.start(asked, "sweep", lambda _, **facts: said.append(facts["text"]))
-    assert predicted is not None and start.prediction_qps == predicted.qps_per_node.estimate
+    assert predicted is not None and start.prediction_qps == predicted.qps_per_node.value
     assert 20 < start.prediction_qps < 50 and "the engine model predicts" in said[0]
     assert start.first_below == 0.15, "an overload would cost what is cached"
 

@@ -270,7 +270,9 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
 def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
     figures = dict.fromkeys((field.name for field in fields(RateForecast)), 1.0)
     parts = dict.fromkeys(("sessions", "noise", "of_capacity", "of_rate"))
-    found = RateForecast(**(figures | parts | {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}}))  # type: ignore[arg-type]
+    found = RateForecast(
+        **(figures | parts | {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}, "limits_ms": {}})
+    )  # type: ignore[arg-type]
     shown = []
     for images in (1024.0, 0.0):
         forecast = replace(found, image_tokens_per_s_per_node=images)

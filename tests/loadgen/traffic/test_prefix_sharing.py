@@ -145,6 +145,6 @@ def test_a_part_of_a_large_fleet_stands_for_it() -> None:
 def test_sessions_of_fixed_users_are_predicted_too() -> None:
     one = asked("workload=chat_sessions", "cluster.nodes=4", "routing=consistent_hash", "rate_qps=6")
     tree = to_tree(engine_model.predict(replace(one, search=replace(one.search, budget_s=600.0)), draws=0))
-    assert tree["exit_code"] == 0 and tree["forecast"]["sessions_per_node"] == 30
+    assert tree["exit_code"] == 0 and tree["forecast"]["sessions"]["sessions_per_node"] == 30
     assert tree["forecast"]["cached_share_of_input"] == pytest.approx(0.949, abs=0.005)
     assert load(["workload=chat_sessions"]).workload.sessions == 120

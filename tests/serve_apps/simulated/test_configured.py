@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from analysis.autoscaling.request_life import RequestLife
 from analysis.autoscaling.serve_file import serve_file
 from analysis.autoscaling.serve_scaling import ServeScaling
-from analysis.planning.evidence import IntervalEstimate
+from analysis.stats.estimate import Estimate
 from cluster.ray_session.session import Session
 from conf import ConfigError, load
 from conf.compose import dump
@@ -25,7 +25,7 @@ from tests.support.machine.patience import until
 WORDS = ["layout=dp2_tp4_ep4", "engine.time_scale=.1"]
 """Slow engines: what is in flight moves their number, and a token costs this machine work."""
 APP = "maxqps"
-ONE = IntervalEstimate(2.0, None, None)
+ONE = Estimate(2.0)
 SCALING = ServeScaling(
     min_replicas=1,
     max_replicas=2,

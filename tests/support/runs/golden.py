@@ -55,7 +55,7 @@ def concluded(run: Run) -> dict[str, Any]:
     """The run's capacity by today's posterior, joined with its constants."""
     capacity, recorded = recount(run).capacity, run.verdict and run.verdict.capacity
     assert capacity and recorded and recorded.qps_per_replica
-    replicas = recorded.qps_per_node.estimate / recorded.qps_per_replica.estimate
+    replicas = recorded.qps_per_node.value / recorded.qps_per_replica.value
     tree: dict[str, Any] = to_tree(joined_like(figures(capacity, replicas), recorded))
     return tree
 

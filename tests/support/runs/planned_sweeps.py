@@ -23,7 +23,7 @@ def sweep(low: float, estimate: float, high: float, nodes: int = 1, **more: Any)
         "nodes": nodes,
         "replicas": nodes,
     }
-    figures = {"estimate": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
+    figures = {"value": estimate, "low": low, "high": high, "certified": (low + estimate) / 2}
     return {
         "run_id": f"run{nodes}",
         "asked": asked | more.pop("asked", {}),

@@ -126,7 +126,7 @@ def window(index: int, rate_qps: float, start_s: float, end_s: float, **more: An
 
 def concluded(valid: bool = True, **capacity: Any) -> dict[str, Any]:
     """A sweep.json with bounds of 2000 and 100 ms, a gate of 20 ms and a capacity of 5 [4, 6]."""
-    q = {"estimate": 5.0, "low": 4.0, "high": 6.0, "certified": 4.2}
+    q = {"value": 5.0, "low": 4.0, "high": 6.0, "certified": 4.2}
     found = {"qps_per_node": q, "open_above": False, "open_below": False, "binding": "tpot"} | capacity
     return {
         "asked": {"slo": {"ttft_p90_ms": 2000.0, "tpot_p90_ms": 100.0}},

@@ -63,15 +63,19 @@ def test_the_slope_is_read_between_rates_well_apart() -> None:
 
 def test_a_p90_at_a_rate_has_the_interval_of_the_constants() -> None:
     tree = to_tree(at_rate(unsure({LAYER: 1.25}, "rate_qps=4"), MODEL))
-    tpot = tree["probe"]["tpot"]
-    assert tpot["constants_ms"] == pytest.approx([80 / 1.25, 80 * 1.25], rel=0.05)
-    assert tpot["interval_ms"] == pytest.approx(tpot["constants_ms"], rel=0.01)
-    assert tpot["noise_ms"] == pytest.approx([80, 80], rel=0.01)
+    tpot = tree["probe"]["limits"]["tpot"]
+    assert ends(tpot["by_constants"]) == pytest.approx((80 / 1.25, 80 * 1.25), rel=0.05)
+    assert ends(tpot["ms"]) == pytest.approx(ends(tpot["by_constants"]), rel=0.01)
+    assert ends(tpot["by_noise"]) == pytest.approx((80, 80), rel=0.01)
     text = text_of(tree)
     assert "p90 TPOT 80.0 ms, 95 % [64.0, " in text or "p90 TPOT 80.0 ms, 95 % [63." in text
     assert "(Monte Carlo noise alone [80.0, 80.0])" in text
-    exact = to_tree(at_rate(unsure({}, "rate_qps=4"), MODEL))["probe"]["tpot"]
-    assert exact["constants_ms"] is None and exact["interval_ms"] == exact["noise_ms"]
+    exact = to_tree(at_rate(unsure({}, "rate_qps=4"), MODEL))["probe"]["limits"]["tpot"]
+    assert exact["by_constants"] is None and exact["ms"] == exact["by_noise"]
+
+
+def ends(figure: dict[str, float]) -> tuple[float, float]:
+    return figure["low"], figure["high"]
 
 
 def queueing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
@@ -86,8 +90,8 @@ def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:
     asked = unsure({LAYER: 2.0}, "rate_qps=5")
     tree = to_tree(at_rate(asked, replace(MODEL, simulate=queueing)))
     over = sum(one[LAYER] > 100 * 6 / 5 * 1.1 for one in drawn(asked, DRAWS))
-    assert tree["forecast"]["overloaded_draws"] == pytest.approx(over, abs=2)
-    low, high = tree["probe"]["tpot"]["interval_ms"]
+    assert tree["forecast"]["of_rate"]["overloaded_draws"] == pytest.approx(over, abs=2)
+    low, high = ends(tree["probe"]["limits"]["tpot"]["ms"])
     assert low < 60 and high is None
     text = text_of(tree)
     assert ", open] (Monte Carlo noise alone [" in text and "the queue grows without end in" in text
@@ -98,11 +102,11 @@ def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
     assert known.base.quantiles_ms == {"ttft": 100.0, "tpot": 80.0} and len(known.draws) == DRAWS
     assert known.kept_probability == pytest.approx(0.97, abs=0.03) and known.overloaded == 0
     found = figures(known, "tpot", 88.0, (86.0, 90.0), 100.0)
-    assert found.causes and found.causes.constants_ms and found.interval_ms
-    low, high = found.causes.constants_ms
+    assert found.ms and found.by_constants
+    (low, high), (lowest, highest) = found.by_constants.ends, found.ms.ends
     assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
-    assert found.interval_ms[0] < low and found.interval_ms[1] > high
-    assert figures(known, "ttft", None, None, 2000.0).interval_ms is None
+    assert lowest < low and highest > high
+    assert figures(known, "ttft", None, None, 2000.0).ms is None
     lost = QuantileDraws(
         SimulatedQuantiles({"ttft": None, "tpot": 80.0}, True),
         (SimulatedQuantiles({"ttft": None, "tpot": 9e9}, False, False),),
@@ -123,7 +127,7 @@ def test_a_time_of_zero_is_a_time() -> None:
         low, high = known.constants_ms("queue_p90", found_ms) or (math.nan, None)
         assert low == 0.0 and high is not None and high > 40.0
         told = figures(known, "queue_p90", found_ms, (found_ms - 2, found_ms + 2), 500.0)
-        assert told.interval_ms and told.interval_ms[0] == 0.0 and (told.interval_ms[1] or 0.0) >= high
+        assert told.ms and told.ms.low == 0.0 and (told.ms.high or 0.0) >= high
 
 
 def seen_of(experiment: Experiment) -> SimulatedQuantiles:
