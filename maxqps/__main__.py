@@ -46,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first == "--version":
         print(versions())
         return 0
+    if first == "schema" and not rest:
+        from conf.json_schema import schema_text
+
+        print(schema_text())
+        return 0
     if first in ROOMS:
         return _run(first, rest)
     room = next((room for room, verbs in ROOMS.items() if first in verbs), "")
@@ -62,6 +67,7 @@ def overview() -> str:
             "",
             *lines,
             "",
+            "maxqps schema prints the JSON schema of a configuration, for editors.",
             f"Verbs that two rooms have: maxqps {', maxqps '.join(shared)}.",
             "maxqps help VERB shows the words and examples of a verb. maxqps --version shows the versions.",
         ]
@@ -85,7 +91,7 @@ def _unknown(word: str) -> int:
     from conf.io.nearest import hint, nearest
     from conf.io.one_line import one_line
 
-    verbs = list(dict.fromkeys(verb for verbs in ROOMS.values() for verb in verbs))
+    verbs = list(dict.fromkeys(["schema", *(verb for verbs in ROOMS.values() for verb in verbs)]))
     near = hint(nearest(word, verbs)) or f"; choose from {', '.join(verbs)}"
     terminal.error(f"unknown verb '{one_line(word, 40)}'{near}")
     return EXIT_USAGE

@@ -25,6 +25,7 @@ def _all_verbs(rooms: Mapping[str, Sequence[str]]) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("maxqps")
     top.add_argument("--version", action="store_true")
     verbs = top.add_subparsers()
+    verbs.add_parser("schema")
     alone: set[str] = set()
     for room, own in rooms.items():
         under = verbs.add_parser(room).add_subparsers()

@@ -1,5 +1,6 @@
 """maxqps/__main__.py: the verbs of all rooms under one name, and answers without their imports."""
 
+import json
 import subprocess
 import sys
 from importlib import import_module, metadata
@@ -56,6 +57,11 @@ def test_every_room_prints_the_same_versions(room: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as ended:
         console.main([room, "--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == expected
+
+
+def test_the_schema_of_a_configuration_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Experiment"
 
 
 def test_an_unknown_verb_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
