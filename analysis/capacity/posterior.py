@@ -25,12 +25,13 @@ EDGE, EDGE_MASS = 0.06, 0.025
 """An end is open if more posterior mass than this lies so near the end of the grid."""
 TAIL, CERTIFIED = 0.025, 0.05
 """Posterior mass beyond each end of an interval of 95 %, and below the certified value."""
-LEVEL_SD, LEVEL_S, FASTER = 0.2, 220.0, 0.5
+LEVEL_SD, LEVEL_S, LEVEL_DISPERSION, FASTER = 0.3, 260.0, 40.0, 0.45
 """A service may be slower at times than its windows show (sd of ln, without any window): by a neighbour, a
-cold cache or of itself. Windows of `LEVEL_S` in all halve that: they had time to see it, and what they saw is
-in their dispersion. That the service is faster at times is believed to a part of it, for it then was
-disturbed all along. Beside a neighbour that takes 20 % for a minute after each three, 0.16 lets 4 minutes
-certify too much in .12 of the searches, 0.2 in .06 (`foreign_services`)."""
+cold cache or of itself. Windows of `LEVEL_S` in all halve that, for they had time to see it; the more they
+agree the less it is, by 0.7 at this dispersion. That the service is faster at times is believed to a part of
+it, for it then was disturbed all along. Beside a neighbour that takes 20 % for a minute after each three, 4
+and 15 minutes certify too much in .03 and .06 of the searches; with 0.2 whatever the dispersion, in .06 and
+.10 (`foreign_services`)."""
 DOUBT = 1.5
 """An answer whose slope or floor is unusual rests on few shares near what is allowed: its ends lie so many
 times as far from the estimate (our choice)."""
@@ -110,7 +111,7 @@ def posterior(
     leans_below, leans_above = _leans(cdf, grid)
     smallest = _smallest_of_all(fits, cdfs)
     binding = max(smallest, key=smallest.__getitem__)
-    median, slower = _at(0.5, cdf, grid), 0.0 if steady else level_sd(used)
+    median, slower = _at(0.5, cdf, grid), 0.0 if steady else level_sd(used, fits[binding].dispersion)
     reach = DOUBT if fits[binding].slope_unusual else 1.0
 
     def end(q: float) -> float:
@@ -137,10 +138,11 @@ def farther(distance: float, uncertainty: float) -> float:
     return math.copysign(math.hypot(distance, uncertainty), uncertainty)
 
 
-def level_sd(windows: Sequence[WindowCounts]) -> float:
-    """How far (sd of ln) the capacity may lie below the one in windows as long as these; 0 without any."""
+def level_sd(windows: Sequence[WindowCounts], dispersion: float) -> float:
+    """How far (sd of ln) the capacity may lie below the one in windows as long and as even as these."""
     seconds = sum({window.index: window.seconds for window in windows}.values())
-    return LEVEL_SD / (1 + seconds / LEVEL_S) if seconds else 0.0
+    agreement = math.sqrt(dispersion / (dispersion + LEVEL_DISPERSION))
+    return LEVEL_SD * agreement / (1 + seconds / LEVEL_S) if seconds else 0.0
 
 
 def _grid(fits: Fits) -> Floats:

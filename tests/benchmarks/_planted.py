@@ -395,8 +395,8 @@ FAULTS = (
     Fault(
         "good times not allowed for",
         "analysis.capacity.posterior:level_sd",
-        "return LEVEL_SD /",
-        "return 0 /",
+        "return LEVEL_SD *",
+        "return 0 *",
     ),
     Fault(
         "doubtful ends as near as others",

@@ -36,7 +36,7 @@ def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_pa
     assert joined["nodes_at"]["estimate"] == alone["nodes_at"]["estimate"]
     said = planning.text(joined)
     assert said.startswith("SIMULATED  ") and "measured on" not in said.splitlines()[0]
-    assert "sampling noise of this run alone [2.73, 3.72]" in said and "joint: the uncertainty" in said
+    assert "sampling noise of this run alone [2.90, 3.62]" in said and "joint: the uncertainty" in said
 
 
 def test_constants_that_stay_unknown_are_said(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple
     above = text[start : text.index("Contents")]
     for figure in (q["value"], q["low"], q["high"]):
         assert f"{figure:.2f}" in above
-    assert "certified 2.52" in above
+    assert "certified 2.59" in above
     assert "A simulated engine" in above and "p90 TPOT" in above
     for check in tree["checks"]:
         assert check["name"] in text and checks.MEANINGS[check["name"]] in html.unescape(text)

@@ -73,9 +73,9 @@ def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None
 
 def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
     first, second, third, *_ = summary.text(golden()).splitlines()
-    assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.41, 4.24], certified 2.52"
+    assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.49, 4.19], certified 2.59"
     assert second.startswith("  joint: the uncertainty of the engine model's constants, and sampling noise")
-    assert third == "  sampling noise of this run alone: 95 % interval [2.73, 3.72]"
+    assert third == "  sampling noise of this run alone: 95 % interval [2.90, 3.62]"
 
 
 def test_one_run_has_one_certified_value_wherever_it_is_shown(
@@ -92,10 +92,10 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
         "compare": side_by_side.text([GOLDEN, other]),
     }
     for name, text in shown.items():
-        assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.52"}, name
+        assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.59"}, name
         assert "2.80" not in text and "SIMULATED" in text, name
     (row,) = tables.capacity_table([load_run(GOLDEN)]).to_pylist()
-    assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.5271", "joint")
+    assert (f"{row['certified_qps_per_node']:.4f}", row["interval_of"]) == ("2.5928", "joint")
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     assert json.dumps(tree["capacity"]).count('"certified": 2.5') == 2  # per node and per replica
     assert json.dumps(tree["capacity"]).count('"certified"') == 4  # also by noise
@@ -120,7 +120,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
     verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
     first, second, *_ = summary.text(verdict).splitlines()
     assert first.startswith(
-        "SIMULATED, VALID  3.31 QPS per node, sampling noise alone: 95 % interval [2.73, 3.72]"
+        "SIMULATED, VALID  3.31 QPS per node, sampling noise alone: 95 % interval [2.90, 3.62]"
     )
     assert second.startswith("  sampling noise of this run alone: what is unknown") and f"({why})" in second
 
@@ -128,7 +128,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
 def test_a_measured_run_and_a_void_one_say_nothing_of_it() -> None:
     verdict = unjoined(golden())
     real = summary.text(replace(verdict, asked=replace(verdict.asked, engine="vllm")))
-    assert real.startswith("VALID  3.31 QPS per node, 95 % interval [2.73, 3.72], certified 2.82\n  limited")
+    assert real.startswith("VALID  3.31 QPS per node, 95 % interval [2.90, 3.62], certified 2.96\n  limited")
     assert summary.text(replace(golden(), valid=False, exit_code=4)).startswith(
         "VOID  no capacity is claimed"
     )
@@ -146,5 +146,5 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     first, *lines = summary.text(pooled).splitlines()
     assert first.startswith("SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [")
     assert lines[1].startswith("  sampling noise of these runs alone: 95 % interval [")
-    said = "  a: 3.31 [2.41, 4.24] QPS per node (95 %) (SIMULATED, joint), limited by"
+    said = "  a: 3.31 [2.49, 4.19] QPS per node (95 %) (SIMULATED, joint), limited by"
     assert said in "\n".join(lines)

@@ -26,7 +26,7 @@ def measured(experiment: Experiment) -> dict[str, Any]:
 
 def test_the_screen_of_external_endpoints_says_what_is_unknown() -> None:
     text = text_of(measured(EXTERNAL))
-    assert text.splitlines()[0].endswith("certified 2.52; requests of 200/50 tokens")
+    assert text.splitlines()[0].endswith("certified 2.59; requests of 200/50 tokens")
     assert f"  unknown model on unknown hardware, external engine, {LOAD}, arrivals poisson" in text
     assert "Qwen" not in text and "MI325X" not in text and "dp1" not in text
 
