@@ -39,7 +39,9 @@ def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife
     Raises RunError for a run without an answer in a valid window.
     """
     verdict, rows = run.verdict, request_means.answers(run)
-    windows = [row for row in (verdict.dwells if verdict else ()) if row["kind"] == "dwell" and row["valid"]]
+    windows = [
+        row for row in (verdict.windows if verdict else ()) if row["kind"] == "window" and row["valid"]
+    ]
     if not windows or not rows.num_rows:
         raise RunError(f"{run.path} has no answer in a valid window, so that no request's life is known")
     low, high = (1 - NEAR) * working_qps, (1 + NEAR) * certified_qps
@@ -49,7 +51,9 @@ def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife
 
 
 def _of_windows(rows: pa.Table, windows: Sequence[WindowRow], how: str) -> RequestLife:
-    inside = pc.is_in(rows.column("dwell"), value_set=pa.array([w["index"] for w in windows], pa.int16()))
+    inside = pc.is_in(
+        rows.column("window_index"), value_set=pa.array([w["index"] for w in windows], pa.int16())
+    )
     life_s = metrics.e2e(rows.filter(inside)) / 1e3
     rates = sorted(row["rate_qps_per_node"] for row in windows)
     span = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"

@@ -93,7 +93,7 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
             f"{path}: the engine model knows nothing of what its sessions share (workload.session_hit="
             f"{experiment.workload.session_hit:g}); leave it out or measure it with 0"
         )
-    rows = rows.filter(pa.array(metrics.numbers(rows, "dwell") >= 0))
+    rows = rows.filter(pa.array(metrics.numbers(rows, "window_index") >= 0))
     in_window = metrics.word_in(rows, "phase", "window")
     answered = metrics.status_in(rows, records.OK)
     failed = int(np.count_nonzero(~answered))

@@ -93,7 +93,7 @@ def concurrency(requests: pa.Table, window: Window) -> Check:
 
 def rounds(requests: pa.Table, window: Window) -> Check:
     """Requests of the closed loop, ramp-up included, for each one in flight."""
-    sent = int(np.sum(metrics.numbers(requests, "dwell") == window.index))
+    sent = int(np.sum(metrics.numbers(requests, "window_index") == window.index))
     return at_least("requests_per_concurrency", sent / window.concurrency, LEAST_ROUNDS, "")
 
 

@@ -61,6 +61,6 @@ def _grew(windows: Sequence[WindowCounts], requests: Callable[[int], pa.Table]) 
 
 def _supports(window: WindowCounts, claimed_qps: float) -> bool:
     """True if a window of the search shows that the bounds are kept at a rate per node, or above it."""
-    used = window.kind == "dwell" and window.weight > 0 and window.requests >= LEAST_REQUESTS
+    used = window.kind == "window" and window.weight > 0 and window.requests >= LEAST_REQUESTS
     kept = all((count.share or 0.0) <= allowed_over(limit) for limit, count in window.limits.items())
     return used and kept and not window.aborted and window.rate_qps / window.nodes >= claimed_qps

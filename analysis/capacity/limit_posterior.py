@@ -64,7 +64,7 @@ bursts, and 0.7 makes it 0.4 % too low."""
 LONGER = 2.0
 """A longer kernel is believed beforehand by so much (ln) less than the first: with 0 the RMSE of 15 minutes
 rises from 1.45 to 1.75 % where lengths are fixed, with 2 to 1.6 % (40 searches)."""
-LEAST_DISPERSION_DWELLS = 3
+LEAST_DISPERSION_WINDOWS = 3
 FLAT = 0.75
 """Part of what is allowed that a share may be at any load and be no upper end of the capacity."""
 RISING = 1.0
@@ -200,7 +200,7 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     edge = int(i == len(loads) - 1) - int(i == 0)
     best = blocks[j // len(SLOPES)]
     expected = best.share(int(i), int(j) % len(SLOPES))
-    if len(steady) >= LEAST_DISPERSION_DWELLS and best.over.any():
+    if len(steady) >= LEAST_DISPERSION_WINDOWS and best.over.any():
         found = overdispersion(best.over, best.determined, expected, longer, best.rarity)
         unexplained = found or unexplained
     deviance = 2 * (evidence.max() - evidence) / unexplained.inflation

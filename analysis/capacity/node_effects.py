@@ -48,7 +48,7 @@ def including(capacity: Capacity, effects: NodeEffects | None, tail: float = TAI
     if effects is None:
         return capacity
     # Each window was counted once for each node.
-    capacity = replace(capacity, dwells=tuple(sorted(set(capacity.dwells))))
+    capacity = replace(capacity, windows=tuple(sorted(set(capacity.windows))))
     if not effects.differing:
         return capacity
     sd = effects.between.value / math.sqrt(len(effects.effects))

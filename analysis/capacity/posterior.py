@@ -70,7 +70,7 @@ class Capacity:
     `certified` is the 5 % quantile. `open_above`: no limit's share over was shown to rise with the load, or
     the posterior leans on the upper end of the grid, so `low` is a lower bound and `high` only the prior;
     `open_below` likewise: a limit was kept in no window at all, or `queue_grew` where it was (`upper_side`).
-    `dwells` are the indexes of the windows used; without any, all figures are only the prior.
+    `windows` are the indexes of the windows used; without any, all figures are only the prior.
     """
 
     qps_per_node: float
@@ -80,7 +80,7 @@ class Capacity:
     binding: Limit
     binding_probability: float
     limits: Mapping[Limit, LimitFit]
-    dwells: tuple[int, ...]
+    windows: tuple[int, ...]
     open_above: bool
     open_below: bool
     queue_grew: bool = False
@@ -94,7 +94,7 @@ def posterior(
     `tail` is the posterior mass below its `low`, and above its `high`. A `steady` service was not off its
     mean level by times.
     """
-    used = [w for w in windows if w.kind == "dwell" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
+    used = [w for w in windows if w.kind == "window" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
     limits = next((tuple(window.limits) for window in windows if window.limits), LIMITS)
     used.sort(key=lambda window: (window.stream or 0, window.index))
@@ -127,7 +127,7 @@ def posterior(
         binding=binding,
         binding_probability=smallest[binding],
         limits={limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in limits},
-        dwells=tuple(window.index for window in used),
+        windows=tuple(window.index for window in used),
         open_above=leans_above or not any(found.rising for found in applied),
         open_below=leans_below or not applied or any(not found.kept for found in applied),
     )

@@ -16,7 +16,7 @@ from analysis.capacity.window_counts import Window, in_window
 from analysis.rows import failures, metrics
 from conf.specs.experiment import Slo
 
-LEAST_VALID_DWELLS = 2
+LEAST_VALID_WINDOWS = 2
 
 REMEDIES = {
     "client_limited": "Give the load generator more actors or CPUs, or fewer neighbours on its node.",
@@ -30,7 +30,7 @@ REMEDIES = {
     "wrong_prompts": "The server counts other prompt lengths than planned: use workload.prompt=token_ids.",
     "wrong_prefix_hits": "The prefix cache was not hit as intended: reset it, warm every replica, run again.",
     "queue_untold": "Start vLLM with --enable-per-request-metrics (0.29 has it), or leave slo.queue_... out.",
-    "too_few_dwells": "Raise search.budget_s.",
+    "too_few_windows": "Raise search.budget_s.",
 }
 SLOWER = dict.fromkeys(("client_limited", "engine_late"), "A lower engine.time_scale helps too.")
 """Further advice where the run's clock was faster than the real one."""
@@ -129,12 +129,12 @@ def _loop_checks(requests: pa.Table, window: Window, rows: pa.Table) -> tuple[Ch
     return (*words, *closed)
 
 
-def judge_run(windows: Sequence[Verdict], min_dwells: int) -> Verdict:
-    """Valid if at least max(2, `min_dwells`) windows are; else void for the first void window's reason."""
-    void = next((verdict for verdict in windows if not verdict.valid), Verdict(False, "too_few_dwells", ()))
+def judge_run(windows: Sequence[Verdict], min_windows: int) -> Verdict:
+    """Valid if at least max(2, `min_windows`) windows are; else void for the first void window's reason."""
+    void = next((verdict for verdict in windows if not verdict.valid), Verdict(False, "too_few_windows", ()))
     reason = void.reason
     valid = float(sum(verdict.valid for verdict in windows))
-    check = at_least("valid_dwells", valid, float(max(LEAST_VALID_DWELLS, min_dwells)), "", reason)
+    check = at_least("valid_windows", valid, float(max(LEAST_VALID_WINDOWS, min_windows)), "", reason)
     scale = max((verdict.time_scale for verdict in windows), default=1.0)
     if not check.voids:
         return Verdict(True, "", (check,), scale)

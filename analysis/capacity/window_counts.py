@@ -39,7 +39,7 @@ Parts = NDArray[np.int64] | Floats
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A segment of the schedule with its measured window; ns count from the start of the run's clock.
+    """A window of load with the stretch of it that is measured; ns count from the start of the run's clock.
 
     `rate_qps` is the offered rate of the whole service of `nodes` nodes. `window_end_ns` is where the
     window ended, before `planned_end_ns` if it was aborted. A ramp step is a window too. `concurrency` is
@@ -47,7 +47,7 @@ class Window:
     """
 
     index: int
-    kind: Literal["ramp", "dwell", "hold"]
+    kind: Literal["ramp", "window", "hold"]
     rate_qps: float
     nodes: int
     start_ns: int
@@ -117,9 +117,9 @@ class WindowCounts(Window):
 
 
 def in_window(requests: pa.Table, window: Window) -> pa.Table:
-    """Rows of the window: those of its segment that were due in it and not retracted."""
-    due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
-    inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (segment == window.index)
+    """Rows of the window: those planned for it that were due in it and not retracted."""
+    due, window_index = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "window_index")
+    inside = (due >= window.window_start_ns) & (due < window.window_end_ns) & (window_index == window.index)
     return metrics.chosen(requests, inside & ~metrics.word_in(requests, "phase", "retracted"))
 
 
@@ -320,13 +320,13 @@ def _load(
 ) -> tuple[float | None, ...]:
     """Work offered per second and node, block by block (`WindowCounts.load`).
 
-    Load after the window is known up to the end of the next segment; without one it is unknown.
+    Load after the window is known up to the end of the next window; without one it is unknown.
     """
-    due, segment = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "dwell")
+    due, window_index = metrics.numbers(requests, "due_ns"), metrics.numbers(requests, "window_index")
     sent = (due <= now_ns) & ~metrics.word_in(requests, "phase", "retracted")
     sent &= ~metrics.status_in(requests, *metrics.UNSENT)
     # A window measured again has the same number; what a killed session offered after it lies before.
-    later = due[sent & (segment > window.index) & (due >= window.window_end_ns)]
+    later = due[sent & (window_index > window.index) & (due >= window.window_end_ns)]
     until_ns = later.max() if len(later) else min(window.window_end_ns, now_ns)
     sent &= due < until_ns
     edges = window.window_start_ns + BLOCK_S * NS * np.arange(-LOOK_BACK, blocks + LOOK_AHEAD + 1)

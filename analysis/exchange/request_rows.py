@@ -49,7 +49,7 @@ def jsonl(run: Run) -> Iterator[str]:
 
 def batches(run: Run) -> Iterator[pa.Table]:
     """Blocks of all planned requests with latencies and `void_reason`; at least one, be it empty."""
-    void = {line["index"]: line[VOID] for line in run.dwells().to_pylist() if not line["valid"]}
+    void = {line["index"]: line[VOID] for line in run.windows().to_pylist() if not line["valid"]}
     empty = True
     for rows in _stored(run):
         empty = False
@@ -78,7 +78,11 @@ def _stored(run: Run) -> Iterator[pa.Table]:
 
 
 def _marked(rows: pa.Table, void: dict[int, str]) -> pa.Table:
-    reasons = [void.get(dwell) for dwell in rows["dwell"].to_pylist()] if void else [None] * rows.num_rows
+    reasons = (
+        [void.get(window_index) for window_index in rows["window_index"].to_pylist()]
+        if void
+        else [None] * rows.num_rows
+    )
     return rows.append_column(VOID, pa.array(reasons, pa.string()))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
 from analysis.exchange.compared import ComparedResult, compared_results, paired_ratio, unpaired_ratio
 from analysis.exchange.foreign_text import sent_qps
@@ -197,21 +197,21 @@ def _lines(one: ComparedResult) -> list[str]:
     found = []
     for line, rows in _measured(one.run) if one.run else ():
         values = metrics.ttft_from_send(rows), metrics.tpot(rows)
-        found.append(_load(f"{one.letter} dwell {line['index']}", line["rate_qps"], rows.num_rows, *values))
+        found.append(_load(f"{one.letter} window {line['index']}", line["rate_qps"], rows.num_rows, *values))
     return found or [f"  {one.letter}  no valid window of its own"]
 
 
 def _valid_lines(run: Run) -> list[dict[str, Any]]:
-    """Lines of dwells.parquet of the valid windows with requests, ramp steps left out."""
-    lines = run.dwells().to_pylist()
+    """Lines of windows.parquet of the valid windows with requests, ramp steps left out."""
+    lines = run.windows().to_pylist()
     return [line for line in lines if line["kind"] != "ramp" and line["valid"] and line["requests"]]
 
 
 def _measured(run: Run) -> Iterator[tuple[dict[str, Any], pa.Table]]:
     """The line of each such window, and its requests in order of due time."""
     for line in _valid_lines(run):
-        window = dwell_table.window(line)
-        yield line, in_window(run.requests(dwell=window.index), window)
+        window = window_table.window(line)
+        yield line, in_window(run.requests(window_index=window.index), window)
 
 
 def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> str:

@@ -36,7 +36,7 @@ class Cdf(Exhibit):
 
     name = "cdf"
     title = "TTFT and TPOT of every request, by rate"
-    source = "requests/*.parquet: token offsets; dwells.parquet: rate_qps_per_node, failed"
+    source = "requests/*.parquet: token offsets; windows.parquet: rate_qps_per_node, failed"
 
     @classmethod
     def read(cls, subject: RunData) -> Self:

@@ -37,7 +37,7 @@ class Latency(Exhibit):
     name = "latency"
     title = "Latency against load"
     source = (
-        "dwells.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals of p90 from "
+        "windows.parquet: work_qps_per_node, ttft_p50_ms to tpot_p99_ms, valid; 95 % intervals of p90 from "
         "requests/*.parquet; sweep.json: capacity"
     )
     height_in = 4.4

@@ -25,7 +25,7 @@ class Pareto(Exhibit):
     title = "Throughput per GPU against interactivity"
     source = (
         "requests/*.parquet: token offsets, output_tokens; config.yaml: layout, cluster.nodes; "
-        "dwells.parquet: rate_qps_per_node, valid"
+        "windows.parquet: rate_qps_per_node, valid"
     )
     height_in = 3.6
 

@@ -34,7 +34,7 @@ class ReplicaBalance(Exhibit):
 
     name = "replica_balance"
     title = "Balance of the replicas"
-    source = "dwells.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
+    source = "windows.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
     height_in = 3.8
 
     @classmethod

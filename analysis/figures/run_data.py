@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.window_counts import Window, in_window
 from analysis.figures import canvas, capacities
 from analysis.figures.canvas import Axes, Floats, Look
@@ -23,12 +23,12 @@ from analysis.rows import metrics, records
 from conf.specs.bounds import LIMITS, Limit, Slo, allowed_over, column
 
 COLUMNS = (
-    *("due_ns", "dwell", "phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
+    *("due_ns", "window_index", "phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
     *("end_offset_ns", "first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns"),
     *("engine_last_token_ns", *metrics.TOKEN_COUNTS),
 )
 """Columns of a request that figures are made of."""
-COUNTED = ("dwell", "hold")
+COUNTED = ("window", "hold")
 """Kinds of windows that are measurements; a ramp step only looks for where to measure."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
 PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
@@ -43,7 +43,7 @@ FILLS = {PASS: canvas.BLUE, FAIL: canvas.PAPER, UNKNOWN: canvas.GRID}
 
 @dataclass(frozen=True)
 class WindowRows:
-    """A window with its line of dwells.parquet and its requests by due time."""
+    """A window with its line of windows.parquet and its requests by due time."""
 
     line: Mapping[str, Any]
     window: Window
@@ -89,13 +89,13 @@ class RunData:
 
     @cached_property
     def all_lines(self) -> list[dict[str, Any]]:
-        """The rows of dwells.parquet by start."""
-        table = self.run.dwells()
+        """The rows of windows.parquet by start."""
+        table = self.run.windows()
         found = table.to_pylist() if table.num_rows else []
         return sorted(found, key=lambda line: line["window_start_ns"])
 
     def lines(self, kinds: Collection[str] = COUNTED) -> list[dict[str, Any]]:
-        """The rows of dwells.parquet of these kinds, by start. Raises NoData where there are none."""
+        """The rows of windows.parquet of these kinds, by start. Raises NoData where there are none."""
         found = [line for line in self.all_lines if line["kind"] in kinds]
         if not found:
             raise NoData("the run has no finished window")
@@ -172,7 +172,7 @@ def _kept(line: Mapping[str, Any], limit: Limit, most_ms: float) -> bool | None:
     if limit in LIMITS:
         p90 = line[column(limit)]
         return None if p90 is None else bool(p90 <= most_ms)
-    share = dwell_table.over_share(line, limit)
+    share = window_table.over_share(line, limit)
     return None if share is None else share <= allowed_over(limit)
 
 
@@ -194,6 +194,6 @@ def draw_points(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
 
 
 def _window_rows(line: dict[str, Any], rows: pa.Table, due: Floats) -> WindowRows:
-    window = dwell_table.window(line)
+    window = window_table.window(line)
     first, end = np.searchsorted(due, (window.window_start_ns, window.window_end_ns))
     return WindowRows(line, window, in_window(rows.slice(int(first), int(end - first)), window))

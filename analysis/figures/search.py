@@ -13,9 +13,9 @@ from analysis.figures.run_data import VOID, WORDS, RunData, mark
 from analysis.figures.words import counted, qps
 from analysis.results.runs import Run
 
-SHAPES = {"ramp": "^", "dwell": "o", "hold": "s"}
+SHAPES = {"ramp": "^", "window": "o", "hold": "s"}
 """Kinds of windows and their marks."""
-NAMES = {"ramp": ", step of the ramp", "hold": ", hold of the 5 % quantile", "dwell": ""}
+NAMES = {"ramp": ", step of the ramp", "hold": ", hold of the 5 % quantile", "window": ""}
 FAINT: Look = {"alpha": 0.4}
 """The ramp only looks for where to measure."""
 
@@ -30,8 +30,8 @@ class Search(Exhibit):
     name = "search"
     title = "The search's path"
     source = (
-        "dwells.parquet: window_start_ns, window_end_ns, rate_qps_per_node, valid; events.jsonl: capacity of "
-        "each segment_done; sweep.json: capacity"
+        "windows.parquet: window_start_ns, window_end_ns, rate_qps_per_node, valid; events.jsonl: capacity "
+        "of each window_done; sweep.json: capacity"
     )
 
     @classmethod
@@ -107,9 +107,9 @@ def plot_search(run: Run) -> Figure:
 
 def _posteriors(run: Run) -> dict[int, Mapping[str, Any]]:
     """The posterior after each window that gave one, by its number; of one measured again the last."""
-    done = [event for event in run.events() if event.get("event") == "segment_done"]
+    done = [event for event in run.events() if event.get("event") == "window_done"]
     return {
-        int(event["index"]): event["capacity"] for event in done if (event["capacity"] or {}).get("dwells")
+        int(event["index"]): event["capacity"] for event in done if (event["capacity"] or {}).get("windows")
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.figures import canvas
 from analysis.figures.canvas import Figure
 from analysis.figures.exhibit import Exhibit, NoData, Row
@@ -22,7 +22,7 @@ class ShareOver(Exhibit):
 
     name = "share_over"
     title = "Share over each bound against offered load"
-    source = "dwells.parquet: rate_qps_per_node, ttft_over to tpot_determined, bounds, valid"
+    source = "windows.parquet: rate_qps_per_node, ttft_over to tpot_determined, bounds, valid"
 
     @classmethod
     def applies(cls, subject: RunData) -> bool:
@@ -72,7 +72,7 @@ class ShareOver(Exhibit):
 
 
 def _row(line: Mapping[str, Any], limit: Limit) -> Row:
-    share = dwell_table.over_share(line, limit)
+    share = window_table.over_share(line, limit)
     return {
         "window": line["index"],
         "rate_qps_per_node": line["rate_qps_per_node"],

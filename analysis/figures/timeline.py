@@ -51,7 +51,7 @@ class Timeline(Exhibit):
     title = "In flight, server state and rolling p90 over time"
     source = (
         "requests/*.parquet: offsets; timeseries.parquet: running, waiting, kv_usage, prefix_queries, "
-        "prefix_hits; dwells.parquet: window_start_ns, window_end_ns, valid"
+        "prefix_hits; windows.parquet: window_start_ns, window_end_ns, valid"
     )
     height_in = 6.0
 

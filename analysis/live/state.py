@@ -92,11 +92,11 @@ class LiveState:
             return LiveState(
                 str(event.get("run_id", "")), str(event.get("verb", "")), _count(event.get("nodes")) or 1
             )
-        if kind == "segment":
+        if kind == "window":
             return replace(self, phase=_phase(event), now=None)
-        if kind == "segment_done":
+        if kind == "window_done":
             return self._done(event)
-        if kind == "segment_final":
+        if kind == "window_final":
             return self._final(event)
         if kind == "end":
             return replace(self, now=None, ended=True, exit_code=_count(event.get("exit_code")))
@@ -135,14 +135,14 @@ class LiveState:
 
 
 def _phase(event: Mapping[str, Any]) -> str:
-    """A segment that begins, in words."""
+    """A window that begins, in words."""
     rate = _figure(event.get("rate_qps_per_node"))
     at = "" if rate is None else f" at {rate:.3f} QPS per node"
-    return f"{event.get('kind', 'segment')} {event.get('index', '')}{at}: {event.get('reason', '')}"
+    return f"{event.get('kind', 'window')} {event.get('index', '')}{at}: {event.get('reason', '')}"
 
 
 def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
-    """The window in an event `segment_done` or `segment_final`; None if there is none."""
+    """The window in an event `window_done` or `window_final`; None if there is none."""
     index, requests = _count(event.get("index")), _count(event.get("requests"))
     if index is None or requests is None:
         return None
@@ -171,7 +171,7 @@ def _key(name: str) -> str:
 def _belief(tree: object) -> Belief | None:
     if not isinstance(tree, Mapping):
         return None
-    windows = tree.get("dwells")
+    windows = tree.get("windows")
     return _read(Belief, {**tree, "windows": len(windows) if isinstance(windows, list | tuple) else 0})
 
 

@@ -27,7 +27,7 @@ RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 
 # %%
 run = analysis.load_run(RUN)
-dwells = str(run.path / "dwells.parquet")
+windows = str(run.path / "windows.parquet")
 folder = run.path / "requests"
 if not run.is_collected:
     # A run that was killed: its file as it would have been written.
@@ -39,16 +39,16 @@ db = duckdb.connect()
 # %% [markdown]
 # ## p50, p90 and p99 per window
 #
-# Void windows are among them: `dwells.parquet` says which. Where a quantile lies among failures,
+# Void windows are among them: `windows.parquet` says which. Where a quantile lies among failures,
 # `quantile_cont` prints `nan`: read it as infinite.
 
 # %%
 db.execute(
     """
-    select dwell, count(*) as requests, count(*) filter (status <> 'ok') as failed,
+    select window_index, count(*) as requests, count(*) filter (status <> 'ok') as failed,
            quantile_cont(ttft_ms, [0.5, 0.9, 0.99]) as ttft_ms,
            quantile_cont(tpot_ms, [0.5, 0.9, 0.99]) as tpot_ms
-    from read_parquet($requests) where phase = 'window' group by dwell order by dwell
+    from read_parquet($requests) where phase = 'window' group by window_index order by window_index
     """,
     {"requests": requests},
 ).df()
@@ -65,14 +65,14 @@ analysis.percentiles(run, "ttft").to_pandas()
 # %%
 db.execute(
     """
-    select w.index as dwell, w.rate_qps_per_node, w.valid,
+    select w.index as window_index, w.rate_qps_per_node, w.valid,
            avg((r.ttft_ms > $ttft)::double) as over_ttft, avg((r.tpot_ms > $tpot)::double) as over_tpot
-    from read_parquet($requests) r join read_parquet($dwells) w on r.dwell = w.index
-    where r.phase = 'window' group by all order by dwell
+    from read_parquet($requests) r join read_parquet($windows) w on r.window_index = w.index
+    where r.phase = 'window' group by all order by window_index
     """,
     {
         "requests": requests,
-        "dwells": dwells,
+        "windows": windows,
         "ttft": run.config.slo.ttft_p90_ms,
         "tpot": run.config.slo.tpot_p90_ms,
     },
@@ -87,9 +87,9 @@ db.execute(
 # %%
 db.execute(
     """
-    select dwell, quantile_cont(gap, [0.5, 0.9, 0.99]) as itl_us, count(*) as gaps
-    from (select dwell, unnest(itl_us) as gap from read_parquet($requests) where phase = 'window')
-    group by dwell order by dwell
+    select window_index, quantile_cont(gap, [0.5, 0.9, 0.99]) as itl_us, count(*) as gaps
+    from (select window_index, unnest(itl_us) as gap from read_parquet($requests) where phase = 'window')
+    group by window_index order by window_index
     """,
     {"requests": requests},
 ).df()

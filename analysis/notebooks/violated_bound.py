@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import analysis
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
 from analysis.results import tables
 from analysis.rows import metrics
@@ -33,7 +33,7 @@ RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 # %%
 run = analysis.load_run(RUN)
 bounds_ms = {limit: getattr(run.config.slo, f"{limit}_p90_ms") for limit in ("ttft", "tpot")}
-windows = [row for row in run.dwells().to_pylist() if row["valid"] and row["requests"]]
+windows = [row for row in run.windows().to_pylist() if row["valid"] and row["requests"]]
 
 
 def excess(row, limit):
@@ -48,7 +48,7 @@ worst, limit = max(known, key=lambda pair: excess(*pair))
 if excess(worst, limit) <= 1:
     print("No window of this run has a p90 over its bound. The nearest is:")
 print(
-    f"dwell {worst['index']} at {worst['rate_qps_per_node']:.3g} QPS per node: p90 {limit.upper()} "
+    f"window {worst['index']} at {worst['rate_qps_per_node']:.3g} QPS per node: p90 {limit.upper()} "
     f"{worst[f'{limit}_p90_ms']:.1f} ms, bound {bounds_ms[limit]:g} ms"
 )
 
@@ -60,7 +60,7 @@ print(
 # requests that were sent, also after the window and between windows.
 
 # %%
-rows = in_window(run.requests(dwell=worst["index"]), dwell_table.window(worst))
+rows = in_window(run.requests(window_index=worst["index"]), window_table.window(worst))
 latency_ms = getattr(metrics, limit)(rows)
 within, over = latency_ms <= bounds_ms[limit], latency_ms > bounds_ms[limit]
 

@@ -10,7 +10,14 @@ from analysis.results.runs import Run
 from analysis.rows import metrics, records
 
 COLUMNS = (
-    *("dwell", "status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns"),
+    *(
+        "window_index",
+        "status",
+        "time_scale",
+        "turn_blocked_ns",
+        "last_token_offset_ns",
+        "engine_last_token_ns",
+    ),
     *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
 )
 
@@ -32,10 +39,12 @@ def answers(run: Run) -> pa.Table:
     """The complete answers in the windows that the capacity rests on."""
     rows, verdict = run.requests(columns=COLUMNS, phase="window"), run.verdict
     used = [
-        row["index"] for row in (verdict.dwells if verdict else ()) if row["kind"] == "dwell" and row["valid"]
+        row["index"]
+        for row in (verdict.windows if verdict else ())
+        if row["kind"] == "window" and row["valid"]
     ]
     seen = metrics.status_in(rows, records.OK)
-    among = pc.is_in(rows.column("dwell"), value_set=pa.array(used, pa.int16())).to_numpy()
+    among = pc.is_in(rows.column("window_index"), value_set=pa.array(used, pa.int16())).to_numpy()
     return rows.filter(pa.array(seen & among))
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.capacity.dwell_table import CountingBasis
+from analysis.capacity.window_table import CountingBasis
 from analysis.planning import request_means
 from analysis.planning.evidence import Evidence, MeasuredWatts, NotPlannable
 from analysis.planning.request_means import MeanLengths

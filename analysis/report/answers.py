@@ -118,7 +118,7 @@ def windows(lines: Sequence[WindowRow]) -> Table:
         for line in lines
     )
     return Table(
-        "Every window that was measured (dwells.parquet)",
+        "Every window that was measured (windows.parquet)",
         (*heads, "state"),
         rows,
         tones=tuple("" if line["valid"] else "failed" for line in lines),

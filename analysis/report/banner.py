@@ -37,7 +37,7 @@ CAUSES = {
     "wrong_prompts": "The server counted other prompts than were planned.",
     "wrong_prefix_hits": "The prefix cache was not hit as intended.",
     "queue_untold": "A bound is on the time in the server's queue, which its answers do not tell.",
-    "too_few_dwells": "Too few windows were measured.",
+    "too_few_windows": "Too few windows were measured.",
 }
 """Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
@@ -221,7 +221,7 @@ def _limits(verdict: Verdict, capacity: CapacityFigures) -> list[str]:
     elif asked.nodes > 1 and asked.routing != "per_node":
         lines.append(f"It is that of a node among {asked.nodes} behind one balancer, not of a node alone.")
     if isinstance(verdict, RunVerdict):
-        lines += [_sentence(line) for line in sessions_text.lines(asked, verdict.dwells)]
+        lines += [_sentence(line) for line in sessions_text.lines(asked, verdict.windows)]
     scale = asked.time_scale
     return lines + ([_sentence(summary.DILATED.format(scale))] if scale != 1 else [])
 

@@ -35,7 +35,7 @@ MEANINGS = {
     "folded_names": f"answers whose replica or finish reason stands as {foreign_words.OTHER}: "
     f"it came after {foreign_words.MOST} different names",
     "queue_told": "share of the answers that tell their time in the server's queue, where a bound is on it",
-    "valid_dwells": "windows that were not void",
+    "valid_windows": "windows that were not void",
 }
 STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
 """Outcomes of a check with the tone of its row. A note does not make a window void."""

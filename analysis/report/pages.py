@@ -121,8 +121,8 @@ def _trust(verdict: RunVerdict | None) -> Section:
         blocks.append(answers.p90s("Both p90s against their bounds", verdict.probe))
     if verdict.hold:
         blocks.append(answers.confirmation_run(verdict.hold))
-    if verdict.dwells:
-        blocks.append(answers.windows(verdict.dwells))
+    if verdict.windows:
+        blocks.append(answers.windows(verdict.windows))
     return Section("trust", TRUST, PURPOSE, tuple(blocks))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.node_power import NodeSamples, by_node
 from analysis.capacity.window_counts import in_window
 from analysis.results.types.power_figures import NodeFigures, PowerFigures, WindowEnergy
@@ -19,7 +19,7 @@ WHOLE, ALONE = "whole nodes", "GPUs alone"
 
 def figures(
     samples: pa.Table,
-    dwells: Sequence[WindowRow],
+    measured_windows: Sequence[WindowRow],
     requests: pa.Table,
     capacity: CapacityFigures | None,
     unknown: str = "",
@@ -28,7 +28,7 @@ def figures(
 
     `unknown` is why there are no samples, where that is known.
     """
-    measured = [row for row in dwells if row["kind"] != "ramp"]
+    measured = [row for row in measured_windows if row["kind"] != "ramp"]
     # A node that was replaced, or that came later, counts where it was asked.
     every = by_node(samples)
     nodes = [node for node in every if any(_asked(node, row) for row in measured)] or every
@@ -90,7 +90,7 @@ def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, wh
     if len(known) < max(len(there), row["nodes"]):
         return found
     joules = sum(known) * (span[1] - span[0]) / 1e9
-    rows = in_window(requests, dwell_table.window(dict(row)))
+    rows = in_window(requests, window_table.window(dict(row)))
     rows = rows.filter(pa.array(metrics.status_in(rows, "ok")))
     watts, idle_watts = sum(known) / len(there), _idle_watts(there, whole)
     return replace(

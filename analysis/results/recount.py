@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
@@ -39,37 +39,37 @@ SMALLEST = 1e-12
 class Recount:
     """Every window counted again, and the posterior of those that are not void; None without a prior."""
 
-    dwells: tuple[WindowCounts, ...]
+    windows: tuple[WindowCounts, ...]
     capacity: Capacity | None
 
 
 def recount(run: Run) -> Recount:
     """Count every window of an ended run again. Raises RunError where the files do not hold what it takes."""
-    table = run.dwells()
+    table = run.windows()
     if not table.num_rows:
-        raise RunError(f"{run.path} has no dwells.parquet: nothing was measured, or the run did not end")
-    basis = dwell_table.basis_of(table)
+        raise RunError(f"{run.path} has no windows.parquet: nothing was measured, or the run did not end")
+    basis = window_table.basis_of(table)
     if basis is None:
         raise RunError(
-            f"{run.path}/dwells.parquet lacks the prior, the bounds and the planned ends that a recount "
+            f"{run.path}/windows.parquet lacks the prior, the bounds and the planned ends that a recount "
             "needs; sweep.json still holds what was concluded"
         )
     requests = run.requests()
-    segment = metrics.numbers(requests, "dwell")
+    window_index = metrics.numbers(requests, "window_index")
 
     def around(index: int) -> pa.Table:
-        return requests.filter(pa.array(np.isin(segment, [index - 1, index, index + 1])))
+        return requests.filter(pa.array(np.isin(window_index, [index - 1, index, index + 1])))
 
     asked = basis.slo, basis.workload, basis.counted_ns
     counted: list[WindowCounts] = []
     used: list[WindowCounts] = []
     for line in table.to_pylist():
-        window, index = dwell_table.window(line), line["index"]
+        window, index = window_table.window(line), line["index"]
         rows = around(index)
-        dwell = replace(count(rows, window, *asked), weight=line["weight"])
-        counted.append(dwell)
+        counts = replace(count(rows, window, *asked), weight=line["weight"])
+        counted.append(counts)
         if line["valid"]:
-            used += count_by_stream(rows, window, basis.streams, *asked) if basis.streams else (dwell,)
+            used += count_by_stream(rows, window, basis.streams, *asked) if basis.streams else (counts,)
     if basis.prior is None:
         return Recount(tuple(counted), None)
     found = including(posterior(used, basis.prior), node_effects(used, basis.prior))
@@ -92,7 +92,7 @@ def text(run: Run) -> tuple[str, bool]:
     """
     again = recount(run)
     counts = list(_other_counts(run, again))
-    lines = [f"counts of {len(again.dwells)} windows, exactly: {'; '.join(counts) or 'identical'}"]
+    lines = [f"counts of {len(again.windows)} windows, exactly: {'; '.join(counts) or 'identical'}"]
     tree = run.sweep or {}
     required = (tree.get("probe") or {}).get("required") or {}
     recorded = tree.get("capacity") or required.get("capacity")
@@ -112,7 +112,7 @@ def text(run: Run) -> tuple[str, bool]:
     if figures.constants:
         lines.append("  joined with the engine model's constants as recorded: they are not drawn again")
     agreed = "the same" if any(_other_figures(recorded, fresh, operator.eq)) else "identical"
-    lines.append(f"capacity, limits and dwells used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
+    lines.append(f"capacity, limits and windows used, within {TOLERANCE:g}: {'; '.join(other) or agreed}")
     return "\n".join(lines), not counts and not other
 
 
@@ -124,17 +124,17 @@ def same(recorded: Any, recomputed: Any) -> bool:
 
 
 def _other_counts(run: Run, again: Recount) -> Iterator[str]:
-    for line, dwell in zip(run.dwells().to_pylist(), again.dwells, strict=True):
-        fresh = {name: getattr(dwell, name) for name in COUNTS}
+    for line, counts in zip(run.windows().to_pylist(), again.windows, strict=True):
+        fresh = {name: getattr(counts, name) for name in COUNTS}
         old = {name: line[name] for name in COUNTS}
         for one in line["bounds"] or ():
             old |= {f"{one['bound']}_over": one["over"], f"{one['bound']}_determined": one["determined"]}
-        for limit, counted in dwell.limits.items():
+        for limit, counted in counts.limits.items():
             fresh |= {f"{limit}_over": counted.over, f"{limit}_determined": counted.determined}
             old |= {name: line[name] for name in fresh if name in line}
         for name, value in fresh.items():
             if not same(old.get(name), value):
-                yield f"window {dwell.index}: {name} recorded {old.get(name)!r}, recomputed {value!r}"
+                yield f"window {counts.index}: {name} recorded {old.get(name)!r}, recomputed {value!r}"
 
 
 def _other_figures(

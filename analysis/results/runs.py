@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.results import integrity, locations
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
@@ -88,22 +88,22 @@ class Run:
         return list((self.sweep or {}).get("checks", ()))
 
     def requests(
-        self, dwell: int | None = None, columns: Sequence[str] | None = None, phase: str | None = None
+        self, window_index: int | None = None, columns: Sequence[str] | None = None, phase: str | None = None
     ) -> pa.Table:
         """Every planned request, one row each, in order of due time (schema `records.REQUESTS`).
 
-        Of one dwell and of one phase of the plan (`window` is what counts) where these are given. Only
+        Of one window and of one phase of the plan (`window` is what counts) where these are given. Only
         `columns` are read where given: most bytes are the gaps in `itl_us`.
         """
         _refuse_columns(columns)
-        asked_for = {"dwell": dwell, "phase": phase}
+        asked_for = {"window_index": window_index, "phase": phase}
         wanted = [pc.field(name) == value for name, value in asked_for.items() if value is not None]
         where = wanted[0] & wanted[-1] if wanted else None
         with _readable(self.path):
             if self.is_collected:
                 return records.read(self.path / "requests", columns, where)
             asked = list(records.REQUESTS.names if columns is None else columns)
-            rows = gathering.requests(self.path, list(dict.fromkeys([*asked, "dwell", "phase"])))
+            rows = gathering.requests(self.path, list(dict.fromkeys([*asked, "window_index", "phase"])))
         return (rows if where is None else rows.filter(where)).select(asked)
 
     @property
@@ -144,16 +144,16 @@ class Run:
                 self.path, "power.parquet", time_series.POWER, "node", shards.read(self.path)
             )
 
-    def dwells(self) -> pa.Table:
-        """One row per ramp step and dwell (schema `dwell_table.DWELLS`); empty for a run that did not end."""
-        return self._dwells
+    def windows(self) -> pa.Table:
+        """One row per window (schema `window_table.WINDOWS`); empty for a run that did not end."""
+        return self._windows
 
     @cached_property
-    def _dwells(self) -> pa.Table:
-        """The rows of `dwells`, read once: a report asks for them in each of its figures."""
-        path = self.path / "dwells.parquet"
+    def _windows(self) -> pa.Table:
+        """The rows of `windows`, read once: a report asks for them in each of its figures."""
+        path = self.path / "windows.parquet"
         with _readable(self.path):
-            return dwell_table.read(path) if path.exists() else dwell_table.DWELLS.empty_table()
+            return window_table.read(path) if path.exists() else window_table.WINDOWS.empty_table()
 
     def events(self) -> list[dict[str, Any]]:
         """Every decision in order; a line cut by a kill is left out."""

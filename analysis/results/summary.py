@@ -255,7 +255,7 @@ def _evidence_lines(verdict: Verdict) -> list[str]:
             lines.append(failures.line(verdict.requests.by_failure, verdict.requests.rows))
     out = [f"  {line}" for line in lines if line]
     if isinstance(verdict, RunVerdict):
-        out += sessions_text.lines(asked, verdict.dwells)
+        out += sessions_text.lines(asked, verdict.windows)
         out += power_text.lines(asked, verdict.power)
         out += [f"  {check_line(check)}" for check in verdict.checks or () if check.passed is not None]
         if verdict.prediction:

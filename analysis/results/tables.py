@@ -19,7 +19,7 @@ from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS, column
 
 BY = (
-    "dwell",
+    "window_index",
     "phase",
     "replica_id",
     "client_id",
@@ -52,13 +52,13 @@ CAPACITIES = pa.schema(
 
 
 def percentiles(
-    run: Run, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "dwell"
+    run: Run, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "window_index"
 ) -> pa.Table:
     """Quantiles `q` of one of `METRICS` in the windows of a run, a row per value of the column `by`.
 
     Columns: `by`, `n` (requests, or gaps, of which the metric is known), `failed` (of these, infinite), and
     one per quantile, `ttft_p90_ms`, infinite where a failure decides it. Void windows are among them
-    (`run.dwells()` says which). By `phase` there is a row for each phase, not for windows alone; what the
+    (`run.windows()` says which). By `phase` there is a row for each phase, not for windows alone; what the
     search took back is in none. Raises RunError for an unknown word.
     """
     chosen = _metric(metric)
@@ -71,7 +71,7 @@ def percentiles(
 
 
 def percentiles_of(
-    rows: pa.Table, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "dwell"
+    rows: pa.Table, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "window_index"
 ) -> pa.Table:
     """The same of request rows at hand, all that are given; they need `by` and the metric's columns."""
     chosen = _metric(metric)
@@ -160,5 +160,5 @@ def _claimed(run: Run) -> dict[str, Any]:
         "estimate_qps_per_node": None if claimed.is_bound else claimed.value,
         "interval_of": joint.kind(run.verdict.asked, capacity) or "sampling noise",
         "binding": capacity.binding,
-        "windows_used": len(capacity.dwells_used or ()),
+        "windows_used": len(capacity.windows_used or ()),
     }

@@ -24,7 +24,7 @@ FAILURES = ("http_error", "truncated", "timeout", "conn_error", "missed", "lost"
 PENDING = "pending"
 """Status of a request in flight; it exists in observations during a run, never in Parquet."""
 
-KEYS = ("seq", "dwell", "phase", "status", "due_ns")
+KEYS = ("seq", "window_index", "phase", "status", "due_ns")
 """Columns of every version of a request table."""
 
 PARQUET = b"PAR1"
@@ -36,7 +36,7 @@ KEYS_OF_ROWS = ("seq", "due_ns")
 _COLUMNS: tuple[Column, ...] = (
     ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
     ("client_id", pa.int16(), "", "load actor that owned the request"),
-    ("dwell", pa.int16(), "", "ramp step or window, from 0; -1 is the warm-up"),
+    ("window_index", pa.int16(), "", "ramp step or window, from 0; -1 is the warm-up"),
     (
         "phase",
         foreign_words.KIND,
@@ -168,7 +168,10 @@ begins alike, and the seq of the session's turn before."""
 
 PLAN = pa.schema(
     [
-        *(SHARD.field(name) for name in ("seq", "dwell", "phase", "stream", "session_id", "turn", "due_ns")),
+        *(
+            SHARD.field(name)
+            for name in ("seq", "window_index", "phase", "stream", "session_id", "turn", "due_ns")
+        ),
         *(
             SHARD.field(f"{name}_tokens")
             for name in ("requested_input", "requested_output", "shared", "image", "reusable")

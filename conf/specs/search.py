@@ -31,7 +31,7 @@ class Search:
     name: str
     budget_s: Annotated[float, Interval(gt=0, le=MOST_S)]
     start: Literal["ramp", "prediction"] = "ramp"
-    min_dwells: AtLeastOne = 6
+    min_windows: AtLeastOne = 6
     ramp_step_s: Positive = 4.0
     ramp_factor: Annotated[float, Gt(1)] = 2.0
     first_transition_s: Positive = 30.0
@@ -53,14 +53,14 @@ class Search:
         require(
             self.deployments == 1 or share_s >= least_s,
             f"search.deployments={self.deployments} leaves each {share_s:g} s, too short for "
-            f"search.min_dwells={self.min_dwells}; raise search.budget_s to {self.deployments * least_s:g} "
+            f"search.min_windows={self.min_windows}; raise search.budget_s to {self.deployments * least_s:g} "
             "or lower search.deployments",
         )
 
     @property
     def least_s(self) -> float:
         """Seconds of the least number of measurement windows, which are granted also beyond the budget."""
-        return self.min_dwells * (self.transition_s + self.window_s)
+        return self.min_windows * (self.transition_s + self.window_s)
 
     @property
     def parts(self) -> int:

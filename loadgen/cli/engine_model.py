@@ -24,7 +24,7 @@ from loadgen.predict.capacity import quiet
 from loadgen.predict.operating_point import PooledGaps, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
-from loadgen.search.segments import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
+from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
 from loadgen.traffic import trace
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
@@ -41,7 +41,7 @@ from serve_apps.engine_model.service.routed import Replicas, Requests
 
 HOUR_S = 3600.0
 """Virtual time of the prediction that places the first window."""
-PLACES = "it places the first dwell and centres a wide prior, sd 25 %"
+PLACES = "it places the first window and centres a wide prior, sd 25 %"
 CPU_GUESS_QPS = 60.0
 """Short requests to the tiny model on two cores: 55 per second were well within the default bounds, 200 were
 not (measured, 2026-11-22). It only says where a ramp begins."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from conf import Experiment
 
-SEARCHED = ("search.budget_s", "search.min_dwells", "search.confirm_s")
-VIRTUAL = ("search.min_dwells", "search.confirm_s", "fleet.")
+SEARCHED = ("search.budget_s", "search.min_windows", "search.confirm_s")
+VIRTUAL = ("search.min_windows", "search.confirm_s", "fleet.")
 NOT_OF = {
     "probe": (SEARCHED, "a search; a probe lasts duration_s=..."),
     "progressive": (SEARCHED, "a search; progressive has levels of its own"),
@@ -90,9 +90,9 @@ def overspent(asked: Experiment, words: Sequence[str]) -> str:
     budget_s = search.budget_s / search.deployments
     if search.least_s <= budget_s or not any(word.startswith("search.") for word in words):
         return ""
-    fitting = int(budget_s * search.min_dwells / search.least_s)
-    fewer = f"lower search.min_dwells to {fitting}" if fitting else "shorten search.window_s"
+    fitting = int(budget_s * search.min_windows / search.least_s)
+    fewer = f"lower search.min_windows to {fitting}" if fitting else "shorten search.window_s"
     return (
-        f"search.min_dwells={search.min_dwells} need {search.least_s:g} s, above search.budget_s="
+        f"search.min_windows={search.min_windows} need {search.least_s:g} s, above search.budget_s="
         f"{search.budget_s:g}; {fewer}, or raise search.budget_s to {search.least_s * search.deployments:g}"
     )

@@ -180,7 +180,7 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
     run = _cut_short(path)
     before, search = measure.continued(run), asked(path / "config.yaml").search
     left_s = max(0.0, search.budget_s - before.elapsed_s) + search.confirm_s
-    return f"# {len(before.segments)} finished segments, {left_s:.0f} s of load left"
+    return f"# {len(before.windows)} finished windows, {left_s:.0f} s of load left"
 
 
 def _cut_short(path: Path) -> Run:

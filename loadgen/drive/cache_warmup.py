@@ -12,7 +12,7 @@ import pyarrow as pa
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from loadgen.drive.driver import Driver
-from loadgen.search.segments import Segment
+from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic.prefix_sharing import gap_s
 from loadgen.traffic.schedule import NS
 
@@ -40,20 +40,20 @@ class WarmupPiece:
     e2e_ms: float
 
 
-def warm_caches(driver: Driver, segment: Segment) -> None:
-    """Load until the hit rate settles, if new users come with this segment, or after an overload.
+def warm_caches(driver: Driver, plan: WindowPlan) -> None:
+    """Load until the hit rate settles, if new users come with this window, or after an overload.
 
     Running requests then took the memory of cached prompts. It costs no budget, and ends early if a load
     actor is lost or the service reports no hits.
     """
-    overloaded = segment.settle_before and driver.warmed_qps > 0
-    asked, before = segment.rate_qps, 0.0 if overloaded else driver.warmed_qps
+    overloaded = plan.settle_before and driver.warmed_qps > 0
+    asked, before = plan.rate_qps, 0.0 if overloaded else driver.warmed_qps
     new = asked > before * (1 + AGREE) if driver.plan.workload.conversations else not before
     if not new or _nothing_to_gain(driver):
         return
     began_ns = driver.feed.next_start_ns()
     try:
-        pieces = _load_pieces(driver, segment, before, overloaded)
+        pieces = _load_pieces(driver, plan, before, overloaded)
     finally:  # the service may be lost meanwhile
         driver.feed.uncharge(began_ns)
     if not driver.feed.missing_actors():
@@ -62,12 +62,12 @@ def warm_caches(driver: Driver, segment: Segment) -> None:
         _report(driver, pieces, began_ns)
 
 
-def _load_pieces(driver: Driver, segment: Segment, before_qps: float, overloaded: bool) -> list[WarmupPiece]:
-    asked, newcomers = segment.rate_qps, _Newcomers(driver, before_qps, segment.rate_qps)
+def _load_pieces(driver: Driver, plan: WindowPlan, before_qps: float, overloaded: bool) -> list[WarmupPiece]:
+    asked, newcomers = plan.rate_qps, _Newcomers(driver, before_qps, plan.rate_qps)
     pieces: list[WarmupPiece] = []
     for number, rate_qps in enumerate(_rates(driver, asked, overloaded), 1):
         newcomers.reach(rate_qps)
-        answered = _offer(driver, segment.index, number, rate_qps, asked)
+        answered = _offer(driver, plan.index, number, rate_qps, asked)
         hit = metrics.prefix_hit(answered)
         if driver.feed.missing_actors() or (hit is None and answered.num_rows):
             break
@@ -149,7 +149,7 @@ def settled(pieces: Sequence[WarmupPiece]) -> bool:
 
 def _rates(driver: Driver, asked_qps: float, overloaded: bool) -> Iterator[float]:
     """The rate of each piece, for as long as the warm-up may last; only new users need a ramp."""
-    offered = driver.windows.outcomes[-1].segment.rate_qps if driver.windows.outcomes else 0.0
+    offered = driver.windows.outcomes[-1].plan.rate_qps if driver.windows.outcomes else 0.0
     if overloaded:  # an emptied cache may not carry what a full one does
         offered = COLD_SHARE * asked_qps
     workload, cold_qps = driver.plan.workload, driver.plan.start.roofline_qps

@@ -1,4 +1,4 @@
-"""Drives a target window by window: settles it, offers a segment, watches it, and waits for its answers.
+"""Drives a target window by window: settles it, offers load, watches it, and waits for its answers.
 
 Arrivals are offered in `load_feed`, windows are counted and judged in `windows`, and a lost service is
 noticed and awaited in `loss_recovery`.
@@ -20,14 +20,14 @@ from loadgen.drive.window_watch import WATCH_S, so_far
 from loadgen.drive.windows import Windows
 from loadgen.fleet.target import Target
 from loadgen.search.overload import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, plainly_bad, should_abort
-from loadgen.search.segments import Segment
+from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 RUN_OUT = 1.5
 """Median lives of an answer for which the load goes on after the last window (our choice)."""
 RUN_OUT_PIECE = 1000
-"""Piece number of that load in the next segment, far beyond the pieces of a cache warm-up."""
+"""Piece number of that load in the next window, far beyond the pieces of a cache warm-up."""
 
 
 class Driver:
@@ -74,52 +74,50 @@ class Driver:
         """Seconds of load after the warm-up, those of earlier sessions included."""
         return self.feed.elapsed_s()
 
-    def announce(self, segment: Segment, window: Window) -> None:
+    def announce(self, plan: WindowPlan, window: Window) -> None:
         """Report what is offered next."""
         self.emit(
-            "segment",
-            index=segment.index,
-            kind=segment.kind,
-            rate_qps_per_node=None if window.concurrency else segment.rate_qps,
-            transition_s=segment.transition_s,
-            window_s=None if window.concurrency else segment.window_s,
-            reason=segment.reason,
+            "window",
+            index=plan.index,
+            kind=plan.kind,
+            rate_qps_per_node=None if window.concurrency else plan.rate_qps,
+            transition_s=plan.transition_s,
+            window_s=None if window.concurrency else plan.window_s,
+            reason=plan.reason,
             start_s=window.start_ns / NS,
         )
 
-    def settle(self, segment: Segment) -> None:
-        """Let the backlog of the last window be answered where a segment asks for that."""
-        if segment.settle_before and self.windows.outcomes:
-            last, workload = self.windows.outcomes[-1].segment, self.plan.workload
+    def settle(self, plan: WindowPlan) -> None:
+        """Let the backlog of the last window be answered where the next one asks for that."""
+        if plan.settle_before and self.windows.outcomes:
+            last, workload = self.windows.outcomes[-1].plan, self.plan.workload
             longest_s = self.plan.slo.tokens_s(workload.output_tokens.mean)
             # That many answers are in flight when each takes as long as the bounds allow.
-            fits = segment.rate_qps * self.plan.nodes * longest_s
+            fits = plan.rate_qps * self.plan.nodes * longest_s
             self.await_answers(last.index, self.windows.patience_s(), fits=fits)
 
     def offer_piece(self, index: int, piece: int, rate_qps: float, seconds: float) -> tuple[int, int]:
-        """Offer load ahead of a segment (`LoadFeed.offer_piece`); raises TargetLost if nobody answers."""
+        """Offer load ahead of a window (`LoadFeed.offer_piece`); raises TargetLost if nobody answers."""
         span = self.feed.offer_piece(index, piece, rate_qps, seconds)
         self.loss.refuse_dead(index)
         return span
 
-    def load(self, segment: Segment, may_abort: bool = True, profile: Profile | None = None) -> None:
-        """Offer one segment, watch it, and add its outcome."""
-        window = self.feed.window(segment)
-        self.windows.open = segment, window
-        self.announce(segment, window)
-        self.feed.offer(self.feed.draw(segment, window, profile or window.rate_qps), window.window_start_ns)
+    def load(self, plan: WindowPlan, may_abort: bool = True, profile: Profile | None = None) -> None:
+        """Offer one window, watch it, and add its outcome."""
+        window = self.feed.window(plan)
+        self.windows.open = plan, window
+        self.announce(plan, window)
+        self.feed.offer(self.feed.draw(plan, window, profile or window.rate_qps), window.window_start_ns)
         reason = self.watch(window, may_abort=may_abort)
         if reason:
             now_ns = self.feed.free_ns = self.feed.target.now_ns()
             self.feed.target.retract()
             window = dataclasses.replace(window, window_end_ns=now_ns, aborted=True)
-            self.emit(
-                "abort", index=segment.index, text=f"{segment.kind} {segment.index} ended early: {reason}"
-            )
+            self.emit("abort", index=plan.index, text=f"{plan.kind} {plan.index} ended early: {reason}")
         else:
             now_ns = window.planned_end_ns
             self.feed.free_ns = now_ns + self.feed.bridge_ns
-        self.close(segment, window, now_ns)
+        self.close(plan, window, now_ns)
 
     def watch(self, window: Window, may_abort: bool) -> str | None:
         """Let the window pass in slices; returns why it should end early, or None when it is over."""
@@ -159,13 +157,13 @@ class Driver:
         seconds = (at_ns - window.window_start_ns) / NS
         return plainly_bad(so_far, waiting(rows, at_ns), seconds, slo)
 
-    def close(self, segment: Segment, window: Window, now_ns: int) -> None:
+    def close(self, plan: WindowPlan, window: Window, now_ns: int) -> None:
         """Add the outcome of a window that is over, and recount those that changed meanwhile."""
         self.feed.refresh()  # what was due since the last look was sent, too
         self.windows.health[window.index] = self.feed.health_in(window)
         self.loss.refuse_fault()
         self.loss.refuse_dead(window.index)
-        self.windows.add(segment, window, now_ns, self.elapsed_s())
+        self.windows.add(plan, window, now_ns, self.elapsed_s())
 
     def recover(self, lost: TargetLost) -> None:
         """Wait until a lost service is back (`LossRecovery.recover`), its caches empty."""
@@ -181,8 +179,8 @@ class Driver:
         if not self.windows.outcomes:
             return
         if run_out:
-            self._run_out(self.windows.outcomes[-1].dwell)
-        index, limit_s = self.windows.outcomes[-1].segment.index, self.windows.patience_s()
+            self._run_out(self.windows.outcomes[-1].counts)
+        index, limit_s = self.windows.outcomes[-1].plan.index, self.windows.patience_s()
         self.await_answers(index, limit_s, until_done=True)
         self.loss.refuse_fault(only_if_felt=True)
         self.windows.recount(self.feed.target.now_ns())
@@ -191,7 +189,7 @@ class Driver:
         if last.aborted or not last.weight or last.median_e2e_s is None:
             return
         seconds, index = min(RUN_OUT * last.median_e2e_s, self.windows.patience_s()), last.index + 1
-        # A session that goes on draws the segment itself.
+        # A session that goes on draws the window itself.
         self.feed.offer_piece(index, RUN_OUT_PIECE, last.rate_qps / self.plan.nodes, seconds, last=True)
         self.loss.refuse_dead(index)
 
@@ -203,11 +201,11 @@ class Driver:
     def await_answers(
         self, index: int, limit_s: float, until_done: bool = False, fits: float | None = None
     ) -> None:
-        """Offer nothing until no request of the last two segments waits for its first token, or its end.
+        """Offer nothing until no request of the last two windows waits for its first token, or its end.
 
         With `fits` also until no more than so many are in flight.
         Raises TargetLost when several waited in vain and nothing at all was heard of the service meanwhile,
-        and when almost nothing of a segment is answered; `warm_up` judges its own requests.
+        and when almost nothing of a window is answered; `warm_up` judges its own requests.
         """
         feed = self.feed
         feed.target.retract()

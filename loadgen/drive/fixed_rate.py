@@ -15,7 +15,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import POLL_NS
 from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.drive.service_loss import in_flight
-from loadgen.search.segments import Segment
+from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic import trace
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -68,8 +68,8 @@ def rate(
     """Offer one rate, or a profile (of the whole service) of that mean rate, after a transition."""
     warm_up(driver)
     why = "the profile that was asked" if profile else "the rate that was asked"
-    segment = Segment(0, "dwell", qps_per_node, transition_s, duration_s, False, why)
-    load_prepared(driver, segment, may_abort=False, profile=profile)
+    plan = WindowPlan(0, "window", qps_per_node, transition_s, duration_s, False, why)
+    load_prepared(driver, plan, may_abort=False, profile=profile)
     driver.drain(run_out=profile is None)
 
 
@@ -79,13 +79,15 @@ def replay(driver: Driver, duration_s: float | None) -> None:
     start_ns = driver.feed.next_start_ns()
     duration_ns = None if duration_s is None else int(duration_s * NS)
     seed, first_seq = driver.plan.seed, driver.feed.next_seq
-    schedule = driver.feed.traffic.replay(start_ns, duration_ns, dwell=0, first_seq=first_seq, seed=seed)
+    schedule = driver.feed.traffic.replay(
+        start_ns, duration_ns, window_index=0, first_seq=first_seq, seed=seed
+    )
     window = _whole(driver, start_ns, int(schedule.due_ns[-1]) + 1, len(schedule))
-    segment = _segment(window, "the trace's own times")
-    driver.announce(segment, window)
+    plan = _window_plan(window, "the trace's own times")
+    driver.announce(plan, window)
     driver.feed.offer(schedule, start_ns)
     driver.watch(window, may_abort=False)
-    driver.close(segment, window, window.planned_end_ns)
+    driver.close(plan, window, window.planned_end_ns)
     driver.drain()
 
 
@@ -97,7 +99,7 @@ def closed(driver: Driver, concurrency: int, requests: int) -> None:
     warm_up(driver)
     start_ns, seed, first_seq = driver.feed.next_start_ns(), driver.plan.seed, driver.feed.next_seq
     schedule = driver.feed.traffic.closed(
-        requests, concurrency, start_ns, dwell=0, first_seq=first_seq, seed=seed
+        requests, concurrency, start_ns, window_index=0, first_seq=first_seq, seed=seed
     )
     loop(driver, schedule, start_ns, f"closed loop, {concurrency} in flight")
 
@@ -105,13 +107,13 @@ def closed(driver: Driver, concurrency: int, requests: int) -> None:
 def loop(
     driver: Driver, schedule: ArrivalSchedule, start_ns: int, why: str, *, to_the_end: bool = False
 ) -> None:
-    """Play a closed loop as one segment. Its window is where its schedule says, up to the last send.
+    """Play a closed loop as one window, which lasts from where its schedule says to the last send.
 
     With `to_the_end` it is all of it, from the first send to the last answer.
     """
-    number, concurrency = schedule.dwell, schedule.concurrency
+    number, concurrency = schedule.window_index, schedule.concurrency
     begun = replace(_whole(driver, start_ns, start_ns + 1, 0, number), concurrency=concurrency)
-    driver.announce(_segment(begun, why), begun)
+    driver.announce(_window_plan(begun, why), begun)
     driver.feed.offer(schedule, start_ns)
     _play(driver, number, len(schedule))
     rows = driver.windows.ledger.rows(number)
@@ -122,7 +124,7 @@ def loop(
         (int(due_ns.min()), int(last_ns.max()) + 1) if len(due_ns) else (start_ns, start_ns + 1)
     )
     window = replace(_whole(driver, begin_ns, end_ns, len(due_ns), number), concurrency=concurrency)
-    driver.close(_segment(window, why), window, driver.feed.target.now_ns())
+    driver.close(_window_plan(window, why), window, driver.feed.target.now_ns())
 
 
 def _play(driver: Driver, number: int, requests: int) -> None:
@@ -147,10 +149,10 @@ def _play(driver: Driver, number: int, requests: int) -> None:
 
 
 def _whole(driver: Driver, start_ns: int, end_ns: int, count: int, number: int = 0) -> Window:
-    """A segment that is all window; its rate is what came of it."""
+    """A window without a transition; its rate is what came of it."""
     rate_qps = count / ((end_ns - start_ns) / NS)
-    return Window(number, "dwell", rate_qps, driver.plan.nodes, start_ns, start_ns, end_ns, end_ns)
+    return Window(number, "window", rate_qps, driver.plan.nodes, start_ns, start_ns, end_ns, end_ns)
 
 
-def _segment(window: Window, why: str) -> Segment:
-    return Segment(window.index, "dwell", window.rate_qps / window.nodes, 0.0, window.seconds, False, why)
+def _window_plan(window: Window, why: str) -> WindowPlan:
+    return WindowPlan(window.index, "window", window.rate_qps / window.nodes, 0.0, window.seconds, False, why)

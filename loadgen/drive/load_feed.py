@@ -15,7 +15,7 @@ from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.window_health import WindowHealth, health_of
 from loadgen.fleet.target import LostActor, Observation, Target
-from loadgen.search.segments import Segment, Stop
+from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -73,20 +73,18 @@ class LoadFeed:
         """Length of the bridge on the run's clock; deciding takes real time."""
         return int(BRIDGE_NS * self.plan.time_scale)
 
-    def window(self, segment: Segment) -> Window:
-        """The window of a segment that is offered next."""
+    def window(self, plan: WindowPlan) -> Window:
+        """The window that is offered next, on the run's clock."""
         start_ns = self.next_start_ns()
-        begin_ns = start_ns + int(segment.transition_s * NS)
-        end_ns = begin_ns + int(segment.window_s * NS)
+        begin_ns = start_ns + int(plan.transition_s * NS)
+        end_ns = begin_ns + int(plan.window_s * NS)
         nodes = self.plan.nodes
-        return Window(
-            segment.index, segment.kind, segment.rate_qps * nodes, nodes, start_ns, begin_ns, end_ns, end_ns
-        )
+        return Window(plan.index, plan.kind, plan.rate_qps * nodes, nodes, start_ns, begin_ns, end_ns, end_ns)
 
-    def draw(self, segment: Segment, window: Window, rate_qps: float | Profile) -> ArrivalSchedule:
-        """Draw the requests of a window; those of a pair are drawn like the segment that it replays."""
+    def draw(self, plan: WindowPlan, window: Window, rate_qps: float | Profile) -> ArrivalSchedule:
+        """Draw the requests of a window; those of a pair are drawn like the window that it replays."""
         inner = "ramp" if window.kind == "ramp" else "window"
-        begin_ns = window.start_ns + int(segment.lead_s * NS)
+        begin_ns = window.start_ns + int(plan.lead_s * NS)
         bounds = {
             "transition": (begin_ns, window.window_start_ns),
             inner: (window.window_start_ns, window.planned_end_ns),
@@ -94,12 +92,12 @@ class LoadFeed:
         }
         draw = partial(self.traffic.draw, rate_qps, streams=self.plan.streams)
         seq, seed = self.next_seq, self.plan.seed
-        if segment.pair is None:
-            return draw(bounds, dwell=window.index, first_seq=seq, seed=seed)
+        if plan.pair is None:
+            return draw(bounds, window_index=window.index, first_seq=seq, seed=seed)
         before = {"transition": (window.start_ns, begin_ns)}
-        # Another seed: the numbers of this segment and of the pair may be the same.
-        lead = draw(before, dwell=window.index, first_seq=seq, seed=seed + 1)
-        replayed = draw(bounds, dwell=segment.pair, first_seq=seq + len(lead), seed=seed)
+        # Another seed: the numbers of this window and of the pair may be the same.
+        lead = draw(before, window_index=window.index, first_seq=seq, seed=seed + 1)
+        replayed = draw(bounds, window_index=plan.pair, first_seq=seq + len(lead), seed=seed)
         return lead.followed_by(replayed)
 
     def offer(self, schedule: ArrivalSchedule, until_ns: int) -> None:
@@ -112,7 +110,7 @@ class LoadFeed:
     def offer_piece(
         self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
     ) -> tuple[int, int]:
-        """Offer a rate per node for so long ahead of a segment, `last` without a bridge; returns from when to
+        """Offer a rate per node for so long ahead of a window, `last` without a bridge; returns from when to
         when.
         """
         start_ns = self.next_start_ns()
@@ -121,7 +119,7 @@ class LoadFeed:
         schedule = self.traffic.draw(
             rate_qps * self.plan.nodes,
             {"bridge" if last else "transition": (start_ns, self.free_ns)},
-            dwell=index,
+            window_index=index,
             first_seq=self.next_seq,
             seed=self.plan.seed,
             streams=self.plan.streams,

@@ -45,12 +45,12 @@ class LossRecovery:
         return self.first_window == len(self.windows.outcomes)
 
     def answerable(self, index: int) -> pa.Table:
-        """Rows of a segment and its neighbours without those that an earlier loss may have left hanging."""
+        """Rows of a window and its neighbours without those that an earlier loss may have left hanging."""
         rows = self.windows.requests(index)
         return metrics.chosen(rows, metrics.numbers(rows, "due_ns") >= self.whole_ns)
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
-        """Raise TargetLost when almost nothing of a segment is answered, and its loss is not known yet."""
+        """Raise TargetLost when almost nothing of a window is answered, and its loss is not known yet."""
         if index in self.windows.health and self.windows.health[index].loss:
             return
         if reason := death(self.windows.ledger.rows(index), self.feed.target.now_ns(), least):
@@ -127,9 +127,9 @@ class LossRecovery:
         if windows.open is None:
             windows.recount(now_ns)
             return
-        segment, window = windows.open
+        plan, window = windows.open
         end_ns = min(window.planned_end_ns, max(lost_ns, window.window_start_ns + 1))
         window = dataclasses.replace(window, window_end_ns=end_ns, aborted=end_ns < window.planned_end_ns)
         windows.health[window.index] = self.feed.health_in(window)
         windows.invalidate([window.index], reason)
-        windows.add(segment, window, now_ns, self.feed.elapsed_s())
+        windows.add(plan, window, now_ns, self.feed.elapsed_s())

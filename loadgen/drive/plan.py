@@ -8,7 +8,7 @@ from analysis.capacity.service_checks import BLOCK_TOKENS
 from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.drive.window_health import WindowHealth
-from loadgen.search.segments import Segment, Start
+from loadgen.search.window_plan import Start, WindowPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Finished segments of earlier sessions of a run: window, judgements `bad` and `void`, health of the load
+    """Finished windows of earlier sessions of a run: window, judgements `bad` and `void`, health of the load
     actors.
 
     `rows` are theirs; `next_seq`, `end_ns` and `next_client` are beyond all that was used; `elapsed_s` is the
     budget spent.
     """
 
-    segments: list[tuple[Segment, Window, tuple[bool, bool], WindowHealth]]
+    windows: list[tuple[WindowPlan, Window, tuple[bool, bool], WindowHealth]]
     rows: pa.Table
     next_seq: int
     end_ns: int

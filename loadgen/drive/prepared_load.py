@@ -1,6 +1,6 @@
-"""Prepares a service for a segment and loads it: settle, cache warm-up, steady state, then the window.
+"""Prepares a service for a window and loads it: settle, cache warm-up, steady state, then the window.
 
-Before the first segment, untimed requests of the real shape warm the service up. After a break it is loaded
+Before the first window, untimed requests of the real shape warm the service up. After a break it is loaded
 until it is in steady state: the batch of a service that fills is too small, and what it shows too good.
 """
 
@@ -19,22 +19,22 @@ from analysis.stats.quantiles import quantile
 from loadgen.drive.cache_warmup import warm_caches
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.search.segments import Segment
+from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS
 
 
 def load_prepared(
-    driver: Driver, segment: Segment, may_abort: bool = True, profile: Profile | None = None
+    driver: Driver, plan: WindowPlan, may_abort: bool = True, profile: Profile | None = None
 ) -> None:
-    """Load one segment as a service shows it that is neither backed up nor cold nor still filling."""
-    driver.settle(segment)
-    if segment.kind != "ramp" and driver.plan.workload.wants_hits:
-        warm_caches(driver, segment)
+    """Load one window as a service shows it that is neither backed up nor cold nor still filling."""
+    driver.settle(plan)
+    if plan.kind != "ramp" and driver.plan.workload.wants_hits:
+        warm_caches(driver, plan)
     if driver.loss.is_first_window():
-        first_qps = profile.first_qps / driver.plan.nodes if profile else segment.rate_qps
-        segment = after_break(driver, segment, first_qps)
-    driver.load(segment, may_abort, profile)
+        first_qps = profile.first_qps / driver.plan.nodes if profile else plan.rate_qps
+        plan = after_break(driver, plan, first_qps)
+    driver.load(plan, may_abort, profile)
 
 
 WARMUP_QPS = 4.0
@@ -117,19 +117,19 @@ LEAST_SEEN = 4
 """Fewest answers that say how long they last (our choice)."""
 
 
-def after_break(driver: Driver, segment: Segment, rate_qps: float) -> Segment:
-    """The first segment after a break (a new session, or the service came back), the service loaded for it.
+def after_break(driver: Driver, plan: WindowPlan, rate_qps: float) -> WindowPlan:
+    """The first window after a break (a new session, or the service came back), the service loaded for it.
 
     Its transition is no shorter than the search's: nothing was offered just before. Except for a ramp step
     the service first reaches steady state at `rate_qps` per node.
     """
     if driver.windows.outcomes:
         least_s = driver.plan.search.transition_s
-        segment = replace(segment, transition_s=max(segment.transition_s, least_s))
-    if segment.kind != "ramp":
+        plan = replace(plan, transition_s=max(plan.transition_s, least_s))
+    if plan.kind != "ramp":
         since_ns = max(driver.feed.began_ns, driver.loss.whole_ns)
-        _reach_steady_state(driver, segment.index, rate_qps, segment.transition_s, since_ns)
-    return segment
+        _reach_steady_state(driver, plan.index, rate_qps, plan.transition_s, since_ns)
+    return plan
 
 
 def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: float, since_ns: int) -> None:

@@ -12,11 +12,11 @@ from loadgen.traffic.schedule import ArrivalSchedule
 
 NONE = records.PROGRESS.empty_table()
 MOST_PIECES = 8
-"""Observations of a segment that are kept apart; joining each at once would copy all, again and again."""
+"""Observations of a window that are kept apart; joining each at once would copy all, again and again."""
 
 
 class Ledger:
-    """Rows by segment. `touched` are the segments whose rows changed since `settled` was called."""
+    """Rows by window. `touched` are the windows whose rows changed since `settled` was called."""
 
     def __init__(self) -> None:
         self.touched: set[int] = set()
@@ -27,9 +27,9 @@ class Ledger:
         self._asked: dict[tuple[int, ...], pa.Table] = {}  # since `_keep`, by which every change goes
 
     def plan(self, schedule: ArrivalSchedule) -> None:
-        """Remember what was planned for a segment, also in several pieces."""
-        before = self._plans.get(schedule.dwell)
-        self._plans[schedule.dwell] = before.followed_by(schedule) if before else schedule
+        """Remember what was planned for a window, also in several pieces."""
+        before = self._plans.get(schedule.window_index)
+        self._plans[schedule.window_index] = before.followed_by(schedule) if before else schedule
 
     def restore(self, rows: pa.Table) -> None:
         """Take the rows of an earlier session of this run, all of them ended."""
@@ -46,22 +46,22 @@ class Ledger:
         new, self._lost = seen.lost_actors[self._lost :], len(seen.lost_actors)
         self._keep(self._unreported(seen.ended) if new else seen.ended)
         self.touched |= set(self._pending)
-        self._pending = _by_segment(seen.pending)
+        self._pending = _by_window(seen.pending)
         self.touched |= set(self._pending)
         for actor in new:
             self._give_up(actor)
 
-    def rows(self, *segments: int) -> pa.Table:
-        """All rows of the segments, each request once."""
-        if segments not in self._asked:
-            tables = [table for i in segments for table in self._ended.get(i, [])]
-            tables += [self._pending[i] for i in segments if i in self._pending]
-            self._asked[segments] = pa.concat_tables([NONE, *tables]).combine_chunks()
-        return self._asked[segments]
+    def rows(self, *indices: int) -> pa.Table:
+        """All rows of the windows, each request once."""
+        if indices not in self._asked:
+            tables = [table for i in indices for table in self._ended.get(i, [])]
+            tables += [self._pending[i] for i in indices if i in self._pending]
+            self._asked[indices] = pa.concat_tables([NONE, *tables]).combine_chunks()
+        return self._asked[indices]
 
-    def planned(self, segment: int, start_ns: int, end_ns: int) -> int | None:
-        """Requests of a segment that were due in [start, end); None where the plan is not known."""
-        plan = self._plans.get(segment)
+    def planned(self, index: int, start_ns: int, end_ns: int) -> int | None:
+        """Requests of a window that were due in [start, end); None where the plan is not known."""
+        plan = self._plans.get(index)
         if plan is None or plan.concurrency:
             return None
         return int(((plan.due_ns >= start_ns) & (plan.due_ns < end_ns)).sum())
@@ -72,12 +72,12 @@ class Ledger:
 
     def _keep(self, ended: pa.Table) -> None:
         self._asked = {}
-        for segment, rows in _by_segment(ended).items():
-            known = self._ended[segment]
+        for index, rows in _by_window(ended).items():
+            known = self._ended[index]
             known.append(rows)
             if len(known) > MOST_PIECES:
-                self._ended[segment] = [pa.concat_tables(known).combine_chunks()]
-            self.touched.add(segment)
+                self._ended[index] = [pa.concat_tables(known).combine_chunks()]
+            self.touched.add(index)
 
     def _unreported(self, rows: pa.Table) -> pa.Table:
         """The rows that are not known yet, each once."""
@@ -88,17 +88,17 @@ class Ledger:
 
     def _give_up(self, actor: LostActor) -> None:
         """Record requests of the actor as lost that nobody has a record of."""
-        for segment, plan in self._plans.items():
+        for index, plan in self._plans.items():
             owned = plan.where(plan.owner(actor.of) == actor.index)
-            known = self.rows(segment)["seq"].to_numpy()
+            known = self.rows(index)["seq"].to_numpy()
             unknown = owned.where(~np.isin(owned.seq, known))
             if len(unknown):
                 self._keep(records.lost(plan_table(unknown)).select(records.PROGRESS.names))
 
 
-def _by_segment(rows: pa.Table) -> dict[int, pa.Table]:
-    number = metrics.numbers(rows, "dwell")
-    segments = np.unique(number)
-    if len(segments) == 1:
-        return {int(segments[0]): rows}
-    return {int(i): rows.filter(pa.array(number == i)) for i in segments}
+def _by_window(rows: pa.Table) -> dict[int, pa.Table]:
+    number = metrics.numbers(rows, "window_index")
+    indices = np.unique(number)
+    if len(indices) == 1:
+        return {int(indices[0]): rows}
+    return {int(i): rows.filter(pa.array(number == i)) for i in indices}

@@ -17,8 +17,8 @@ from conf.specs.bounds import PER_REQUEST, allowed_over, metric_of
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.search.acceptance import InterimAnalysis, decide, windows_s
-from loadgen.search.pacing import DWELL_LEAST, TRANSITION_E2E, WINDOW_E2E, lasting_s
-from loadgen.search.segments import Outcome, Segment, Stop, dwells_of
+from loadgen.search.pacing import TRANSITION_E2E, WINDOW_E2E, WINDOW_LEAST, lasting_s
+from loadgen.search.window_plan import Outcome, Stop, WindowPlan, counted_windows
 
 DEFAULT_S = 600.0
 TRANSITION_S, WINDOW_S = 60.0, 45.0
@@ -71,8 +71,8 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
             return Required(analyse(driver, rate_qps, whole_s), analyses, whole_s, stop)
         index = len(driver.windows.outcomes)
         window_s = max(_window_s(rate_qps), WINDOW_E2E * _lasting_s(driver))
-        segment = Segment(index, "dwell", rate_qps, transition_s, window_s, False, why)
-        load_prepared(driver, segment, may_abort=False)
+        plan = WindowPlan(index, "window", rate_qps, transition_s, window_s, False, why)
+        load_prepared(driver, plan, may_abort=False)
         found, analyses, transition_s = analyse(driver, rate_qps, whole_s), analyses + 1, 0.0
         late = driver.elapsed_s() + window_s > longest_s
         if found.verdict != "undecided" or late:
@@ -90,16 +90,18 @@ def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
     """Judge a rate by all windows that are not void, as known now."""
     used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
     behind = False
-    if last := [outcome.dwell for outcome in used[-BEHIND_WINDOWS:]]:
+    if last := [outcome.counts for outcome in used[-BEHIND_WINDOWS:]]:
         rows = driver.windows.ledger.rows(*range(last[-1].index + 1))
         behind = falls_behind(rows, last[0].window_start_ns, last[-1].window_end_ns)
-    return decide(rate_qps, dwells_of(used), _at_quantile(driver, used) if used else [], whole_s, behind)
+    return decide(
+        rate_qps, counted_windows(used), _at_quantile(driver, used) if used else [], whole_s, behind
+    )
 
 
 def _at_quantile(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """The windows counted at bounds, all by one factor wider or tighter, of which one is just kept."""
     slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
-    windows = [outcome.dwell for outcome in outcomes]
+    windows = [outcome.counts for outcome in outcomes]
     rows = pa.concat_tables([in_window(driver.windows.requests(w.index), w) for w in windows])
     own = [
         quantile(over_bound(rows, slo, bound, now_ns), 1 - allowed_over(bound.limit))
@@ -125,4 +127,4 @@ def _lasting_s(driver: Driver) -> float:
 
 
 def _window_s(rate_qps: float) -> float:
-    return max(WINDOW_S, DWELL_LEAST / rate_qps)
+    return max(WINDOW_S, WINDOW_LEAST / rate_qps)

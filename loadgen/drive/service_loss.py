@@ -17,7 +17,7 @@ from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
 from conf.io.one_line import one_line
-from loadgen.search.segments import Outcome
+from loadgen.search.window_plan import Outcome
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
 """Failed share of the newest requests that shows a dead service, their least number, and their age (our
@@ -100,10 +100,10 @@ def affected_windows(
     """
     indices = []
     for outcome in reversed(outcomes):
-        rows = requests(outcome.segment.index)
-        if outcome.segment.kind == "ramp" or outlived(rows, outcome.dwell, replicas, noticed_ns, time_scale):
+        rows = requests(outcome.plan.index)
+        if outcome.plan.kind == "ramp" or outlived(rows, outcome.counts, replicas, noticed_ns, time_scale):
             break
-        indices.append(outcome.segment.index)
+        indices.append(outcome.plan.index)
     return indices
 
 

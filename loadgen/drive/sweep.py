@@ -1,4 +1,4 @@
-"""The search over a driver: from the first segment to the posterior, whatever ends it.
+"""The search over a driver: from the first window to the posterior, whatever ends it.
 
 The search decides rates, the driver loads and judges.
 """
@@ -10,8 +10,8 @@ from analysis.capacity.posterior import Capacity
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared, warm_up
-from loadgen.search.policy import next_segment
-from loadgen.search.segments import Outcome, Segment, Stop
+from loadgen.search.policy import next_window
+from loadgen.search.window_plan import Outcome, Stop, WindowPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Sweep:
     elapsed_s: float
 
 
-def focus(driver: Driver) -> Segment | Stop:
+def focus(driver: Driver) -> WindowPlan | Stop:
     """The next step of "ramp, then focus"."""
-    return next_segment(driver.plan.search, driver.plan.begin, driver.windows.outcomes, driver.elapsed_s())
+    return next_window(driver.plan.search, driver.plan.begin, driver.windows.outcomes, driver.elapsed_s())
 
 
-def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) -> Sweep:
+def sweep(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop] = focus) -> Sweep:
     """Load what `choose` says until the budget or the search ends it. Raises TargetLost for a service that
     stays away.
     """
@@ -46,8 +46,8 @@ def sweep(driver: Driver, choose: Callable[[Driver], Segment | Stop] = focus) ->
             return Sweep(driver.windows.outcomes, driver.windows.claimed_capacity(), stop, elapsed_s)
 
 
-def _go_on(driver: Driver, choose: Callable[[Driver], Segment | Stop]) -> Stop | None:
-    """Load one segment more; or else let every answer end and return why there is none."""
+def _go_on(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop]) -> Stop | None:
+    """Load one window more; or else let every answer end and return why there is none."""
     step = choose(driver)
     if not isinstance(step, Stop):
         step = driver.feed.replace_actors() or step

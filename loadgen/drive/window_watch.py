@@ -25,7 +25,7 @@ def so_far(
     now_ns: int,
     elapsed_s: float,
 ) -> WindowSoFar:
-    """The window at `now_ns`, in a run that has used `elapsed_s`; `rows` are those of its segment."""
+    """The window at `now_ns`, in a run that has used `elapsed_s`; `rows` are those planned for it."""
     inside = in_window(rows, window)
     inside = metrics.chosen(inside, metrics.numbers(inside, "due_ns") <= now_ns)
     ok, pending = (metrics.status_in(inside, status) for status in (records.OK, records.PENDING))

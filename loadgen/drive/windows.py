@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.node_effects import NodeEffects, including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
@@ -32,15 +32,15 @@ from loadgen.drive.window_health import WindowHealth
 from loadgen.search.overload import bad_step, long_queue, plainly_bad
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
-from loadgen.search.segments import Outcome, Segment, dwells_of
+from loadgen.search.window_plan import Outcome, WindowPlan, counted_windows
 
 
 @dataclass(slots=True)
 class Windows:
-    """The windows measured so far, by the number of their segment; `emit(kind, **facts)` gets each judgement.
+    """The windows measured so far, by their number; `emit(kind, **facts)` gets each judgement.
 
     `health` is the health of the load actors and the service in a window, `reported` the figures of a window
-    when it was over, `open` the segment that is being loaded. Only what no run changes is read of `plan`: its
+    when it was over, `open` the window that is being loaded. Only what no run changes is read of `plan`: its
     search, bounds and workload.
     """
 
@@ -51,18 +51,18 @@ class Windows:
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     health: dict[int, WindowHealth] = field(default_factory=dict)
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
-    open: tuple[Segment, Window] | None = None
+    open: tuple[WindowPlan, Window] | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
         self.ledger.restore(past.rows)
-        for segment, window, judged, seen in past.segments:
+        for plan, window, judged, seen in past.windows:
             self.health[window.index] = seen
-            self.outcomes.append(self._again(segment, window, judged, past.end_ns))
+            self.outcomes.append(self._again(plan, window, judged, past.end_ns))
         self.ledger.settled()
 
     def requests(self, index: int) -> pa.Table:
-        """Rows of a segment and of its neighbours, as known now; those in flight are `pending`."""
+        """Rows of a window and of its neighbours, as known now; those in flight are `pending`."""
         return self.ledger.rows(index - 1, index, index + 1)
 
     def requests_in(self, window: Window) -> pa.Table:
@@ -83,11 +83,11 @@ class Windows:
             self.health[index] = dataclasses.replace(self.health[index], loss=reason)
             self.ledger.touched.add(index)
 
-    def add(self, segment: Segment, window: Window, now_ns: int, elapsed_s: float) -> None:
+    def add(self, plan: WindowPlan, window: Window, now_ns: int, elapsed_s: float) -> None:
         """Add the outcome of a window that is over, recount those that changed, and report it."""
         self.open = None
-        outcome = self._outcome(segment, window, now_ns)
-        if segment.kind == "ramp":
+        outcome = self._outcome(plan, window, now_ns)
+        if plan.kind == "ramp":
             outcome = self._guiding(outcome, now_ns)
         self.recount(now_ns)
         self.outcomes.append(outcome)
@@ -98,43 +98,43 @@ class Windows:
         blocks."""
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
-            if old.segment.index in self.ledger.touched or i == last:
+            if old.plan.index in self.ledger.touched or i == last:
                 judged = old.bad, old.void
-                self.outcomes[i] = new = self._again(old.segment, old.dwell, judged, now_ns)
+                self.outcomes[i] = new = self._again(old.plan, old.counts, judged, now_ns)
                 if new.void != old.void:
-                    state = word(new, self.verdicts[new.dwell.index])
-                    self.emit("rejudged", text=f"{new.dwell.kind} {new.dwell.index}, recounted: {state}")
+                    state = word(new, self.verdicts[new.counts.index])
+                    self.emit("rejudged", text=f"{new.counts.kind} {new.counts.index}, recounted: {state}")
         self.ledger.settled()
 
     def recount_on(self, rows: pa.Table, now_ns: int) -> None:
         """Count, judge and report every window on the rows as they were saved, as their readers would."""
         self.ledger.replace(rows)
-        self.ledger.touched |= {outcome.segment.index for outcome in self.outcomes}
+        self.ledger.touched |= {outcome.plan.index for outcome in self.outcomes}
         self.recount(now_ns)
         self._report_final(now_ns)
 
     def capacity(self) -> Capacity | None:
         """Posterior of the capacity as known now; None while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
-        return None if belief is None else posterior(dwells_of(self.outcomes), belief)
+        return None if belief is None else posterior(counted_windows(self.outcomes), belief)
 
     def claimed_capacity(self) -> Capacity | None:
         """The capacity that a verdict claims: the nodes' spread included, an upper bound if a queue grew."""
         capacity, effects = self.capacity(), self.node_effects()
         if capacity is None:
             return None
-        counted = [outcome.dwell for outcome in self.outcomes]
+        counted = [outcome.counts for outcome in self.outcomes]
         return upper_side(including(capacity, effects), counted, self.requests)
 
     def node_effects(self) -> NodeEffects | None:
         """Differences between the nodes; None if they share one stream, and while the ramp is not over."""
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
-        return None if belief is None else node_effects(dwells_of(self.outcomes), belief)
+        return None if belief is None else node_effects(counted_windows(self.outcomes), belief)
 
-    def _outcome(self, segment: Segment, window: Window, now_ns: int) -> Outcome:
+    def _outcome(self, plan: WindowPlan, window: Window, now_ns: int) -> Outcome:
         """Counts and verdict of a window as known now; a void one weighs nothing."""
         table, seen = self.requests(window.index), self.health[window.index]
-        dwell = count(table, window, self.plan.slo, self.plan.workload, now_ns)
+        counts = count(table, window, self.plan.slo, self.plan.workload, now_ns)
         evidence = WindowEvidence(
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
             expected_replicas=seen.replicas,
@@ -147,17 +147,17 @@ class Windows:
         verdict = judge_window(table, window, self.plan.slo, evidence)
         self.verdicts[window.index] = verdict = invalidated(verdict) if seen.loss else verdict
         if not verdict.valid:
-            dwell = dataclasses.replace(dwell, weight=0.0)
+            counts = dataclasses.replace(counts, weight=0.0)
         streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
         parts = count_by_stream(table, window, streams, *asked, now_ns) if streams else ()
-        return Outcome(segment, dwell, aborted=window.aborted, void=not verdict.valid, parts=parts)
+        return Outcome(plan, counts, aborted=window.aborted, void=not verdict.valid, parts=parts)
 
     def _warmup_before(self, window: Window) -> pa.Table:
         """Rows of the last warm-up before a window; a resumed run has several."""
         rows = self.ledger.rows(-1)
         due_ns = metrics.numbers(rows, "due_ns")
         last_ns = np.max(due_ns[due_ns < window.start_ns], initial=0.0)
-        ends_ns = (outcome.dwell.window_end_ns for outcome in self.outcomes)
+        ends_ns = (outcome.counts.window_end_ns for outcome in self.outcomes)
         since_ns = max((end_ns for end_ns in ends_ns if end_ns <= last_ns), default=0)
         return metrics.chosen(rows, (due_ns >= since_ns) & (due_ns <= last_ns))
 
@@ -166,32 +166,32 @@ class Windows:
 
         Its lag only raises latencies: what is good with it is good, and what is bad without it is bad.
         """
-        dwell, verdict, slo = outcome.dwell, self.verdicts[outcome.dwell.index], self.plan.slo
-        waits = waiting(self.requests_in(dwell), now_ns)
-        bad = dwell.aborted or bad_step(dwell) or long_queue(dwell, waits, slo)
+        counts, verdict, slo = outcome.counts, self.verdicts[outcome.counts.index], self.plan.slo
+        waits = waiting(self.requests_in(counts), now_ns)
+        bad = counts.aborted or bad_step(counts) or long_queue(counts, waits, slo)
         if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
             return dataclasses.replace(outcome, bad=bad)
-        in_time = without_lag(self.requests(dwell.index))
-        least = count(in_time, dwell, slo, self.plan.workload, now_ns)
-        waits = waiting(in_window(in_time, dwell), now_ns)
+        in_time = without_lag(self.requests(counts.index))
+        least = count(in_time, counts, slo, self.plan.workload, now_ns)
+        waits = waiting(in_window(in_time, counts), now_ns)
         surely = bad_step(least) or long_queue(least, waits, slo)
-        surely = surely or bool(plainly_bad(least, waits, dwell.seconds, slo))
+        surely = surely or bool(plainly_bad(least, waits, counts.seconds, slo))
         return dataclasses.replace(outcome, bad=bad, void=bad and not surely)
 
-    def _again(self, segment: Segment, window: Window, judged: tuple[bool, bool], now_ns: int) -> Outcome:
+    def _again(self, plan: WindowPlan, window: Window, judged: tuple[bool, bool], now_ns: int) -> Outcome:
         """A window counted and judged as known now, but for what decided the ramp: bad and void."""
         bad, void = judged
-        new = dataclasses.replace(self._outcome(segment, window, now_ns), bad=bad)
-        return dataclasses.replace(new, void=void) if segment.kind == "ramp" else new
+        new = dataclasses.replace(self._outcome(plan, window, now_ns), bad=bad)
+        return dataclasses.replace(new, void=void) if plan.kind == "ramp" else new
 
     def _report(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
-        index, capacity = outcome.dwell.index, self.capacity()
+        index, capacity = outcome.counts.index, self.capacity()
         self.reported[index] = figures = self._figures(outcome, now_ns)
         self.emit(
-            "segment_done",
+            "window_done",
             **figures,
-            segment=dataclasses.asdict(outcome.segment),
-            window={f.name: getattr(outcome.dwell, f.name) for f in dataclasses.fields(Window)},
+            plan=dataclasses.asdict(outcome.plan),
+            window={f.name: getattr(outcome.counts, f.name) for f in dataclasses.fields(Window)},
             lost_actors=self.health[index].lost_actors,
             loss=self.health[index].loss,
             elapsed_s=elapsed_s,
@@ -202,10 +202,10 @@ class Windows:
         """Emit the final figures of every window, and whether they changed since its first report."""
         claimed = self.claimed_capacity()
         for outcome in self.outcomes:
-            index, is_last = outcome.dwell.index, outcome is self.outcomes[-1]
+            index, is_last = outcome.counts.index, outcome is self.outcomes[-1]
             figures = self._figures(outcome, now_ns)
             self.emit(
-                "segment_final",
+                "window_final",
                 **figures,
                 changed=figures != self.reported.get(index),
                 capacity=_claim(claimed) if claimed and is_last else None,
@@ -213,20 +213,20 @@ class Windows:
 
     def _figures(self, outcome: Outcome, now_ns: int) -> dict[str, Any]:
         """Figures of a window and its judgement for events; `resume` needs `bad` and `void` again."""
-        dwell, slo = outcome.dwell, self.plan.slo
-        rows, verdict = self.requests_in(dwell), self.verdicts[dwell.index]
+        counts, slo = outcome.counts, self.plan.slo
+        rows, verdict = self.requests_in(counts), self.verdicts[counts.index]
         return {
-            "index": dwell.index,
-            "kind": dwell.kind,
-            "rate_qps_per_node": outcome.segment.rate_qps,
-            "requests": dwell.requests,
-            "failed": dwell.failed,
-            "pending": dwell.pending,
+            "index": counts.index,
+            "kind": counts.kind,
+            "rate_qps_per_node": outcome.plan.rate_qps,
+            "requests": counts.requests,
+            "failed": counts.failed,
+            "pending": counts.pending,
             "failures": failures.kinds(rows),
-            **{bound.column: dwell_table.limited(rows, bound, now_ns) for bound in slo.bounds},
-            **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in dwell.limits.items()},
+            **{bound.column: window_table.limited(rows, bound, now_ns) for bound in slo.bounds},
+            **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in counts.limits.items()},
             "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
-            "work_qps_per_node": math.exp(dwell.log_work),
+            "work_qps_per_node": math.exp(counts.log_work),
             "verdict": word(outcome, verdict),
             "bad": outcome.bad,
             "void": outcome.void,
@@ -247,7 +247,7 @@ def word(outcome: Outcome, verdict: Verdict) -> str:
         return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
     if outcome.aborted:  # without a load actor, which makes it void, only an overload does that
         return "overloaded, ended early"
-    counted = outcome.dwell.limits
+    counted = outcome.counts.limits
     over = [limit for limit, counts in counted.items() if (counts.share or 0) > allowed_over(limit)]
     return f"over {' and '.join(over)}" if over else "within"
 

@@ -30,7 +30,7 @@ class Planned:
     """
 
     seq: int
-    dwell: int
+    window_index: int
     phase: str
     due_ns: int
     input_tokens: int
@@ -95,7 +95,7 @@ def planned(schedule: ArrivalSchedule) -> list[Planned]:
         for name, column in columns
     )
     rows = zip(*known, strict=True)
-    return [Planned(seq, schedule.dwell, PHASES[phase], *rest) for seq, phase, *rest in rows]
+    return [Planned(seq, schedule.window_index, PHASES[phase], *rest) for seq, phase, *rest in rows]
 
 
 def plan_table(schedule: ArrivalSchedule) -> pa.Table:

@@ -254,7 +254,7 @@ class RateSimulator:
         phases = ("warmup", "transition", "window", "bridge")
         bounds = dict(zip(phases, zip(ns[:-1], ns[1:], strict=True), strict=True))
         nodes, seed = self.effort.nodes, self.experiment.seed
-        arrivals = self._traffic.draw(rate_qps * nodes, bounds, dwell=part, first_seq=0, seed=seed)
+        arrivals = self._traffic.draw(rate_qps * nodes, bounds, window_index=part, first_seq=0, seed=seed)
         if apart:
             arrivals = replace(arrivals, due_ns=np.arange(len(arrivals), dtype=np.int64) * ALONE_S * NS)
         engines = nodes * self.experiment.layout.replicas_per_node

@@ -112,10 +112,10 @@ def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     """The requests; every `number` above 0 draws anew what the seed leaves to chance."""
     traffic, seed, count = Traffic(experiment.workload), experiment.seed, asked_requests(experiment)
     if held := experiment.concurrency:
-        return traffic.closed(count, held, 0, dwell=number, first_seq=0, seed=seed)
+        return traffic.closed(count, held, 0, window_index=number, first_seq=0, seed=seed)
     assert experiment.rate_qps, "a replay has a rate or a concurrency"
     rate_qps = experiment.rate_qps * experiment.cluster.nodes
-    return traffic.first(count, rate_qps, dwell=number, seed=seed)
+    return traffic.first(count, rate_qps, window_index=number, seed=seed)
 
 
 def predict(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.live import window_so_far
 from analysis.live.window_so_far import WindowSoFar
 from analysis.results import energy, joint
@@ -42,7 +42,7 @@ from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.power_sampler import IDLE_S, PowerSampler
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.run.service import Service
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 
 Conclude = Callable[[], RunVerdict]
 """Draws the verdict from what the driver knows by then."""
@@ -326,11 +326,11 @@ class RunLifecycle:
             unreadable=tuple(self.folder.unreadable),
         )
         verdict = self._cleaned(verdict)
-        if verdict.dwells:
+        if verdict.windows:
             verdict = replace(verdict, power=self._power(verdict, rows))
         tree = to_tree(verdict)
-        if verdict.dwells:
-            dwell_table.write(tree["dwells"], tree["basis"], self.folder.path / "dwells.parquet")
+        if verdict.windows:
+            window_table.write(tree["windows"], tree["basis"], self.folder.path / "windows.parquet")
         self.folder.write_json("sweep.json", tree)
         if self._fleet:
             # Those that replaced others are among them by now.
@@ -347,11 +347,11 @@ class RunLifecycle:
             samples = gathering.series(self.folder.path, "power.parquet", time_series.POWER, "node", ())
         except pa.ArrowException as error:  # the verdict does not depend on it
             return PowerFigures(f"power.parquet cannot be read: {error}".splitlines()[0])
-        return energy.figures(samples, verdict.dwells, rows, verdict.capacity, self._power_unknown)
+        return energy.figures(samples, verdict.windows, rows, verdict.capacity, self._power_unknown)
 
     def _cleaned(self, verdict: RunVerdict) -> RunVerdict:
         """The verdict as it is handed on, to be shown and to be part of a study: without the key in it."""
         if self.folder.secret is None:
             return verdict
         cleaned = from_tree(RunVerdict, finite(self.folder.cleaned(to_tree(verdict))), self.folder.path)
-        return replace(cleaned, dwells=tuple(self.folder.cleaned(list(verdict.dwells))))
+        return replace(cleaned, windows=tuple(self.folder.cleaned(list(verdict.windows))))

@@ -8,7 +8,7 @@ from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.fleet.gap_record import GapRecord
 from loadgen.fleet.load_actor import FleetPlan
 from loadgen.run.service import Service
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 
 STREAMS_SPARE = 2.0
 """Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""

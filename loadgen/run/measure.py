@@ -31,25 +31,25 @@ from loadgen.run.lifecycle import Conclude, Constants, RunLifecycle, no_constant
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, sha256_of
 from loadgen.run.service import Service
-from loadgen.search.segments import Segment, Start
+from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic import trace
 
 
 def past(run: Run) -> Past:
-    """The finished segments with their rows; what was cut short is measured again."""
+    """The finished windows with their rows; what was cut short is measured again."""
     rows = run.requests()
     beats = run.clients().to_pylist()
     done = _sound(run.events(), rows)
-    segments = [_segment(event, beats) for event in done]
-    number = metrics.numbers(rows, "dwell")
+    windows = [_window_plan(event, beats) for event in done]
+    number = metrics.numbers(rows, "window_index")
     # Windows feel the load around them: before the first the warm-up, after the last what was cut short.
-    around = (number == -1) | ((number == len(segments)) & metrics.status_in(rows, records.OK))
-    kept = around | np.isin(number, [segment.index for segment, *_ in segments])
+    around = (number == -1) | ((number == len(windows)) & metrics.status_in(rows, records.OK))
+    kept = around | np.isin(number, [plan.index for plan, *_ in windows])
     due_ns, end_ns = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "end_offset_ns")
     clients = [*metrics.numbers(rows, "client_id"), *(beat["client_id"] for beat in beats), -1]
     last_ns = [*(due_ns + np.nan_to_num(end_ns)), *(beat["clock_ns"] for beat in beats), 0]
     return Past(
-        segments=segments,
+        windows=windows,
         rows=rows.filter(pa.array(kept)),
         next_seq=int(max(metrics.numbers(rows, "seq"), default=-1)) + 1,
         end_ns=int(max(last_ns)) + NS,
@@ -59,7 +59,7 @@ def past(run: Run) -> Past:
 
 
 def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]:
-    """Finished segments up to the last that can be believed; what follows is measured again.
+    """Finished windows up to the last that can be believed; what follows is measured again.
 
     The end of a session spoils its last windows, whose answers were cut or lost. Where the service came back,
     `recovered` names what its loss spoilt.
@@ -67,7 +67,7 @@ def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]
     done: list[dict[str, Any]] = []
     whole = done
     for event in events:
-        if event["event"] == "segment_done":
+        if event["event"] == "window_done":
             done = [*done[: event["index"]], event]
         elif event["event"] == "target_lost":
             whole, done = done, done[: max(0, event["last"])]
@@ -86,13 +86,13 @@ def _cut(rows: pa.Table, window: Window) -> bool:
     return bool(ours.any())
 
 
-def _segment(
+def _window_plan(
     event: dict[str, Any], beats: list[dict[str, Any]]
-) -> tuple[Segment, Window, tuple[bool, bool], WindowHealth]:
+) -> tuple[WindowPlan, Window, tuple[bool, bool], WindowHealth]:
     window = Window(**event["window"])
     judged = event["bad"], event["void"]
     seen = replace(health_of(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
-    return Segment(**event["segment"]), window, judged, seen
+    return WindowPlan(**event["plan"]), window, judged, seen
 
 
 FolderKind = TypeVar("FolderKind", bound=Folder)

@@ -100,13 +100,13 @@ def sentence(kind: str, facts: dict[str, Any]) -> str:
 
 
 def _sentence(kind: str, facts: dict[str, Any]) -> str:
-    if kind == "segment":
+    if kind == "window":
         if facts["rate_qps_per_node"] is None:
             return f"{facts['kind']} {facts['index']}: {facts['reason']}"
         rate = f"{facts['rate_qps_per_node']:.3f} QPS per node"
         return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}"
-    if kind == "segment_done" and (done := done_window(facts)):
+    if kind == "window_done" and (done := done_window(facts)):
         return window_line(done)
-    if kind == "segment_final" and facts["changed"] and (done := done_window(facts)):
+    if kind == "window_final" and facts["changed"] and (done := done_window(facts)):
         return f"final figures of {window_line(done)}"
     return str(facts.get("text", ""))

@@ -59,7 +59,7 @@ class RunFolder(Folder):
             raise
 
     def plan(self, schedule: ArrivalSchedule) -> None:
-        """Save a segment's plan before its first send. Raises OSError if the disk does not take it."""
+        """Save a window's plan before its first send. Raises OSError if the disk does not take it."""
         if not len(schedule):
             return
         file = self.path / "schedule" / f"from-{schedule.seq[0]:09d}.parquet"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
-from analysis.capacity.dwell_table import CountingBasis
+from analysis.capacity import window_table
 from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.validity import REMEDIES, Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
+from analysis.capacity.window_table import CountingBasis
 from analysis.results.asked import describe
 from analysis.results.checks import worst_checks
 from analysis.results.summary import (
@@ -57,7 +57,7 @@ from loadgen.drive.require import Required
 from loadgen.drive.sweep import Sweep
 from loadgen.search import acceptance
 from loadgen.search.policy import prior
-from loadgen.search.segments import Outcome, dwells_of
+from loadgen.search.window_plan import Outcome, counted_windows
 
 QUEUE_GREW = (
     "in the windows that kept the bounds near this rate more requests came than ended: the queue still grew, "
@@ -67,9 +67,9 @@ QUEUE_GREW = (
 
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> RunVerdict:
     """The verdict of a search that ran to its end; `clock` is `wall` or `virtual`."""
-    dwells = [o for o in sweep.outcomes if o.segment.kind == "dwell"]
-    judged = [driver.windows.verdicts[o.segment.index] for o in dwells]
-    whole = judge_run(judged, experiment.search.min_dwells)
+    windows = [o for o in sweep.outcomes if o.plan.kind == "window"]
+    judged = [driver.windows.verdicts[o.plan.index] for o in windows]
+    whole = judge_run(judged, experiment.search.min_windows)
     evidence = _evidence(sweep, judged, clock, experiment.time_scale) + _waited(driver)
     verdict = replace(_base(experiment, driver), clock=clock, evidence=evidence)
     if clock == "wall":
@@ -121,8 +121,8 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
         last = [one for one in _every(driver) if not one.valid][-1:]
         why = " ".join([f"{one.reason}: {one.remedy}" for one in last] + [stop.reason])
         return _ended(verdict, EXIT_VOID, why, valid=False)
-    windows = [outcome for outcome in sweep.outcomes if outcome.segment.kind == "dwell" and not outcome.void]
-    rows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in windows]
+    windows = [outcome for outcome in sweep.outcomes if outcome.plan.kind == "window" and not outcome.void]
+    rows = [in_window(driver.windows.requests(o.plan.index), o.counts) for o in windows]
     if rows and all(map(failures.nearly_all, rows)):
         why = f"at every rate: {failures.account(pa.concat_tables(rows))}"
         return _ended(verdict, EXIT_TARGET, why, valid=False)
@@ -136,43 +136,43 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
 
     It vetoes where even the upper end of the capacity that it alone would give lies below the rate.
     """
-    holds = [outcome for outcome in driver.windows.outcomes if outcome.segment.kind == "hold"]
+    holds = [outcome for outcome in driver.windows.outcomes if outcome.plan.kind == "hold"]
     if not holds:
         return None
-    last, rate_qps = holds[-1], holds[-1].segment.rate_qps
-    rows = in_window(driver.windows.requests(last.dwell.index), last.dwell)
-    judged = driver.windows.verdicts[last.dwell.index]
-    alone = posterior([replace(last.dwell, kind="dwell")], acceptance.prior_at(rate_qps))
+    last, rate_qps = holds[-1], holds[-1].plan.rate_qps
+    rows = in_window(driver.windows.requests(last.counts.index), last.counts)
+    judged = driver.windows.verdicts[last.counts.index]
+    alone = posterior([replace(last.counts, kind="window")], acceptance.prior_at(rate_qps))
     return HoldFigures(
         rate_qps_per_node=rate_qps,
-        window_s=last.dwell.seconds,
+        window_s=last.counts.seconds,
         requests=rows.num_rows,
         valid=judged.valid,
         void_reason=judged.reason,
         capacity_high_qps_per_node=alone.high,
         vetoed=judged.valid and alone.high < rate_qps,
-        limits=_limits(experiment.slo, rows, last.dwell.seconds, driver.counted_ns),
+        limits=_limits(experiment.slo, rows, last.counts.seconds, driver.counted_ns),
     )
 
 
 def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
     """The verdict of one window without a search: each p90 with its interval against its bound."""
     outcome, judged = driver.windows.outcomes[0], driver.windows.verdicts[0]
-    rows = in_window(driver.windows.requests(0), outcome.dwell)
+    rows = in_window(driver.windows.requests(0), outcome.counts)
     probe = ProbeFigures(
         loop="closed" if experiment.concurrency else "open",
         varies=experiment.rate_qps is None,
         concurrency=experiment.concurrency,
-        rate_qps_per_node=outcome.segment.rate_qps,
-        offered=outcome.segment.reason,
-        window_s=outcome.dwell.seconds,
-        pieces=tuple(_pieces(experiment, driver, rows, outcome.dwell)),
-        limits=_limits(experiment.slo, rows, outcome.dwell.seconds, driver.counted_ns),
+        rate_qps_per_node=outcome.plan.rate_qps,
+        offered=outcome.plan.reason,
+        window_s=outcome.counts.seconds,
+        pieces=tuple(_pieces(experiment, driver, rows, outcome.counts)),
+        limits=_limits(experiment.slo, rows, outcome.counts.seconds, driver.counted_ns),
     )
     verdict = replace(
         _base(experiment, driver),
         checks=worst_checks([judged]),
-        evidence=f"one window of {outcome.dwell.seconds:.4g} s, {rows.num_rows} requests",
+        evidence=f"one window of {outcome.counts.seconds:.4g} s, {rows.num_rows} requests",
         clock="wall",
         probe=probe,
     )
@@ -193,7 +193,7 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
 
 def _not_shown(experiment: Experiment, driver: Driver, probe: ProbeFigures, requests: int) -> Iterator[str]:
     """Reasons why a rate within its bounds so far is not shown to stay there; of one rate alone a queue."""
-    window = driver.windows.outcomes[0].dwell
+    window = driver.windows.outcomes[0].counts
     if experiment.rate_qps:
         checks = driver.windows.verdicts[0].checks
         within = window.window_start_ns, window.window_end_ns
@@ -225,10 +225,10 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     assert experiment.rate_qps
     look = require.analyse(driver, experiment.rate_qps, required.whole_s)
     used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
-    judged = [driver.windows.verdicts[outcome.segment.index] for outcome in driver.windows.outcomes]
-    windows = [in_window(driver.windows.requests(o.segment.index), o.dwell) for o in used]
+    judged = [driver.windows.verdicts[outcome.plan.index] for outcome in driver.windows.outcomes]
+    windows = [in_window(driver.windows.requests(o.plan.index), o.counts) for o in used]
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
-    window_s = sum(outcome.dwell.seconds for outcome in used)
+    window_s = sum(outcome.counts.seconds for outcome in used)
     capacity = None if look.capacity is None else capacity_text.figures(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
@@ -278,7 +278,7 @@ def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, re
     """The verdict of a run that was interrupted or lost its target: what was seen, no claim."""
     verdict = replace(
         _base(experiment, driver, fitted=False),
-        evidence=f"{len(driver.windows.outcomes) if driver else 0} segments finished before the end",
+        evidence=f"{len(driver.windows.outcomes) if driver else 0} windows finished before the end",
         checks=None if driver is None else worst_checks(_every(driver)),
     )
     return _ended(verdict, exit_code, reason, valid=False)
@@ -304,21 +304,21 @@ def _base(
     belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
     basis = CountingBasis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
-    rows = [_dwell_row(driver, outcome, basis) for outcome in outcomes]
-    capacity = posterior(dwells_of(outcomes), belief) if belief and fitted else None
+    rows = [_window_row(driver, outcome, basis) for outcome in outcomes]
+    capacity = posterior(counted_windows(outcomes), belief) if belief and fitted else None
     return replace(
         verdict,
-        dwells=tuple(dwell_table.with_dispersion(rows, capacity)),
+        windows=tuple(window_table.with_dispersion(rows, capacity)),
         recoveries=tuple(ServiceRecovery(**recovery) for recovery in driver.loss.recoveries),
         basis=basis,
     )
 
 
-def _dwell_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[str, Any]:
-    index = outcome.segment.index
-    rows = in_window(driver.windows.requests(index), outcome.dwell)
-    why = outcome.segment.reason
-    return dwell_table.row(outcome.dwell, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
+def _window_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[str, Any]:
+    index = outcome.plan.index
+    rows = in_window(driver.windows.requests(index), outcome.counts)
+    why = outcome.plan.reason
+    return window_table.row(outcome.counts, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
 
 
 def _limits(slo: Slo, rows: pa.Table, seconds: float, now_ns: int) -> dict[Limit, Quantile]:
@@ -361,7 +361,7 @@ def _every(driver: Driver) -> list[Verdict]:
 
 
 def _evidence(sweep: Sweep, judged: Sequence[Verdict], clock: str, time_scale: float) -> str:
-    kinds = Counter(outcome.segment.kind for outcome in sweep.outcomes)
+    kinds = Counter(outcome.plan.kind for outcome in sweep.outcomes)
     ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
     void = Counter(one.reason for one in judged if not one.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
@@ -370,7 +370,7 @@ def _evidence(sweep: Sweep, judged: Sequence[Verdict], clock: str, time_scale: f
         took = (
             f"{sweep.elapsed_s:.0f} s of the engine's time, {sweep.elapsed_s / time_scale:.0f} s of wall time"
         )
-    return f"{ramp}{len(judged)} dwells{lost} in {took}"
+    return f"{ramp}{len(judged)} windows{lost} in {took}"
 
 
 def _waited(driver: Driver) -> str:

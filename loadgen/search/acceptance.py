@@ -44,7 +44,7 @@ def prior_at(rate_qps: float) -> Prior:
 
 def decide(
     rate_qps: float,
-    dwells: Sequence[WindowCounts],
+    windows: Sequence[WindowCounts],
     at_quantile: Sequence[WindowCounts],
     whole_s: float,
     behind: bool,
@@ -57,18 +57,18 @@ def decide(
     be. While answers fall `behind` the requests nothing passes: a service that still fills looks better than
     it is.
     """
-    if not any(dwell.requests >= LEAST_REQUESTS for dwell in dwells):
+    if not any(window.requests >= LEAST_REQUESTS for window in windows):
         return InterimAnalysis("undecided", "no window says anything yet", None)
-    limits = tuple(next((dwell.limits for dwell in dwells if dwell.limits), ()))
+    limits = tuple(next((window.limits for window in windows if window.limits), ()))
     belief = prior_at(rate_qps)
-    effects = node_effects(dwells, belief)
-    found = including(posterior(dwells, belief), effects)
-    over = [_over(dwells, limit) for limit in limits]
+    effects = node_effects(windows, belief)
+    found = including(posterior(windows, belief), effects)
+    over = [_over(windows, limit) for limit in limits]
     if max(over) > HOPELESS_OVER:
         return InterimAnalysis("failed", f"{max(over):.0%} of the requests are over a bound", found)
-    shares = _shares(dwells, whole_s)
+    shares = _shares(windows, whole_s)
     tail = max(tail_at(shares, INTERVAL_LEVEL), LEAST_TAIL)
-    final = including(posterior(dwells, belief, tail), effects, tail)
+    final = including(posterior(windows, belief, tail), effects, tail)
     as_limit = including(posterior(at_quantile, belief, tail), effects, tail) if at_quantile else final
     low_qps = min(final.low, final.qps_per_node * as_limit.low / as_limit.qps_per_node)
     high_qps = max(final.high, final.qps_per_node * as_limit.high / as_limit.qps_per_node)
@@ -86,9 +86,9 @@ def decide(
     return InterimAnalysis("passed", f"the capacity is at least {low_qps:.3g} QPS per node ({HOLDS})", found)
 
 
-def _shares(dwells: Sequence[WindowCounts], whole_s: float) -> list[float]:
+def _shares(windows: Sequence[WindowCounts], whole_s: float) -> list[float]:
     """Share of all windows that had passed at each analysis; nodes share their windows."""
-    seconds = {dwell.index: dwell.seconds for dwell in dwells}
+    seconds = {window.index: window.seconds for window in windows}
     return [min(passed / whole_s, 1.0) for passed in accumulate(seconds[index] for index in sorted(seconds))]
 
 
@@ -98,7 +98,7 @@ def windows_s(longest_s: float, transition_s: float, window_s: float, bridge_s: 
     return window_s * (1 + max(0, math.floor(more)))
 
 
-def _over(dwells: Iterable[WindowCounts], limit: Limit) -> float:
+def _over(windows: Iterable[WindowCounts], limit: Limit) -> float:
     """Share over one bound in all windows together; 0 for a bound that does not apply."""
-    counts = [dwell.over(limit) for dwell in dwells]
+    counts = [window.over(limit) for window in windows]
     return sum(one.over for one in counts) / max(1, sum(one.determined for one in counts))

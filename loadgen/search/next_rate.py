@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from analysis.capacity.limit_posterior import logit
 from analysis.capacity.posterior import Capacity, posterior
 from conf.specs.bounds import GAPS, allowed_over, metric_of
-from loadgen.search.segments import FirstWindow, Outcome, dwells_of, overloaded, share_over
+from loadgen.search.window_plan import FirstWindow, Outcome, counted_windows, overloaded, share_over
 
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
 AIMED, AIMED_GAPS, MOST_AIMED = 4.0, 8.0, 0.1
@@ -33,28 +33,28 @@ MISSED_SHARE = 0.2
 """Share over a bound above which a window missed it, and not by chance."""
 
 
-def next_rate(begin: FirstWindow, dwells: Sequence[Outcome]) -> tuple[float, str]:
+def next_rate(begin: FirstWindow, windows: Sequence[Outcome]) -> tuple[float, str]:
     """The next rate per node and its reason: the posterior's median, spread a little to show the slope.
 
     Under a bound that fewer than a tenth may miss it lies above the median, where more is seen.
     """
-    last = dwells[-1]
-    before = last.segment.rate_qps
-    capacity = posterior(dwells_of(dwells), begin.prior)
-    offset = OFFSETS[(len(dwells) - 1) % len(OFFSETS)] + _aimed_above(capacity)
+    last = windows[-1]
+    before = last.plan.rate_qps
+    capacity = posterior(counted_windows(windows), begin.prior)
+    offset = OFFSETS[(len(windows) - 1) % len(OFFSETS)] + _aimed_above(capacity)
     wanted = capacity.qps_per_node * math.exp(offset)
     reason = f"posterior {capacity.qps_per_node:.3g} [{capacity.low:.3g}, {capacity.high:.3g}] {offset:+.1%}"
-    clean = _in_a_row(dwells, _kept if capacity.open_above else _clean)
+    clean = _in_a_row(windows, _kept if capacity.open_above else _clean)
     # Most windows are clean at the capacity too under a p99: then what is known above is not climbed over.
     known = allowed_over(capacity.binding) < MOST_AIMED and not capacity.open_above
-    higher = min(_raised(dwells, clean), capacity.high if known else math.inf)
+    higher = min(_raised(windows, clean), capacity.high if known else math.inf)
     if clean and higher > wanted:
         return higher, f"{reason}, climbing: {clean} in a row kept the bounds"
     if wanted > (most := before * math.exp(MOST_CLEAN_STEP if clean else STEP_UP)):
         return most, f"{reason}, held back to a small step up"
-    missed = _in_a_row(dwells, missed_bound)
+    missed = _in_a_row(windows, missed_bound)
     down = min(STEP_DOWN * 2 ** max(0, missed - 2), MOST_DOWN)
-    if missed == len(dwells) > 2:
+    if missed == len(windows) > 2:
         return min(wanted, before * math.exp(-down)), f"{reason}, going down: all {missed} missed a bound"
     if wanted < (least := before * math.exp(-STEP_DOWN)):
         return least, f"{reason}, held back to a small step down"
@@ -69,8 +69,8 @@ def _aimed_above(capacity: Capacity) -> float:
     return min((logit(aimed) - logit(allowed)) / capacity.limits[capacity.binding].slope, MOST_ABOVE)
 
 
-def _in_a_row(dwells: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:
-    return next((n for n, outcome in enumerate(reversed(dwells)) if not fits(outcome)), len(dwells))
+def _in_a_row(windows: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:
+    return next((n for n, outcome in enumerate(reversed(windows)) if not fits(outcome)), len(windows))
 
 
 def _clean(outcome: Outcome) -> bool:
@@ -79,7 +79,7 @@ def _clean(outcome: Outcome) -> bool:
 
 def _kept(outcome: Outcome) -> bool:
     """True if no bound was missed by more requests than may."""
-    limits = outcome.dwell.limits.items()
+    limits = outcome.counts.limits.items()
     within = all((counted.share or 0.0) <= allowed_over(limit) for limit, counted in limits)
     return within and not (outcome.void or outcome.aborted)
 
@@ -89,10 +89,8 @@ def missed_bound(outcome: Outcome) -> bool:
     return not outcome.void and (outcome.aborted or share_over(outcome) > MISSED_SHARE)
 
 
-def _raised(dwells: Sequence[Outcome], clean: int) -> float:
+def _raised(windows: Sequence[Outcome], clean: int) -> float:
     """The rate after so many clean windows in a row, below every rate that was overloaded."""
     step = min(CLEAN_STEP * 2 ** max(0, clean - 1), MOST_CLEAN_STEP)
-    ceilings = [
-        o.segment.rate_qps * math.exp(-BELOW_OVERLOAD) for o in dwells if not o.void and overloaded(o)
-    ]
-    return min([dwells[-1].segment.rate_qps * math.exp(step), *ceilings])
+    ceilings = [o.plan.rate_qps * math.exp(-BELOW_OVERLOAD) for o in windows if not o.void and overloaded(o)]
+    return min([windows[-1].plan.rate_qps * math.exp(step), *ceilings])

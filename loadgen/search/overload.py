@@ -16,9 +16,9 @@ PLAIN_TTFTS, PLAIN_WAITING = 2.0, 10
 """TTFT bounds that an overload's queue takes to clear, and its fewest requests (our choice)."""
 
 
-def bad_step(dwell: WindowCounts) -> bool:
+def bad_step(counts: WindowCounts) -> bool:
     """True if a ramp step, counted at its end, was overloaded: too many requests over a bound."""
-    judged = ((counted, _bad_share(limit), _seen(dwell, limit)) for limit, counted in dwell.limits.items())
+    judged = ((counted, _bad_share(limit), _seen(counts, limit)) for limit, counted in counts.limits.items())
     return any(
         counted.over > share * seen and (counted.over >= BAD_LEAST or counted.over == seen)
         for counted, share, seen in judged
@@ -31,35 +31,35 @@ def _bad_share(limit: Limit) -> float:
     return share * allowed_over(limit) / allowed_over(LIMITS[0])
 
 
-def _seen(dwell: WindowCounts, limit: Limit) -> float:
+def _seen(counts: WindowCounts, limit: Limit) -> float:
     """Requests that a bound's share is one of: who waits for a first token is within its bound so far."""
-    return dwell.requests if metric_of(limit) == "ttft" else dwell.over(limit).determined
+    return counts.requests if metric_of(limit) == "ttft" else counts.over(limit).determined
 
 
-def plainly_bad(dwell: WindowCounts, waiting: int, seconds: float, slo: Slo) -> str | None:
-    """Reason why a ramp step is bad whatever follows its first `seconds`, counted in `dwell`; else None.
+def plainly_bad(counts: WindowCounts, waiting: int, seconds: float, slo: Slo) -> str | None:
+    """Reason why a ramp step is bad whatever follows its first `seconds`, counted in `counts`; else None.
 
     Either more requests are over a bound than would make the whole step bad, or the `waiting` ones would take
     several TTFT bounds at the pace at which first tokens came so far.
     """
-    whole = dwell.rate_qps * (dwell.planned_end_ns - dwell.window_start_ns) / NS
-    for limit, counted in dwell.limits.items():
+    whole = counts.rate_qps * (counts.planned_end_ns - counts.window_start_ns) / NS
+    for limit, counted in counts.limits.items():
         if counted.over >= max(BAD_LEAST, _bad_share(limit) * whole):
             return f"{counted.over:.0f} requests are over the bound on {label(limit)}"
-    clear_s = _clear_s(dwell, waiting, seconds)
+    clear_s = _clear_s(counts, waiting, seconds)
     if waiting >= PLAIN_WAITING and clear_s > PLAIN_TTFTS * slo.first_token_ms / 1e3:
         return f"{waiting} requests wait for a first token, worth {clear_s:.0f} s"
     return None
 
 
-def long_queue(dwell: WindowCounts, waiting: int, slo: Slo) -> bool:
+def long_queue(counts: WindowCounts, waiting: int, slo: Slo) -> bool:
     """True if the next request would wait beyond the TTFT bound behind those `waiting` at a step's end."""
-    return waiting >= BAD_LEAST and _clear_s(dwell, waiting) > slo.first_token_ms / 1e3
+    return waiting >= BAD_LEAST and _clear_s(counts, waiting) > slo.first_token_ms / 1e3
 
 
-def _clear_s(dwell: WindowCounts, waiting: int, seconds: float | None = None) -> float:
+def _clear_s(counts: WindowCounts, waiting: int, seconds: float | None = None) -> float:
     """Seconds until `waiting` requests have a first token, at the pace of the others in `seconds`."""
-    return waiting * (dwell.seconds if seconds is None else seconds) / max(dwell.requests - waiting, 1)
+    return waiting * (counts.seconds if seconds is None else seconds) / max(counts.requests - waiting, 1)
 
 
 def should_abort(window: Window, waiting: int, slo: Slo) -> str | None:

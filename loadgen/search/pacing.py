@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from conf import Experiment
 from conf.specs.experiment import Search
-from loadgen.search.segments import Outcome, Start, overloaded
+from loadgen.search.window_plan import Outcome, Start, overloaded
 
 RAMP_SHARE = 1 / 3
 """Largest share of a budget that the ramp takes: without windows there is no answer."""
-RAMP_LEAST, DWELL_LEAST = 6, 20
+RAMP_LEAST, WINDOW_LEAST = 6, 20
 """Requests that a ramp step or a window holds on average; at low rates it is longer (our choice)."""
 TRANSITION_E2E = 2.0
 """Lives of an answer after which a service has forgotten the rate before (the method, 4.1)."""
@@ -20,7 +20,7 @@ others than these (our choice, simulated with answers of four minutes)."""
 LEAST_QPS, MOST_LONGER = 1.0, 8.0
 """Rate per node below which a budget counts requests, as many as come at this rate in its seconds, and how
 many times as long it may be for that: an answer of +-10 % takes some hundred requests around the capacity."""
-LONG_DWELLS = 5
+LONG_WINDOWS = 5
 """Fewest windows in the budget of long answers: two leave an end open too often (simulated)."""
 
 
@@ -42,7 +42,7 @@ def longer_at(rate_qps: float) -> float:
 
 def _rate_qps(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> float:
     """The rate per node that a search is about: of its last window without an overload, else the guess."""
-    last = [o.segment.rate_qps for o in outcomes if o.segment.kind == "dwell" and not overloaded(o)]
+    last = [o.plan.rate_qps for o in outcomes if o.plan.kind == "window" and not overloaded(o)]
     guess = start.prediction_qps if spec.start == "prediction" else start.roofline_qps
     return last[-1] if last else guess or LEAST_QPS
 
@@ -50,7 +50,7 @@ def _rate_qps(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> float:
 def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
     """The search for answers that last `answer_s`, and `longest_s` in an overload."""
     window_s = max(spec.window_s, WINDOW_E2E * answer_s)
-    windows = max(spec.min_dwells, LONG_DWELLS)
+    windows = max(spec.min_windows, LONG_WINDOWS)
     least_s = max(spec.first_transition_s, TRANSITION_E2E * answer_s) + windows * window_s
     ramped_s = least_s / (1 - RAMP_SHARE)
     longer = window_s > spec.window_s
@@ -60,16 +60,16 @@ def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
 
 
 def longest_answer_s(outcomes: Sequence[Outcome]) -> float:
-    """Longest median life of an answer in any segment; 0 while nothing is known."""
-    return max([outcome.dwell.median_e2e_s or 0.0 for outcome in outcomes], default=0.0)
+    """Longest median life of an answer in any window; 0 while nothing is known."""
+    return max([outcome.counts.median_e2e_s or 0.0 for outcome in outcomes], default=0.0)
 
 
 def lasting_s(start: Start, outcomes: Sequence[Outcome]) -> float:
-    """Median life of an answer in the last segment that was not bad; 0 while nothing is known.
+    """Median life of an answer in the last window that was not bad; 0 while nothing is known.
 
     Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.
     """
-    seen = [o.dwell.median_e2e_s for o in outcomes if not o.bad and o.dwell.median_e2e_s is not None]
+    seen = [o.counts.median_e2e_s for o in outcomes if not o.bad and o.counts.median_e2e_s is not None]
     return min(seen[-1], start.answer_s or math.inf) if seen else 0.0
 
 

@@ -11,7 +11,7 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.window_counts import NS
 from conf.specs.experiment import Search
 from loadgen.search.pacing import RAMP_LEAST, RAMP_SHARE, longest_answer_s, within_bounds
-from loadgen.search.segments import FirstWindow, Outcome, Segment, Start, Stop
+from loadgen.search.window_plan import FirstWindow, Outcome, Start, Stop, WindowPlan
 
 RAMP_START = 1 / 4
 """First ramp rate over the roofline guess (our choice, simulated with guesses wrong by a factor of 3)."""
@@ -37,7 +37,7 @@ RAMP_SEEN = 25
 FIRST_BELOW_RAMP = 0.20
 
 
-def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop | FirstWindow:
+def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> WindowPlan | Stop | FirstWindow:
     """The next ramp step; or the first window, once the capacity is bracketed or the ramp's budget is
     spent."""
     known = [step for step in steps if not step.void]
@@ -51,9 +51,9 @@ def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> Segment | Stop
 
 def _next_step(
     spec: Search, start: Start, steps: Sequence[Outcome], good: float | None, bad: float | None, sure: bool
-) -> Segment | Stop | FirstWindow:
+) -> WindowPlan | Stop | FirstWindow:
     if steps and steps[-1].void:
-        rate = steps[-1].segment.rate_qps
+        rate = steps[-1].plan.rate_qps
         if len(steps) >= VOID_STEPS and all(step.void for step in steps[-VOID_STEPS:]):
             return Stop(
                 "void", f"{VOID_STEPS} ramp steps in a row were void, the last at {rate:.3g} per node"
@@ -62,7 +62,7 @@ def _next_step(
     if good is None and bad is None:
         return _step(spec, start, steps, _first_rate(spec, start), "first step")
     if bad is None:
-        last_qps = steps[-1].segment.rate_qps
+        last_qps = steps[-1].plan.rate_qps
         if last_qps >= spec.highest_qps:
             highest = f"search.highest_qps={spec.highest_qps:g} per node was good"
             return Stop("above_highest", f"{highest}; the answer is above")
@@ -89,11 +89,11 @@ def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool
     good: list[float] = []
     bad: list[float] = []
     for step in steps:
-        rate = step.segment.rate_qps
+        rate = step.plan.rate_qps
         if step.bad:
             good, bad = [lower for lower in good if lower < rate], [*bad, rate]
         else:
-            rate = min(rate, math.exp(step.dwell.log_work)) or rate
+            rate = min(rate, math.exp(step.counts.log_work)) or rate
             good, bad = [*good, rate], [higher for higher in bad if higher > rate]
     lowest = min(bad, default=None)
     near = sum(rate <= (lowest or 0.0) * RAMP_END for rate in bad)
@@ -101,10 +101,10 @@ def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool
 
 
 def _within_time(
-    spec: Search, steps: Sequence[Outcome], step: Segment | Stop | FirstWindow
-) -> Segment | Stop | FirstWindow | None:
+    spec: Search, steps: Sequence[Outcome], step: WindowPlan | Stop | FirstWindow
+) -> WindowPlan | Stop | FirstWindow | None:
     """The step if the ramp's part of the budget has room for it, else None."""
-    if not isinstance(step, Segment) or all(one.void for one in steps):
+    if not isinstance(step, WindowPlan) or all(one.void for one in steps):
         return step
     over = _spent_s(spec, steps) + step.transition_s + step.window_s > RAMP_SHARE * spec.budget_s
     return None if over else step
@@ -112,8 +112,8 @@ def _within_time(
 
 def _spent_s(spec: Search, steps: Sequence[Outcome]) -> float:
     """Seconds from the first step to the end of the last, without the wait for a lost service."""
-    own_ns = sum(step.dwell.window_end_ns - step.dwell.start_ns for step in steps)
-    between = (b.dwell.start_ns - a.dwell.window_end_ns for a, b in pairwise(steps))
+    own_ns = sum(step.counts.window_end_ns - step.counts.start_ns for step in steps)
+    between = (b.counts.start_ns - a.counts.window_end_ns for a, b in pairwise(steps))
     return own_ns / NS + sum(min(max(ns / NS, 0.0), spec.settle_s) for ns in between)
 
 
@@ -123,13 +123,13 @@ def _first_rate(spec: Search, start: Start) -> float:
     return max(RAMP_START * (start.roofline_qps or 0.0), least)
 
 
-def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, why: str) -> Segment:
+def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, why: str) -> WindowPlan:
     """A step long enough for a batch to fill and for a queue to grow beyond the TTFT bound."""
     rate = within_bounds(spec, wanted)
     last = steps[-1] if steps else None
     answers_s = RAMP_E2E * min(longest_answer_s(steps), start.answer_s or math.inf)
     least_s = max(spec.ramp_step_s, RAMP_TTFTS * start.ttft_s, answers_s)
-    return Segment(
+    return WindowPlan(
         index=len(steps),
         kind="ramp",
         rate_qps=rate,
@@ -147,7 +147,7 @@ def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, w
     of few requests was offered another rate than was meant, by chance.
     """
     lowest, highest = good or 0.0, bad or math.inf
-    near = [s.dwell.requests for s in steps if not s.void and lowest <= s.segment.rate_qps <= highest]
+    near = [s.counts.requests for s in steps if not s.void and lowest <= s.plan.rate_qps <= highest]
     fewest = min(near, default=0)
     chance = math.sqrt(max(0.0, 1 / max(fewest, 1) - 1 / RAMP_SEEN))
     low, high = good or (bad or 0.0) / DESCENT, bad or (good or 0.0) * DESCENT

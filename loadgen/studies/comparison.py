@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import paired_ratio, window_pairs
-from analysis.capacity.dwell_table import window
 from analysis.capacity.paired_ratio import LEAST_PAIRS, Ratio
 from analysis.capacity.window_counts import NS, Window, in_window, over_bound, parts_over
 from analysis.capacity.window_pairs import Counted, Latencies, Pair
+from analysis.capacity.window_table import window
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
 from analysis.results.studies import Parts, PartVerdict
@@ -32,13 +32,13 @@ from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
 from loadgen.search.pacing import fitted
-from loadgen.search.policy import next_segment, prior
+from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
-from loadgen.search.segments import Outcome, Segment, Stop
+from loadgen.search.window_plan import Outcome, Stop, WindowPlan
 from loadgen.studies.study import StudyPlan, seed_of
 
 KIND = "compare"
-Next = Callable[[Driver, "Original"], Segment | Stop]
+Next = Callable[[Driver, "Original"], WindowPlan | Stop]
 """Chooses the next window on a service that replays an original."""
 ENDED_NS = 2**62
 """A time after the end of every request on record."""
@@ -58,7 +58,7 @@ class Original:
     def of(cls, run: Run) -> "Original":
         """The original from the folder of A, whose sweep has ended."""
         asked, rows = run.config, run.requests()
-        good = [(segment, place) for segment, place, valid in played(run) if valid and not place.aborted]
+        good = [(plan, place) for plan, place, valid in played(run) if valid and not place.aborted]
         return cls.of_windows(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
 
     @classmethod
@@ -67,7 +67,7 @@ class Original:
         seed: int,
         centre: float,
         slo: Slo,
-        good: Sequence[tuple[Segment, Window]],
+        good: Sequence[tuple[WindowPlan, Window]],
         rows: Callable[[int], pa.Table],
     ) -> "Original":
         """The original from its valid windows and their request rows by index."""
@@ -75,17 +75,17 @@ class Original:
             seed=seed,
             centre=centre,
             slo=slo,
-            templates={segment.index: _template(segment, place) for segment, place in good},
+            templates={plan.index: _template(plan, place) for plan, place in good},
             latencies={place.index: latencies(rows(place.index), place, slo, ENDED_NS) for _, place in good},
         )
 
-    def pair(self, segment: Segment, place: Window, rows: pa.Table, now_ns: int) -> Pair:
+    def pair(self, plan: WindowPlan, place: Window, rows: pa.Table, now_ns: int) -> Pair:
         """A replay on B, paired with A's window."""
-        assert segment.pair is not None
-        log_ratio = math.log(segment.rate_qps / self.templates[segment.pair].rate_qps)
+        assert plan.pair is not None
+        log_ratio = math.log(plan.rate_qps / self.templates[plan.pair].rate_qps)
         mine = latencies(rows, place, self.slo, now_ns)
-        theirs = self.latencies[segment.pair]
-        return window_pairs.pair(segment.pair, log_ratio, not place.aborted, theirs, mine)
+        theirs = self.latencies[plan.pair]
+        return window_pairs.pair(plan.pair, log_ratio, not place.aborted, theirs, mine)
 
 
 def of(a: Experiment, b: Experiment, path: Path) -> StudyPlan:
@@ -141,9 +141,9 @@ class PairedReplays:
         """The pairs from the folder of a run that has replayed the original's windows."""
         rows = b.requests()
         pairs = [
-            original.pair(segment, place, rows, ENDED_NS)
-            for segment, place, valid in played(b)
-            if valid and segment.pair is not None
+            original.pair(plan, place, rows, ENDED_NS)
+            for plan, place, valid in played(b)
+            if valid and plan.pair is not None
         ]
         whole = [pair for pair in pairs if pair.whole]
         enough = len(whole) >= LEAST_PAIRS
@@ -184,15 +184,15 @@ def unpaired(a: PartVerdict, b: PartVerdict) -> Estimate:
     return paired_ratio.unpaired(_figures(a), _figures(b))
 
 
-def played(run: Run) -> list[tuple[Segment, Window, bool]]:
-    """The dwells of a run that has ended: segment, window, and whether it is valid."""
+def played(run: Run) -> list[tuple[WindowPlan, Window, bool]]:
+    """The windows of a run that has ended: plan, window, and whether it is valid."""
     assert run.verdict is not None
     told = {
-        event["index"]: Segment(**event["segment"])
+        event["index"]: WindowPlan(**event["plan"])
         for event in run.events()
-        if event["event"] == "segment_done"
+        if event["event"] == "window_done"
     }
-    lines = [line for line in run.verdict.dwells if line["kind"] == "dwell"]
+    lines = [line for line in run.verdict.windows if line["kind"] == "window"]
     return [(told[line["index"]], window(dict(line)), line["valid"]) for line in lines]
 
 
@@ -207,11 +207,11 @@ def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies
     }
 
 
-def next_replay(driver: Driver, original: Original) -> Segment | Stop:
+def next_replay(driver: Driver, original: Original) -> WindowPlan | Stop:
     """B's own ramp, then the windows of A at the ratio that each window updates."""
     spec, start, outcomes = driver.plan.search, driver.plan.begin, driver.windows.outcomes
     if prior(spec, start, outcomes) is None:
-        return next_segment(spec, start, outcomes, driver.elapsed_s())
+        return next_window(spec, start, outcomes, driver.elapsed_s())
     pairs, begin = pairs_of(driver, original), apart(driver, original)
     found = paired_ratio.ratio(pairs, begin)
     log_ratios = [one.log_ratio for one in pairs]
@@ -229,11 +229,11 @@ def pairs_of(driver: Driver, original: Original) -> list[Pair]:
     """B's replays so far, each paired with its window of A."""
     used = _replays(driver.windows.outcomes)
     now_ns = driver.feed.target.now_ns()
-    return [original.pair(o.segment, o.dwell, driver.windows.requests(o.segment.index), now_ns) for o in used]
+    return [original.pair(o.plan, o.counts, driver.windows.requests(o.plan.index), now_ns) for o in used]
 
 
 def _replays(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.segment.pair is not None and not outcome.void]
+    return [outcome for outcome in outcomes if outcome.plan.pair is not None and not outcome.void]
 
 
 def apart(driver: Driver, original: Original) -> float:
@@ -248,13 +248,13 @@ def ramp_centre(driver: Driver) -> float:
     return belief.centre
 
 
-def _template(segment: Segment, place: Window) -> WindowTemplate:
+def _template(plan: WindowPlan, place: Window) -> WindowTemplate:
     return WindowTemplate(
-        index=segment.index,
-        rate_qps=segment.rate_qps,
+        index=plan.index,
+        rate_qps=plan.rate_qps,
         transition_s=(place.window_start_ns - place.start_ns) / NS,
         window_s=(place.planned_end_ns - place.window_start_ns) / NS,
-        settle_before=segment.settle_before,
+        settle_before=plan.settle_before,
     )
 
 

@@ -167,7 +167,7 @@ def concluded(replay: EngineReplay, driver: Driver, simulate: Simulate) -> RunVe
     if not verdict.valid:
         return verdict
     rows = driver.windows.requests(0)
-    window = driver.windows.outcomes[0].dwell
+    window = driver.windows.outcomes[0].counts
     sent = pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING))
     found = compare(replay, rows.filter(sent), window, simulate)
     verdict = replace(verdict, verify=EngineCheck(replay.of, tuple(found)))
@@ -222,4 +222,6 @@ def _arrivals(rows: pa.Table) -> ArrivalSchedule:
     }
     no_phase = np.zeros(rows.num_rows, dtype=np.int64)
     due_ns = rows["due_ns"].to_numpy()
-    return ArrivalSchedule(dwell=0, seq=rows["seq"].to_numpy(), due_ns=due_ns, phase=no_phase, **columns)
+    return ArrivalSchedule(
+        window_index=0, seq=rows["seq"].to_numpy(), due_ns=due_ns, phase=no_phase, **columns
+    )

@@ -23,7 +23,7 @@ from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Act
-from loadgen.search.segments import Segment, Stop
+from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.studies import comparison
 from loadgen.studies.comparison import Original, PairedReplays, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
@@ -107,7 +107,7 @@ def reference(parts: Parts) -> str | None:
     return next((name for name, one in parts.items() if one.exit_code == summary.EXIT_OK), None)
 
 
-def next_step(own_seed: int, driver: Driver, original: Original) -> Segment | Stop:
+def next_step(own_seed: int, driver: Driver, original: Original) -> WindowPlan | Stop:
     """The original's windows, then more windows and the confirmation run, as in any search."""
     driver.replan(seed=original.seed)
     step = next_replay(driver, original)

@@ -76,12 +76,12 @@ class LevelPlan:
         return min(self.concurrency, self.requests)
 
     def schedule(self, number: int, start_ns: int, first_seq: int) -> ArrivalSchedule:
-        """The level as a closed loop, segment `number`; all requests of a burst are in the window."""
+        """The level as a closed loop, window `number`; all requests of a burst are in the window."""
         count = self.requests
         filling = np.arange(count) < (self.in_flight if self.in_flight < count else 0)
         lengths = np.full(count, self.prompt_tokens)
         return ArrivalSchedule(
-            dwell=number,
+            window_index=number,
             seq=np.arange(first_seq, first_seq + count, dtype=np.int64),
             due_ns=np.full(count, start_ns, dtype=np.int64),
             phase=np.where(filling, PHASES.index("transition"), PHASES.index("window")),

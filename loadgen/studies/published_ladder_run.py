@@ -83,7 +83,7 @@ def verdict(asked: Experiment, begun: StudyVerdict, parts: Parts) -> StudyVerdic
     found = published_verdict.figures(asked, [each.figures[0] for each in played], "wall", void)
     return replace(
         begun,
-        dwells=(),
+        windows=(),
         evidence=f"{len(played)} runs, each of a service deployed anew",
         remedy="",
         **published_verdict.ending(found, void),

@@ -143,9 +143,9 @@ COLUMNS = "input_tokens output_tokens session turn character character_tokens pe
 
 
 class ConversationTraffic:
-    """Draws the turns of one population, which lives through all segments of a run.
+    """Draws the turns of one population, which lives through all windows of a run.
 
-    A stretch of time depends on seed, rate and time alone, not on the segment that asks for it.
+    A stretch of time depends on seed, rate and time alone, not on the window that asks for it.
     """
 
     def __init__(self, spec: Conversations) -> None:
@@ -154,13 +154,13 @@ class ConversationTraffic:
         self._planned = np.empty((0, 3), dtype=np.int64)
 
     def draw(
-        self, rate_qps: float, bounds_ns: Bounds, *, dwell: int, first_seq: int, seed: int
+        self, rate_qps: float, bounds_ns: Bounds, *, window_index: int, first_seq: int, seed: int
     ) -> ArrivalSchedule:
         """The turns of all sessions that are due within the phases."""
         start_ns, end_ns = span_ns(bounds_ns)
         rows = self._population(seed).turns(rate_qps, start_ns / NS, end_ns / NS)
         due_ns = (rows["due_s"] * NS).astype(np.int64).clip(start_ns, end_ns - 1)
-        return self._schedule(rows, due_ns, phases_of(due_ns, bounds_ns), dwell, first_seq)
+        return self._schedule(rows, due_ns, phases_of(due_ns, bounds_ns), window_index, first_seq)
 
     def warm_up(self, due_ns: Ints, *, first_seq: int, seed: int) -> ArrivalSchedule:
         """The last turns before time 0 of as many sessions, sent at `due_ns` as the untimed warm-up."""
@@ -173,13 +173,21 @@ class ConversationTraffic:
             self._planned = np.empty((0, 3), dtype=np.int64)
         return self._known[1]
 
-    def _schedule(self, rows: Rows, due_ns: Ints, phase: Ints, dwell: int, first_seq: int) -> ArrivalSchedule:
+    def _schedule(
+        self, rows: Rows, due_ns: Ints, phase: Ints, window_index: int, first_seq: int
+    ) -> ArrivalSchedule:
         seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
         columns: dict[str, Any] = {name: rows[name].astype(np.int64) for name in COLUMNS.split()}
         shared = np.full(len(rows), self._spec.system_tokens, dtype=np.int64)
         after = self._after(columns["session"], columns["turn"], seq)
         return ArrivalSchedule(
-            dwell=dwell, seq=seq, due_ns=due_ns, phase=phase, shared_tokens=shared, after=after, **columns
+            window_index=window_index,
+            seq=seq,
+            due_ns=due_ns,
+            phase=phase,
+            shared_tokens=shared,
+            after=after,
+            **columns,
         )
 
     def _after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:

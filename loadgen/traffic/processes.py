@@ -174,7 +174,7 @@ class OpenArrivals:
         return np.maximum.accumulate(due.astype(np.int64).clip(start_ns, end_ns - 1)), lines
 
     def first(self, count: int, rate_qps: float, seed: int, rng: np.random.Generator) -> Ints:
-        """Due times of the first `count` requests of a segment that begins at 0; `vllm_bench` draws them from
+        """Due times of the first `count` requests of a window that begins at 0; `vllm_bench` draws them from
         `seed`.
         """
         if self._arrivals.kind == "vllm_bench":

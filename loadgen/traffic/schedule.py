@@ -1,4 +1,4 @@
-"""The arrival schedule: every planned request of a segment as numpy arrays, before the first send."""
+"""The arrival schedule: every planned request of a window as numpy arrays, before the first send."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ class ArrivalSchedule:
 
     - `seq`: position in the run's master schedule.
     - `due_ns`: due time from the start of the run's clock.
-    - `phase`: index into `PHASES`; `dwell`: the segment (-1: warm-up).
+    - `phase`: index into `PHASES`; `window_index`: the window (-1: warm-up).
     - `input_tokens` include `shared_tokens`, the beginning that all prompts share, and `image_tokens` (None
       without images).
     - `concurrency` above 0: a closed loop with that many requests in flight. `due_ns` is then only the start;
       each request is due when one before it ends.
     - `stream`: the node that a request is for; None if all nodes share one.
-    - `session`: the chat user, from 0; `turn`: that user's earlier requests in this segment. None without
+    - `session`: the chat user, from 0; `turn`: that user's earlier requests in this window. None without
       sessions.
 
     - `line`: the request's line of a trace, from 0; `begins`: the runs of its prompt that earlier requests
@@ -42,7 +42,7 @@ class ArrivalSchedule:
     that turn may have been retracted since.
     """
 
-    dwell: int
+    window_index: int
     seq: Ints
     due_ns: Ints
     phase: Ints
@@ -96,7 +96,7 @@ class ArrivalSchedule:
         return replace(self, **arrays)
 
     def followed_by(self, later: "ArrivalSchedule") -> "ArrivalSchedule":
-        """This schedule and a later one, joined as one segment, this one's."""
+        """This schedule and a later one, joined as one window, this one's."""
         columns = {f.name: (getattr(self, f.name), getattr(later, f.name)) for f in fields(self)}
         arrays: dict[str, Any] = {
             k: np.concatenate(v) for k, v in columns.items() if isinstance(v[0], np.ndarray)

@@ -17,22 +17,22 @@ from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Bounds, interleave
 from loadgen.traffic.shared_blocks import begins, reusable_tokens
 
 PIECE_SEEDS = 1_000_003
-"""Seeds of a segment's pieces lie so far apart, beyond those of other runs and repeats."""
+"""Seeds of a window's pieces lie so far apart, beyond those of other runs and repeats."""
 ARRIVALS, INPUTS, OUTPUTS, SESSIONS, IMAGES = 0, 1, 2, 3, 9
 """Random columns: each has its own generator, so that the k-th length does not depend on the rate.
 
 Changing a number changes the requests of every seed."""
 
 
-def generator(seed: int, dwell: int, column: int, stream: int) -> np.random.Generator:
-    """The randomness of one column of one segment and stream (-1: the pooled one)."""
-    return np.random.default_rng([seed, dwell + 1, column, stream + 1])
+def generator(seed: int, window_index: int, column: int, stream: int) -> np.random.Generator:
+    """The randomness of one column of one window and stream (-1: the pooled one)."""
+    return np.random.default_rng([seed, window_index + 1, column, stream + 1])
 
 
 class Traffic:
     """Draws the requests of one workload; its `trace`, if it has one, is read once.
 
-    The same seed and dwell give the same unit-rate arrivals and lengths at every rate, whatever ran before.
+    The same seed and window give the same unit-rate arrivals and lengths at every rate, whatever ran before.
     Conversations depend on seed, rate and time alone. Raises ConfigError for a trace that cannot be used.
     """
 
@@ -61,36 +61,40 @@ class Traffic:
         rate_qps: float | Profile,
         bounds_ns: Bounds,
         *,
-        dwell: int,
+        window_index: int,
         first_seq: int,
         seed: int,
         streams: int = 0,
         piece: int = 0,
     ) -> ArrivalSchedule:
-        """One segment of the run: arrivals at `rate_qps` over adjoining phases `{name: (start, end)}`.
+        """One window of the run: arrivals at `rate_qps` over adjoining phases `{name: (start, end)}`.
 
         A profile counts from the start of the phase `window`. A trace gives its own arrivals, scaled in time,
         each with the lengths of its line if those are empirical. `streams` above 0 draws that many
         independent processes with equal parts of the rate, one for each node. `piece` numbers the parts of a
-        segment that is drawn in several.
+        window that is drawn in several.
         """
         if self._conversations:
             assert not isinstance(rate_qps, Profile) and not streams, "refused by the experiment"
-            return self._conversations.draw(rate_qps, bounds_ns, dwell=dwell, first_seq=first_seq, seed=seed)
+            return self._conversations.draw(
+                rate_qps, bounds_ns, window_index=window_index, first_seq=first_seq, seed=seed
+            )
         seed += PIECE_SEEDS * piece
 
         def one(stream: int, parts: int) -> ArrivalSchedule:
-            rng = generator(seed, dwell, ARRIVALS, stream)
+            rng = generator(seed, window_index, ARRIVALS, stream)
             due_ns, lines = self._arrivals.within(rate_qps, parts, bounds_ns, rng)
             phase = phases_of(due_ns, bounds_ns)
-            return self._schedule(due_ns, phase, lines, stream, dwell=dwell, first_seq=first_seq, seed=seed)
+            return self._schedule(
+                due_ns, phase, lines, stream, window_index=window_index, first_seq=first_seq, seed=seed
+            )
 
         if streams:
             return self._begun(interleaved([one(s, streams) for s in range(streams)], first_seq))
         return self._begun(one(-1, 1))
 
     def replay(
-        self, start_ns: int, duration_ns: int | None, *, dwell: int, first_seq: int, seed: int
+        self, start_ns: int, duration_ns: int | None, *, window_index: int, first_seq: int, seed: int
     ) -> ArrivalSchedule:
         """The trace at its own times, whole or its first `duration_ns`, as phase `window`, in one stream."""
         assert self.trace is not None, "a workload without a trace has nothing to replay"
@@ -100,7 +104,7 @@ class Traffic:
         phase, lines = np.full(len(due_ns), PHASES.index("window"), dtype=np.int64), np.arange(len(due_ns))
         replayed = start_ns + due_ns
         return self._begun(
-            self._schedule(replayed, phase, lines, dwell=dwell, first_seq=first_seq, seed=seed)
+            self._schedule(replayed, phase, lines, window_index=window_index, first_seq=first_seq, seed=seed)
         )
 
     def _begun(self, schedule: ArrivalSchedule) -> ArrivalSchedule:
@@ -112,11 +116,11 @@ class Traffic:
         runs = begins(*told, schedule.line, schedule.input_tokens, schedule.seq, schedule.stream)
         return replace(schedule, begins=runs, reusable_tokens=reusable_tokens(runs))
 
-    def first(self, count: int, rate_qps: float, *, dwell: int, seed: int) -> ArrivalSchedule:
-        """The first `count` requests of a segment that begins at 0, as phase `window`."""
-        due_ns = self._arrivals.first(count, rate_qps, seed, generator(seed, dwell, ARRIVALS, -1))
+    def first(self, count: int, rate_qps: float, *, window_index: int, seed: int) -> ArrivalSchedule:
+        """The first `count` requests of a window that begins at 0, as phase `window`."""
+        due_ns = self._arrivals.first(count, rate_qps, seed, generator(seed, window_index, ARRIVALS, -1))
         phase = np.full(count, PHASES.index("window"), dtype=np.int64)
-        return self._schedule(due_ns, phase, dwell=dwell, first_seq=0, seed=seed)
+        return self._schedule(due_ns, phase, window_index=window_index, first_seq=0, seed=seed)
 
     def evenly(
         self, count: int, start_ns: int, gap_ns: int, *, first_seq: int, seed: int, streams: int = 0
@@ -127,17 +131,17 @@ class Traffic:
         if self._conversations:
             return self._conversations.warm_up(due_ns, first_seq=first_seq, seed=seed)
         phase = np.zeros_like(order)
-        schedule = self._schedule(due_ns, phase, dwell=-1, first_seq=first_seq, seed=seed)
+        schedule = self._schedule(due_ns, phase, window_index=-1, first_seq=first_seq, seed=seed)
         return replace(schedule, stream=order % streams) if streams else schedule
 
     def closed(
-        self, count: int, concurrency: int, start_ns: int, *, dwell: int, first_seq: int, seed: int
+        self, count: int, concurrency: int, start_ns: int, *, window_index: int, first_seq: int, seed: int
     ) -> ArrivalSchedule:
         """A closed loop of `count` requests; the first `concurrency` fill it, as phase `transition`."""
         filling = np.arange(count) < concurrency
         phase = np.where(filling, PHASES.index("transition"), PHASES.index("window"))
         due_ns = np.full(count, start_ns, dtype=np.int64)
-        schedule = self._schedule(due_ns, phase, dwell=dwell, first_seq=first_seq, seed=seed)
+        schedule = self._schedule(due_ns, phase, window_index=window_index, first_seq=first_seq, seed=seed)
         return replace(schedule, concurrency=concurrency)
 
     def _schedule(
@@ -147,14 +151,14 @@ class Traffic:
         lines: Ints | None = None,
         stream: int = -1,
         *,
-        dwell: int,
+        window_index: int,
         first_seq: int,
         seed: int,
     ) -> ArrivalSchedule:
         """The schedule of requests due at these times; empirical lengths come from the trace's `lines`."""
 
         def random(column: int) -> np.random.Generator:
-            return generator(seed, dwell, column, stream)
+            return generator(seed, window_index, column, stream)
 
         workload, count = self._workload, len(due_ns)
         input_rng = random(INPUTS)
@@ -170,11 +174,11 @@ class Traffic:
         optional: dict[str, Any] = {"image_tokens": image_tokens, "line": in_order}
         if stream >= 0:
             optional["stream"] = np.full(count, stream, dtype=np.int64)
-        if workload.sessions:  # the same users in every segment
+        if workload.sessions:  # the same users in every window
             session = random(SESSIONS).integers(workload.sessions, size=count)
             optional |= {"session": session, "turn": turns(session)}
         return ArrivalSchedule(
-            dwell=dwell,
+            window_index=window_index,
             seq=np.arange(first_seq, first_seq + count, dtype=np.int64),
             due_ns=due_ns,
             phase=phase,

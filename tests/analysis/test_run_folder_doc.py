@@ -54,7 +54,7 @@ def failing(tmp_path: Path) -> Path:
     lines = load_run(path).requests().to_pylist()
     every = {1: 20, 2: 5, 3: 1}
     for line in lines:
-        if line["dwell"] in every and line["seq"] % every[line["dwell"]] == 0:
+        if line["window_index"] in every and line["seq"] % every[line["window_index"]] == 0:
             line["status"] = "timeout"
     records.write(
         latency_columns.with_latencies(records.table(lines)), path / "requests" / "part-000.parquet"
@@ -67,15 +67,15 @@ def test_each_way_to_open_it_gives_the_same_figures_and_failures_are_infinite(fa
     for run, reached in ((GOLDEN, []), (failing, [2, 3])):
         code = re.findall(r"```(python|sql)\n(.*?)```", DOCUMENT.read_text().replace("RUN", str(run)), re.S)
         expected = tables.percentiles(load_run(run))["ttft_p90_ms"].to_pylist()
-        assert [dwell for dwell, p90 in enumerate(expected) if math.isinf(p90)] == reached
+        assert [window_index for window_index, p90 in enumerate(expected) if math.isinf(p90)] == reached
         own, by_duckdb, by_polars, by_pandas = (value(*block) for block in code)
         assert own.num_rows == 1
         for found in ([p90 for _, p90 in by_duckdb], by_polars["ttft_ms"].to_list(), by_pandas.to_list()):
             assert [p90 if math.isfinite(p90) else math.inf for p90 in found] == pytest.approx(expected)
 
 
-def test_percentiles_of_the_file_are_those_of_dwells_parquet() -> None:
+def test_percentiles_of_the_file_are_those_of_windows_parquet() -> None:
     run, names = load_run(GOLDEN), [f"{m}_p{q}_ms" for m in ("ttft", "tpot") for q in (50, 90, 99)]
     found = [tables.percentiles(run, metric, (0.5, 0.9, 0.99)).to_pylist() for metric in ("ttft", "tpot")]
     both = [ttft | tpot for ttft, tpot in zip(*found, strict=True)]
-    assert [{name: line[name] for name in names} for line in both] == run.dwells().select(names).to_pylist()
+    assert [{name: line[name] for name in names} for line in both] == run.windows().select(names).to_pylist()

@@ -180,7 +180,7 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
 def _schedule(due_ns: np.ndarray, tokens: int) -> ArrivalSchedule:
     count = len(due_ns)
     return ArrivalSchedule(
-        dwell=0,
+        window_index=0,
         seq=np.arange(count),
         due_ns=due_ns,
         phase=np.full(count, PHASES.index("window")),

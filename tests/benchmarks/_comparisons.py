@@ -8,7 +8,7 @@ from analysis.capacity import paired_ratio
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.studies import comparison
 from tests.support.search.scenarios import FASTER, GUESS_QPS, experiment, service, truths
 from tests.support.search.searches import PREDICTION_SD, Found
@@ -31,7 +31,7 @@ def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
     a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
     sweep(a)
     valid = (it for it in a.windows.outcomes if not it.void and not it.aborted)
-    good = [(it.segment, it.dwell) for it in valid if it.segment.kind == "dwell"]
+    good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
     centre = comparison.ramp_centre(a)
     original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
     found = sweep(b, lambda driver: comparison.next_replay(driver, original))

@@ -61,7 +61,7 @@ class Offer:
     def schedule(self) -> ArrivalSchedule:
         bounds_ns = {"window": (0, int(self.seconds * NS))}
         traffic = Traffic(EXPERIMENT.workload)
-        return traffic.draw(self.rate_qps, bounds_ns, dwell=0, first_seq=0, seed=self.seed)
+        return traffic.draw(self.rate_qps, bounds_ns, window_index=0, first_seq=0, seed=self.seed)
 
     @property
     def prompts(self) -> Prompts:

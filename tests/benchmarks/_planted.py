@@ -245,8 +245,8 @@ FAULTS = (
     Fault(
         "one valid window is enough",
         "analysis.capacity.validity:judge_run",
-        "max(LEAST_VALID_DWELLS, min_dwells)",
-        "min(LEAST_VALID_DWELLS, min_dwells)",
+        "max(LEAST_VALID_WINDOWS, min_windows)",
+        "min(LEAST_VALID_WINDOWS, min_windows)",
     ),
     Fault(
         "reason of the last check",

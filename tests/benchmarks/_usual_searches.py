@@ -41,7 +41,7 @@ class Prober:
             "bridge": (int((warm_s + seconds) * NS), int((warm_s + seconds + after_s) * NS)),
         }
         plan = Traffic(asked.workload).draw(
-            rate_qps, phases, dwell=self.probes, first_seq=0, seed=1000 + self.seed
+            rate_qps, phases, window_index=self.probes, first_seq=0, seed=1000 + self.seed
         )
         fresh = node(self.scenario, 1000 * self.seed + self.probes)
         due_s = plan.due_ns / NS

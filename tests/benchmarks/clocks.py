@@ -81,7 +81,7 @@ def measure(time_scale: float, seed: int, seconds: int, out: Path) -> Row:
         raise SystemExit(f"{name}: no requests; {(run.sweep or {}).get('reason', 'see its folder')}")
     rows = run.requests()
     rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
-    inside = (metrics.numbers(rows, "dwell") == 0) & metrics.word_in(rows, "phase", "window")
+    inside = (metrics.numbers(rows, "window_index") == 0) & metrics.word_in(rows, "phase", "window")
     ttft_ms, tpot_ms = (values[inside] for values in virtual(rows, run.config))
     seen = rows.filter(pa.array(inside))
     path_ms, late = metrics.path(seen), metrics.numbers(seen, "engine_late_steps")

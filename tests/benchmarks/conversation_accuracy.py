@@ -118,7 +118,7 @@ def shares(scenario: str, rate_qps: float, seed: int) -> list[float]:
     one, slo = experiment(scenario), experiment(scenario).slo
     edges = [round(at_s * NS) for at_s in (0, TRUTH_FILL_S, TRUTH_FILL_S + TRUTH_S)]
     bounds = {"warmup": (edges[0], edges[1]), "window": (edges[1], edges[2])}
-    drawn = Traffic(one.workload).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=50_000 + seed)
+    drawn = Traffic(one.workload).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=50_000 + seed)
     seen, due_s = engine_model.simulate(one, drawn, 1, seed), drawn.due_ns / NS
     inside = drawn.phase == PHASES.index("window")
     ttft_ms = (seen.first_s - due_s)[inside] * 1e3

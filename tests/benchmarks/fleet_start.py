@@ -25,7 +25,7 @@ REPEATS = 3
 def one_request(due_ns: int) -> ArrivalSchedule:
     one = np.ones(1, dtype=np.int64)
     return ArrivalSchedule(
-        dwell=0,
+        window_index=0,
         seq=one * 0,
         due_ns=one * due_ns,
         phase=one * PHASES.index("window"),

@@ -29,7 +29,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.benchmarks._foreign_queues import Network, QueueNetwork
@@ -133,7 +133,7 @@ def truths() -> dict[str, float]:
 
 def latencies(name: str, rate_qps: float, part: int) -> list[Floats]:
     """Due times, TTFT and TPOT in seconds of a long run at one rate, without its first tenth."""
-    drawn = Traffic(experiment(name).workload).first(REQUESTS, rate_qps, dwell=0, seed=70_000 + part)
+    drawn = Traffic(experiment(name).workload).first(REQUESTS, rate_qps, window_index=0, seed=70_000 + part)
     at: Floats = drawn.due_ns / NS
     fresh = service(name, 70_000 + part, hours=at[-1] / 3600 + 1)
     fresh.warmed(True)

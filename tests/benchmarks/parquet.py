@@ -1,9 +1,9 @@
-"""What a run folder costs to keep and to read: bytes per request, percentiles per dwell beside other readers.
+"""What a run folder costs: bytes per request, percentiles per window beside other readers.
 
     python -m tests.benchmarks.parquet                       1e6 requests, without and with the gaps
     python -m tests.benchmarks.parquet --rows 10000000       percentiles over so many; the gaps of 1e6 only
 
-The rows are synthetic and written as `loadgen` writes them: Poisson arrivals, 30 dwells, one request in a
+The rows are synthetic and written as `loadgen` writes them: Poisson arrivals, 30 windows, one request in a
 thousand failed, 139 gaps each (lognormal around 25 ms with 5 % jitter, 6 % of them held up by a prefill). CPU
 seconds compare tools, all threads together; wall seconds depend on what else the machine does.
 """
@@ -31,15 +31,15 @@ from analysis.rows import latency_columns, parquet, records
 from analysis.rows.metrics import METRICS
 from tests.support.runs.golden import GOLDEN
 
-DWELLS, NODES, QPS_PER_NODE, GAPS = 30, 100, 5.0, 139
+WINDOWS, NODES, QPS_PER_NODE, GAPS = 30, 100, 5.0, 139
 WITH_GAPS = 1_000_000
 """No more rows than these are written with their gaps: 300 MB on the disk."""
 PART = {False: 1_000_000, True: 250_000}
 """Rows that are made and written at a time, without and with gaps: a few hundred MB of memory."""
 PERCENTILES = (0.5, 0.9, 0.99)
 SQL = """
-select dwell, quantile_cont(ttft_ms, [.5, .9, .99]), quantile_cont(tpot_ms, [.5, .9, .99])
-from '{}' where phase = 'window' group by dwell order by dwell
+select window_index, quantile_cont(ttft_ms, [.5, .9, .99]), quantile_cont(tpot_ms, [.5, .9, .99])
+from '{}' where phase = 'window' group by window_index order by window_index
 """
 
 
@@ -49,7 +49,7 @@ def requests(first: int, count: int, whole: int, with_gaps: bool) -> pa.Table:
     seq = np.arange(first, first + count)
     qps = NODES * QPS_PER_NODE
     due_ns = np.int64(first / qps * 1e9) + np.cumsum(draw.exponential(1e9 / qps, count)).astype(np.int64)
-    within = seq * DWELLS % whole / whole
+    within = seq * WINDOWS % whole / whole
     failed = draw.random(count) < 1e-3
     sent_ns = draw.lognormal(13.1, 0.4, count).astype(np.int64)
     first_ns = sent_ns + draw.lognormal(19.9, 0.45, count).astype(np.int64)
@@ -63,7 +63,7 @@ def requests(first: int, count: int, whole: int, with_gaps: bool) -> pa.Table:
     columns: dict[str, Any] = records.empty(records.SHARD, count) | {
         "seq": seq,
         "client_id": (seq % 8).astype(np.int16),
-        "dwell": (seq * DWELLS // whole).astype(np.int16),
+        "window_index": (seq * WINDOWS // whole).astype(np.int16),
         "phase": np.where(within < 0.25, "transition", np.where(within < 0.97, "window", "bridge")),
         "status": np.where(failed, "timeout", "ok"),
         "http_status": np.full(count, 200, np.int16),
@@ -131,9 +131,9 @@ def timed(act: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def ours(run: Run) -> np.ndarray:
-    """TTFT and TPOT per dwell from the raw offsets, by `analysis.results.tables`."""
+    """TTFT and TPOT per window from the raw offsets, by `analysis.results.tables`."""
     taken = {name for metric in METRICS if metric.name in ("ttft", "tpot") for name in metric.columns}
-    rows = run.requests(columns=sorted(taken | {"dwell"}), phase="window")
+    rows = run.requests(columns=sorted(taken | {"window_index"}), phase="window")
     both = [tables.percentiles_of(rows, metric, PERCENTILES) for metric in ("ttft", "tpot")]
     return np.column_stack([table.column(name) for table in both for name in table.column_names[3:]])
 
@@ -153,7 +153,14 @@ def by_polars(files: Path) -> np.ndarray:
         for q in PERCENTILES
     ]
     rows = pl.scan_parquet(files).filter(pl.col("phase") == "window")
-    return rows.group_by("dwell").agg(quantiles).sort("dwell").drop("dwell").collect().to_numpy()
+    return (
+        rows.group_by("window_index")
+        .agg(quantiles)
+        .sort("window_index")
+        .drop("window_index")
+        .collect()
+        .to_numpy()
+    )
 
 
 def costs(run: Run, rows: int, with_gaps: bool) -> None:
@@ -170,10 +177,10 @@ def costs(run: Run, rows: int, with_gaps: bool) -> None:
 
 
 def readers(run: Run, rows: int) -> None:
-    """Print what p50, p90 and p99 of TTFT and TPOT per dwell cost, by our own API and by others."""
+    """Print what p50, p90 and p99 of TTFT and TPOT per window cost, by our own API and by others."""
     files = run.path / "requests" / "*.parquet"
     own_s, wall_s, own = timed(lambda: ours(run))
-    print(f"{rows:>10} rows p50/p90/p99 of TTFT and TPOT of {DWELLS} dwells, CPU s (wall s):")
+    print(f"{rows:>10} rows p50/p90/p99 of TTFT and TPOT of {WINDOWS} windows, CPU s (wall s):")
     print(f"{'':10} analysis.tables {own_s:.2f} ({wall_s:.2f})")
     for name, act in (("duckdb", by_duckdb), ("polars", by_polars)):
         cpu_s, wall_s, other = timed(partial(act, files))

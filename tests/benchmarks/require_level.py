@@ -21,7 +21,7 @@ from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.search import acceptance
-from loadgen.search.segments import Segment, Start
+from loadgen.search.window_plan import Start, WindowPlan
 from tests.support.search.scenarios import experiment, service, truths
 from tests.support.virtual.fluid import Fluid
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -40,12 +40,12 @@ def drawn(root_qps: float, drift_sd: float, rate_qps: float, seed: int) -> Told:
     fluid = Fluid(root_qps, drift_sd=drift_sd, seed=seed)
     window_s, transition_s = require.WINDOW_S, require.TRANSITION_S
     whole_s = acceptance.windows_s(require.DEFAULT_S, transition_s, window_s, 1.0)
-    dwells: list[WindowCounts] = []
-    while sum(dwell.seconds for dwell in dwells) < whole_s:
-        step = Segment(len(dwells), "dwell", rate_qps, transition_s, window_s, False, "")
-        dwells.append(fluid.window(step).dwell)
+    windows: list[WindowCounts] = []
+    while sum(window.seconds for window in windows) < whole_s:
+        step = WindowPlan(len(windows), "window", rate_qps, transition_s, window_s, False, "")
+        windows.append(fluid.window(step).counts)
         transition_s = 0.0
-        found = acceptance.decide(rate_qps, dwells, [], whole_s, behind=False)
+        found = acceptance.decide(rate_qps, windows, [], whole_s, behind=False)
         if found.verdict != "undecided":
             break
     return found.verdict, fluid.elapsed_s
@@ -57,7 +57,7 @@ def served(scenario: str, rate_qps: float, seed: int) -> Told:
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, Start(rate_qps))
     driver = Driver(VirtualTarget(service(asked, seed)), plan, lambda _, /, **__: None)
     found = require.require(driver, rate_qps, require.DEFAULT_S)
-    return found.analysis.verdict, driver.windows.outcomes[-1].dwell.window_end_ns / NS
+    return found.analysis.verdict, driver.windows.outcomes[-1].counts.window_end_ns / NS
 
 
 def row(title: str, beside: float, told: list[Told]) -> str:

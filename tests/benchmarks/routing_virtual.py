@@ -125,7 +125,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     filled_s = cache_warmup_s(one.workload, rate_qps, nodes, machine.blocks * machine.spec.block_size)
     at_s, end_s = filled_s + BEFORE_S, filled_s + BEFORE_S + AFTER_S
     bounds = {"window": (0, round(end_s * NS))}
-    drawn = Traffic(one.workload).draw(rate_qps * nodes, bounds, dwell=0, first_seq=0, seed=one.seed)
+    drawn = Traffic(one.workload).draw(rate_qps * nodes, bounds, window_index=0, first_seq=0, seed=one.seed)
     shared = shared_prefixes(drawn, one.workload)
     assert shared is not None
     balance: Balance = engine_model.balance(one)

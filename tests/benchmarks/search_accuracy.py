@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import Measured, pooled
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from tests.benchmarks._brute_force import find_truths
 from tests.benchmarks._comparisons import compared
 from tests.benchmarks._usual_searches import bisection, isotonic, mlperf

@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     print(f"{len(recorded)} requests, {recorded.mean_qps:.2f} QPS, {mean:.0f} tokens in")
     by_block = 1 - len(seen) / max(1, blocks)
     print(f"reuse by its hashes: {by_block:.2%} of blocks, {trace.reuse(recorded):.2%} of prompt tokens")
-    schedule = traffic.replay(0, None, dwell=0, first_seq=0, seed=experiment.seed)
+    schedule = traffic.replay(0, None, window_index=0, first_seq=0, seed=experiment.seed)
     assert schedule.begins is not None, "the trace shares no prefixes"
     shared = BlockPrefixes(schedule.begins, np.zeros(len(schedule), np.int64))
     lengths = [schedule.input_tokens, schedule.output_tokens, np.zeros_like(schedule.seq)]

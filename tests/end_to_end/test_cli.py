@@ -75,7 +75,7 @@ def test_an_interrupted_sweep_of_a_split_node_keeps_everything_and_leaves_nothin
     process = subprocess.Popen(command("sweep", *words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
-        if json.loads(line)["event"] == "segment_done":
+        if json.loads(line)["event"] == "window_done":
             break
     process.terminate()
     rest = process.stdout.read().splitlines()

@@ -33,7 +33,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude, RunLifecycle
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Segment, Start
+from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
@@ -243,7 +243,7 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
         worker = Worker(0, [url], prompts, shard, time_scale=scale, timeout_s=PATIENCE_S)
         worker.start(time.monotonic_ns(), time.time_ns())
         traffic = Traffic(experiment.workload)
-        await worker.offer(traffic.closed(REQUESTS, 1, 0, dwell=0, first_seq=0, seed=1))
+        await worker.offer(traffic.closed(REQUESTS, 1, 0, window_index=0, first_seq=0, seed=1))
         ended = 0
         while ended < REQUESTS:
             ended += (await worker.observe()).ended.num_rows
@@ -331,8 +331,8 @@ def test_lead_and_bridge_are_real_time() -> None:
         driver = Driver(target, plan(experiment, Start(8.0), time_scale=scale), lambda *_, **__: None)
         ahead_s.append(driver.feed.next_start_ns() / NS)
         for index in range(2):
-            load_prepared(driver, Segment(index, "dwell", 2.0, 0.0, 10.0, False, ""), may_abort=False)
-        first, second = (outcome.dwell for outcome in driver.windows.outcomes)
+            load_prepared(driver, WindowPlan(index, "window", 2.0, 0.0, 10.0, False, ""), may_abort=False)
+        first, second = (outcome.counts for outcome in driver.windows.outcomes)
         gaps_s.append((second.window_start_ns - first.window_end_ns) / NS)
     assert (ahead_s, gaps_s) == ([0.2, 1.0], [1.0, 5.0])
 

@@ -30,7 +30,7 @@ from loadgen.fleet.target import Observation, Target
 from loadgen.run import measure
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine import tries
@@ -70,7 +70,7 @@ WORDS = [
     "search.transition_s=5",
     "search.first_transition_s=5",
     "search.settle_s=20",
-    "search.min_dwells=1",
+    "search.min_windows=1",
     "search.budget_s=100",
 ]
 Events = list[dict[str, Any]]
@@ -95,7 +95,7 @@ class Interrupted:
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = self._fleet.run(schedule, until_ns)
-        if schedule is not None and schedule.dwell == 1 and PHASES.index("window") in schedule.phase:
+        if schedule is not None and schedule.window_index == 1 and PHASES.index("window") in schedule.phase:
             self._at_ns = until_ns
         elif until_ns > self._at_ns:
             raise KeyboardInterrupt
@@ -126,7 +126,7 @@ class Ran:
     def sent(self) -> list[dict[str, Any]]:
         """What was sent under load; a warm-up repeats what was said before time 0."""
         rows = load_run(self.folder).requests().to_pylist()
-        return [row for row in rows if row["send_offset_ns"] is not None and row["dwell"] >= 0]
+        return [row for row in rows if row["send_offset_ns"] is not None and row["window_index"] >= 0]
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,8 @@ def test_the_run_was_cut_in_a_window_and_came_to_its_end(ran: Ran) -> None:
     assert cut["exit_code"] == summary.EXIT_INTERRUPTED
     assert ended["exit_code"] in (0, 3, 6), ended["reason"]
     first, second = ran.sessions
-    measured = [[e["index"] for e in part if e["event"] == "segment_done"] for part in (first, second)]
-    assert measured[0] == [0] and measured[1][0] <= 1 and measured[1][-1] == len(ended["dwells"]) - 1
+    measured = [[e["index"] for e in part if e["event"] == "window_done"] for part in (first, second)]
+    assert measured[0] == [0] and measured[1][0] <= 1 and measured[1][-1] == len(ended["windows"]) - 1
 
 
 def test_every_planned_turn_has_one_row_and_is_sent_at_most_once(ran: Ran) -> None:
@@ -177,10 +177,8 @@ def test_no_turn_of_a_window_is_left_out_in_either_session(ran: Ran) -> None:
     assert spec is not None
     people = SessionPopulation(spec, ran.experiment.seed)
     rows = load_run(ran.folder).requests().to_pylist()
-    tried = [row for row in rows if row["error_kind"] != "retracted" and row["dwell"] >= 0]
-    windows = [
-        event["window"] for event in itertools.chain(*ran.sessions) if event["event"] == "segment_done"
-    ]
+    tried = [row for row in rows if row["error_kind"] != "retracted" and row["window_index"] >= 0]
+    windows = [event["window"] for event in itertools.chain(*ran.sessions) if event["event"] == "window_done"]
     for window in windows:
         begin_ns, end_ns = window["window_start_ns"], window["window_end_ns"]
         asked = people.turns(window["rate_qps"], begin_ns / NS, end_ns / NS)
@@ -207,11 +205,11 @@ def test_caches_are_filled_anew_after_the_resume(ran: Ran) -> None:
     first, second = ran.sessions
 
     def filled(part: Events) -> list[float]:
-        """The rate of each segment, if a fill went before it, else 0."""
+        """The rate of each window, if a fill went before it, else 0."""
         rates, fills = [], 0
         for event in part:
             fills += event["event"] == "fill"
-            if event["event"] == "segment":
+            if event["event"] == "window":
                 rates.append(event["rate_qps_per_node"] if fills else 0.0)
                 fills = 0
         return rates

@@ -34,7 +34,7 @@ from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude, RunLifecycle
 from loadgen.run.run_folder import RunFolder
 from loadgen.run.service import Service
-from loadgen.search.segments import Segment, Start, Stop
+from loadgen.search.window_plan import Start, Stop, WindowPlan
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.servers.mock_server import END, MockServer, Script, answer, head, serving, token
@@ -60,7 +60,7 @@ WORDS = [
     "search.first_transition_s=1",
     "search.ramp_step_s=2",
     "search.settle_s=5",
-    "search.min_dwells=2",
+    "search.min_windows=2",
     "search.budget_s=14",
     "search.highest_qps=30",
     "slo.ttft_p90_ms=2000",
@@ -142,7 +142,7 @@ def answered(folder: Path, index: int) -> int:
     """Number of answers of a window that are on disk."""
     rows = gathering.requests(folder).to_pylist()
     ended = ("ok", index, "window")
-    return sum((row["status"], row["dwell"], row["phase"]) == ended for row in rows)
+    return sum((row["status"], row["window_index"], row["phase"]) == ended for row in rows)
 
 
 def during(folder: Path, index: int, act: Callable[[], object]) -> Callable[..., None]:
@@ -153,7 +153,7 @@ def during(folder: Path, index: int, act: Callable[[], object]) -> Callable[...,
         act()
 
     def listen(kind: str, /, **facts: Any) -> None:
-        if kind == "segment" and facts["index"] == index:
+        if kind == "window" and facts["index"] == index:
             threading.Thread(target=strike, daemon=True).start()
 
     return listen
@@ -182,13 +182,13 @@ def actor_pid(folder: Path) -> int:
 
 
 def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object, tmp_path: Path) -> None:
-    def choose(driver: Driver) -> Segment | Stop:
+    def choose(driver: Driver) -> WindowPlan | Stop:
         """Three windows, of which the second is struck and ends then: a search could end before it."""
         number = len(driver.windows.outcomes)
         if number > 2:
             return Stop("budget", "enough was seen")
         window_s = PATIENCE_S if number == 1 else 4.0
-        return Segment(number, "dwell", 20.0, 1.0, window_s, False, "the rate that was asked")
+        return WindowPlan(number, "window", 20.0, 1.0, window_s, False, "the rate that was asked")
 
     def act(experiment: Experiment, driver: Driver) -> Any:
         found = sweep(driver, choose)
@@ -200,13 +200,13 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object
         tree: dict[str, Any]
         tree, folder = measure(out, server.url, act, ["search.budget_s=600"], listener=listener)
         assert len(events(folder, "healed")) == 1
-        reasons = [dwell["void_reason"] for dwell in tree["dwells"]]
+        reasons = [window["void_reason"] for window in tree["windows"]]
         assert [reason == "actor_lost" for reason in reasons] == [False, True, False], reasons
         assert check_rows(folder)["ok"] > 10
         return tree
 
     def others_valid(tree: dict[str, Any]) -> bool:
-        return [dwell["valid"] for dwell in tree["dwells"]] == [True, False, True]
+        return [window["valid"] for window in tree["windows"]] == [True, False, True]
 
     with serving(good) as server:
         tries.valid(killed, also=("actor_lost",), enough=others_valid)
@@ -279,7 +279,7 @@ def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
     """One form for all: each is a row of its own by the client's tests, each row an end by the driver's."""
     with serving(lambda body: [*answer(body)[:-2], END]) as server:
         tree, folder = measure(tmp_path, server.url, act)
-    assert (tree["exit_code"], tree["valid"], tree["dwells"]) == (summary.EXIT_TARGET, False, [])
+    assert (tree["exit_code"], tree["valid"], tree["windows"]) == (summary.EXIT_TARGET, False, [])
     assert tree["reason"].startswith("warm-up: failed 2 of 2: 2 x truncated no_usage (")
     assert sum(check_rows(folder).values()) == 2 and "failed 2 of 2: 2 x " in summary.concluded(folder)
 
@@ -378,7 +378,7 @@ def command(verb: str, *words: str) -> list[str]:
 
 
 def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess.Popen[str]:
-    """A sweep as a process of its own, in its second segment when this returns.
+    """A sweep as a process of its own, in its second window when this returns.
 
     It begins without a ramp, which two void steps would end.
     """
@@ -390,7 +390,7 @@ def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
-        if event["event"] == "segment" and event["index"] == 1:
+        if event["event"] == "window" and event["index"] == 1:
             return process
     raise AssertionError("the sweep ended early")
 
@@ -409,7 +409,7 @@ def test_a_killed_driver_leaves_silence_and_a_run_to_resume(
 
     with serving(good) as server:
         process = started(server.url, tmp_path, 14, "search.window_s=6")
-        until(lambda: answered(folder, 1), "nothing was answered in the second segment")
+        until(lambda: answered(folder, 1), "nothing was answered in the second window")
         process.kill()
         process.wait()
         actors = {actor["pid"] for actor in json.loads((folder / "manifest.json").read_text())["load_actors"]}
@@ -421,8 +421,8 @@ def test_a_killed_driver_leaves_silence_and_a_run_to_resume(
     after = check_rows(folder)
     assert after["ok"] > before["ok"] and after["lost"] == before["lost"]
     assert result["power"]["unknown"].startswith("engine=external deploys nothing")
-    indices = [event["index"] for event in events(folder, "segment_done")]
-    assert sorted(set(indices)) == list(range(len(result["dwells"])))
+    indices = [event["index"] for event in events(folder, "window_done")]
+    assert sorted(set(indices)) == list(range(len(result["windows"])))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.results import recount
 from analysis.results.runs import RunError
 from analysis.rows import latency_columns, metrics, parquet, records, time_series
@@ -29,14 +29,14 @@ from tests.support.runs.golden import GOLDEN
 
 SCHEMAS = {
     "requests": latency_columns.FILE,
-    "dwells": dwell_table.DWELLS,
+    "windows": window_table.WINDOWS,
     "timeseries": time_series.SERVER,
     "clients": time_series.CLIENTS,
     "power": time_series.POWER,
 }
 FILES = {
     "requests": "requests/part-000.parquet",
-    **{name: f"{name}.parquet" for name in ("dwells", "timeseries", "clients")},
+    **{name: f"{name}.parquet" for name in ("windows", "timeseries", "clients")},
 }
 FROZEN = json.loads((GOLDEN.parent / "columns.json").read_text())
 """Column -> type and unit. A new column is added to this file; none is changed or taken away."""
@@ -214,7 +214,7 @@ def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:
     assert recount.text(load_run(path))[1]
 
 
-@pytest.mark.parametrize("name", ["requests", "dwells", "clients", "timeseries"])
+@pytest.mark.parametrize("name", ["requests", "windows", "clients", "timeseries"])
 def test_a_file_of_another_version_is_one_line(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     written = pq.read_table(GOLDEN / FILES[name])
@@ -229,7 +229,7 @@ def killed(tmp_path: Path) -> Path:
     """The golden run as a kill would have left it: shards, one of them cut, and no conclusion."""
     path = Path(shutil.copytree(GOLDEN, tmp_path / "killed"))
     rows = load_run(GOLDEN).requests().cast(records.SHARD)
-    for file in ("sweep.json", "dwells.parquet", "clients.parquet", "timeseries.parquet"):
+    for file in ("sweep.json", "windows.parquet", "clients.parquet", "timeseries.parquet"):
         (path / file).unlink()
     shutil.rmtree(path / "requests")
     for client, (start, end) in enumerate([(0, 300), (300, 900)]):
@@ -246,7 +246,7 @@ def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
     run, golden = load_run(killed), load_run(GOLDEN).requests()
     rows = run.requests()
     assert run.sweep is None and run.capacity is None and run.checks == [] and not run.is_collected
-    assert run.dwells().num_rows == 0 and run.dwells().schema.equals(dwell_table.DWELLS)
+    assert run.windows().num_rows == 0 and run.windows().schema.equals(window_table.WINDOWS)
     assert rows["seq"].equals(golden["seq"]) and rows.schema.equals(records.REQUESTS, check_metadata=True)
     lost = pc.equal(rows["error_kind"].cast(pa.string()), "no_record").to_pylist().count(True)
     assert lost == 1206 - 800, "the cut batch, and what no shard has"
@@ -254,7 +254,13 @@ def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"dwell": 1}, {"phase": "window"}, {"dwell": 0, "phase": "window"}, {"dwell": 99}, {"phase": "no"}],
+    [
+        {"window_index": 1},
+        {"phase": "window"},
+        {"window_index": 0, "phase": "window"},
+        {"window_index": 99},
+        {"phase": "no"},
+    ],
 )
 @pytest.mark.parametrize("columns", [None, ["replica_id", "seq"], ["itl_us"], []])
 def test_a_selection_is_that_of_the_whole_table_also_of_a_killed_run(

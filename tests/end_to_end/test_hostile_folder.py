@@ -55,7 +55,7 @@ def certify(run: Path) -> None:
 
 
 def cut(run: Path) -> None:
-    os.truncate(run / "dwells.parquet", 3000)
+    os.truncate(run / "windows.parquet", 3000)
 
 
 def lengthen(run: Path) -> None:
@@ -142,7 +142,7 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
     "asked is a list": lambda tree: tree.update(asked=[]),
     "asked is empty": lambda tree: tree.update(asked={}),
     "bounds are a word": lambda tree: tree["asked"].update(slo="fast"),
-    "dwells are numbers": lambda tree: tree.update(dwells=[1, 2]),
+    "windows are numbers": lambda tree: tree.update(windows=[1, 2]),
     "checks are words": lambda tree: tree.update(checks=["ok"]),
     "exit code is a word": lambda tree: tree.update(exit_code="0"),
     "exit code is huge": lambda tree: tree.update(exit_code=10**400),
@@ -171,7 +171,7 @@ def test_a_conclusion_of_odd_kinds_is_one_line(
 def test_a_table_of_other_columns_is_one_line(
     run: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pa.parquet.write_table(pa.table({"index": ["a"], "kind": [1]}), unsealed(run) / "dwells.parquet")
+    pa.parquet.write_table(pa.table({"index": ["a"], "kind": [1]}), unsealed(run) / "windows.parquet")
     pa.parquet.write_table(pa.table({"seq": ["a"]}), run / "requests" / "part-000.parquet")
     code, said = reading.main(READERS[verb](run)), capsys.readouterr()
     assert (code, said.err.count("\n")) == (0, 0) if verb == "show" else code in (1, 2)

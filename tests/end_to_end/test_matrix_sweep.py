@@ -27,7 +27,7 @@ from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.measure import Site
 from loadgen.run.service import Service
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
@@ -39,7 +39,7 @@ from tests.support.virtual.virtual_target import Faster, VirtualTarget
 SHARED = [
     "search=standard",
     "search.budget_s=450",
-    "search.min_dwells=3",
+    "search.min_windows=3",
     "workload=chat_5600_140_varied",
     "engine.step_noise_cv=0.04",
     "fleet.warmup_requests=4",
@@ -248,7 +248,7 @@ def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: s
 @pytest.mark.slow
 def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: Deployments) -> None:
     def cut(kind: str, /, **facts: Any) -> None:
-        if kind == "segment_done" and facts["kind"] == "dwell" and deployments.deployed == [1023, 1024]:
+        if kind == "window_done" and facts["kind"] == "window" and deployments.deployed == [1023, 1024]:
             raise KeyboardInterrupt
 
     found = cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]")

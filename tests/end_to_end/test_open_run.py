@@ -54,10 +54,10 @@ def test_a_run_is_opened_where_it_lies_by_path_and_by_file_uri() -> None:
 
 
 def test_the_name_of_a_folder_is_no_column(tmp_path: Path) -> None:
-    run = load_run(shutil.copytree(GOLDEN, tmp_path / "dwell=7" / "replica=x"))
+    run = load_run(shutil.copytree(GOLDEN, tmp_path / "window_index=7" / "replica=x"))
     golden = load_run(GOLDEN)
     assert run.requests().equals(golden.requests()) and run.timeseries().equals(golden.timeseries())
-    assert run.dwells().equals(golden.dwells()) and run.clients().equals(golden.clients())
+    assert run.windows().equals(golden.windows()) and run.clients().equals(golden.clients())
 
 
 @pytest.mark.parametrize("trailing", ["", "/"])
@@ -72,7 +72,7 @@ def test_a_run_on_another_file_system_is_copied_and_is_the_same_run(way: str, tr
     golden = load_run(GOLDEN)
     assert run.path != GOLDEN and run.name == ("one" if way == "mock" else GOLDEN.name)
     assert run.sweep == golden.sweep | {"folder": str(run.path)} and run.manifest == golden.manifest
-    assert run.requests().equals(golden.requests()) and run.dwells().equals(golden.dwells())
+    assert run.requests().equals(golden.requests()) and run.windows().equals(golden.windows())
     assert recount.text(run)[1]
 
 
@@ -183,7 +183,7 @@ def test_the_command_line_takes_a_uri(capsys: pytest.CaptureFixture[str]) -> Non
 READS = {
     "requests/part-000.parquet": (Run.requests, recount.text, tables.percentiles),
     "schedule/from-000000064.parquet": (Run.requests, recount.text),
-    "dwells.parquet": (Run.dwells, recount.text),
+    "windows.parquet": (Run.windows, recount.text),
     "clients.parquet": (Run.clients,),
     "timeseries.parquet": (Run.timeseries,),
 }
@@ -203,15 +203,15 @@ def test_a_parquet_file_of_something_else_is_said(path: Path) -> None:
     """Its columns would all be null, which says that nothing happened."""
     pq.write_table(pa.table({"seq": [1], "latency": [0.3]}), path / "requests" / "part-001.parquet")
     asked: dict[str, Any]
-    for asked in ({}, {"phase": "window"}, {"columns": ["dwell"]}):
+    for asked in ({}, {"phase": "window"}, {"columns": ["window_index"]}):
         said = refused(load_run(path).requests, **asked)
-        assert "part-001.parquet is no table of requests: it lacks dwell, phase, status, due_ns" in said
+        assert "part-001.parquet is no table of requests: it lacks window_index, phase, status" in said
 
 
-def test_a_table_of_dwells_of_something_else_is_said(path: Path) -> None:
-    pq.write_table(pa.table({"rate_qps": [1.0]}), path / "dwells.parquet")
-    said = "dwells.parquet is no table of dwells: it lacks index, kind"
-    assert said in refused(load_run(path).dwells) and said in refused(recount.text, load_run(path))
+def test_a_table_of_windows_of_something_else_is_said(path: Path) -> None:
+    pq.write_table(pa.table({"rate_qps": [1.0]}), path / "windows.parquet")
+    said = "windows.parquet is no table of windows: it lacks index, kind"
+    assert said in refused(load_run(path).windows) and said in refused(recount.text, load_run(path))
 
 
 def test_figures_that_no_run_writes_are_refused_in_one_line(
@@ -247,11 +247,11 @@ def test_without_its_rows_a_killed_run_has_what_was_planned_or_nothing(path: Pat
     assert not recount.text(run)[1]
 
 
-def test_a_run_without_a_dwell(path: Path) -> None:
-    (path / "dwells.parquet").unlink()
+def test_a_run_without_a_window(path: Path) -> None:
+    (path / "windows.parquet").unlink()
     run = load_run(path)
-    assert run.dwells().num_rows == 0 and "rate_qps" in run.dwells().column_names
-    assert "has no dwells.parquet" in refused(recount.text, run)
+    assert run.windows().num_rows == 0 and "rate_qps" in run.windows().column_names
+    assert "has no windows.parquet" in refused(recount.text, run)
 
 
 def test_what_was_asked_is_missing_or_broken(path: Path) -> None:

@@ -12,8 +12,8 @@ from tests.support.machine import stutter, tries
 
 
 def verdict(code: int, *void: str) -> dict[str, Any]:
-    dwells = [{"valid": not reason, "void_reason": reason} for reason in ("", *void)]
-    return {"exit_code": code, "dwells": dwells, "reason": f"{void[0]}: why" if void else ""}
+    windows = [{"valid": not reason, "void_reason": reason} for reason in ("", *void)]
+    return {"exit_code": code, "windows": windows, "reason": f"{void[0]}: why" if void else ""}
 
 
 BUSY = verdict(summary.EXIT_VOID, "engine_late")

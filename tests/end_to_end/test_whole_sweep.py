@@ -85,7 +85,7 @@ def check_page(heard: list[dict[str, Any]], folder: Path, code: int, out: str) -
     runs = [tree["run"] for tree in heard]
     windows = [run["state"]["now"] for run in runs if run["state"]["now"]]
     assert windows and all(0 <= now["pending"] <= now["sent"] for now in windows)
-    assert {now["kind"] for now in windows} == {"dwell"}
+    assert {now["kind"] for now in windows} == {"window"}
     last = runs[-1]
     assert (last["state"]["run_id"], last["state"]["verb"]) == (folder.name, "sweep")
     assert last["ending"]["exit_code"] == code and last["ending"]["text"] in out
@@ -103,10 +103,10 @@ def check_proof(folder: Path, code: int) -> dict[str, Any]:
     """The verdict in the folder, for which its rows, events and samples stand."""
     result = check_folder(folder)
     assert result["exit_code"] == code and result["valid"] == (code != summary.EXIT_VOID)
-    assert len(result["dwells"]) >= 2 and result["requests"]["by_status"]["ok"] > 50
+    assert len(result["windows"]) >= 2 and result["requests"]["by_status"]["ok"] > 50
     run = load_run(folder)
-    assert run.dwells().num_rows == len(result["dwells"])
-    assert {"prediction", "segment", "segment_done", "end"} <= {event["event"] for event in run.events()}
+    assert run.windows().num_rows == len(result["windows"])
+    assert {"prediction", "window", "window_done", "end"} <= {event["event"] for event in run.events()}
     assert run.manifest["server"]["models"]
     assert result["power"] == {"unknown": "the simulated engine uses no GPU"}
     seconds = run.timeseries().to_pylist()

@@ -107,7 +107,7 @@ SWEPT = {
     "sweep cluster.session=fake cluster.nodes=1000000000": "cluster.nodes=1000000000 must be 1 to 100000",
     "sweep seed=99999999999999999999": "must be 0 to 9007199254740991",
     # contradictions
-    "sweep search.min_dwells=1000": "need 40000 s, above search.budget_s=345; lower search.min_dwells to 8",
+    "sweep search.min_windows=1000": "need 40000 s, above search.budget_s=345; lower search.min_windows to 8",
     "sweep search.budget_s=20": "shorten search.window_s, or raise search.budget_s to 80",
     "sweep seed=1 seed=2": "seed is given twice; leave one of them out",
     "sweep workload=smoke workload=character": "workload is given twice",
@@ -168,7 +168,7 @@ SWEPT = {
     "sweep progressive.runs=3": "progressive.* belongs to the verb progressive",
     "probe rate_qps=4 search.budget_s=60": "search.budget_s belongs to a search",
     "predict fleet.actors=2": "fleet.actors belongs to what is measured",
-    "predict search.min_dwells=9": "search.min_dwells belongs to what is measured",
+    "predict search.min_windows=9": "search.min_windows belongs to what is measured",
     "sweep engine=external target.urls=[http://127.0.0.1:1] target.api_key_env=UNSET": "no environment var",
     f"{EXTERNAL} target.omit=[model]": "target.omit[0] must be one of stream_options, ignore_eos, min_tokens",
     f"{EXTERNAL} target.omit=ignore_eos": "target.omit must be a list: target.omit=[stream_options,...]",

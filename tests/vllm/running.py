@@ -24,7 +24,7 @@ from loadgen.run import measure
 from loadgen.run.measure import Act, Site
 from loadgen.run.run_folder import RunFolder
 from loadgen.run.service import Service
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine.process_server import SERVER, guarded
 from tests.support.machine import tries

@@ -107,7 +107,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
     rows = run.requests()
     assert counted[QUERIES] == np.nansum(metrics.numbers(rows, "prompt_tokens")) > 0
     assert counted[HITS] == np.nansum(metrics.numbers(rows, "cached_tokens"))
-    (window,) = run.dwells().to_pylist()
+    (window,) = run.windows().to_pylist()
     ends_s = np.array([window["window_start_ns"], window["window_end_ns"]]) / NS
     assert window["prefix_hit_intended"] == pytest.approx(share)
     assert window["prefix_hit"] == pytest.approx(share, abs=POINT)
@@ -162,7 +162,7 @@ async def plain_client(url: str, asked: Experiment) -> list[tuple[float, float]]
     """TTFT and TPOT in seconds of an open loop that knows nothing of ours but when and what to send."""
     end_ns = int(SECONDS * NS)
     drawn = Traffic(asked.workload).draw(
-        RATE_QPS, {"window": (0, end_ns)}, dwell=0, first_seq=0, seed=asked.seed
+        RATE_QPS, {"window": (0, end_ns)}, window_index=0, first_seq=0, seed=asked.seed
     )
     prompts = Prompts(asked.workload, asked.model.served_name, asked.model.vocab, salt=77)
     began_s = time.monotonic() + 0.5

@@ -104,7 +104,9 @@ def test_turns_begin_alike_as_planned_also_when_the_server_encodes_them(
 ) -> None:
     made, tokenizer = prompts(folders["bpe"], kind, *WORDS), Tokenizer(folders["bpe"])
     workload = load(WORDS).workload
-    turns = planned(Traffic(workload).draw(3.0, {"window": (0, 90 * NS)}, dwell=0, first_seq=0, seed=1))
+    turns = planned(
+        Traffic(workload).draw(3.0, {"window": (0, 90 * NS)}, window_index=0, first_seq=0, seed=1)
+    )
     bodies = [body(made, turn) for turn in turns]
     if kind == "token_ids":
         lists = [json.loads(each)["prompt"] for each in bodies]

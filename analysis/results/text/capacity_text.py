@@ -39,7 +39,7 @@ def figures(capacity: Capacity, replicas_per_node: float | None) -> CapacityFigu
         open_above=capacity.open_above,
         open_below=capacity.open_below,
         queue_grew=capacity.queue_grew,
-        dwells_used=tuple(capacity.dwells),
+        windows_used=tuple(capacity.windows),
         limits=dict(capacity.limits),
     )
 

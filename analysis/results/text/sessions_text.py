@@ -7,11 +7,11 @@ import numpy as np
 from analysis.results.types.shared_figures import AskedExperiment, WindowRow
 
 
-def lines(asked: AskedExperiment, dwells: Sequence[WindowRow]) -> list[str]:
+def lines(asked: AskedExperiment, windows: Sequence[WindowRow]) -> list[str]:
     """Hit rate, replicas per session and the busiest replica; nothing without sessions or conversations."""
     if not (asked.sessions or asked.conversations):
         return []
-    used = [dwell for dwell in dwells if dwell["valid"]]
+    used = [window for window in windows if window["valid"]]
     hit, met, share = (
         _mean(used, figure) for figure in ("prefix_hit", "replicas_per_session", "max_over_mean_share")
     )
@@ -24,23 +24,23 @@ def lines(asked: AskedExperiment, dwells: Sequence[WindowRow]) -> list[str]:
     return [f"  {sessions}: {words}", *_blocked(used)]
 
 
-def _blocked(dwells: Sequence[WindowRow]) -> list[str]:
+def _blocked(windows: Sequence[WindowRow]) -> list[str]:
     """The share of turns that waited for the one before, if any did."""
-    longest = max((dwell.get("turn_blocked_max_ms") or 0.0 for dwell in dwells), default=0.0)
+    longest = max((window.get("turn_blocked_max_ms") or 0.0 for window in windows), default=0.0)
     if not longest:
         return []
-    share = _mean(dwells, "turns_blocked") or 0.0
+    share = _mean(windows, "turns_blocked") or 0.0
     return [
         f"  {share:.1%} of the turns were due before the answer before had ended; longest {longest:.0f} ms"
     ]
 
 
-def _mean(dwells: Sequence[WindowRow], figure: str) -> float | None:
+def _mean(windows: Sequence[WindowRow], figure: str) -> float | None:
     """Mean over windows, each as heavy as its requests; None if any of them does not know it."""
-    values = [dwell.get(figure) for dwell in dwells]
+    values = [window.get(figure) for window in windows]
     if not values or any(value is None for value in values):
         return None
-    weights = [dwell["requests"] for dwell in dwells]
+    weights = [window["requests"] for window in windows]
     return float(np.average(np.array(values, dtype=np.float64), weights=weights))
 
 

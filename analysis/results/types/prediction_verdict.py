@@ -165,7 +165,7 @@ class PredictionVerdict:
     schema_version: int = 1
     asked: AskedExperiment
     clock: str = "virtual"
-    dwells: tuple[WindowRow, ...] = ()
+    windows: tuple[WindowRow, ...] = ()
     calibration: str | None = None
     constants: ConstantsBasis | None = None
     progressive: LadderFigures | None = None

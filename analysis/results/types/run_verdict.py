@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from analysis.capacity.check import Check
-from analysis.capacity.dwell_table import CountingBasis
+from analysis.capacity.window_table import CountingBasis
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.probe_figures import HoldFigures, ProbeFigures
@@ -89,7 +89,7 @@ class RunVerdict:
 
     schema_version: int = 1
     asked: AskedExperiment
-    dwells: tuple[WindowRow, ...] = ()
+    windows: tuple[WindowRow, ...] = ()
     recoveries: tuple[ServiceRecovery, ...] = ()
     basis: CountingBasis | None = None
     clock: str = ""

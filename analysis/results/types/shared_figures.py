@@ -11,7 +11,7 @@ from conf.specs.bounds import Limit, Slo, parsed
 MODELLED = ("simulated", "vllm_emulated")
 """Engines whose step times are those of the engine model."""
 WindowRow = Mapping[str, Any]
-"""One line of dwells.parquet (schema `dwell_table.DWELLS`)."""
+"""One line of windows.parquet (schema `window_table.WINDOWS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class CapacityFigures:
 
     `open_above`: the low end is a bound and the rest unknown; `open_below` likewise, `queue_grew` if that is
     because the queue still grew in windows that kept the bounds. `at_end` is known of predictions: the
-    bounds are kept at the highest rate of the question. `dwells_used` and `limits` are known of searches
+    bounds are kept at the highest rate of the question. `windows_used` and `limits` are known of searches
     alone. `qps_per_node` of a simulated engine joins the `constants` of the engine model, a ratio around 1,
     with the run's own sampling noise, which `by_noise` has alone; where `constants` are missing,
     `constants_unknown` says why.
@@ -90,7 +90,7 @@ class CapacityFigures:
     open_below: bool = False
     queue_grew: bool = False
     at_end: bool | None = None
-    dwells_used: tuple[int, ...] | None = None
+    windows_used: tuple[int, ...] | None = None
     limits: Mapping[Limit, LimitFit] | None = None
 
     def __post_init__(self) -> None:

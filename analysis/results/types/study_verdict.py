@@ -108,7 +108,7 @@ class StudyVerdict:
     variation_pct: Estimate | None = None
     differs: Mapping[str, tuple[Any, ...]] | None = None
     ratio: Ratio | None = None
-    dwells: tuple[WindowRow, ...] | None = None
+    windows: tuple[WindowRow, ...] | None = None
     progressive: LadderFigures | None = None
     remedy: str | None = None
     hold: HoldFigures | None = None

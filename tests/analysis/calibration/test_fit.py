@@ -66,7 +66,7 @@ def recorded(
     rows = [
         {
             "seq": seq,
-            "dwell": 0,
+            "window_index": 0,
             "phase": "window" if seq >= concurrency else "transition",
             "status": "ok",
             "due_ns": int(due_ns[seq]),

@@ -24,7 +24,7 @@ ENDS = {"certified": 0.05, "low": 0.025, "qps_per_node": 0.5, "high": 0.975}
 def of_prior(limits: int, **more: float) -> Capacity:
     """The capacity under so many limits that no request says anything of."""
     names = ("ttft", "tpot", "e2e_p90")[:limits]
-    empty = WindowCounts(0, "dwell", 3.0, 1, 0, 0, 45 * NS, 45 * NS, limits=dict.fromkeys(names, NOTHING))
+    empty = WindowCounts(0, "window", 3.0, 1, 0, 0, 45 * NS, 45 * NS, limits=dict.fromkeys(names, NOTHING))
     return posterior([empty], PRIOR, **more)
 
 

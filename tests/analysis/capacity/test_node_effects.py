@@ -37,7 +37,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
 from loadgen.run import verdicts
-from loadgen.search.segments import Outcome, Segment, Start, dwells_of
+from loadgen.search.window_plan import Outcome, Start, WindowPlan, counted_windows
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -52,9 +52,9 @@ FOUR = ["cluster=laptop_4n", "routing=per_node"]
 BOUNDS = {"transition": (0, 15 * NS), "window": (15 * NS, 60 * NS), "bridge": (60 * NS, 61 * NS)}
 
 
-def drawn(rate: float | Profile, streams: int, dwell: int = 3) -> ArrivalSchedule:
+def drawn(rate: float | Profile, streams: int, window_index: int = 3) -> ArrivalSchedule:
     traffic = Traffic(VARIED)
-    return traffic.draw(rate, BOUNDS, dwell=dwell, first_seq=100, seed=1, streams=streams)
+    return traffic.draw(rate, BOUNDS, window_index=window_index, first_seq=100, seed=1, streams=streams)
 
 
 def of_stream(schedule: ArrivalSchedule, stream: int) -> ArrivalSchedule:
@@ -106,7 +106,7 @@ def test_a_stream_is_the_same_at_every_rate_and_whatever_runs_before() -> None:
     shared = min(len(slow), len(fast))
     assert fast.due_ns[:shared] * 2 == pytest.approx(slow.due_ns[:shared], abs=4)
     assert (fast.input_tokens[:shared] == slow.input_tokens[:shared]).all()
-    assert of_stream(drawn(20.0, 4, dwell=4), 2).due_ns[0] != slow.due_ns[0]
+    assert of_stream(drawn(20.0, 4, window_index=4), 2).due_ns[0] != slow.due_ns[0]
 
 
 def test_a_profile_is_cut_into_equal_parts() -> None:
@@ -162,7 +162,7 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
     fixed_rate.rate(drive, 3.0, 30, 10)
     (outcome,) = drive.windows.outcomes
-    whole, parts = outcome.dwell, outcome.parts
+    whole, parts = outcome.counts, outcome.parts
     assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 3.0), (1, 1, 3.0)]
     for figure in ("requests", "completed", "failed", "pending"):
         assert sum(getattr(part, figure) for part in parts) == getattr(whole, figure)
@@ -177,11 +177,11 @@ def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     assert again == parts
 
 
-def dwell(
+def counts(
     index: int, stream: int | None, share: float, rate: float = 5.0, requests: int = 200
 ) -> WindowCounts:
-    """A dwell of 45 s with a share of requests over the TPOT limit, evenly over its blocks."""
-    window = Window(index, "dwell", rate, 1, 0, 15 * NS, 60 * NS, 60 * NS)
+    """A window of 45 s with a share of requests over the TPOT limit, evenly over its blocks."""
+    window = Window(index, "window", rate, 1, 0, 15 * NS, 60 * NS, 60 * NS)
     columns = {name: getattr(window, name) for name in Window.__dataclass_fields__}
     per_block = tuple([requests // 9] * 9)
     over = tuple(round(share * n) for n in per_block)
@@ -200,40 +200,40 @@ def share(rate: float, capacity: float, slope: float = 20.0) -> float:
 
 
 def test_the_posterior_rests_on_the_streams_and_not_twice_on_the_whole() -> None:
-    segment = Segment(0, "dwell", 5.0, 15, 45, False, "")
-    parts = dwell(0, 0, 0.1), dwell(0, 1, 0.2)
-    later = dwell(1, 0, 0.1), dwell(1, 1, 0.2)
+    plan = WindowPlan(0, "window", 5.0, 15, 45, False, "")
+    parts = counts(0, 0, 0.1), counts(0, 1, 0.2)
+    later = counts(1, 0, 0.1), counts(1, 1, 0.2)
     outcomes = [
-        Outcome(segment, dwell(0, None, 0.15), parts=parts),
-        Outcome(segment, dwell(9, None, 0.9), void=True, parts=(dwell(9, 0, 0.9),)),
-        Outcome(segment, dwell(1, None, 0.15), parts=later),
+        Outcome(plan, counts(0, None, 0.15), parts=parts),
+        Outcome(plan, counts(9, None, 0.9), void=True, parts=(counts(9, 0, 0.9),)),
+        Outcome(plan, counts(1, None, 0.15), parts=later),
     ]
-    assert dwells_of(outcomes) == [*parts, *later]
+    assert counted_windows(outcomes) == [*parts, *later]
     prior = Prior(math.log(5))
     assert posterior([*parts, *later], prior) == posterior([parts[0], later[0], parts[1], later[1]], prior)
-    pooled = [Outcome(segment, dwell(i, None, 0.1)) for i in range(2)]
-    assert dwells_of(pooled) == [outcome.dwell for outcome in pooled]
+    pooled = [Outcome(plan, counts(i, None, 0.1)) for i in range(2)]
+    assert counted_windows(pooled) == [outcome.counts for outcome in pooled]
 
 
 def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
-    dwells = [dwell(i, s, 0.1) for s in range(4) for i in range(8)]
+    windows = [counts(i, s, 0.1) for s in range(4) for i in range(8)]
     prior = Prior(math.log(5))
-    effects, capacity = node_effects.node_effects(dwells, prior), posterior(dwells, prior)
+    effects, capacity = node_effects.node_effects(windows, prior), posterior(windows, prior)
     assert effects is not None and effects.differing == ()
     assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
-    assert node_effects.including(capacity, effects) == replace(capacity, dwells=tuple(range(8)))
+    assert node_effects.including(capacity, effects) == replace(capacity, windows=tuple(range(8)))
     assert "no node is shown to differ" in capacity_text.node_lines(capacity_text.node_spread(effects))[-1]
-    assert node_effects.node_effects([dwell(i, None, 0.1) for i in range(8)], prior) is None
+    assert node_effects.node_effects([counts(i, None, 0.1) for i in range(8)], prior) is None
     assert node_effects.including(capacity, None) is capacity
 
 
 def test_one_slow_node_is_named_and_widens_the_interval() -> None:
     capacities, rates = (5.0, 5.0, 4.6, 5.0), (4.6, 4.8, 5.0, 5.2)
-    dwells = [
-        dwell(i, s, share(rates[i % 4], capacities[s]), rates[i % 4]) for s in range(4) for i in range(40)
+    windows = [
+        counts(i, s, share(rates[i % 4], capacities[s]), rates[i % 4]) for s in range(4) for i in range(40)
     ]
     prior = Prior(math.log(5))
-    effects, capacity = node_effects.node_effects(dwells, prior), posterior(dwells, prior)
+    effects, capacity = node_effects.node_effects(windows, prior), posterior(windows, prior)
     assert effects is not None and 2 in effects.differing
     slow = effects.effects[2]
     assert slow.value < -0.04 and slow.low < slow.value < slow.high < 0
@@ -260,11 +260,11 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 
 @pytest.mark.slow
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
-    drive, experiment = driver(["search=quick", "search.min_dwells=3", "search.budget_s=210"], 1.0, 1.0)
+    drive, experiment = driver(["search=quick", "search.min_windows=3", "search.budget_s=210"], 1.0, 1.0)
     found = sweep(drive)
     tree = to_tree(verdicts.of_sweep(experiment, drive, found, "virtual"))
     assert found.capacity is not None and 2.9 < found.capacity.qps_per_node < 3.7
-    assert tree["capacity"]["dwells_used"] == list(range(len(found.outcomes)))
+    assert tree["capacity"]["windows_used"] == list(range(len(found.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2
     said = text_of(tree)
     assert "independent streams per node: each of 2 nodes" in said and "pooled" not in said
@@ -274,7 +274,7 @@ def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
 
 
 def found_by(seed: int, nodes_: int, budget_s: float) -> Sweep:
-    words = [f"seed={seed}", "search=standard", "search.min_dwells=2", f"search.budget_s={budget_s}"]
+    words = [f"seed={seed}", "search=standard", "search.min_windows=2", f"search.budget_s={budget_s}"]
     return sweep(driver(words, *[1.0] * nodes_)[0])
 
 
@@ -284,7 +284,7 @@ def test_four_nodes_know_as_much_in_a_quarter_of_the_time() -> None:
     # The engine model's own long runs put the knee near 3.35 QPS.
     for capacity in (one.capacity, four.capacity):
         assert capacity.low < 3.35 < capacity.high
-    shorter, longer = (sum(o.dwell.seconds for o in found.outcomes) for found in (four, one))
+    shorter, longer = (sum(o.counts.seconds for o in found.outcomes) for found in (four, one))
     assert shorter <= longer / 4 and four.elapsed_s < one.elapsed_s / 3
     width, same = (math.log(c.high / c.low) for c in (four.capacity, one.capacity))
     assert width < 2 * same  # all nodes may have been in good times together, the more so the shorter the run

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.capacity.dwell_table import over_share
 from analysis.capacity.limit_posterior import Prior, logit
 from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import (
@@ -22,20 +21,21 @@ from analysis.capacity.window_counts import (
     count,
     parts_over,
 )
+from analysis.capacity.window_table import over_share
 from analysis.rows.records import table
 from conf.specs.bounds import Slo, allowed_over
 from conf.specs.experiment import Lengths, Workload
 
 MS = 1_000_000
 MEANS = Workload("w", Lengths(100), Lengths(50))
-WINDOW = Window(3, "dwell", 2.0, 1, 0, 0, 45 * NS, 45 * NS)
+WINDOW = Window(3, "window", 2.0, 1, 0, 0, 45 * NS, 45 * NS)
 
 
 def row(due_s: float, status: str = "ok", **more: Any) -> dict[str, Any]:
     """A request of 50 tokens: the first after 500 ms, the last after 2 s, the 99 % gap 40 ms, 49 gaps."""
     whole = status == "ok"
     return {
-        "dwell": 3,
+        "window_index": 3,
         "status": status,
         "due_ns": int(due_s * NS),
         "send_offset_ns": 0,
@@ -131,7 +131,7 @@ def on_the_curve(limit: str, capacity: float, rates: np.ndarray, others: tuple[s
         known: dict[str, Any] = {"log_work": math.log(rate), "load": load, "arrivals_var": 0.0}
         windows.append(
             WindowCounts(
-                index, "dwell", rate, 1, 0, 0, 45 * NS, 45 * NS, requests=9000, limits=limits, **known
+                index, "window", rate, 1, 0, 0, 45 * NS, 45 * NS, requests=9000, limits=limits, **known
             )
         )
     return windows

@@ -47,14 +47,14 @@ def counted(index: int, facts: dict[str, Any], slo: Slo) -> WindowCounts:
         )
         first_ns, tokens = int(ttft_ms * 1e6), int(chance.integers(1, 60))
         last_ns = first_ns + int(tpot_ms * 1e6 * (tokens - 1))
-        row = {"dwell": index, "due_ns": int(due_s * NS), "send_offset_ns": 0, "output_tokens": tokens}
+        row = {"window_index": index, "due_ns": int(due_s * NS), "send_offset_ns": 0, "output_tokens": tokens}
         row |= {"first_token_offset_ns": first_ns, "last_token_offset_ns": last_ns, "end_offset_ns": last_ns}
         row |= {"requested_input_tokens": 100, "requested_output_tokens": tokens}
         status = chance.choice(["timeout", "pending"], p=[0.5, 0.5])
         status = status if chance.random() < facts[status] else "ok"
         rows.append(row | {"status": status} | ENDS[status])
     edges_ns = (start_s * NS, start_s * NS, (start_s + WINDOW_S) * NS, (start_s + WINDOW_S) * NS)
-    window = Window(index, "dwell", rate_qps, 1, *edges_ns, aborted=facts["aborted"])
+    window = Window(index, "window", rate_qps, 1, *edges_ns, aborted=facts["aborted"])
     return count(table(rows), window, slo, WORKLOAD, edges_ns[-1] + 5 * NS)
 
 

@@ -1,4 +1,4 @@
-"""analysis.capacity.window_counts by hand, and .posterior on dwells of known truth."""
+"""analysis.capacity.window_counts by hand, and .posterior on windows of known truth."""
 
 import math
 from dataclasses import replace
@@ -25,19 +25,19 @@ from analysis.capacity.window_counts import (
 )
 from analysis.rows.records import table
 from conf.specs.experiment import Arrivals, Lengths, Slo, Workload
-from loadgen.search.segments import Segment
+from loadgen.search.window_plan import WindowPlan
 from tests.support.virtual.fluid import Fluid
 
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
 MEANS = Workload("w", Lengths(100), Lengths(50))
-WINDOW = Window(3, "dwell", 2.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
+WINDOW = Window(3, "window", 2.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
 
 
 def row(due_s, status="ok", first_ms=500, tokens=50, tpot_ms=20.0, **more):
     last = None if first_ms is None else int((first_ms + tpot_ms * (tokens - 1)) * MS)
     return {
-        "dwell": 3,
+        "window_index": 3,
         "status": status,
         "due_ns": int(due_s * NS),
         "send_offset_ns": 0,
@@ -54,8 +54,8 @@ def counted(*rows, window=WINDOW, now_s=60):
     return count(table(rows), window, SLO, MEANS, int(now_s * NS))
 
 
-def both(dwell):
-    return [(limit.over, limit.determined) for limit in (dwell.over("ttft"), dwell.over("tpot"))]
+def both(counts):
+    return [(limit.over, limit.determined) for limit in (counts.over("ttft"), counts.over("tpot"))]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_an_answer_in_flight_whose_server_counts_its_tokens_needs_no_guess():
     assert tpot_so_far(table([whole, flying]), 60 * NS)[1] == pytest.approx(4500 / 40)
 
 
-def test_only_the_requests_due_in_the_window_of_this_segment_count():
-    rows = [row(9.99), row(10), row(54.99), row(55), row(20, dwell=2), row(30, phase="retracted")]
-    dwell = counted(*rows)
-    assert (dwell.requests, dwell.completed) == (2, 2)
+def test_only_the_requests_due_in_the_window_of_this_window_count():
+    rows = [row(9.99), row(10), row(54.99), row(55), row(20, window_index=2), row(30, phase="retracted")]
+    counts = counted(*rows)
+    assert (counts.requests, counts.completed) == (2, 2)
     assert counted(*rows, now_s=30).requests == 1
 
 
-def test_a_late_finisher_changes_its_old_dwell():
+def test_a_late_finisher_changes_its_old_window():
     early = counted(row(54), row(54.5, "pending", first_ms=None, tokens=None), now_s=55)
     late = counted(row(54), row(54.5, first_ms=4000), now_s=70)
     assert both(early) == [(0, 1), (0, 1)]
@@ -120,18 +120,22 @@ def test_a_late_finisher_changes_its_old_dwell():
 
 
 def test_blocks_are_five_seconds_of_due_time_and_add_up():
-    dwell = counted(row(10), row(14.99, first_ms=2000), row(15, first_ms=2000), row(54.9))
-    assert dwell.over("ttft").block_over == (1, 1, 0, 0, 0, 0, 0, 0, 0)
-    assert dwell.over("ttft").block_determined == (2, 1, 0, 0, 0, 0, 0, 0, 1)
-    assert (dwell.over("ttft").over, dwell.over("ttft").determined, dwell.over("ttft").share) == (2, 4, 0.5)
+    counts = counted(row(10), row(14.99, first_ms=2000), row(15, first_ms=2000), row(54.9))
+    assert counts.over("ttft").block_over == (1, 1, 0, 0, 0, 0, 0, 0, 0)
+    assert counts.over("ttft").block_determined == (2, 1, 0, 0, 0, 0, 0, 0, 1)
+    assert (counts.over("ttft").over, counts.over("ttft").determined, counts.over("ttft").share) == (
+        2,
+        4,
+        0.5,
+    )
 
 
 def test_realised_work_is_per_node_and_in_mean_requests():
     heavy = row(30, requested_input_tokens=300, requested_output_tokens=50)
     rows = [row(20), row(21), heavy]
-    dwell = counted(*rows, window=replace(WINDOW, nodes=2))
-    assert math.exp(dwell.log_work) == pytest.approx((1 + 1 + 2) / 45 / 2)
-    assert dwell.work_var == pytest.approx(np.var([1, 1, 2]))
+    counts = counted(*rows, window=replace(WINDOW, nodes=2))
+    assert math.exp(counts.log_work) == pytest.approx((1 + 1 + 2) / 45 / 2)
+    assert counts.work_var == pytest.approx(np.var([1, 1, 2]))
     ended = replace(WINDOW, window_end_ns=40 * NS, aborted=True)
     assert math.exp(counted(*rows, window=ended).log_work) == pytest.approx(4 / 30)
 
@@ -153,10 +157,15 @@ def test_a_fast_clock_multiplies_the_way_in_the_age_of_what_still_waits(age_ms, 
 
 
 def test_the_load_of_every_block_reaches_beyond_the_window():
-    rows = [row(3, dwell=2), *map(row, (9, 12, 12.5, 54, 55.5)), row(64, dwell=4), row(66, dwell=4)]
+    rows = [
+        row(3, window_index=2),
+        *map(row, (9, 12, 12.5, 54, 55.5)),
+        row(64, window_index=4),
+        row(66, window_index=4),
+    ]
     load = counted(*rows, now_s=70).load
     known = {i - LOOK_BACK + 12: value for i, value in enumerate(load) if value is not None}
-    # From the first arrival to the last of the next segment; what was cut is per second of what is known.
+    # From the first arrival to the last of the next window; what was cut is per second of what is known.
     assert len(load) == LOOK_BACK + 9 + LOOK_AHEAD and list(known) == list(range(10, 24))
     assert [known[i] * 5 for i in (11, 12, 13, 20, 21)] == [1, 2, 0, 1, 1]
     assert known[10] == 1 / 2 and known[23] == 0
@@ -171,8 +180,8 @@ def test_bursty_arrivals_vary_more_than_their_mean():
 
 
 def test_an_empty_window_has_no_work_and_no_share():
-    dwell = counted()
-    assert (dwell.requests, dwell.log_work, dwell.over("ttft").share) == (0, -math.inf, None)
+    counts = counted()
+    assert (counts.requests, counts.log_work, counts.over("ttft").share) == (0, -math.inf, None)
 
 
 def test_waiting_counts_those_without_a_first_token_yet():
@@ -182,7 +191,7 @@ def test_waiting_counts_those_without_a_first_token_yet():
     assert count(rows, replace(WINDOW, start_ns=10 * NS), SLO, MEANS, 60 * NS).waiting_at_start == 2
 
 
-def test_a_dwell_can_be_counted_again_from_itself():
+def test_a_window_can_be_counted_again_from_itself():
     first = counted(row(20), now_s=30)
     assert counted(row(20), window=first, now_s=60) == counted(row(20))
 
@@ -191,7 +200,7 @@ BLOCKS = LOOK_BACK + 9 + LOOK_AHEAD
 
 
 def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
-    """A dwell of 45 s at realised load `qps` with `over` of `requests` over one limit, spread evenly."""
+    """A window of 45 s at realised load `qps` with `over` of `requests` over one limit, spread evenly."""
 
     def spread(total):
         return tuple(int(part) for part in np.diff(np.round(np.linspace(0, total, 10))))
@@ -201,16 +210,16 @@ def simulated(qps, over, requests=300, index=0, limit="tpot", **more):
     limits = {"ttft": hit, "tpot": miss} if limit == "ttft" else {"ttft": miss, "tpot": hit}
     known = {"requests": requests, "log_work": math.log(qps), "load": (qps,) * BLOCKS, "arrivals_var": 0.0}
     known |= {"limits": limits} | more
-    return WindowCounts(index, "dwell", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
+    return WindowCounts(index, "window", qps, 1, 0, 0, 45 * NS, 45 * NS, **known)
 
 
-def with_limit(dwell, limit, counted):
-    """The dwell with other counts against one limit."""
-    return replace(dwell, limits={**dwell.limits, limit: counted})
+def with_limit(counts, limit, counted):
+    """The counts with other counts against one limit."""
+    return replace(counts, limits={**counts.limits, limit: counted})
 
 
 def on_the_curve(capacity, slope, rates, **more):
-    """Dwells whose counts are exactly what the logistic curve says."""
+    """Windows whose counts are exactly what the logistic curve says."""
     share = [1 / (1 + math.exp(-(logit(0.1) + slope * math.log(q / capacity)))) for q in rates]
     return [
         simulated(q, round(3000 * v), 3000, i, **more)
@@ -220,8 +229,8 @@ def on_the_curve(capacity, slope, rates, **more):
 
 @pytest.mark.parametrize("slope", [12.0, 20.0, 34.0])
 def test_it_finds_the_root_of_the_curve(slope):
-    dwells = on_the_curve(7.0, slope, np.geomspace(6, 8, 12))
-    capacity = posterior(dwells, Prior(math.log(6.5)))
+    windows = on_the_curve(7.0, slope, np.geomspace(6, 8, 12))
+    capacity = posterior(windows, Prior(math.log(6.5)))
     assert capacity.qps_per_node == pytest.approx(7.0, rel=0.01)
     assert capacity.low < 7.0 < capacity.high
     assert capacity.limits["tpot"].slope == pytest.approx(slope, rel=0.25)
@@ -231,9 +240,9 @@ def test_it_finds_the_root_of_the_curve(slope):
 
 
 def test_the_prior_may_be_wrong_by_a_factor_of_four():
-    dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+    windows = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
     for guess in (1.75, 28.0):
-        capacity = posterior(dwells, Prior(math.log(guess)))
+        capacity = posterior(windows, Prior(math.log(guess)))
         assert capacity.qps_per_node == pytest.approx(7.0, rel=0.02)
         assert capacity.low < 7.0 < capacity.high
 
@@ -249,9 +258,9 @@ def test_population_shift_solves_its_equation():
 
 
 def test_the_population_root_lowers_the_estimate():
-    dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-    random = [replace(dwell, arrivals_var=1.0) for dwell in dwells]
-    at_load, on_average = (posterior(d, Prior(math.log(6.5))).qps_per_node for d in (dwells, random))
+    windows = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+    random = [replace(counts, arrivals_var=1.0) for counts in windows]
+    at_load, on_average = (posterior(d, Prior(math.log(6.5))).qps_per_node for d in (windows, random))
     kernels = Kernel.all_of("tpot", E2E_UNKNOWN_S, 7.0)
     expected = [7.0 * kernel.seconds for kernel in kernels]
     shifts = [population_shift(np.array([20.0]), 1 / each, 1 / each)[0] for each in expected]
@@ -260,21 +269,21 @@ def test_the_population_root_lowers_the_estimate():
 
 
 def following(kernel, **more):
-    """Dwells whose failures follow the load around each block."""
-    rng, dwells = np.random.default_rng(3), []
+    """Windows whose failures follow the load around each block."""
+    rng, windows = np.random.default_rng(3), []
     for i in range(12):
-        dwell = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)), **more)
-        share = 1 / (1 + np.exp(-(logit(0.1) + 30 * (log_loads([dwell], [kernel])[0] - math.log(7)))))
+        counts = simulated(7.0, 0, 900, i, load=tuple(rng.gamma(150, 7 / 150, BLOCKS)), **more)
+        share = 1 / (1 + np.exp(-(logit(0.1) + 30 * (log_loads([counts], [kernel])[0] - math.log(7)))))
         over = tuple(int(n) for n in rng.binomial(100, share))
-        dwells.append(with_limit(dwell, "tpot", LimitCount(sum(over), 900, over, (100,) * 9)))
-    return dwells
+        windows.append(with_limit(counts, "tpot", LimitCount(sum(over), 900, over, (100,) * 9)))
+    return windows
 
 
 def test_bursts_of_load_explain_bursts_of_failures():
     """Failures that follow the load around each block, with that load known and with only its mean known."""
     explained = following(Kernel.of("tpot", E2E_UNKNOWN_S))
-    blind = [replace(dwell, load=(7.0,) * BLOCKS) for dwell in explained]
-    seeing, guessing = (posterior(dwells, Prior(math.log(7)), steady=True) for dwells in (explained, blind))
+    blind = [replace(counts, load=(7.0,) * BLOCKS) for counts in explained]
+    seeing, guessing = (posterior(windows, Prior(math.log(7)), steady=True) for windows in (explained, blind))
     assert seeing.limits["tpot"].phi < guessing.limits["tpot"].phi / 2.5
     assert seeing.high / seeing.low < 1.04 < guessing.high / guessing.low
     assert seeing.low < 7.0 < seeing.high
@@ -295,7 +304,7 @@ def test_clustered_failures_widen_the_interval():
 
 def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
     one = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-    two = [with_limit(dwell, "ttft", dwell.over("tpot")) for dwell in one]
+    two = [with_limit(counts, "ttft", counts.over("tpot")) for counts in one]
     single, double = (posterior(d, Prior(math.log(7))) for d in (one, two))
     assert double.qps_per_node < single.qps_per_node
     assert double.binding_probability == pytest.approx(0.5, abs=0.01)
@@ -304,8 +313,8 @@ def test_two_limits_at_one_rate_share_the_binding_and_lower_the_capacity():
 
 def test_a_bound_that_a_joint_one_implies_does_not_lower_the_capacity():
     def capacity(*limits):
-        dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-        seen = [replace(it, limits=dict.fromkeys(limits, it.over("tpot"))) for it in dwells]
+        windows = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
+        seen = [replace(it, limits=dict.fromkeys(limits, it.over("tpot"))) for it in windows]
         return posterior(seen, Prior(math.log(7)))
 
     alone, members, pooled = capacity("joint_p90"), ("ttft", "tpot", "joint_p90"), "itl_pooled_p90"
@@ -316,7 +325,7 @@ def test_a_bound_that_a_joint_one_implies_does_not_lower_the_capacity():
     assert capacity(pooled, "joint_p90").qps_per_node < alone.qps_per_node
 
 
-def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
+def test_void_windows_ramp_steps_and_tiny_windows_say_nothing():
     good = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 6))
     noise = [
         simulated(6.0, 300, index=20, weight=0.0),
@@ -325,10 +334,10 @@ def test_void_dwells_ramp_steps_and_tiny_windows_say_nothing():
     ]
     capacity = posterior([*good, *noise], Prior(math.log(7)))
     assert capacity == posterior(good, Prior(math.log(7)))
-    assert capacity.dwells == (0, 1, 2, 3, 4, 5)
+    assert capacity.windows == (0, 1, 2, 3, 4, 5)
 
 
-def test_a_hot_dwell_says_only_that_the_root_lies_below():
+def test_a_hot_window_says_only_that_the_root_lies_below():
     good = on_the_curve(7.0, 20.0, np.geomspace(6, 7.2, 6))
     known = posterior(good, Prior(math.log(7)))
     above, aborted, below = (
@@ -351,16 +360,16 @@ def test_everything_over_is_an_upper_bound_only():
     assert capacity.qps_per_node < 5.5
 
 
-def test_without_a_dwell_both_ends_are_open():
+def test_without_a_window_both_ends_are_open():
     capacity = posterior([], Prior(math.log(7)))
-    assert capacity.dwells == () and capacity.open_above and capacity.open_below
+    assert capacity.windows == () and capacity.open_above and capacity.open_below
     assert capacity.low < 7 < capacity.high
 
 
 def test_a_limit_that_never_applies_does_not_bind():
     none = LimitCount(0, 0, (0,) * 9, (0,) * 9)
-    dwells = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12), limit="ttft")
-    capacity = posterior([with_limit(dwell, "tpot", none) for dwell in dwells], Prior(math.log(7)))
+    windows = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12), limit="ttft")
+    capacity = posterior([with_limit(counts, "tpot", none) for counts in windows], Prior(math.log(7)))
     assert (capacity.binding, capacity.binding_probability) == ("ttft", 1.0)
     assert capacity.qps_per_node == pytest.approx(capacity.limits["ttft"].qps_per_node)
 
@@ -371,7 +380,7 @@ counts = st.lists(st.tuples(st.floats(4, 10), st.integers(0, 100), st.integers(0
 @settings(max_examples=20)
 @given(counts, st.floats(4, 10))
 def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, guess):
-    def dwells(more):
+    def windows(more):
         return [
             with_limit(
                 simulated(q, min(100, tpot + more), 100, i), "ttft", simulated(q, ttft, 100).over("tpot")
@@ -379,7 +388,7 @@ def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, gues
             for i, (q, ttft, tpot) in enumerate(seen)
         ]
 
-    before, after = (posterior(dwells(more), Prior(math.log(guess), 0.3)) for more in (0, 100))
+    before, after = (posterior(windows(more), Prior(math.log(guess), 0.3)) for more in (0, 100))
     for capacity in (before, after):
         figures = [0, capacity.low, capacity.certified, capacity.qps_per_node, capacity.high]
         assert figures == sorted(figures) and math.isfinite(capacity.high)
@@ -389,7 +398,7 @@ def test_the_posterior_is_ordered_finite_and_falls_when_more_are_over(seen, gues
 
 
 def on_a_floor(floor, rates=(4.0, 5.0, 6.0, 6.5, 7.0, 7.3, 7.6), capacity=7.0):
-    """Dwells with a share of `floor` over the limit at any load, and a tenth at the capacity."""
+    """Windows with a share of `floor` over the limit at any load, and a tenth at the capacity."""
     rise = (0.1 - floor) / (1 - floor)
     shares = [floor + (1 - floor) / (1 + (1 / rise - 1) * (capacity / q) ** 25) for q in rates * 3]
     return [
@@ -439,16 +448,16 @@ def test_a_service_may_have_been_in_good_times_the_more_so_the_shorter_it_was_se
 def test_failures_that_no_load_changes_are_no_upper_end(share, windows):
     rng = np.random.default_rng([windows, round(1000 * share)])
     rates = np.geomspace(2.8, 3.85, windows)
-    dwells = [simulated(q, int(rng.binomial(400, share)), 400, i) for i, q in enumerate(rates)]
-    capacity = posterior(dwells, Prior(math.log(3.5)))
+    windows = [simulated(q, int(rng.binomial(400, share)), 400, i) for i, q in enumerate(rates)]
+    capacity = posterior(windows, Prior(math.log(3.5)))
     assert (capacity.open_above, capacity.open_below) == (True, False)
     assert 3 < capacity.certified < 12
 
 
 def test_a_limit_that_the_load_moves_closes_the_upper_end_beside_one_with_constant_failures():
     steady = [
-        with_limit(dwell, "ttft", simulated(7.0, 9, 3000).over("tpot"))
-        for dwell in on_the_curve(7.0, 20.0, np.geomspace(6, 7.2, 8))
+        with_limit(counts, "ttft", simulated(7.0, 9, 3000).over("tpot"))
+        for counts in on_the_curve(7.0, 20.0, np.geomspace(6, 7.2, 8))
     ]
     capacity = posterior(steady, Prior(math.log(7)))
     assert not capacity.open_above and capacity.binding == "tpot"
@@ -458,7 +467,7 @@ def test_a_limit_that_the_load_moves_closes_the_upper_end_beside_one_with_consta
 def test_a_window_aborted_for_its_queue_says_nothing_of_a_limit_that_it_kept():
     good = on_the_curve(7.4, 20.0, np.geomspace(6.4, 7.4, 8))
     queue = simulated(7.6, 280, 300, 9, limit="ttft", aborted=True)
-    alone, beside = (posterior(dwells, Prior(math.log(7))) for dwells in (good, [*good, queue]))
+    alone, beside = (posterior(windows, Prior(math.log(7))) for windows in (good, [*good, queue]))
     assert beside.limits["tpot"].qps_per_node == pytest.approx(alone.limits["tpot"].qps_per_node, rel=1e-3)
     assert beside.limits["tpot"].phi == alone.limits["tpot"].phi
     assert beside.limits["ttft"].high < alone.limits["ttft"].high
@@ -480,10 +489,10 @@ def test_the_load_is_looked_back_on_for_as_long_as_long_answers_feel_it():
 @pytest.mark.parametrize("reach", [0, 1, 2])
 def test_the_data_tell_how_far_back_load_is_felt(reach):
     kernel = Kernel.of("tpot", E2E_UNKNOWN_S, reach=reach)
-    dwells = following(kernel, arrivals_var=1.0)
+    windows = following(kernel, arrivals_var=1.0)
     expected = 7.0 * kernel.seconds
     root = 7.0 * math.exp(population_shift(np.array([30.0]), 1 / expected, 1 / expected)[0])
-    capacity = posterior(dwells, Prior(math.log(7)))
+    capacity = posterior(windows, Prior(math.log(7)))
     assert capacity.qps_per_node == pytest.approx(root, rel=0.015)
     assert capacity.low < root < capacity.high
 
@@ -491,7 +500,7 @@ def test_the_data_tell_how_far_back_load_is_felt(reach):
 def test_a_share_that_hardly_follows_the_load_is_said():
     flat = [simulated(q, 6 + i, 100, i) for i, q in enumerate(np.geomspace(3, 9, 12))]
     steep = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-    doubtful, usual = (posterior(dwells, Prior(math.log(6))) for dwells in (flat, steep))
+    doubtful, usual = (posterior(windows, Prior(math.log(6))) for windows in (flat, steep))
     assert doubtful.limits["tpot"].slope_unusual and not usual.limits["tpot"].slope_unusual
 
 
@@ -501,8 +510,8 @@ def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_s
     for seed in range(8):
         fluid = Fluid(5000.0, drift_sd=drift_sd, seed=seed)
         rates = truth * np.exp(0.02 * np.array([-3, -2, 1, 0, -1, 1, 0, -1] * 2))
-        windows = [Segment(i, "dwell", rate, 0.0, 45.0, False, "") for i, rate in enumerate(rates)]
-        found = posterior([fluid.window(window).dwell for window in windows], Prior(math.log(truth)))
+        windows = [WindowPlan(i, "window", rate, 0.0, 45.0, False, "") for i, rate in enumerate(rates)]
+        found = posterior([fluid.window(window).counts for window in windows], Prior(math.log(truth)))
         covers += found.low <= truth <= found.high
     assert covers >= 7
 
@@ -510,5 +519,5 @@ def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_s
 @pytest.mark.slow
 def test_drawn_windows_keep_a_tenth_over_at_their_capacity():
     fluid = Fluid(20.0, drift_sd=0.01, seed=4)
-    window = Segment(0, "dwell", fluid.capacity_qps(), 60.0, 40_000.0, False, "")
-    assert fluid.window(window).dwell.over("ttft").share == pytest.approx(0.1, abs=0.01)
+    window = WindowPlan(0, "window", fluid.capacity_qps(), 60.0, 40_000.0, False, "")
+    assert fluid.window(window).counts.over("ttft").share == pytest.approx(0.1, abs=0.01)

@@ -18,7 +18,7 @@ def window(index: int, stream: int, over: int) -> WindowCounts:
     blocks = (over,) * BLOCKS, (REQUESTS,) * BLOCKS
     edges_ns = (60 * index * NS, 60 * index * NS, (60 * index + 45) * NS, (60 * index + 45) * NS)
     return WindowCounts(
-        *(index, "dwell", 3.0, 1),
+        *(index, "window", 3.0, 1),
         *edges_ns,
         requests=BLOCKS * REQUESTS,
         median_e2e_s=10.0,

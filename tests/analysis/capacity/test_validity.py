@@ -18,13 +18,13 @@ from conf.specs.experiment import Slo
 MS = 1_000_000
 SLO = Slo("s", ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
 WITH_QUEUE = Slo("s", ttft_p90_ms=1000.0, at_most_ms={"queue_p90": 500.0})
-WINDOW = Window(0, "dwell", 10.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
+WINDOW = Window(0, "window", 10.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
 
 
 def rows(count=450, **more):
     """An even window of healthy requests; a list in `more` gives the values of the first rows."""
     healthy = {
-        "dwell": 0,
+        "window_index": 0,
         "status": "ok",
         "replica_id": "r0",
         "send_offset_ns": MS,
@@ -281,7 +281,7 @@ def closed_loop(concurrency, count, seed=3):
         made.append({"due_ns": at_ns, "end_offset_ns": took_ns, "last_token_offset_ns": took_ns})
     begin_ns, last_ns = made[concurrency]["due_ns"], made[-1]["due_ns"]
     end_ns = last_ns + 1
-    window = Window(0, "dwell", 1.0, 1, 0, begin_ns, end_ns, end_ns, concurrency=concurrency)
+    window = Window(0, "window", 1.0, 1, 0, begin_ns, end_ns, end_ns, concurrency=concurrency)
     return table([rows(1)[0] | row for row in made]), window
 
 
@@ -363,7 +363,7 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
 def test_every_reason_has_a_remedy():
     verdict = judge_window(table(rows(**FORM)), WINDOW, WITH_QUEUE)
     reasons = {check.reason for check in verdict.checks if check.reason}
-    assert reasons | {"too_few_dwells"} == set(REMEDIES)
+    assert reasons | {"too_few_windows"} == set(REMEDIES)
     assert all("\n" not in remedy for remedy in REMEDIES.values())
 
 
@@ -375,18 +375,18 @@ VALID = Verdict(True, "", ())
 
 
 @pytest.mark.parametrize(
-    ("dwells", "min_dwells", "reason"),
+    ("windows", "min_windows", "reason"),
     [
         ([VALID] * 6, 6, ""),
         ([VALID] * 6 + [void("engine_late")], 6, ""),
         ([VALID] * 5 + [void("engine_late"), void("actor_lost")], 6, "engine_late"),
-        ([VALID] * 5, 6, "too_few_dwells"),
-        ([VALID], 1, "too_few_dwells"),
-        ([], 1, "too_few_dwells"),
+        ([VALID] * 5, 6, "too_few_windows"),
+        ([VALID], 1, "too_few_windows"),
+        ([], 1, "too_few_windows"),
     ],
 )
-def test_a_run_needs_enough_valid_dwells(dwells, min_dwells, reason):
-    verdict = judge_run(dwells, min_dwells)
+def test_a_run_needs_enough_valid_windows(windows, min_windows, reason):
+    verdict = judge_run(windows, min_windows)
     assert (verdict.valid, verdict.reason) == (not reason, reason)
     assert verdict.remedy == REMEDIES.get(reason, "")
 
@@ -408,7 +408,7 @@ def test_the_way_is_judged_in_real_time_whatever_the_engine_took(scale, bound_ms
 
 def test_a_replica_that_stands_still_voids_a_long_window_too():
     """Ten seconds of 240 at an even rate: 4 % of the answers come late, and no p90 moves."""
-    window = Window(0, "dwell", 2.0, 1, 0, 0, 240 * NS, 240 * NS)
+    window = Window(0, "window", 2.0, 1, 0, 0, 240 * NS, 240 * NS)
     made = []
     for i in range(480):
         due_s = i / 2

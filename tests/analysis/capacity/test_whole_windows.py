@@ -11,12 +11,18 @@ from conf.specs.experiment import Slo
 
 MS = 1_000_000
 SLO = Slo(ttft_p90_ms=1000.0, tpot_p90_ms=50.0)
-WINDOW = Window(0, "dwell", 10.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
+WINDOW = Window(0, "window", 10.0, 1, 0, 10 * NS, 55 * NS, 55 * NS)
 
 
 def rows(changed: dict[str, Any], count: int = 0) -> list[dict[str, Any]]:
     """450 healthy requests, of which the first `count` have other figures."""
-    healthy = {"dwell": 0, "status": "ok", "phase": "window", "send_offset_ns": MS, "output_tokens": 50}
+    healthy = {
+        "window_index": 0,
+        "status": "ok",
+        "phase": "window",
+        "send_offset_ns": MS,
+        "output_tokens": 50,
+    }
     healthy |= {
         "first_token_offset_ns": 100 * MS,
         "last_token_offset_ns": 900 * MS,

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 from analysis import RunError, load_run
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.exchange import FORMATS, export, request_rows
 from analysis.rows import latency_columns, metrics, parquet, records
 from analysis.stats.quantiles import quantile
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 FAILING = {200: "http_error", 300: "truncated", 301: "timeout", 302: "missed", 400: "conn_error"}
-"""Rows of the changed run that failed, by place; the window of dwell 1 has some, and a phase before it."""
+"""Rows of the changed run that failed, by place; the window of window 1 has some, and a phase before it."""
 
 
 def refuse(word: str) -> None:
@@ -48,9 +48,9 @@ def void_path(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with its second window void."""
     path = tmp_path_factory.mktemp("runs") / "void"
     shutil.copytree(run_path, path)
-    lines = load_run(path).dwells().to_pylist()
+    lines = load_run(path).windows().to_pylist()
     lines[1] |= {"valid": False, "void_reason": "client_limited"}
-    parquet.write(pa.Table.from_pylist(lines, schema=dwell_table.DWELLS), path / "dwells.parquet")
+    parquet.write(pa.Table.from_pylist(lines, schema=window_table.WINDOWS), path / "windows.parquet")
     return path
 
 
@@ -104,7 +104,7 @@ def test_batches_do_not_show(
 
 def test_rows_of_a_void_window_are_kept_and_marked(void_path: Path, capsys: Any) -> None:
     lines = list(csv.DictReader(exported(void_path, "csv", capsys).splitlines()))
-    assert {line["dwell"] for line in lines if line["void_reason"] == "client_limited"} == {"1"}
+    assert {line["window_index"] for line in lines if line["void_reason"] == "client_limited"} == {"1"}
     assert len(lines) == load_run(void_path).requests().num_rows
 
 
@@ -131,7 +131,7 @@ def test_a_file_is_never_replaced_and_no_half_is_left(format: str, run_path: Pat
 def test_a_run_without_windows_has_its_requests(run_path: Path, tmp_path: Path, capsys: Any) -> None:
     killed = tmp_path / "killed"
     shutil.copytree(run_path, killed)
-    (killed / "dwells.parquet").unlink()
+    (killed / "windows.parquet").unlink()
     assert exported(killed, "csv", capsys).count("\n") == load_run(killed).requests().num_rows + 1
 
 

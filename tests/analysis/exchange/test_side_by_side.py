@@ -61,7 +61,7 @@ def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path)
 def test_p90s_are_laid_beside_each_other_at_common_rates(tmp_path: Path) -> None:
     text = side_by_side.text([GOLDEN, made(tmp_path / "same")])
     assert "nothing of the configuration differs" in text
-    for line in load_run(GOLDEN).dwells().to_pylist():
+    for line in load_run(GOLDEN).windows().to_pylist():
         rate, ttft = line["rate_qps_per_node"], line["ttft_p90_ms"]
         assert f"A {rate:.3f} | B {rate:.3f}" in text
         assert f"{ttft:.1f} | {ttft:.1f}" in text
@@ -158,7 +158,7 @@ def test_a_bound_is_not_a_number_to_divide_by(tmp_path: Path) -> None:
 def test_a_killed_run_stands_beside_without_a_ratio(tmp_path: Path) -> None:
     other = made(tmp_path / "other")
     (other / "sweep.json").unlink()
-    (other / "dwells.parquet").unlink()
+    (other / "windows.parquet").unlink()
     text = side_by_side.text([GOLDEN, other])
     assert "B  other: UNFINISHED" in text and "no ratio B / A: B (other) did not end" in text
     assert "no rate per node was offered by both A and B" in text
@@ -209,7 +209,7 @@ def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
     assert text.startswith("COMPARE  4 sides")
     assert text.count("is another tool's result, which claims no capacity") == 3
     assert "capacity" not in text.replace("claims no capacity", "")
-    assert "A dwell 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
+    assert "A window 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
     assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 

@@ -31,9 +31,9 @@ from tests.support.runs.run_in_memory import GOLDEN, RunInMemory, concluded, fai
 MOST_BYTES = 48_000
 
 
-def spread(dwell: int, start_s: float, count: int = 20, **more: Any) -> list[dict[str, Any]]:
+def spread(window_index: int, start_s: float, count: int = 20, **more: Any) -> list[dict[str, Any]]:
     """Requests half a second apart, of TTFT 100, 101, ... ms."""
-    return [request(dwell, start_s + i / 2, 100.0 + i, **more) for i in range(count)]
+    return [request(window_index, start_s + i / 2, 100.0 + i, **more) for i in range(count)]
 
 
 def faulty() -> RunInMemory:
@@ -245,7 +245,7 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     ]
     assert "least busy 0.00 times the mean of 13 requests" in shown.alt()
     assert len(shown.figure().axes) == 2
-    void = faulty().but(windows=[window(0, 6.0, 0, 10, valid=False)])
+    void = faulty().but(lines=[window(0, 6.0, 0, 10, valid=False)])
     with pytest.raises(NoData, match="every window is void"):
         read(ReplicaBalance, void)
 
@@ -323,9 +323,9 @@ def test_replicas_by_their_requests() -> None:
 
 def test_the_path_of_the_search_is_that_of_its_events(golden: Any) -> None:
     path = rows(Search, golden)
-    done = [event for event in golden.events() if event["event"] == "segment_done"]
+    done = [event for event in golden.events() if event["event"] == "window_done"]
     assert [row["posterior_qps_per_node"] for row in path] == [e["capacity"]["qps_per_node"] for e in done]
-    assert [row["rate_qps_per_node"] for row in path] == golden.dwells()["rate_qps_per_node"].to_pylist()
+    assert [row["rate_qps_per_node"] for row in path] == golden.windows()["rate_qps_per_node"].to_pylist()
 
 
 def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
@@ -359,7 +359,7 @@ def test_strange_runs_are_drawn_or_refused_with_a_reason() -> None:
 def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
     ramp = [window(3, 3.0, 30, 35, kind="ramp"), window(4, 0.1, 35, 40, kind="ramp")]
     far = concluded(qps_per_node={"value": 5.0, "low": 1.0, "high": 90.0, "certified": 1.5})
-    run = faulty().but(sweep=far, windows=[*faulty().windows, *ramp])
+    run = faulty().but(sweep=far, lines=[*faulty().lines, *ramp])
     figure = drawn(Latency, run)
     for panel in figure.axes:
         left, right = panel.get_xlim()

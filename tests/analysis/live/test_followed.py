@@ -43,7 +43,7 @@ def write(run: Path, *lines: bytes) -> None:
 
 
 def end(run: Path) -> None:
-    for name in ("sweep.json", "config.yaml", "dwells.parquet"):
+    for name in ("sweep.json", "config.yaml", "windows.parquet"):
         shutil.copy(GOLDEN / name, run)
     write(run, *(line for line in LINES if b'"event": "end"' in line))
 
@@ -117,11 +117,11 @@ def test_damaged_lines_are_skipped(run: Path) -> None:
         b"\xff\xfe\n",
         b"[1]\n",
         b'{"event": 7}\n',
-        b'{"event": "segment_done", "index": "x"}\n',
+        b'{"event": "window_done", "index": "x"}\n',
         b"[" * 200_000 + b"\n",
         b'{"event": "x", "n": 1' + b"0" * 5000 + b"}\n",
         b'{"event": "window_so_far"}\n',
-        b'{"event": "segment_done", "index": 0, "requests": 1e999}\n',
+        b'{"event": "window_done", "index": 0, "requests": 1e999}\n',
     )
     source = of(run)
     write(run, *bad, b"\n", *LINES[:6])

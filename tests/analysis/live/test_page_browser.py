@@ -55,9 +55,9 @@ def page(tab: Browser, server: LiveServer) -> Browser:
 
 
 def test_a_running_window_is_shown_and_called_provisional(page: Browser) -> None:
-    assert "dwell 7" in page.text("h1")
+    assert "window 7" in page.text("h1")
     now = page.text("#now")
-    assert "Window 8 (dwell). Provisional: 33 % of its requests are still unanswered" in now
+    assert "Window 8. Provisional: 33 % of its requests are still unanswered" in now
     for words in ("0:17 of 0:30", "5:30 of 5:45, 0:15 left", "3.310", "3.270", "40 answered, 20 pending"):
         assert words in now
     assert "4.2 ms" in now and "gate 20 ms" in now
@@ -173,7 +173,7 @@ def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path
             (run / FILE).write_text(json.dumps(to_tree(RUNNING)))
             until(lambda: "Window 8" in tab.text("#now"))
             (run / FILE).unlink()
-            for name in ("sweep.json", "config.yaml", "dwells.parquet"):
+            for name in ("sweep.json", "config.yaml", "windows.parquet"):
                 shutil.copy(GOLDEN / name, run)
             for line in LINES[10:]:
                 log.write(line)
@@ -191,9 +191,9 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
     shutil.copy(GOLDEN / "manifest.json", tmp_path)
     told = json.loads((tmp_path / "manifest.json").read_text()) | {"run_id": evil, "verb": evil}
     (tmp_path / "manifest.json").write_text(json.dumps(told))
-    done = next(json.loads(line) for line in LINES if b"segment_done" in line)
+    done = next(json.loads(line) for line in LINES if b"window_done" in line)
     events = [
-        {"event": "segment", "index": 0, "kind": evil, "reason": evil, "rate_qps_per_node": 1.0},
+        {"event": "window", "index": 0, "kind": evil, "reason": evil, "rate_qps_per_node": 1.0},
         done | {"kind": evil, "verdict": evil, "void": True, f"{evil}_p90_ms": 3.0, f"over_{evil}_pct": 1.0},
         {"event": evil, "text": evil},
     ]

@@ -26,14 +26,14 @@ NOW = replace(
     budget_s=720.0,
 )
 DONE = DoneWindow(
-    2, "dwell", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
+    2, "window", 5.0, 300, 0, 0, {"ttft_p90_ms": 900.0}, {"ttft_p90_ms": 1.0}, 0.4, "within", False
 )
 WIDE = Belief(5.2, 4.0, 7.0, 4.4, "tpot", False, True, 1)
 NARROW = Belief(5.1, 4.9, 5.4, 4.9, "tpot", False, False, 3)
 STATE = LiveState(
     run_id="20261124-120000-a1b2",
     verb="sweep",
-    phase="dwell 3 at 5.200 QPS per node: near the estimate",
+    phase="window 3 at 5.200 QPS per node: near the estimate",
     now=NOW,
     windows=(replace(DONE, index=0), replace(DONE, index=1), DONE),
     belief=NARROW,
@@ -46,14 +46,14 @@ def test_one_screen_says_load_window_and_capacity() -> None:
     lines = screen(STATE, 79, 40, NOW)
     text = "\n".join(lines)
     assert "4:00 of 12:00, 8:00 left" in text
-    assert "window 4 of about 9: dwell 3 at 5.200 QPS per node" in text
+    assert "window 4 of about 9: window 3 at 5.200 QPS per node" in text
     assert "offered 5.20, achieved 5.10 QPS per node; 91 in flight" in text
     assert "provisional: 246 sent, 2 failed, 34 % of answers still out" in " ".join(text.split())
     assert "p90 TTFT         512.0    1100.0      2000     1.0 %" in text
     assert "unknown       inf       100 unknown %" in text
     belief = "capacity so far 5.10 QPS per node, 95 % interval [4.90, 5.40], 5 % quantile 4.90"
     assert belief in " ".join(text.split())
-    assert text.index("  0 dwell") < text.index("  2 dwell")
+    assert text.index("  0 window") < text.index("  2 window")
 
 
 def test_an_interval_narrows_on_one_axis() -> None:

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WINDOW: dict[str, Any] = {
     "event": KIND,
     "index": 3,
-    "kind": "dwell",
+    "kind": "window",
     "rate_qps_per_node": 3.2,
     "achieved_qps_per_node": 3.1,
     "now_s": 20.0,
@@ -35,9 +35,9 @@ WINDOW: dict[str, Any] = {
     "budget_s": 300.0,
 }
 DONE: dict[str, Any] = {
-    "event": "segment_done",
+    "event": "window_done",
     "index": 3,
-    "kind": "dwell",
+    "kind": "window",
     "rate_qps_per_node": 3.2,
     "requests": 140,
     "pending": 30,
@@ -51,7 +51,7 @@ DONE: dict[str, Any] = {
     "void": False,
     "capacity": {
         **{"qps_per_node": 3.3, "low": 3.0, "high": 3.6, "certified": 3.1, "binding": "itl_p99"},
-        **{"open_above": False, "open_below": True, "dwells": [0, 1, 3]},
+        **{"open_above": False, "open_below": True, "windows": [0, 1, 3]},
     },
 }
 
@@ -68,7 +68,7 @@ def test_the_golden_run_adds_up_to_its_own_verdict() -> None:
     verdict = json.loads((GOLDEN / "sweep.json").read_text())
     state = after(*events)
     assert state.ended and state.exit_code == verdict["exit_code"]
-    assert [w.index for w in state.windows if w.kind == "dwell"] == [d["index"] for d in verdict["dwells"]]
+    assert [w.index for w in state.windows if w.kind == "window"] == [d["index"] for d in verdict["windows"]]
     assert state.belief is not None and state.belief.low < state.belief.qps_per_node < state.belief.high
 
 
@@ -91,7 +91,7 @@ def test_a_window_that_is_measured_again_replaces_those_from_it_on() -> None:
 def test_final_figures_replace_those_of_their_window_and_the_last_belief() -> None:
     capacity = DONE["capacity"] | {"qps_per_node": 3.1, "certified": 2.9}
     first = {
-        "event": "segment_final",
+        "event": "window_final",
         "pending": 0,
         "ttft_p90_ms": 700.0,
         "verdict": "within",
@@ -122,7 +122,7 @@ VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from([WINDOW, DONE, DONE | {"event": "segment_final"}]), st.data())
+@given(st.sampled_from([WINDOW, DONE, DONE | {"event": "window_final"}]), st.data())
 def test_a_damaged_event_raises_nothing(event: dict[str, Any], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(event)))
     damaged = event | {key: data.draw(VALUES)}

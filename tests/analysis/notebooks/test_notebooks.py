@@ -93,10 +93,10 @@ def test_layouts_are_compared_of_two_runs_that_claim_a_capacity(
 
 def test_the_worst_window_is_one_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = other(tmp_path / "void")
-    table = pq.read_table(path / "dwells.parquet")
+    table = pq.read_table(path / "windows.parquet")
     place = table.column_names.index("valid")
     void = table.set_column(place, table.schema.field(place), pa.array([False] * table.num_rows))
-    pq.write_table(void, path / "dwells.parquet")
+    pq.write_table(void, path / "windows.parquet")
     monkeypatch.setenv("LOADGEN_RUN", str(path))
     with pytest.raises(analysis.NoData, match="no window of this run is valid"):
         runpy.run_path(str(FOLDER / "violated_bound.py"))
@@ -110,7 +110,7 @@ def test_arrivals_during_an_answer_are_those_of_sql_over_all_rows_of_the_run(
         """
         with sent as (select seq, due_ns + send_offset_ns as at_ns from read_parquet($requests))
         select r.seq, r.tpot_ms > $bound as over, count(s.seq) as arrivals
-        from read_parquet($requests) r join read_parquet($dwells) w on r.dwell = w.index
+        from read_parquet($requests) r join read_parquet($windows) w on r.window_index = w.index
         left join sent s
         on s.at_ns > r.due_ns + r.send_offset_ns and s.at_ns < r.due_ns + r.last_token_offset_ns
         where w.index = $worst and r.due_ns >= w.window_start_ns and r.due_ns < w.window_end_ns
@@ -118,7 +118,7 @@ def test_arrivals_during_an_answer_are_those_of_sql_over_all_rows_of_the_run(
         """,
         {
             "requests": str(GOLDEN / "requests" / "*.parquet"),
-            "dwells": str(GOLDEN / "dwells.parquet"),
+            "windows": str(GOLDEN / "windows.parquet"),
             "worst": left["worst"]["index"],
             "bound": left["bounds_ms"]["tpot"],
         },

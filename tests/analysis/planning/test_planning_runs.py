@@ -58,10 +58,10 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
 def test_a_run_says_its_own_lengths() -> None:
     run = load_run(GOLDEN)
     found = planning.evidence_of(run)
-    used = [row["index"] for row in run.sweep["dwells"]]
+    used = [row["index"] for row in run.sweep["windows"]]
     rows = run.requests(phase="window")
     rows = rows.filter(
-        pc.and_(pc.is_in(rows["dwell"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
+        pc.and_(pc.is_in(rows["window_index"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
     )
     assert found.lengths == MeanLengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
     assert found.qps.low == run.sweep["capacity"]["qps_per_node"]["low"]

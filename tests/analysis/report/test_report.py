@@ -257,7 +257,7 @@ def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
 
 def test_a_killed_run_says_so(copy: Path, tmp_path: Path, undrawn: None) -> None:
     (copy / "sweep.json").unlink()
-    (copy / "dwells.parquet").unlink()
+    (copy / "windows.parquet").unlink()
     page = built(copy, tmp_path / "out.html")
     assert "UNFINISHED" in page.text and "Requests on record: 1,203 ok, 3 retracted." in page.text
     assert f"python -m loadgen resume {copy}" in page.text
@@ -265,13 +265,13 @@ def test_a_killed_run_says_so(copy: Path, tmp_path: Path, undrawn: None) -> None
 
 
 def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_path: Path) -> None:
-    for name in ("dwells.parquet", "clients.parquet", "timeseries.parquet", "requests", "schedule"):
+    for name in ("windows.parquet", "clients.parquet", "timeseries.parquet", "requests", "schedule"):
         path = copy / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def nothing(tree: dict[str, Any]) -> None:
         del tree["capacity"], tree["basis"], tree["prediction"], tree["checks"]
-        tree |= {"dwells": [], "valid": False, "exit_code": 5, "reason": "the deployment failed"}
+        tree |= {"windows": [], "valid": False, "exit_code": 5, "reason": "the deployment failed"}
         tree["requests"] = {"planned": 0, "rows": 0, "by_status": {}}
 
     changed(copy, nothing)
@@ -360,15 +360,15 @@ def test_a_server_that_tells_too_much_does_not_make_a_large_page(
         manifest["files"] = {f"file-{number}": "0" * 64 for number in range(1_000)}
 
     changed(copy, told, "manifest.json")
-    changed(copy, lambda tree: tree.update(dwells=tree["dwells"] * 50))
+    changed(copy, lambda tree: tree.update(windows=tree["windows"] * 50))
     page = built(copy, tmp_path / "out.html")
     assert (tmp_path / "out.html").stat().st_size < 400_000 and not page.all("script")
     assert "The first 200 of 1,000 rows." in page.text and "(cut here; the run's files" in page.text
 
 
 def test_every_check_and_figure_is_known_to_the_page() -> None:
-    window = Window(0, "dwell", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
-    unnamed = {"dwell": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
+    window = Window(0, "window", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
+    unnamed = {"window_index": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
     failed = unnamed | {"status": "truncated", "error_kind": "no_usage"}
     rows, slo = records.table([unnamed, failed]), Slo("any", 1000, 100, {"queue_p90": 500.0})
     closed, opened = (

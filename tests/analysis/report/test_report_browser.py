@@ -70,9 +70,9 @@ def void(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree |= {"valid": False, "passed": False, "exit_code": 4, "reason": "client_limited: more actors"}
     for check, passed in zip(tree["checks"], (False, True, None), strict=False):
         check |= {"passed": passed}
-    tree["dwells"][0] |= {"valid": False, "void_reason": "client_limited"}
+    tree["windows"][0] |= {"valid": False, "void_reason": "client_limited"}
     (run / "sweep.json").write_text(json.dumps(tree))
-    (run / "dwells.parquet").unlink()
+    (run / "windows.parquet").unlink()
     out = run / "report.html"
     report.command([run], out)
     return out

@@ -28,7 +28,7 @@ from tests.support.runs.planned_sweeps import sweep
 from tests.support.runs.run_in_memory import request
 
 NS = 1_000_000_000
-WINDOW = {"nodes": 2, "start_ns": 0, "aborted": False, "concurrency": 0, "kind": "dwell", "valid": True}
+WINDOW = {"nodes": 2, "start_ns": 0, "aborted": False, "concurrency": 0, "kind": "window", "valid": True}
 
 
 def window(index: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
@@ -153,11 +153,11 @@ def test_tokens_that_one_answer_does_not_tell_are_unknown() -> None:
 @pytest.mark.parametrize(("certified", "at"), [(5.0, 1), (11.0, 2), (19.0, 4)])
 def test_the_verdict_quotes_the_valid_window_nearest_to_the_capacity(certified: float, at: int) -> None:
     rates = {1: 5.0, 2: 10.0, 3: 19.0, 4: 16.0}
-    dwells = [window(n, 20 * n, 20 * n + 20, rate=rate, valid=n != 3) for n, rate in rates.items()]
+    windows = [window(n, 20 * n, 20 * n + 20, rate=rate, valid=n != 3) for n, rate in rates.items()]
     tree = sweep(4.0, 20.0, 30.0)["capacity"]
     tree["qps_per_node"] |= {"certified": certified}
     capacity = from_tree(CapacityFigures, tree, "a test")
-    assert figures(power(TWO), dwells, ANSWERED, capacity).at == at
+    assert figures(power(TWO), windows, ANSWERED, capacity).at == at
 
 
 def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:

@@ -58,7 +58,7 @@ def test_a_key_without_a_field_is_left_out() -> None:
         ("asked.kernels", "aiter", "its asked.kernels is aiter"),
         ("capacity.binding", "e2e", "its capacity: 'e2e' is no bound"),
         ("capacity.qps_per_node.low", "low", "its capacity.qps_per_node.low is low"),
-        ("capacity.dwells_used", [0, "1"], "its capacity.dwells_used.1 is 1"),
+        ("capacity.windows_used", [0, "1"], "its capacity.windows_used.1 is 1"),
         ("capacity.limits.ttft", 3, "its capacity.limits.ttft is 3"),
         ("checks", {"a": 1}, "its checks is {'a': 1}"),
         ("basis.arrivals.burstiness", -1.0, "its basis.arrivals: "),

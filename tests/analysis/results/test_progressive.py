@@ -26,7 +26,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, published_model_of
@@ -201,7 +201,7 @@ def test_a_schedule_is_a_closed_loop_and_of_a_burst_all_is_window() -> None:
     burst, loop = (levels[key].schedule(3, 7, 100) for key in (("saturation", 500), ("scaling", 10)))
     assert (burst.concurrency, len(burst), set(burst.phase.tolist())) == (450, 450, {3})
     assert (loop.concurrency, len(loop), (loop.phase == 2).sum()) == (10, 30, 10)
-    assert loop.seq[0] == 100 and loop.dwell == 3 and loop.image_tokens is not None
+    assert loop.seq[0] == 100 and loop.window_index == 3 and loop.image_tokens is not None
     assert (loop.shared_tokens == loop.input_tokens).all()
     unique = published_ladder.levels(of(QWEN, "progressive.prompts=unique"))[0].schedule(0, 0, 0)
     assert not unique.shared_tokens.any()
@@ -398,7 +398,9 @@ class Played:
     def run(self, schedule: Any, until_ns: int) -> Observation:
         ended = records.PROGRESS.empty_table()
         if schedule is not None:
-            rows = published_benchmark.played(self._experiment, schedule.dwell, self._levels[schedule.dwell])
+            rows = published_benchmark.played(
+                self._experiment, schedule.window_index, self._levels[schedule.window_index]
+            )
             due_ns = rows["due_ns"].to_numpy() + self._now_ns
             at = {"seq": pa.array(schedule.seq), "due_ns": pa.array(due_ns)}
             columns = {name: at.get(name, rows[name]) for name in rows.column_names}
@@ -427,7 +429,7 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
     driver, told = driven(experiment)
     verdict = published_ladder_run.act(experiment, driver)()
     tree = to_tree(verdict)
-    assert told.count("level") == len(published_ladder.levels(experiment)) == len(tree["dwells"])
+    assert told.count("level") == len(published_ladder.levels(experiment)) == len(tree["windows"])
     here, virtual = (each["progressive"]["levels"] for each in (tree, replayed[LLAMA]))
     for one, other in zip(here, virtual, strict=True):
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
@@ -453,7 +455,7 @@ def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
     driver, told = driven(experiment, PlayedWithoutUsage)
     with pytest.raises(TargetLost, match=r"warm-up: failed 3 of 3: 3 x truncated no_usage \(no count"):
         published_ladder_run.act(experiment, driver)
-    assert told.count("segment") == 1 and "level" not in told
+    assert told.count("window") == 1 and "level" not in told
 
 
 def test_a_void_level_is_no_result() -> None:

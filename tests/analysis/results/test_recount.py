@@ -13,7 +13,7 @@ import pytest
 
 from analysis import load_run
 from analysis.__main__ import main
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
 from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
@@ -31,7 +31,7 @@ from loadgen.run import lifecycle, verdicts
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.measure import past, require
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.virtual.toy_services import OneAtATime
@@ -84,7 +84,7 @@ def test_a_sweep_is_recomputed_to_the_last_digit_on_the_same_cpu(swept: Path, ca
     low = recorded["capacity"]["qps_per_node"]["low"]
     again = recount.recount(load_run(swept))
     assert again.capacity is not None and again.capacity.low == low
-    assert {dwell.kind for dwell in again.dwells} == {"ramp", "dwell"}
+    assert {window.kind for window in again.windows} == {"ramp", "window"}
     assert main(["show", str(swept), "--recompute"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("SAME") and f"low       recorded {low!r}, recomputed {low!r}" in shown
@@ -117,13 +117,13 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
         fixed_rate.rate(driver, 3.0, 60, 15)
         return lambda: verdicts.of_probe(experiment, driver)
 
-    (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["dwells"]
+    (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["windows"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
     recounted(folder.path)
 
 
 class Late(VirtualFleet):
-    """A fleet that keeps some answers of the first dwell to itself until it ends."""
+    """A fleet that keeps some answers of the first window to itself until it ends."""
 
     def __init__(self, *words: Any, **more: Any) -> None:
         super().__init__()
@@ -132,7 +132,9 @@ class Late(VirtualFleet):
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
-        kept = pa.array((seen.ended["dwell"].to_numpy() == 0) & (seen.ended["seq"].to_numpy() % 50 == 0))
+        kept = pa.array(
+            (seen.ended["window_index"].to_numpy() == 0) & (seen.ended["seq"].to_numpy() % 50 == 0)
+        )
         self._kept.append(seen.ended.filter(kept))
         flying = [altered(rows, {"status": records.PENDING, "end_offset_ns": None}) for rows in self._kept]
         return Observation(seen.ended.filter(pc.invert(kept)), pa.concat_tables([seen.pending, *flying]))
@@ -152,7 +154,7 @@ def test_an_answer_that_came_at_the_very_end_counts(
     monkeypatch.setattr(lifecycle, "LoadFleet", Late)
     tree = measure(folder, load(["search=quick", "search.budget_s=120", "search.settle_s=20"]))
     assert tree["valid"], tree["reason"]
-    assert {line["pending"] for line in tree["dwells"]} == {0}
+    assert {line["pending"] for line in tree["windows"]} == {0}
     recounted(folder.path)
 
 
@@ -172,8 +174,8 @@ class Losing(VirtualFleet):
 def test_void_windows_stay_void_in_the_recount(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", Losing)
     tree = measure(folder, QUICK)
-    void = [line["index"] for line in tree["dwells"] if line["void_reason"] == "actor_lost"]
-    assert void and not set(void) & set(tree["capacity"]["dwells_used"])
+    void = [line["index"] for line in tree["windows"] if line["void_reason"] == "actor_lost"]
+    assert void and not set(void) & set(tree["capacity"]["windows_used"])
     recounted(folder.path)
 
 
@@ -202,8 +204,8 @@ def test_a_resumed_sweep_is_recomputed_too(folder: RunFolder, monkeypatch: pytes
     monkeypatch.setattr(lifecycle, "LoadFleet", Later)
     before = past(load_run(folder.path))
     tree = measure(RunFolder(folder.path), QUICK, before)
-    assert before.segments and tree["capacity"]
-    assert "capacity, limits and dwells used, within 1e-09: identical" in recounted(folder.path)
+    assert before.windows and tree["capacity"]
+    assert "capacity, limits and windows used, within 1e-09: identical" in recounted(folder.path)
 
 
 @pytest.mark.slow
@@ -245,9 +247,9 @@ def test_what_a_required_rate_rests_on_is_recomputed(
 def test_a_figure_that_does_not_follow_from_the_rows_is_named(tmp_path: Path, capsys: Any) -> None:
     path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "changed")))
     rows = records.read(path / "requests")
-    last = load_run(path).dwells().to_pylist()[-1]
+    last = load_run(path).windows().to_pylist()[-1]
     # Without its record an answer is lost, and its request late.
-    gone = in_window(rows, dwell_table.window(last))["seq"][0]
+    gone = in_window(rows, window_table.window(last))["seq"][0]
     records.write(rows.filter(pc.not_equal(rows["seq"], gone)), path / "requests" / "part-000.parquet")
     assert main(["show", str(path), "--recompute"]) == 1
     shown = capsys.readouterr().out
@@ -257,13 +259,13 @@ def test_a_figure_that_does_not_follow_from_the_rows_is_named(tmp_path: Path, ca
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: Any) -> None:
     path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "broken")))
-    dwell_table.write([], {"ttft_p90_ms": 1}, path / "dwells.parquet")
-    assert dwell_table.basis_of(load_run(path).dwells()) is None
-    for name in ("dwells.parquet", "requests/part-000.parquet"):
+    window_table.write([], {"ttft_p90_ms": 1}, path / "windows.parquet")
+    assert window_table.basis_of(load_run(path).windows()) is None
+    for name in ("windows.parquet", "requests/part-000.parquet"):
         (path / name).write_bytes(b"PAR1")
     (path / "events.jsonl").unlink()
     ended = load_run(path)
-    for read in (ended.dwells, ended.requests, ended.events):
+    for read in (ended.windows, ended.requests, ended.events):
         with pytest.raises(RunError, match="holds a file that cannot be read"):
             read()
     assert main(["show", str(path), "--recompute"]) == summary.EXIT_USAGE
@@ -273,10 +275,10 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: Any) -> 
 @pytest.mark.slow
 def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     ended = load_run(swept)
-    table, capacity = ended.dwells(), ended.sweep["capacity"]
+    table, capacity = ended.windows(), ended.sweep["capacity"]
     assert table.schema.field("goodput_qps_per_node").metadata[b"unit"] == b"requests/s"
-    line = table.to_pylist()[capacity["dwells_used"][-1]]
-    rows = in_window(ended.requests(), dwell_table.window(line))
+    line = table.to_pylist()[capacity["windows_used"][-1]]
+    rows = in_window(ended.requests(), window_table.window(line))
     ttft, tpot = metrics.ttft(rows), metrics.tpot(rows)
     good = ((ttft <= RAMPED.slo.ttft_p90_ms) & (tpot <= RAMPED.slo.tpot_p90_ms)).sum()
     seconds = (line["window_end_ns"] - line["window_start_ns"]) / NS

@@ -63,14 +63,18 @@ def test_groups_are_in_order_of_their_values_with_the_unknown_last() -> None:
 
 
 def test_n_counts_what_is_known_and_a_failure_decides_the_quantile_it_reaches() -> None:
-    table = rows(*[{"dwell": 3}] * 8, {"dwell": 3, "status": "truncated"}, {"dwell": 3, "output_tokens": 1})
+    table = rows(
+        *[{"window_index": 3}] * 8,
+        {"window_index": 3, "status": "truncated"},
+        {"window_index": 3, "output_tokens": 1},
+    )
     (line,) = tables.percentiles_of(table, "tpot", (0.5, 0.9, 0.999)).to_pylist()
     infinite = {"tpot_p90_ms": math.inf, "tpot_p99_9_ms": math.inf}
-    assert line == {"dwell": 3, "n": 9, "failed": 1, "tpot_p50_ms": 100.0} | infinite
+    assert line == {"window_index": 3, "n": 9, "failed": 1, "tpot_p50_ms": 100.0} | infinite
     (line,) = tables.percentiles_of(table, "itl", (0.5,)).to_pylist()
-    assert line == {"dwell": 3, "n": 9 * 3 + 3, "failed": 3, "itl_p50_ms": 100.0}
+    assert line == {"window_index": 3, "n": 9 * 3 + 3, "failed": 3, "itl_p50_ms": 100.0}
     (line,) = tables.percentiles_of(table, "path", (0.5,)).to_pylist()
-    assert line == {"dwell": 3, "n": 0, "failed": 0, "path_p50_ms": None}
+    assert line == {"window_index": 3, "n": 0, "failed": 0, "path_p50_ms": None}
 
 
 @pytest.mark.parametrize("by", tables.BY)
@@ -93,7 +97,7 @@ def test_a_run_by_any_column_counts_every_request_of_its_windows_once(by: str) -
     ("asked", "said"),
     [
         ({"metric": "tftt"}, "no metric 'tftt'; one of send_lag, ttft, "),
-        ({"by": "seq"}, "no percentiles by 'seq'; by one of dwell, phase, "),
+        ({"by": "seq"}, "no percentiles by 'seq'; by one of window_index, phase, "),
         ({"q": [90]}, r"q=\[90\] is not of shares from 0 to 1; 0.9 is the 90th percentile"),
     ],
 )

@@ -101,10 +101,10 @@ def test_a_run_with_a_replica_for_every_answer_is_kept(
 
 def test_what_has_no_name_of_its_own_is_said() -> None:
     made = [
-        {"seq": n, "dwell": 0, "due_ns": n, "status": "ok", "replica_id": OTHER if n < 7 else "r0"}
+        {"seq": n, "window_index": 0, "due_ns": n, "status": "ok", "replica_id": OTHER if n < 7 else "r0"}
         for n in range(100)
     ]
-    window = Window(0, "dwell", 1.0, 1, 0, 0, NS, NS)
+    window = Window(0, "window", 1.0, 1, 0, 0, NS, NS)
     checks = {
         check.name: check for check in judge_window(records.table(made), window, Slo("s", 1.0, 1.0)).checks
     }

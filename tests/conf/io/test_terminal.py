@@ -16,7 +16,7 @@ from loadgen.run import progress
 HOSTILE = ("\x1b[2J", "\x1b]0;t\x07", "\x9b2J", "\u202e", "\u2028", "\x00", "\r", "\ud800")
 DONE = {
     "index": 3,
-    "kind": "dwell",
+    "kind": "window",
     "rate_qps_per_node": 5.21,
     "requests": 246,
     "verdict": "within",
@@ -88,7 +88,7 @@ def test_nothing_that_a_terminal_obeys_is_said(
     terminal.error(ValueError(f"four\nfive{word}"))
     with progress.shown(as_json=False) as show:
         show("warm", text=f"six{word}")
-        show("segment_done", **DONE | {"verdict": f"seven{word}", "kind": f"eight{word}"})
+        show("window_done", **DONE | {"verdict": f"seven{word}", "kind": f"eight{word}"})
     out, err = capsys.readouterr()
     assert [line[:3] for line in out.splitlines()] == ["one", "two"]
     assert len(err.splitlines()) == 4
@@ -100,7 +100,7 @@ def test_nothing_that_a_terminal_obeys_is_said(
     live = progress.LiveScreen()
     with live.live:
         live("prediction", text=f"nine{word}")
-        live("segment_done", **DONE | {"verdict": f"ten{word}"})
+        live("window_done", **DONE | {"verdict": f"ten{word}"})
         lines = live.drawn().plain.split("\n")
     assert all(line.isprintable() for line in lines) and any("nine" in line for line in lines)
 

@@ -15,7 +15,7 @@ from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.prepared_load import UNREPORTED, load_prepared, warm_up
 from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.search.segments import Segment, Start
+from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.conversation_means import resolve
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.virtual.virtual_drivers import plan
@@ -69,7 +69,7 @@ class Cache:
         return {
             "seq": plan.seq,
             "client_id": 0,
-            "dwell": plan.dwell,
+            "window_index": plan.window_index,
             "phase": plan.phase,
             "status": "ok",
             "due_ns": plan.due_ns,
@@ -97,8 +97,8 @@ def driver(target: Cache | None = None, experiment: Experiment = CHATS) -> tuple
     return Driver(target or Cache(), plan(experiment, Start(6.0), warmup_requests=20), emit), texts
 
 
-def dwell(index: int, rate_qps: float, kind: Any = "dwell") -> Segment:
-    return Segment(index, kind, rate_qps, 15.0, 45.0, False, "a test")
+def window_plan(index: int, rate_qps: float, kind: Any = "window") -> WindowPlan:
+    return WindowPlan(index, kind, rate_qps, 15.0, 45.0, False, "a test")
 
 
 def window_hit(drive: Driver, index: int) -> float:
@@ -115,7 +115,7 @@ def test_users_are_in_the_caches_before_the_first_window() -> None:
     drive, texts = driver()
     warm_up(drive)
     spent_s = drive.elapsed_s()
-    load_prepared(drive, dwell(0, 20.0))
+    load_prepared(drive, window_plan(0, 20.0))
     assert window_hit(drive, 0) > 0.94
     assert drive.elapsed_s() - spent_s == pytest.approx(61.2, abs=0.5)  # the fill is not charged
     assert drive.feed.target.now_ns() > 200 * NS
@@ -130,28 +130,28 @@ def test_a_lower_rate_has_no_new_users_and_a_higher_one_has() -> None:
     warm_up(drive)
     for index, (rate_qps, fills) in enumerate([(10.0, True), (9.0, False), (10.05, False), (11.0, True)]):
         texts.clear()
-        load_prepared(drive, dwell(index, rate_qps))
+        load_prepared(drive, window_plan(index, rate_qps))
         assert bool(texts) is fills
         assert window_hit(drive, index) > 0.9
 
 
 def test_after_an_overload_the_caches_are_warmed_up_again_from_half_the_rate() -> None:
     drive, texts = driver()
-    load_prepared(drive, dwell(0, 10.0))
-    load_prepared(drive, dwell(1, 9.0))
+    load_prepared(drive, window_plan(0, 10.0))
+    load_prepared(drive, window_plan(1, 9.0))
     texts.clear()
-    load_prepared(drive, replace(dwell(2, 8.0), settle_before=True))
+    load_prepared(drive, replace(window_plan(2, 8.0), settle_before=True))
     rates = [float(line.split(" at ")[1].split(" QPS")[0]) for line in texts[:-1]]
     assert rates[0] == pytest.approx(4.0 + STEP_QPS, abs=2e-3) and rates[-2:] == [8.0, 8.0]
     texts.clear()
-    load_prepared(drive, dwell(3, 7.5))
+    load_prepared(drive, window_plan(3, 7.5))
     assert not texts, "all of its users have been there again"
 
 
 def test_answers_that_take_longer_than_a_piece_do_not_end_the_warm_up() -> None:
     """As in an overload: of what is due in a piece nothing has ended at its end."""
     drive, texts = driver(Cache(life_s=50.0))
-    load_prepared(drive, dwell(0, 6.0))
+    load_prepared(drive, window_plan(0, 6.0))
     assert "caches are warm" in texts[-1] and drive.feed.target.now_ns() > 200 * NS
     assert float(texts[-2].split(": ")[1].split("%")[0]) > 93
 
@@ -170,10 +170,10 @@ def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
 def test_a_service_that_came_back_is_warmed_up_again() -> None:
     drive, texts = driver()
     drive.loss.repair = lambda: None
-    load_prepared(drive, dwell(0, 8.0))
+    load_prepared(drive, window_plan(0, 8.0))
     drive.recover(TargetLost("gone"))
     texts.clear()
-    load_prepared(drive, dwell(1, 8.0))
+    load_prepared(drive, window_plan(1, 8.0))
     assert "caches are warm" in texts[-1]
 
 
@@ -181,7 +181,7 @@ def test_a_warm_up_that_a_load_actor_s_loss_ended_counts_as_none() -> None:
     target = Cache()
     drive, _ = driver(target)
     target.lost = [LostActor(0, 0, 2, "killed")]
-    load_prepared(drive, dwell(0, 8.0))
+    load_prepared(drive, window_plan(0, 8.0))
     assert drive.warmed_qps == 0.0
 
 
@@ -194,7 +194,7 @@ def test_a_warm_up_that_the_service_s_loss_ended_costs_no_budget(monkeypatch: py
     spent_s = drive.elapsed_s()
     monkeypatch.setattr(LossRecovery, "refuse_dead", dies)
     with pytest.raises(TargetLost):
-        load_prepared(drive, dwell(0, 8.0))
+        load_prepared(drive, window_plan(0, 8.0))
     assert drive.elapsed_s() - spent_s < 1
     assert drive.feed.target.now_ns() > drive.feed.free_ns - 2 * NS > 20 * NS
 
@@ -203,7 +203,7 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
     saved: list[ArrivalSchedule] = []
     drive, _ = driver()
     drive.feed.plan_saved = saved.append
-    load_prepared(drive, dwell(0, 20.0))
+    load_prepared(drive, window_plan(0, 20.0))
     drive.drain(run_out=True)
     *before, last = saved
     assert last.session is not None and last.after is not None and len(last) > 10
@@ -213,7 +213,7 @@ def test_the_load_that_runs_out_is_of_the_same_users() -> None:
 
 def test_ramp_steps_are_not_warmed_up() -> None:
     drive, texts = driver()
-    load_prepared(drive, dwell(0, 2.0, "ramp"))
+    load_prepared(drive, window_plan(0, 2.0, "ramp"))
     assert texts == []
 
 
@@ -221,7 +221,7 @@ def test_the_ledger_knows_the_plan_of_every_piece() -> None:
     saved: list[int] = []
     drive, _ = driver()
     drive.feed.plan_saved = lambda schedule: saved.extend(schedule.seq.tolist())
-    load_prepared(drive, dwell(0, 8.0))
+    load_prepared(drive, window_plan(0, 8.0))
     assert saved == list(range(len(saved))) and len(saved) > 500
     assert drive.windows.ledger.planned(0, 0, drive.feed.free_ns) == len(saved)
     assert drive.windows.verdicts[0].valid
@@ -230,14 +230,14 @@ def test_the_ledger_knows_the_plan_of_every_piece() -> None:
 def test_who_tells_no_hits_is_not_waited_for() -> None:
     drive, texts = driver(Cache(tells=False))
     warm_up(drive)
-    load_prepared(drive, dwell(0, 10.0))
+    load_prepared(drive, window_plan(0, 10.0))
     assert texts == [UNREPORTED] and drive.feed.target.now_ns() < 90 * NS
 
 
 def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
     drive, texts = driver(Cache(fade_s=600))
     warm_up(drive)
-    load_prepared(drive, dwell(0, 7.5))
+    load_prepared(drive, window_plan(0, 7.5))
     assert "still change" in texts[-1]
     assert drive.feed.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
 
@@ -245,13 +245,13 @@ def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
 def test_prompts_of_one_beginning_are_cached_by_the_service_warm_up() -> None:
     drive, texts = driver(Cache(), load(["workload.prefix_hit=.5"]))
     warm_up(drive)
-    load_prepared(drive, dwell(0, 5.0))
+    load_prepared(drive, window_plan(0, 5.0))
     assert texts == [] and window_hit(drive, 0) == pytest.approx(0.5, abs=0.01)
 
 
 def test_prompts_of_one_beginning_are_warmed_up_where_no_service_warm_up_was() -> None:
     drive, texts = driver(Cache(), load(["workload.prefix_hit=.5"]))
-    load_prepared(drive, dwell(0, 5.0))
+    load_prepared(drive, window_plan(0, 5.0))
     assert "caches are warm after 4" in texts[-1]
 
 
@@ -259,7 +259,7 @@ def test_prompts_without_reuse_need_no_warm_up() -> None:
     for tells in (True, False):
         drive, texts = driver(Cache(tells), load())
         warm_up(drive)
-        load_prepared(drive, dwell(0, 5.0))
+        load_prepared(drive, window_plan(0, 5.0))
         assert texts == []
 
 

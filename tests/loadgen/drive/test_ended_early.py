@@ -1,4 +1,4 @@
-"""loadgen/drive/driver.py: segments that end early, by an overload and not by the load generator."""
+"""loadgen/drive/driver.py: windows that end early, by an overload and not by the load generator."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ import pytest
 
 from conf import Experiment, load
 from loadgen.fleet.target import Observation
-from loadgen.search.segments import Segment
+from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.virtual.virtual_drivers import altered, driver, engines
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -27,19 +27,19 @@ class Busy(VirtualTarget):
         return Observation(altered(seen.ended, self._row), altered(seen.pending, self._row))
 
 
-@pytest.mark.parametrize("kind", ["ramp", "dwell"])
+@pytest.mark.parametrize("kind", ["ramp", "window"])
 @pytest.mark.parametrize(
     ("lag_ns", "void", "said"),
     [(1_400_000, False, "overloaded, ended early"), (NS // 10, True, "VOID client_limited")],
 )
-def test_a_segment_that_ends_early_is_void_only_where_the_client_was_late(
-    kind: Literal["ramp", "dwell"], lag_ns: int, void: bool, said: str
+def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
+    kind: Literal["ramp", "window"], lag_ns: int, void: bool, said: str
 ) -> None:
     drive, _, events = driver(WORDS, target=Busy(load(WORDS), send_offset_ns=lag_ns))
-    drive.load(Segment(0, kind, 400.0, 0.0, 20.0, False, "far too much"))
+    drive.load(WindowPlan(0, kind, 400.0, 0.0, 20.0, False, "far too much"))
     outcome = drive.windows.outcomes[0]
     sent = next(check for check in drive.windows.verdicts[0].checks if check.name == "sent")
     assert (outcome.aborted, sent.value) == (True, 1.0)
     assert drive.windows.verdicts[0].valid != void
-    (done,) = [facts for name, facts in events if name == "segment_done"]
+    (done,) = [facts for name, facts in events if name == "window_done"]
     assert done["verdict"].startswith(said)

@@ -15,7 +15,7 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import Breaking, altered, driver

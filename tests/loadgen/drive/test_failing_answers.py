@@ -16,7 +16,7 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import SILENT, altered, driver, engines
@@ -24,7 +24,7 @@ from tests.support.virtual.virtual_target import VirtualTarget
 
 
 class Failing(VirtualTarget):
-    """A virtual target whose answers fail, one of each `every`, from segment `since` on (-1: the warm-up)."""
+    """A virtual target whose answers fail, one of each `every`, from window `since` on (-1: the warm-up)."""
 
     def __init__(self, experiment: Experiment, row: dict[str, Any], since: int = -1, every: int = 1) -> None:
         super().__init__(engines(experiment))
@@ -35,7 +35,7 @@ class Failing(VirtualTarget):
         number = pc.subtract(
             seen.ended["seq"], pc.multiply(pc.divide(seen.ended["seq"], self._every), self._every)
         )
-        fails = pc.and_(pc.equal(number, 0), pc.greater_equal(seen.ended["dwell"], self._since))
+        fails = pc.and_(pc.equal(number, 0), pc.greater_equal(seen.ended["window_index"], self._since))
         broken = altered(seen.ended.filter(fails), self._row)
         return Observation(pa.concat_tables([seen.ended.filter(pc.invert(fails)), broken]), seen.pending)
 
@@ -122,7 +122,7 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
         f"malformed_answers: Mend the answers that fail whatever the load. Most: {kind}"
     )
     assert f"x {kind} (" in text and "\n  failed " in text and "check malformed" in text
-    done = done_window({"event": "segment_done", **events[-1][1]})
+    done = done_window({"event": "window_done", **events[-1][1]})
     assert done and f"VOID malformed_answers; failed {done.failed} of {done.requests}: {done.failed} x {kind}"
     assert done.failed > 20 and f"x {kind} (" in window_line(done)
 
@@ -154,7 +154,7 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     row = truncated("connection_lost", None, error="reset by peer")
     drive, experiment, _ = driver(words, Start(), target=Failing(load(words), row, since=0))
     found = sweep(drive)
-    assert found.outcomes[-1].dwell.window_end_ns <= (100 + 30) * NS
+    assert found.outcomes[-1].counts.window_end_ns <= (100 + 30) * NS
     verdict = verdicts.of_sweep(experiment, drive, found, "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")

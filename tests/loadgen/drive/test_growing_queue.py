@@ -7,7 +7,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from loadgen.drive import fixed_rate
 from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from tests.support.search import scenarios
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import driver

@@ -21,7 +21,7 @@ from loadgen.run import verdicts
 from loadgen.search import pacing
 from loadgen.search.overload import long_queue
 from loadgen.search.pacing import RAMP_SHARE, paced
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import EDGES, truths
 from tests.support.search.search_windows import window_of
@@ -115,8 +115,8 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
     found = sweep(drive)
     assert found.capacity is not None and found.capacity.low < truth_qps < found.capacity.high
     assert not (found.capacity.open_above or found.capacity.open_below)
-    dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
-    assert all(outcome.segment.window_s >= 45 for outcome in dwells[1:])
+    windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
+    assert all(outcome.plan.window_s >= 45 for outcome in windows[1:])
 
 
 def test_a_dry_run_says_how_long_answers_may_last() -> None:
@@ -141,5 +141,5 @@ def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, ti
 def test_windows_at_a_low_rate_do_not_bring_the_ramp_back() -> None:
     """The budget grows with the first of them, and of that the ramp would have had a third."""
     drive, _, _ = driver([*EDGES["M1"], "search=quick"], Start(), target=VirtualTarget(OneAtATime(5.0)))
-    kinds = [outcome.segment.kind for outcome in sweep(drive).outcomes]
-    assert kinds == sorted(kinds, reverse=True) and {"ramp", "dwell"} == set(kinds)
+    kinds = [outcome.plan.kind for outcome in sweep(drive).outcomes]
+    assert kinds == sorted(kinds) and {"ramp", "window"} == set(kinds)

@@ -21,7 +21,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
 from loadgen.run.measure import past
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import Breaking, Hanging, plan
@@ -38,7 +38,7 @@ def driver(target: VirtualTarget, emit: Callable[..., None] = lambda *_, **__: N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies_s", [60.0, 500.0], ids=["ramp", "dwell"])
+@pytest.mark.parametrize("dies_s", [60.0, 500.0], ids=["ramp", "window"])
 def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     target = Breaking(EXPERIMENT, dies_s)
@@ -53,7 +53,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
     assert 2.9 < tree["capacity"]["qps_per_node"]["value"] < 3.9
     assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
     assert drive.elapsed_s() < EXPERIMENT.search.budget_s + 60 < target.now_ns() / NS
-    void = [dwell["void_reason"] for dwell in tree["dwells"] if not dwell["valid"]]
+    void = [window["void_reason"] for window in tree["windows"] if not window["valid"]]
     assert void and set(void) == {"replica_lost"} and len(void) <= 2
     told = [kind for kind, _ in events]
     assert told.index("target_lost") < told.index("recovered") and "came back (1 time(s))" in tree["evidence"]
@@ -67,8 +67,8 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
     drive.replan(search=SHORT)
     found = sweep(drive)
     lost = [outcome for outcome in found.outcomes if outcome.void]
-    assert [outcome.segment.index for outcome in lost] == [3]
-    assert found.outcomes[4].segment.transition_s >= EXPERIMENT.search.transition_s
+    assert [outcome.plan.index for outcome in lost] == [3]
+    assert found.outcomes[4].plan.transition_s >= EXPERIMENT.search.transition_s
 
 
 def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
@@ -89,7 +89,7 @@ def test_a_service_that_stays_away_ends_the_sweep() -> None:
     with pytest.raises(TargetLost, match="requests failed: .*; not whole again within 300 s: 2 of 3"):
         sweep(drive)
     told = [kind for kind in events if kind != "rejudged"]  # a window that ended before may have felt it too
-    assert told[-2:] == ["target_lost", "segment_done"] and drive.windows.outcomes[-1].void
+    assert told[-2:] == ["target_lost", "window_done"] and drive.windows.outcomes[-1].void
 
 
 @pytest.mark.slow
@@ -104,8 +104,8 @@ def test_what_hangs_since_a_loss_is_no_sign_of_another() -> None:
     drive.replan(search=SHORT)
     found = sweep(drive)
     assert len(drive.loss.recoveries) == 1 and found.stop.kind == "budget"
-    dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
-    assert not any(outcome.aborted for outcome in dwells if not outcome.void)
+    windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
+    assert not any(outcome.aborted for outcome in windows if not outcome.void)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
     target = Breaking(EXPERIMENT, 1e9)
 
     def settled(kind: str, /, **facts: Any) -> None:
-        if kind == "segment_done" and facts["elapsed_s"] > EXPERIMENT.search.budget_s - 46:
+        if kind == "window_done" and facts["elapsed_s"] > EXPERIMENT.search.budget_s - 46:
             faults.append("1 of 1 replicas gone, 1 new")
 
     def repair() -> frozenset[str]:
@@ -145,7 +145,7 @@ def test_a_loss_in_the_last_moment_costs_the_last_window() -> None:
     drive = driver(target, settled, fault=lambda: faults[0] if faults else None, repair=repair)
     drive.replan(replicas=None)
     found = sweep(drive)
-    assert len(drive.loss.recoveries) == 1 and [o.segment.index for o in found.outcomes if o.void]
+    assert len(drive.loss.recoveries) == 1 and [o.plan.index for o in found.outcomes if o.void]
 
 
 @pytest.mark.slow
@@ -164,12 +164,12 @@ def test_a_service_that_breaks_again_and_again_is_given_up() -> None:
     assert len(drive.loss.recoveries) == MOST_RECOVERIES
 
 
-WINDOW = Window(3, "dwell", 1.0, 1, 0, 0, 100 * NS, 100 * NS)
+WINDOW = Window(3, "window", 1.0, 1, 0, 0, 100 * NS, 100 * NS)
 
 
 def row(due_s: float, e2e_s: float, replica: str | None, **end: Any) -> dict[str, Any]:
     return {
-        "dwell": 3,
+        "window_index": 3,
         "due_ns": int(due_s * NS),
         "status": "ok",
         "replica_id": replica,
@@ -214,7 +214,7 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
 
     def emit(kind: str, /, **facts: Any) -> None:
         folder.event(kind, **facts)
-        if kind == "segment" and facts["index"] == 11:
+        if kind == "window" and facts["index"] == 11:
             raise Killed
 
     drive = driver(
@@ -225,7 +225,7 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     folder.collect()
     rows = pa.concat_tables([drive.windows.ledger.rows(*range(-1, 12))])
     kept = past(load_run(folder.path))
-    assert kept.segments and [bool(seen.loss) for *_, seen in kept.segments].count(True) == 1
+    assert kept.windows and [bool(seen.loss) for *_, seen in kept.windows].count(True) == 1
     again = driver(Breaking(EXPERIMENT, 1e9))
     again.restore(dataclasses.replace(kept, rows=rows))
     assert [o.void for o in again.windows.outcomes] == [o.void for o in drive.windows.outcomes][

@@ -34,7 +34,7 @@ from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
 from loadgen.run.measure import Site, continued, measure
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Segment, Start, Stop
+from loadgen.search.window_plan import Start, Stop, WindowPlan
 from serve_apps.simulated.app import application_name
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
@@ -61,7 +61,7 @@ WORDS = [
     "search.start=prediction",
     "search.expected_qps=7",
     "search.settle_s=5",
-    "search.min_dwells=2",
+    "search.min_windows=2",
     "search.budget_s=300",
 ]
 EXPERIMENT = load(WORDS)
@@ -109,7 +109,7 @@ class Saboteur:
     replaced: bool = False
 
     def __call__(self, kind: str, /, **facts: Any) -> None:
-        if kind == "segment" and facts["index"] == STRUCK:
+        if kind == "window" and facts["index"] == STRUCK:
             threading.Thread(target=self._strike, daemon=True).start()
         elif kind == "fault" and self.fault is node_is_replaced and not self.replaced:
             self.replaced = True  # the loss may be noticed twice
@@ -122,7 +122,9 @@ class Saboteur:
 
     def _answered(self) -> bool:
         rows = gathering.requests(self.folder).to_pylist()
-        return any((row["dwell"], row["phase"], row["status"]) == (STRUCK, "window", "ok") for row in rows)
+        return any(
+            (row["window_index"], row["phase"], row["status"]) == (STRUCK, "window", "ok") for row in rows
+        )
 
 
 @dataclass(frozen=True)
@@ -140,12 +142,12 @@ class Ran:
     @property
     def reasons(self) -> dict[int, str]:
         """Why each window is void, empty where it is valid."""
-        return {dwell["index"]: dwell["void_reason"] for dwell in self.tree["dwells"]}
+        return {window["index"]: window["void_reason"] for window in self.tree["windows"]}
 
     def struck(self) -> set[int]:
         """The windows in which the fault was."""
         zero_s = self.manifest["clock"]["zero_wall_ns"] / 1e9
-        windows = [e["window"] for e in load_run(self.folder).events() if e["event"] == "segment_done"]
+        windows = [e["window"] for e in load_run(self.folder).events() if e["event"] == "window_done"]
         at_ns = (self.at_s - zero_s) * 1e9
         return {one["index"] for one in windows if one["window_start_ns"] <= at_ns <= one["window_end_ns"]}
 
@@ -168,13 +170,13 @@ def cluster(shared_session: SharedSession) -> Iterator[tuple[session.Session, An
     shared_session.close()
 
 
-def choose(driver: Driver) -> Segment | Stop:
+def choose(driver: Driver) -> WindowPlan | Stop:
     """A sound window, long ones until the fault is noticed, and one more when the service is back."""
     number, loss = len(driver.windows.outcomes), driver.loss
     if number > MOST_WINDOWS or (loss.recoveries and not loss.is_first_window()):
         return Stop("budget", "enough was seen")
     window_s = 3.0 if number < STRUCK or loss.recoveries else 20.0
-    return Segment(number, "dwell", 7.0, 1.0, window_s, False, "a rate that three nodes serve")
+    return WindowPlan(number, "window", 7.0, 1.0, window_s, False, "a rate that three nodes serve")
 
 
 def act(experiment: Experiment, driver: Driver) -> Conclude:
@@ -269,9 +271,9 @@ def check_generations(ran: Ran, same_processes: int) -> None:
 def check_continued(ran: Ran) -> None:
     """A later session goes on after the last window without a loss."""
     before = continued(load_run(ran.folder))
-    kept = [segment.index for segment, *_ in before.segments]
+    kept = [plan.index for plan, *_ in before.windows]
     assert kept == list(range(len(kept)))
-    lost = {segment.index for segment, *_, seen in before.segments if seen.loss}
+    lost = {plan.index for plan, *_, seen in before.windows if seen.loss}
     assert not kept or kept[-1] not in lost
     assert all(ran.reasons[index] for index in lost)
     assert lost >= {index for index in kept if ran.reasons[index] == "replica_lost"}

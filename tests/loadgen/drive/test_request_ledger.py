@@ -14,13 +14,16 @@ from loadgen.traffic.traffic import Traffic
 TRAFFIC = Traffic(load(["workload=smoke"]).workload)
 
 
-def segment(dwell: int, first_seq: int, count: int = 8) -> ArrivalSchedule:
-    return TRAFFIC.closed(count, 2, dwell * NS, dwell=dwell, first_seq=first_seq, seed=1)
+def planned(window_index: int, first_seq: int, count: int = 8) -> ArrivalSchedule:
+    return TRAFFIC.closed(count, 2, window_index * NS, window_index=window_index, first_seq=first_seq, seed=1)
 
 
 def rows(status: str, *keys: tuple[int, int]) -> pa.Table:
-    """Rows of (segment, seq)."""
-    columns = [{"dwell": dwell, "seq": seq, "due_ns": seq, "status": status} for dwell, seq in keys]
+    """Rows of (window, seq)."""
+    columns = [
+        {"window_index": window_index, "seq": seq, "due_ns": seq, "status": status}
+        for window_index, seq in keys
+    ]
     return pa.Table.from_pylist(columns, schema=records.PROGRESS)
 
 
@@ -28,8 +31,8 @@ def seen(ended: pa.Table, pending: pa.Table, *lost: LostActor) -> Observation:
     return Observation(ended, pending, [], list(lost))
 
 
-def told(ledger: Ledger, *segments: int) -> dict[int, str]:
-    table: Any = ledger.rows(*segments)
+def told(ledger: Ledger, *indices: int) -> dict[int, str]:
+    table: Any = ledger.rows(*indices)
     seqs = table["seq"].to_pylist()
     assert len(seqs) == len(set(seqs)), "each request once"
     return dict(zip(seqs, table["status"].to_pylist(), strict=True))
@@ -50,7 +53,7 @@ def test_what_ended_stays_and_what_flies_is_as_last_seen() -> None:
 
 def test_a_lost_actor_leaves_what_it_wrote_and_loses_the_rest_once() -> None:
     ledger = Ledger()
-    for schedule in (segment(0, 0), segment(1, 8)):
+    for schedule in (planned(0, 0), planned(1, 8)):
         ledger.plan(schedule)
     ledger.take(seen(rows("ok", (0, 0), (0, 1), (0, 2)), rows("pending", (0, 3))))
     dead = LostActor(1, 1, 2, "killed")
@@ -66,9 +69,9 @@ def test_a_lost_actor_leaves_what_it_wrote_and_loses_the_rest_once() -> None:
 def test_of_conversations_a_lost_actor_loses_the_turns_of_its_own_sessions() -> None:
     ledger, traffic = Ledger(), Traffic(load(["workload=character"]).workload)
     plans = []
-    for start_s in (0, 20):  # two pieces of one segment
+    for start_s in (0, 20):  # two pieces of one window
         bounds = {"transition": (start_s * NS, (start_s + 20) * NS)}
-        plans.append(traffic.draw(4.0, bounds, dwell=0, first_seq=1000 * start_s, seed=1))
+        plans.append(traffic.draw(4.0, bounds, window_index=0, first_seq=1000 * start_s, seed=1))
         ledger.plan(plans[-1])
     ledger.take(seen(rows("ok"), rows("pending"), LostActor(5, 1, 2, "killed")))
     mine = [seq for plan in plans for seq in plan.seq[plan.owner(2) == 1].tolist()]
@@ -79,7 +82,7 @@ def test_of_conversations_a_lost_actor_loses_the_turns_of_its_own_sessions() -> 
 def test_a_restored_ledger_counts_like_one_that_saw_it_all() -> None:
     ledger, again = Ledger(), Ledger()
     ledger.take(seen(rows("ok", (0, 0), (1, 1)), rows("pending")))
-    whole = records.table([{"dwell": 0, "seq": 0, "due_ns": 0, "status": "ok", "itl_us": [3]}])
+    whole = records.table([{"window_index": 0, "seq": 0, "due_ns": 0, "status": "ok", "itl_us": [3]}])
     again.restore(
         pa.concat_tables(
             [
@@ -96,9 +99,9 @@ def test_a_restored_ledger_counts_like_one_that_saw_it_all() -> None:
 def test_the_plan_knows_how_many_were_due() -> None:
     ledger = Ledger()
     bounds = {"transition": (0, NS), "window": (NS, 5 * NS)}
-    schedule = TRAFFIC.draw(20.0, bounds, dwell=3, first_seq=0, seed=1)
+    schedule = TRAFFIC.draw(20.0, bounds, window_index=3, first_seq=0, seed=1)
     ledger.plan(schedule)
-    ledger.plan(segment(4, 1000))
+    ledger.plan(planned(4, 1000))
     assert ledger.planned(3, NS, 5 * NS) == int((schedule.due_ns >= NS).sum())
     assert ledger.planned(4, 0, 9 * NS) is None, "a closed loop's due times are not known beforehand"
     assert ledger.planned(5, 0, NS) is None

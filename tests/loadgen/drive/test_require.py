@@ -52,7 +52,7 @@ def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:
     tree, looks, drive = required(["rate_qps=3.35", "duration_s=200"])
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_OPEN, True, False)
     assert "neither is shown after" in tree["reason"] and "offer longer (duration_s=...)" in tree["reason"]
-    windows = [outcome.dwell for outcome in drive.windows.outcomes]
+    windows = [outcome.counts for outcome in drive.windows.outcomes]
     assert len(looks) == len(windows) == 3
     # No gap in the load: for this second the arrivals of the window before go on.
     assert [b.window_start_ns - a.window_end_ns for a, b in pairwise(windows)] == [NS, NS]

@@ -19,7 +19,7 @@ from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.ramp import VOID_STEPS
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
 from tests.support.search.scenarios import truths
@@ -46,7 +46,7 @@ def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     # The engine model's own long runs put the knee near 3.35 QPS.
     assert 2.9 < q["low"] < q["certified"] < q["value"] < q["high"] < 3.8
     assert 3.2 < q["value"] < 3.5
-    assert [kind for kind, _ in events].count("segment_done") == len(tree["dwells"])
+    assert [kind for kind, _ in events].count("window_done") == len(tree["windows"])
     assert "QPS per node, sampling noise alone: 95 % interval" in text_of(tree)
 
 
@@ -153,7 +153,7 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     )
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
-    assert tree["reason"].startswith("engine_late") and len(tree["dwells"]) == VOID_STEPS
+    assert tree["reason"].startswith("engine_late") and len(tree["windows"]) == VOID_STEPS
 
 
 @pytest.mark.slow
@@ -163,11 +163,11 @@ def test_a_foreign_server_is_found_from_a_wrong_guess(off: float) -> None:
     truth_qps = truths()["PS"]
     start, target = Start(off * truth_qps, ttft_s=2.0), VirtualTarget(SharedProcessor())
     found = sweep(driver(words, start, target=target)[0])
-    steps, dwells = ([o for o in found.outcomes if o.segment.kind == kind] for kind in ("ramp", "dwell"))
+    steps, windows = ([o for o in found.outcomes if o.plan.kind == kind] for kind in ("ramp", "window"))
     # What an overload left in flight is gone when the next step begins: nothing low is bad because of it.
-    assert not any(step.bad and step.segment.rate_qps < 0.8 * truth_qps for step in steps)
-    assert any(step.aborted for step in steps) and len(dwells) >= 4
-    assert dwells[0].dwell.start_ns - steps[0].dwell.start_ns < (240 / 3 + 5) * NS
+    assert not any(step.bad and step.plan.rate_qps < 0.8 * truth_qps for step in steps)
+    assert any(step.aborted for step in steps) and len(windows) >= 4
+    assert windows[0].counts.start_ns - steps[0].counts.start_ns < (240 / 3 + 5) * NS
     assert found.capacity is not None and found.capacity.low < truth_qps < found.capacity.high
 
 
@@ -198,11 +198,11 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
-    steps = [outcome for outcome in drive.windows.outcomes if outcome.segment.kind == "ramp"]
-    judged = [drive.windows.verdicts[step.segment.index] for step in steps]
+    steps = [outcome for outcome in drive.windows.outcomes if outcome.plan.kind == "ramp"]
+    judged = [drive.windows.verdicts[step.plan.index] for step in steps]
     assert {(verdict.valid, verdict.reason) for verdict in judged} == {(False, "client_limited")}
     assert not any(step.void for step in steps) and {step.bad for step in steps} == {False, True}
-    assert tree["valid"] and all(not row["valid"] for row in tree["dwells"] if row["kind"] == "ramp")
+    assert tree["valid"] and all(not row["valid"] for row in tree["windows"] if row["kind"] == "ramp")
 
 
 @pytest.mark.slow
@@ -220,8 +220,8 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
     drive, experiment, _ = driver(words, target=Disturbed(load(words), short))
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     first, again = drive.windows.outcomes[:2]
-    assert first.void and not again.void and again.segment.rate_qps == first.segment.rate_qps
-    assert tree["valid"] and len([row for row in tree["dwells"] if row["kind"] == "dwell"]) >= 3
+    assert first.void and not again.void and again.plan.rate_qps == first.plan.rate_qps
+    assert tree["valid"] and len([row for row in tree["windows"] if row["kind"] == "window"]) >= 3
 
 
 def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
@@ -235,7 +235,7 @@ def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     words = ["search=standard"]
     drive, experiment, _ = driver(words, target=Healing(load(words), at_s=0.0, times=0))
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
-    assert (tree["exit_code"], tree["dwells"]) == (summary.EXIT_VOID, [])
+    assert (tree["exit_code"], tree["windows"]) == (summary.EXIT_VOID, [])
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
 

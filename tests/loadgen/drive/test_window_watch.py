@@ -21,7 +21,7 @@ def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
 def test_the_same_windows_are_measured_with_and_without_a_watcher() -> None:
     (alone, none), (beside, seen) = searched(False), searched(True)
     outcomes: list[Any] = [
-        [(o.segment, o.dwell) for o in driver.windows.outcomes] for driver in (alone, beside)
+        [(o.plan, o.counts) for o in driver.windows.outcomes] for driver in (alone, beside)
     ]
     assert outcomes[0] == outcomes[1] and not none and seen
 

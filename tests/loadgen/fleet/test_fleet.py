@@ -48,7 +48,7 @@ def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> Loa
 
 def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
     bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
-    schedule = Traffic(WORKLOAD).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=3)
+    schedule = Traffic(WORKLOAD).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=3)
     folder.plan(schedule)
     return schedule
 

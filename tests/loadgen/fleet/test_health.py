@@ -63,7 +63,7 @@ def test_the_share_of_the_wanted_core(tmp_path: Any, monkeypatch: pytest.MonkeyP
     assert sampler.sample()["run_share"] == 300 / 400
 
 
-WINDOW = Window(0, "dwell", 1.0, 1, 0, 10 * NS, 30 * NS, 30 * NS)
+WINDOW = Window(0, "window", 1.0, 1, 0, 10 * NS, 30 * NS, 30 * NS)
 
 
 def beat(client_id: int, second: float, **figures: Any) -> dict[str, Any]:

@@ -359,7 +359,7 @@ def rows_of(exchange: Exchange, count: int, epoch_ns: int = 0) -> pa.Table:
 
 def reason(rows: pa.Table) -> str:
     """Why a window of these rows is void; empty for a valid one."""
-    window = Window(0, "dwell", 1.0, 1, 0, 0, 20 * NS, 20 * NS)
+    window = Window(0, "window", 1.0, 1, 0, 0, 20 * NS, 20 * NS)
     return judge_window(rows, window, Slo(ttft_p90_ms=9000.0)).reason
 
 

@@ -35,7 +35,7 @@ def turns(*rows: tuple[int, int, int, int]) -> ArrivalSchedule:
     seq, due_ms, session, after = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
     ones = np.ones_like(seq)
     return ArrivalSchedule(
-        dwell=0,
+        window_index=0,
         seq=seq,
         due_ns=due_ms * MS,
         phase=3 * ones,
@@ -155,13 +155,13 @@ def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
 
 
 def test_a_turn_waits_also_for_one_that_its_plan_does_not_name(tmp_path: Path) -> None:
-    """As after a dwell that was cut short: what was planned again knows nothing of the turns before."""
+    """As after a window that was cut short: what was planned again knows nothing of the turns before."""
     rows, _ = sent(tmp_path, turns((0, 0, 7, -1), (9, 50, 7, 5)), slow)
     assert column(rows, "status") == ["ok", "ok"] and column(rows, "turn_blocked_ns")[1] > 50 * MS
 
 
 def test_what_was_never_sent_holds_nobody(tmp_path: Path) -> None:
-    """A turn before that was retracted, or that another segment planned and dropped."""
+    """A turn before that was retracted, or that another window planned and dropped."""
     rows, _ = sent(
         tmp_path, turns((0, 0, 7, 99), (1, 600_000, 7, 0)), answer, watch=lambda ended, _: ended, retract=True
     )
@@ -221,10 +221,10 @@ def test_how_many_turns_waited_is_told_and_the_longest() -> None:
 
 def test_a_summary_says_who_talked_and_how_many_waited() -> None:
     asked = replace(describe(load()), conversations="cache-aware", routing="pow2", data_path="python_proxy")
-    dwell = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
-    dwell |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
-    calm = dwell | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
-    who, waited = sessions_text.lines(asked, [dwell, calm])
+    window = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
+    window |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
+    calm = window | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
+    who, waited = sessions_text.lines(asked, [window, calm])
     assert "cache-aware conversations, routing pow2" in who
     assert "10.0% of the turns were due before the answer before had ended; longest 900 ms" in waited
     assert len(sessions_text.lines(asked, [calm])) == 1

@@ -31,7 +31,7 @@ LEAD_NS = NS // 10
 
 def plan(rate_qps: float, seconds: float, start_ns: int = 0) -> ArrivalSchedule:
     bounds = {"window": (start_ns, start_ns + int(seconds * NS))}
-    return Traffic(WORKLOAD).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
+    return Traffic(WORKLOAD).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=1)
 
 
 async def drive(
@@ -113,7 +113,7 @@ def test_a_stalled_loop_misses_instead_of_bursting(tmp_path: Path, monkeypatch: 
 
 
 def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_path: Path) -> None:
-    schedule = Traffic(WORKLOAD).closed(40, 4, 0, dwell=0, first_seq=10, seed=1)
+    schedule = Traffic(WORKLOAD).closed(40, 4, 0, window_index=0, first_seq=10, seed=1)
     _, table = run(tmp_path / "s.arrow", schedule, lambda body: answer(body, 0.004))
     rows = sorted(table.to_pylist(), key=lambda row: row["due_ns"])
     assert [row["status"] for row in rows] == ["ok"] * 40
@@ -127,7 +127,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_counts_from_their_start(tmp_p
 
 
 def test_a_retracted_closed_loop_keeps_a_row_for_every_request(tmp_path: Path) -> None:
-    schedule = Traffic(WORKLOAD).closed(1000, 4, 0, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(WORKLOAD).closed(1000, 4, 0, window_index=0, first_seq=0, seed=1)
     slow: Script = lambda body: answer(body, 0.01)  # noqa: E731
     _, table = run(tmp_path / "s.arrow", schedule, slow, enough=lambda ended, _: len(ended) > 4)
     states = statuses(table)
@@ -165,7 +165,7 @@ def test_a_closed_loop_that_starts_late_is_played_all_the_same(
         async with MockServer(lambda body: answer(body, 0.001)) as server:
             worker = of(server, tmp_path / "s.arrow")
             worker.start(time.monotonic_ns() - 3 * NS // 2, time.time_ns())
-            await worker.offer(Traffic(WORKLOAD).closed(20, 4, 0, dwell=0, first_seq=0, seed=1))
+            await worker.offer(Traffic(WORKLOAD).closed(20, 4, 0, window_index=0, first_seq=0, seed=1))
             rows = await ended(worker, 20)
             await worker.finish(PATIENCE_S)
         return rows
@@ -179,7 +179,7 @@ def test_a_closed_loop_that_starts_late_is_played_all_the_same(
 
 
 def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Path) -> None:
-    """An answer that another segment waited for is nobody's in the loop."""
+    """An answer that another window waited for is nobody's in the loop."""
     flying, most = 0, 0
 
     async def main() -> list[dict[str, Any]]:
@@ -187,12 +187,12 @@ def test_only_the_end_of_a_closed_loops_own_request_starts_the_next(tmp_path: Pa
             worker = of(server, tmp_path / "s.arrow")
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(Traffic(WORKLOAD).evenly(8, 0, 1, first_seq=100, seed=1))
-            await worker.offer(Traffic(WORKLOAD).closed(16, 2, 1, dwell=1, first_seq=0, seed=1))
+            await worker.offer(Traffic(WORKLOAD).closed(16, 2, 1, window_index=1, first_seq=0, seed=1))
             rows = await ended(worker, 24)
             await worker.finish(PATIENCE_S)
         return rows
 
-    loop = [row for row in asyncio.run(main()) if row["dwell"] == 1]
+    loop = [row for row in asyncio.run(main()) if row["window_index"] == 1]
     steps = [(row["due_ns"] + row["send_offset_ns"], 1) for row in loop]
     steps += [(row["due_ns"] + row["end_offset_ns"], -1) for row in loop]
     for _, step in sorted(steps):

@@ -38,7 +38,7 @@ REQUESTS = 24
 
 def drawn(workload: Workload, streams: int = 0) -> ArrivalSchedule:
     bounds = {"window": (0, 10 * NS)}
-    return Traffic(workload).draw(20.0, bounds, dwell=0, first_seq=0, seed=1, streams=streams)
+    return Traffic(workload).draw(20.0, bounds, window_index=0, first_seq=0, seed=1, streams=streams)
 
 
 @pytest.mark.parametrize("streams", [0, 3])

@@ -126,7 +126,7 @@ def test_the_oldest_of_the_first_priority_goes_first() -> None:
 def test_a_template_is_cut_where_planned_traffic_is() -> None:
     """The same lengths, once rendered and once planned: one rule."""
     schedule = Traffic(load(["workload=character"]).workload).draw(
-        20.0, {"window": (0, 10 * NS)}, dwell=0, first_seq=0, seed=1
+        20.0, {"window": (0, 10 * NS)}, window_index=0, first_seq=0, seed=1
     )
     assert schedule.history_cut is not None and schedule.character_tokens is not None
     assert schedule.persona_tokens is not None

@@ -93,7 +93,9 @@ def encoded(body: bytes, folder: Path) -> list[int]:
 @cache
 def said(folder: Path) -> list[Planned]:
     workload = asked(folder, *WORDS).workload
-    return planned(Traffic(workload).draw(3.0, {"window": (0, 150 * NS)}, dwell=0, first_seq=0, seed=1))
+    return planned(
+        Traffic(workload).draw(3.0, {"window": (0, 150 * NS)}, window_index=0, first_seq=0, seed=1)
+    )
 
 
 @pytest.mark.slow
@@ -122,7 +124,7 @@ def test_two_turns_begin_alike_as_far_as_the_plan_says_and_no_further(folder: Pa
 )
 def test_what_requests_of_simple_workloads_share_is_as_planned(folder: Path, words: tuple[str, ...]) -> None:
     one = asked(folder, *words)
-    schedule = Traffic(one.workload).draw(2.0, {"window": (0, 10 * NS)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(one.workload).draw(2.0, {"window": (0, 10 * NS)}, window_index=0, first_seq=0, seed=1)
     shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None and [len(each) for each in prompts] == schedule.input_tokens.tolist()
     for i in range(len(prompts)):

@@ -17,7 +17,7 @@ from loadgen.run import lifecycle, verdicts
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import sentence
 from loadgen.run.run_folder import RunFolder
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
 
 
@@ -41,14 +41,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str,
 @pytest.mark.slow
 def test_progress_says_which_figures_are_provisional_and_tells_the_final_ones(ran: Any) -> None:
     folder, told = ran
-    lines = [sentence(kind, facts) for kind, facts in told if kind in ("segment_done", "segment_final")]
-    final = [line for line in lines if line.startswith("final figures of dwell")]
+    lines = [sentence(kind, facts) for kind, facts in told if kind in ("window_done", "window_final")]
+    final = [line for line in lines if line.startswith("final figures of window")]
     first = [line for line in lines if ", so far p90 TTFT" in line and ": provisional, " in line]
-    rows = load_run(folder).dwells().to_pylist()
+    rows = load_run(folder).windows().to_pylist()
     assert len(first) == len(final) == len(rows) > 2
     assert not any("so far" in line or "provisional" in line for line in final)
     for line, row in zip(final, rows, strict=True):
-        assert f"dwell {row['index']}: " in line and f"p90 TPOT {row['tpot_p90_ms']:.1f} ms" in line
+        assert f"window {row['index']}: " in line and f"p90 TPOT {row['tpot_p90_ms']:.1f} ms" in line
     assert any(
         f"p90 TPOT {row['tpot_p90_ms']:.1f} ms" not in line for row, line in zip(rows, first, strict=True)
     )
@@ -67,7 +67,7 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
         shown = {one.index: one.latencies_p90_ms for one in snapshot.state.windows}
         assert shown == {
             row["index"]: {name: row[name] for name in ("ttft_p90_ms", "tpot_p90_ms")}
-            for row in verdict["dwells"]
+            for row in verdict["windows"]
         }
         belief = snapshot.state.belief
         assert belief is not None and belief.certified == figures["certified"]
@@ -78,6 +78,6 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
         )
         assert not any(one.pending for one in snapshot.state.windows)
         metrics = prometheus_text.of(snapshot).decode()
-        answered = sum(row["completed"] for row in verdict["dwells"])
+        answered = sum(row["completed"] for row in verdict["windows"])
         assert f" {figures['certified']}\n" in metrics
         assert f'status="answered",verb="sweep"}} {answered}.0\n' in metrics

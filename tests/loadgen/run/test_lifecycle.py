@@ -22,7 +22,7 @@ from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.measure import Site, search
 from loadgen.run.measure import measure as measured
 from loadgen.run.run_folder import RunFolder, without_credentials
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.runs.verdict_trees import text_of
@@ -174,7 +174,9 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
 def test_a_kill_while_the_parquet_is_written_loses_nothing(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "cut")
     folder.write_json("manifest.json", {"verb": "sweep"})
-    schedule = Traffic(EXPERIMENT.workload).draw(5.0, {"window": (0, 4 * NS)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(EXPERIMENT.workload).draw(
+        5.0, {"window": (0, 4 * NS)}, window_index=0, first_seq=0, seed=1
+    )
     folder.plan(schedule)
     (folder.path / "requests").mkdir()
     (folder.path / "requests" / "part-000.parquet.tmp").write_bytes(b"half")

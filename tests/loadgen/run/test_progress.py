@@ -11,7 +11,7 @@ from loadgen.run import progress
 
 DONE: dict[str, Any] = {
     "index": 3,
-    "kind": "dwell",
+    "kind": "window",
     "rate_qps_per_node": 5.21,
     "requests": 246,
     "ttft_p90_ms": float("inf"),
@@ -25,34 +25,34 @@ DONE: dict[str, Any] = {
 
 def test_plain_lines_say_unknown_and_infinite(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.shown(as_json=False) as show:
-        show("segment_done", **DONE)
+        show("window_done", **DONE)
         show("warm", text="warm-up: 4 requests, 4 ok")
         show("quiet")
     out, err = capsys.readouterr()
     first, second = err.splitlines()
     assert out == ""
-    assert "dwell 3: 5.210 QPS per node, 246 requests" in first
+    assert "window 3: 5.210 QPS per node, 246 requests" in first
     assert "p90 TTFT inf ms (1.0 % over), p90 TPOT unknown ms (unknown % over)" in first
     assert second.endswith("warm-up: 4 requests, 4 ok")
 
 
 def test_json_lines_are_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.shown(as_json=True) as show:
-        show("segment_done", **DONE)
+        show("window_done", **DONE)
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"event": "segment_done", **DONE, "ttft_p90_ms": "inf"}
+    assert json.loads(out) == {"event": "window_done", **DONE, "ttft_p90_ms": "inf"}
     assert err == ""
 
 
 def test_a_verdict_is_provisional_while_answers_are_out(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.shown(as_json=False) as show:
-        show("segment_done", **{**DONE, "pending": 82, "verdict": "over tpot"})
+        show("window_done", **{**DONE, "pending": 82, "verdict": "over tpot"})
     assert "provisional, 33 % of answers still out: over tpot" in capsys.readouterr().err
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.shown(as_json=False, quiet=True) as show:
-        show("segment_done", **DONE)
+        show("window_done", **DONE)
         show("warm", text="warm-up")
     assert capsys.readouterr() == ("", "")
 
@@ -65,7 +65,7 @@ def test_the_screen_fits_its_terminal(size: tuple[int, int], monkeypatch: pytest
     with show.live:
         show("prediction", text="the engine model predicts 5.20 [/] [red] " + "and more " * 30)
         for index in range(40):
-            show("segment_done", **{**DONE, "index": index, "verdict": "over ttft and tpot " * 5})
+            show("window_done", **{**DONE, "index": index, "verdict": "over ttft and tpot " * 5})
         lines = show.drawn().plain.splitlines()
     assert len(lines) <= size[1] - 2 and max(map(len, lines)) < size[0]
-    assert any(line.startswith(" 39 dwell") for line in lines) or size[1] < 24
+    assert any(line.startswith(" 39 window") for line in lines) or size[1] < 24

@@ -21,7 +21,7 @@ from loadgen.fleet.target import Observation
 from loadgen.run.measure import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
-from loadgen.search.segments import Outcome, Start
+from loadgen.search.window_plan import Outcome, Start
 from loadgen.traffic.schedule import ArrivalSchedule
 from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -68,12 +68,12 @@ def driver(
     return drive
 
 
-def killed_after(folder: RunFolder, segments: int) -> Driver:
-    """A sweep whose process dies in the window after so many finished segments."""
+def killed_after(folder: RunFolder, windows: int) -> Driver:
+    """A sweep whose process dies in the window after so many finished windows."""
 
     def emit(kind: str, /, **facts: Any) -> None:
         folder.event(kind, **facts)
-        if kind == "segment" and facts["index"] == segments:
+        if kind == "window" and facts["index"] == windows:
             raise Killed
 
     drive = driver(folder, emit)
@@ -99,13 +99,13 @@ def folder(tmp_path: Path) -> RunFolder:
 def capacity(drive: Driver) -> Any:
     belief = prior(drive.plan.search, drive.plan.begin, drive.windows.outcomes)
     assert belief is not None
-    return posterior([outcome.dwell for outcome in drive.windows.outcomes if not outcome.void], belief)
+    return posterior([outcome.counts for outcome in drive.windows.outcomes if not outcome.void], belief)
 
 
 def nearby(outcome: Outcome) -> Outcome:
     """An outcome without loads minutes away from its window, of which a later session knows more or less."""
-    load = outcome.dwell.load[LOOK_BACK - 12 : 6 - LOOK_AHEAD]
-    return replace(outcome, dwell=replace(outcome.dwell, load=load))
+    load = outcome.counts.load[LOOK_BACK - 12 : 6 - LOOK_AHEAD]
+    return replace(outcome, counts=replace(outcome.counts, load=load))
 
 
 def test_a_restored_search_has_the_posterior_it_had(folder: RunFolder) -> None:
@@ -148,10 +148,10 @@ def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
     killed_after(folder, 3)
     folder.collect()
     before = past(load_run(folder.path))
-    cut(folder.path, before.segments[-1][1], **row)
+    cut(folder.path, before.windows[-1][1], **row)
     after = past(load_run(folder.path))
-    assert len(after.segments) == len(before.segments) - 1
-    assert after.segments == before.segments[:-1] and after.elapsed_s < before.elapsed_s
+    assert len(after.windows) == len(before.windows) - 1
+    assert after.windows == before.windows[:-1] and after.elapsed_s < before.elapsed_s
     assert after.next_seq == before.next_seq
 
 
@@ -161,7 +161,7 @@ def test_what_was_measured_while_the_service_died_is_measured_again(folder: RunF
     folder.collect()
     before = past(load_run(folder.path))
     folder.event("target_lost", text="gone", last=3)
-    assert past(load_run(folder.path)).segments == before.segments[:3]
+    assert past(load_run(folder.path)).windows == before.windows[:3]
 
 
 @pytest.mark.slow
@@ -181,17 +181,17 @@ def test_a_resumed_run_ends_like_any_other_with_one_row_for_every_request(folder
     assert [row["due_ns"] for row in rows.to_pylist()] == sorted(rows["due_ns"].to_pylist())
     events = load_run(folder.path).events()
     assert [e["text"] for e in events if e["event"] == "warm"] == ["warm-up: 4 requests, 4 ok"] * 2
-    indices = [event["index"] for event in events if event["event"] == "segment_done"]
+    indices = [event["index"] for event in events if event["event"] == "window_done"]
     assert sorted(set(indices)) == list(range(len(drive.windows.outcomes))), (
         "the last window was measured again"
     )
 
 
-def test_a_run_killed_before_its_first_segment_starts_anew(folder: RunFolder) -> None:
+def test_a_run_killed_before_its_first_window_starts_anew(folder: RunFolder) -> None:
     killed_after(folder, 0)
     folder.close()
     again = RunFolder(folder.path)
     assert again.collect().num_rows > 0
     before = past(load_run(folder.path))
-    assert (before.segments, before.elapsed_s) == ([], 0.0)
+    assert (before.windows, before.elapsed_s) == ([], 0.0)
     assert before.next_seq == RunFolder.planned_in(folder.path)

@@ -21,7 +21,7 @@ def window(index: int, over: int) -> WindowCounts:
     limit = LimitCount(over, 180, blocks, (20,) * BLOCKS)
     ends = start_ns, start_ns, end_ns, end_ns
     known: dict[str, Any] = {"requests": 180, "log_work": math.log(4), "load": LOAD, "work_var": 0.1}
-    return WindowCounts(index, "dwell", 4.0, 1, *ends, **known, limits={"ttft": limit, "tpot": limit})
+    return WindowCounts(index, "window", 4.0, 1, *ends, **known, limits={"ttft": limit, "tpot": limit})
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def window(index: int, over: int) -> WindowCounts:
     ],
 )
 def test_when_an_answer_is_clear(over: list[int], own: list[int], verdict: str) -> None:
-    dwells, quantile = ([window(i, count) for i, count in enumerate(counts)] for counts in (over, own))
-    assert acceptance.decide(4.0, dwells, quantile, WHOLE_S, behind=False).verdict == verdict
+    windows, quantile = ([window(i, count) for i, count in enumerate(counts)] for counts in (over, own))
+    assert acceptance.decide(4.0, windows, quantile, WHOLE_S, behind=False).verdict == verdict
 
 
 def decided(over: list[int], whole_s: float = WHOLE_S, behind: bool = False) -> acceptance.InterimAnalysis:
     """What windows show."""
-    dwells = [window(i, each) for i, each in enumerate(over)]
-    return acceptance.decide(4.0, dwells, [], whole_s, behind)
+    windows = [window(i, each) for i, each in enumerate(over)]
+    return acceptance.decide(4.0, windows, [], whole_s, behind)
 
 
 WITHIN, OVER = [0] * 24, [60] * 12

@@ -17,7 +17,7 @@ def window(index: int, over: int) -> WindowCounts:
     ends_ns = (45 * index * NS, 45 * index * NS, 45 * (index + 1) * NS, 45 * (index + 1) * NS)
     load = tuple(4.8 if i % 8 < 4 else 3.2 for i in range(LOOK_BACK + BLOCKS + LOOK_AHEAD))
     known = {"requests": 180, "log_work": math.log(4), "load": load, "work_var": 0.1}
-    return WindowCounts(index, "dwell", 4.0, 1, *ends_ns, **known, limits={"ttft": limit})
+    return WindowCounts(index, "window", 4.0, 1, *ends_ns, **known, limits={"ttft": limit})
 
 
 @pytest.mark.parametrize(("windows", "verdict"), [(1, "undecided"), (2, "undecided"), (3, "failed")])

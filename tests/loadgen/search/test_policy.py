@@ -14,7 +14,7 @@ from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
 from loadgen.search.next_rate import MOST_ABOVE
 from loadgen.search.overload import bad_step, should_abort
-from loadgen.search.segments import Outcome, Start, Stop
+from loadgen.search.window_plan import Outcome, Start, Stop
 from tests.support.search.scenarios import truths
 from tests.support.search.search_windows import window_of
 from tests.support.search.searches import searched
@@ -23,36 +23,36 @@ S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)
 
 
-def done(segment, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, start_s=0.0, offered=1.0):
-    """The outcome of a segment in whose 300 requests `over` were over the TPOT limit.
+def done(plan, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, start_s=0.0, offered=1.0):
+    """The outcome of a window in whose 300 requests `over` were over the TPOT limit.
 
     It began at `start_s`, and `offered` times its load came.
     """
     spread = tuple(int(part) for part in np.diff(np.round(np.linspace(0, over, 10))))
     seen = (33, 33, 34) * 3
-    start_ns, begin_ns = (int(at_s * NS) for at_s in (start_s, start_s + segment.transition_s))
-    end_ns = begin_ns + int(segment.window_s * NS)
-    window = (segment.index, segment.kind, segment.rate_qps, 1, start_ns, begin_ns, end_ns, end_ns, aborted)
-    dwell = WindowCounts(
+    start_ns, begin_ns = (int(at_s * NS) for at_s in (start_s, start_s + plan.transition_s))
+    end_ns = begin_ns + int(plan.window_s * NS)
+    window = (plan.index, plan.kind, plan.rate_qps, 1, start_ns, begin_ns, end_ns, end_ns, aborted)
+    counts = WindowCounts(
         *window,
         weight=0.0 if void else 1.0,
         requests=300,
-        log_work=math.log(segment.rate_qps * offered),
-        load=(segment.rate_qps,) * (LOOK_BACK + 9 + LOOK_AHEAD),
+        log_work=math.log(plan.rate_qps * offered),
+        load=(plan.rate_qps,) * (LOOK_BACK + 9 + LOOK_AHEAD),
         median_e2e_s=e2e_s,
         limits={"ttft": LimitCount(0, 300, (0,) * 9, seen), "tpot": LimitCount(over, 300, spread, seen)},
     )
-    return Outcome(segment, dwell, aborted=aborted, void=void, bad=bad)
+    return Outcome(plan, counts, aborted=aborted, void=void, bad=bad)
 
 
 def played(start, *events, spec=SPEC, elapsed_s=0.0):
-    """All segments of a search whose outcomes were `events`, and what it wants next."""
+    """All windows of a search whose outcomes were `events`, and what it wants next."""
     outcomes, now_s = [], 0.0
     for event in events:
-        step = policy.next_segment(spec, start, outcomes, elapsed_s)
+        step = policy.next_window(spec, start, outcomes, elapsed_s)
         outcomes.append(done(step, start_s=now_s, **event))
         now_s += step.transition_s + step.window_s
-    return [outcome.segment for outcome in outcomes], policy.next_segment(spec, start, outcomes, elapsed_s)
+    return [outcome.plan for outcome in outcomes], policy.next_window(spec, start, outcomes, elapsed_s)
 
 
 GOOD, BAD, VOID = {}, {"bad": True}, {"void": True}
@@ -92,7 +92,7 @@ def test_between_good_and_bad_the_ramp_closes_in():
     steps, first = played(GUESS, *RAMPED)
     assert [step.rate_qps for step in steps] == pytest.approx([2, 4, math.sqrt(8), 4])
     ramp = math.sqrt(math.sqrt(8) * steps[-1].rate_qps)
-    assert first.kind == "dwell" and first.index == 4
+    assert first.kind == "window" and first.index == 4
     assert first.rate_qps == pytest.approx(ramp * math.exp(-0.2))
     assert (first.transition_s, first.window_s, first.settle_before) == (15.0, 45.0, True)
     outcomes = [done(step, **event) for step, event in zip(steps, RAMPED, strict=True)]
@@ -108,9 +108,9 @@ def test_a_single_bad_step_is_repeated_before_the_ramp_ends():
     assert (again.rate_qps, again.settle_before) == (2.8, True) and "once may be chance" in again.reason
     _, up = played(GUESS, GOOD, BAD, GOOD, spec=spec)
     assert (up.kind, up.rate_qps) == ("ramp", pytest.approx(2.8 * 1.4))
-    assert played(GUESS, GOOD, BAD, BAD, spec=spec)[1].kind == "dwell"
+    assert played(GUESS, GOOD, BAD, BAD, spec=spec)[1].kind == "window"
     # Two bad steps near each other bear each other out.
-    assert played(GUESS, GOOD, BAD, BAD)[1].kind == "dwell"
+    assert played(GUESS, GOOD, BAD, BAD)[1].kind == "window"
 
 
 def test_a_good_step_is_good_at_the_load_that_it_really_had():
@@ -150,15 +150,15 @@ class Service:
     e2e_s: float = 3.0
 
     def searched(self, spec, start):
-        """(steps of the ramp, seconds until the first dwell is offered, number of dwells) of a search."""
+        """(steps of the ramp, seconds until the first window is offered, number of windows) of a search."""
         outcomes, now_s, backlog = [], 0.0, 0.0
         while True:
-            step = policy.next_segment(spec, start, outcomes, now_s)
+            step = policy.next_window(spec, start, outcomes, now_s)
             if isinstance(step, Stop):
-                dwells = [outcome for outcome in outcomes if outcome.segment.kind == "dwell"]
-                ramp = [outcome for outcome in outcomes if outcome.segment.kind == "ramp"]
-                began_s = dwells[0].dwell.start_ns / NS if dwells else now_s
-                return len(ramp), began_s, len(dwells)
+                windows = [outcome for outcome in outcomes if outcome.plan.kind == "window"]
+                ramp = [outcome for outcome in outcomes if outcome.plan.kind == "ramp"]
+                began_s = windows[0].counts.start_ns / NS if windows else now_s
+                return len(ramp), began_s, len(windows)
             if step.settle_before:
                 now_s, backlog = now_s + backlog / self.capacity_qps, 0.0
             over = max(step.rate_qps - self.capacity_qps, 0.0)
@@ -179,17 +179,17 @@ def test_a_ramp_takes_a_third_of_the_budget_however_wrong_the_guess(off):
     for capacity_qps in (1.5, 50.0):
         start = Start(roofline_qps=capacity_qps * off, ttft_s=2.0)
         for spec in (QUICK, SPEC):
-            steps, ramp_s, dwells = Service(capacity_qps).searched(spec, start)
+            steps, ramp_s, windows = Service(capacity_qps).searched(spec, start)
             # One bad step may end, and its queue clear, beyond the time for which it was planned.
             assert ramp_s <= spec.budget_s / 3 + 5.0 and steps <= 16
-            assert dwells >= (4 if 1 / 3 <= off <= 3 else 2)
+            assert windows >= (4 if 1 / 3 <= off <= 3 else 2)
 
 
 def test_a_ramp_out_of_time_goes_on_from_what_it_knows():
     spec = replace(SPEC, budget_s=30.0)
     for event, most in ((GOOD, 8.0 * 4), (BAD, 2.0)):
         _, first = played(GUESS, *[event] * 2, spec=spec)
-        assert first.kind == "dwell" and "its part of the budget" in first.reason and first.rate_qps < most
+        assert first.kind == "window" and "its part of the budget" in first.reason and first.rate_qps < most
     assert played(GUESS, VOID, VOID, spec=spec)[1].kind == "ramp"
 
 
@@ -197,7 +197,7 @@ def test_a_prediction_replaces_the_ramp_only_where_asked_and_known():
     quick = replace(SPEC, start="prediction")
     known = Start(roofline_qps=8.0, prediction_qps=6.0)
     _, first = played(known, spec=quick)
-    assert first.kind == "dwell" and first.rate_qps == pytest.approx(6 * math.exp(-0.05))
+    assert first.kind == "window" and first.rate_qps == pytest.approx(6 * math.exp(-0.05))
     assert (first.transition_s, first.settle_before) == (30.0, False)
     assert played(replace(known, first_below=0.15), spec=quick)[1].rate_qps == pytest.approx(
         6 * math.exp(-0.15)
@@ -206,17 +206,17 @@ def test_a_prediction_replaces_the_ramp_only_where_asked_and_known():
     assert played(known)[1].kind == played(GUESS, spec=quick)[1].kind == "ramp"
 
 
-def test_dwells_spread_around_the_posterior_median_and_follow_without_a_gap():
+def test_windows_spread_around_the_posterior_median_and_follow_without_a_gap():
     steps, following = played(GUESS, *RAMPED, *[{"over": 36}] * 6)
-    dwells = [done(step, over=36).dwell for step in steps[4:]]
+    windows = [done(step, over=36).counts for step in steps[4:]]
     belief = policy.prior(SPEC, GUESS, [done(s, **e) for s, e in zip(steps[:4], RAMPED, strict=True)])
     for n, step in enumerate([*steps[5:], following], start=1):
-        known = posterior(dwells[:n], belief)
+        known = posterior(windows[:n], belief)
         wanted = known.qps_per_node * math.exp((0.0, -0.03, 0.02, -0.015)[(n - 1) % 4])
-        before = dwells[n - 1].rate_qps
+        before = windows[n - 1].rate_qps
         held = min(max(wanted, before * math.exp(-0.2)), before * math.exp(0.1))
         assert step.rate_qps == pytest.approx(held)
-        near = abs(math.log(step.rate_qps / dwells[n - 1].rate_qps)) <= 0.06
+        near = abs(math.log(step.rate_qps / windows[n - 1].rate_qps)) <= 0.06
         assert (step.transition_s, step.settle_before) == (0.0 if near else 15.0, False)
 
 
@@ -227,12 +227,12 @@ def under_p99(*rates_and_over, limit="ttft_p99"):
     """After windows at such rates with so many over a p99: the last rate, the posterior, what follows."""
     outcomes = []
     for rate_qps, over in rates_and_over:
-        step = replace(policy.next_segment(LOW, FORESEEN, outcomes, 0.0), rate_qps=rate_qps)
+        step = replace(policy.next_window(LOW, FORESEEN, outcomes, 0.0), rate_qps=rate_qps)
         one = done(step, over)
-        rare = {limit: one.dwell.over("tpot")}
-        outcomes.append(replace(one, dwell=replace(one.dwell, limits=rare)))
-    known = posterior([one.dwell for one in outcomes], policy.prior(LOW, FORESEEN, outcomes))
-    return rates_and_over[-1][0], known, policy.next_segment(LOW, FORESEEN, outcomes, 0.0)
+        rare = {limit: one.counts.over("tpot")}
+        outcomes.append(replace(one, counts=replace(one.counts, limits=rare)))
+    known = posterior([one.counts for one in outcomes], policy.prior(LOW, FORESEEN, outcomes))
+    return rates_and_over[-1][0], known, policy.next_window(LOW, FORESEEN, outcomes, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -257,64 +257,64 @@ def test_clean_windows_under_a_p99_are_no_reason_to_climb_over_what_is_known():
     assert following.rate_qps <= known.high < 1.1 * before.high
 
 
-def after_dwells(*events, rate_qps=4.0, start=None):
-    """What follows dwells that were all at one rate, far below the prediction."""
+def after_windows(*events, rate_qps=4.0, start=None):
+    """What follows windows that were all at one rate, far below the prediction."""
     start = start or FORESEEN
-    first = replace(policy.next_segment(LOW, start, [], 0.0), rate_qps=rate_qps)
+    first = replace(policy.next_window(LOW, start, [], 0.0), rate_qps=rate_qps)
     outcomes = [done(replace(first, index=i), **event) for i, event in enumerate(events)]
-    return policy.next_segment(LOW, start, outcomes, 0.0)
+    return policy.next_window(LOW, start, outcomes, 0.0)
 
 
 FORESEEN = Start(prediction_qps=8.0)
 
 
 def test_a_step_up_is_small_unless_the_bound_was_kept():
-    raised = after_dwells({"over": 0})
+    raised = after_windows({"over": 0})
     assert raised.rate_qps == pytest.approx(4 * math.exp(0.4))
     assert "small step up" in raised.reason and raised.transition_s == 15.0
-    assert after_dwells({"over": 0}, {"over": 0}, {"over": 40}).rate_qps <= 4 * math.exp(0.10) * 1.001
+    assert after_windows({"over": 0}, {"over": 0}, {"over": 40}).rate_qps <= 4 * math.exp(0.10) * 1.001
 
 
 def test_a_step_down_is_never_a_plunge():
-    lowered = after_dwells({"over": 280}, rate_qps=12.0)
+    lowered = after_windows({"over": 280}, rate_qps=12.0)
     assert lowered.rate_qps == pytest.approx(12 * math.exp(-0.2))
     assert "small step down" in lowered.reason
 
 
-def test_clean_dwells_are_climbed_ever_faster_but_never_to_what_was_hot():
+def test_clean_windows_are_climbed_ever_faster_but_never_to_what_was_hot():
     def climbed(*events):
-        segments, following = played(GUESS, *RAMPED, *events)
-        return math.log(following.rate_qps / segments[-1].rate_qps), following
+        windows, following = played(GUESS, *RAMPED, *events)
+        return math.log(following.rate_qps / windows[-1].rate_qps), following
 
     steps = [climbed(*[GOOD] * n) for n in (3, 4, 5)]
     assert [step for step, _ in steps] == pytest.approx([0.2, 0.4, 0.4])
-    assert all("climbing" in segment.reason for _, segment in steps)
-    segments, following = played(GUESS, *RAMPED, {"over": 200}, *[GOOD] * 6)
-    assert max(s.rate_qps for s in segments[5:]) <= segments[4].rate_qps * math.exp(-0.05) * 1.0001
-    assert following.rate_qps <= segments[4].rate_qps
+    assert all("climbing" in plan.reason for _, plan in steps)
+    windows, following = played(GUESS, *RAMPED, {"over": 200}, *[GOOD] * 6)
+    assert max(s.rate_qps for s in windows[5:]) <= windows[4].rate_qps * math.exp(-0.05) * 1.0001
+    assert following.rate_qps <= windows[4].rate_qps
 
 
-def test_after_a_hot_dwell_it_settles_and_waits_twice_as_long():
+def test_after_a_hot_window_it_settles_and_waits_twice_as_long():
     for hot in ({"over": 250, "aborted": True}, {"over": 200}):
         _, following = played(GUESS, *RAMPED, GOOD, hot)
         assert (following.settle_before, following.transition_s) == (True, 30.0)
 
 
 def test_the_transition_lasts_two_answers_but_not_for_ever():
-    assert after_dwells({"e2e_s": 20.0}).transition_s == 40.0
+    assert after_windows({"e2e_s": 20.0}).transition_s == 40.0
     patient = replace(FORESEEN, answer_s=60.0)
-    assert after_dwells({"e2e_s": 900.0}, start=patient).transition_s == 120.0
+    assert after_windows({"e2e_s": 900.0}, start=patient).transition_s == 120.0
 
 
-def test_the_budget_ends_the_dwells_but_grants_the_least_number():
+def test_the_budget_ends_the_windows_but_grants_the_least_number():
     events = (*RAMPED, *[GOOD] * 6)
     outcomes = [done(s, **e) for s, e in zip(played(GUESS, *events)[0], events, strict=True)]
-    assert policy.next_segment(SPEC, GUESS, outcomes, 839.0).kind == "dwell"
-    assert policy.next_segment(SPEC, GUESS, outcomes, 841.0).kind == "budget"
-    assert policy.next_segment(SPEC, GUESS, outcomes[:-1], 5000.0).kind == "dwell"
-    void = [replace(o, void=o.segment.kind == "dwell") for o in outcomes]
-    assert policy.next_segment(SPEC, GUESS, void, 5000.0).kind == "dwell"
-    assert policy.next_segment(SPEC, GUESS, [*void, *void[4:]], 5000.0).kind == "budget"
+    assert policy.next_window(SPEC, GUESS, outcomes, 839.0).kind == "window"
+    assert policy.next_window(SPEC, GUESS, outcomes, 841.0).kind == "budget"
+    assert policy.next_window(SPEC, GUESS, outcomes[:-1], 5000.0).kind == "window"
+    void = [replace(o, void=o.plan.kind == "window") for o in outcomes]
+    assert policy.next_window(SPEC, GUESS, void, 5000.0).kind == "window"
+    assert policy.next_window(SPEC, GUESS, [*void, *void[4:]], 5000.0).kind == "budget"
 
 
 @pytest.mark.parametrize("budget_s", [60.0, 345.0, 900.0])
@@ -323,25 +323,25 @@ def test_a_search_whose_answers_all_fail_keeps_its_budget(budget_s, window_s):
     """The rate falls until twenty requests would last for minutes."""
     spec = replace(QUICK, start="ramp", budget_s=budget_s, window_s=window_s, transition_s=5.0)
     outcomes, spent_s = [], 0.0
-    while isinstance(step := policy.next_segment(spec, Start(), outcomes, spent_s), policy.Segment):
+    while isinstance(step := policy.next_window(spec, Start(), outcomes, spent_s), policy.WindowPlan):
         outcomes.append(done(step, over=300, bad=True, start_s=spent_s))
         spent_s += step.transition_s + step.window_s
-    dwells = [outcome.segment for outcome in outcomes if outcome.segment.kind == "dwell"]
-    assert len(dwells) >= spec.min_dwells and min(dwell.window_s for dwell in dwells) >= spec.window_s
+    windows = [outcome.plan for outcome in outcomes if outcome.plan.kind == "window"]
+    assert len(windows) >= spec.min_windows and min(counts.window_s for counts in windows) >= spec.window_s
     assert spent_s <= budget_s + spec.least_s
-    assert spent_s <= 1.02 * budget_s or dwells[-1].window_s == spec.window_s
+    assert spent_s <= 1.02 * budget_s or windows[-1].window_s == spec.window_s
 
 
-def test_a_void_dwell_does_not_move_the_posterior():
+def test_a_void_window_does_not_move_the_posterior():
     events = (*RAMPED, {"over": 30}, GOOD)
     *outcomes, last = [done(s, **e) for s, e in zip(played(GUESS, *events)[0], events, strict=True)]
-    void = [done(last.segment, over=over, void=True, aborted=True) for over in (0, 300)]
-    few, many = (policy.next_segment(SPEC, GUESS, [*outcomes, outcome], 0.0) for outcome in void)
+    void = [done(last.plan, over=over, void=True, aborted=True) for over in (0, 300)]
+    few, many = (policy.next_window(SPEC, GUESS, [*outcomes, outcome], 0.0) for outcome in void)
     assert few == many
 
 
 @pytest.mark.parametrize(
-    ("dwell", "bad"),
+    ("counts", "bad"),
     [
         (window_of(100, 15, 0, 100), False),
         (window_of(100, 16, 0, 100), True),
@@ -356,8 +356,8 @@ def test_a_void_dwell_does_not_move_the_posterior():
         (window_of(0, 0, 0, 0), False),
     ],
 )
-def test_bad_steps(dwell, bad):
-    assert bad_step(dwell) is bad
+def test_bad_steps(counts, bad):
+    assert bad_step(counts) is bad
 
 
 @pytest.mark.parametrize(

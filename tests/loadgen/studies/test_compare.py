@@ -30,7 +30,7 @@ from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.next_rate import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
-from loadgen.search.segments import Outcome, Segment, Start, Stop
+from loadgen.search.window_plan import Outcome, Start, Stop, WindowPlan
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
@@ -218,11 +218,11 @@ TEMPLATES = [
 
 
 def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
-    segment = Segment(index, "dwell", rate_qps, 15, 45, False, "", pair)
+    plan = WindowPlan(index, "window", rate_qps, 15, 45, False, "", pair)
     counts = LimitCount(20, 200, (20,), (200,))
     window = WindowCounts(
         index,
-        "dwell",
+        "window",
         rate_qps,
         1,
         0,
@@ -232,22 +232,22 @@ def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
         limits={"ttft": counts, "tpot": counts},
         median_e2e_s=6.0,
     )
-    return Outcome(segment, window, **state)
+    return Outcome(plan, window, **state)
 
 
 def test_b_replays_a_window_by_window_in_scaled_time() -> None:
     first = next_pair(SPEC, TEMPLATES, [], math.log(1.25), 100.0)
-    assert isinstance(first, Segment) and first.pair == 4
+    assert isinstance(first, WindowPlan) and first.pair == 4
     assert first.rate_qps == pytest.approx(1.25 * TEMPLATES[0].rate_qps)
     assert first.window_s == pytest.approx(45 / 1.25)
     # A's own 15 s of transition, scaled, after as many seconds more as a first window needs.
     assert first.transition_s - first.lead_s == pytest.approx(15 / 1.25)
     assert first.transition_s == pytest.approx(SPEC.first_transition_s)
     went_on = next_pair(SPEC, TEMPLATES, [outcome(0, 4, 5.04)], 0.0, 100.0)
-    assert isinstance(went_on, Segment) and (went_on.pair, went_on.transition_s) == (5, 0.0)
+    assert isinstance(went_on, WindowPlan) and (went_on.pair, went_on.transition_s) == (5, 0.0)
     # A had another window before its 7: what B did before is not what A did.
     apart = next_pair(SPEC, TEMPLATES, [outcome(0, 4, 5.04), outcome(1, 5, 5.05)], 0.0, 100.0)
-    assert isinstance(apart, Segment) and apart.pair == 7 and apart.lead_s == SPEC.transition_s
+    assert isinstance(apart, WindowPlan) and apart.pair == 7 and apart.lead_s == SPEC.transition_s
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_what_was_void_cut_or_far_is_tried_once_more(
         outcome(n, t.index, r, **s) for n, (t, r, s) in enumerate(zip(TEMPLATES, rates, states, strict=True))
     ]
     step = next_pair(SPEC, TEMPLATES, done, 0.0, elapsed_s)
-    assert (step.pair if isinstance(step, Segment) else None) == then
+    assert (step.pair if isinstance(step, WindowPlan) else None) == then
     if then is not None:
         twice = [*done, outcome(3, then, 4.0, aborted=True)]
         assert isinstance(next_pair(SPEC, TEMPLATES, twice, 0.0, elapsed_s), Stop)
@@ -303,8 +303,8 @@ def test_without_evidence_the_ratio_falls_after_an_overload_and_climbs_else() ->
     assert without_evidence([outcome(0, 4, 5.0)], [0.2], 0.2) > 0.2
     assert without_evidence([outcome(0, 4, 5.0, aborted=True)], [0.2], 0.2) < 0.2
     mostly_over = {"itl_p99": LimitCount(140, 200, (140,), (200,))}
-    window = replace(outcome(0, 4, 5.0).dwell, limits=mostly_over)
-    assert without_evidence([replace(outcome(0, 4, 5.0), dwell=window)], [0.2], 0.2) < 0.2
+    window = replace(outcome(0, 4, 5.0).counts, limits=mostly_over)
+    assert without_evidence([replace(outcome(0, 4, 5.0), counts=window)], [0.2], 0.2) < 0.2
 
 
 def driver(experiment: Experiment, factor: float = 1.0, *tellers: Any, **more: Any) -> Driver:
@@ -321,12 +321,12 @@ def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
     drawn = []
     for rate_qps, lead_s, index, pair in ((5.0, 0.0, 6, None), (6.5, 8.0, 9, 6)):
         slower = 5.0 / rate_qps
-        segment = Segment(
-            index, "dwell", rate_qps, lead_s + 15 * slower, 45 * slower, False, "", pair, lead_s
+        plan = WindowPlan(
+            index, "window", rate_qps, lead_s + 15 * slower, 45 * slower, False, "", pair, lead_s
         )
-        window = drive.feed.window(segment)
-        schedule = drive.feed.draw(segment, window, window.rate_qps)
-        assert set(schedule.dwell * np.ones(1)) == {index} and (np.diff(schedule.due_ns) >= 0).all()
+        window = drive.feed.window(plan)
+        schedule = drive.feed.draw(plan, window, window.rate_qps)
+        assert set(schedule.window_index * np.ones(1)) == {index} and (np.diff(schedule.due_ns) >= 0).all()
         assert schedule.seq.tolist() == list(range(len(schedule)))
         inside = schedule.where(schedule.phase == PHASES.index("window"))
         drawn.append((inside, (inside.due_ns - window.window_start_ns) * rate_qps))
@@ -396,7 +396,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert to_tree(compared())["ratio"] == ratio
     of_b = tmp_path / "one" / "b" / "sweep.json"
     stored = json.loads(of_b.read_text())
-    for line in stored["dwells"][:-2]:
+    for line in stored["windows"][:-2]:
         line["valid"] = False
     of_b.write_text(json.dumps(stored))
     few = compared()

@@ -20,7 +20,7 @@ from loadgen.__main__ import main
 from loadgen.cli.engine_model import simulate
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.studies import engine_check
 from loadgen.studies.engine_check import EngineReplay
 from tests.support.runs.verdict_trees import text_of

@@ -22,7 +22,7 @@ from loadgen.cli import quality_words, verbs
 from loadgen.run import lifecycle
 from loadgen.run.measure import Site
 from loadgen.run.service import Service
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from tests.support.servers.answering_server import AnsweringServer, answering
 from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_target import Patient

@@ -238,7 +238,7 @@ def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
         load(["search=standard", word])
 
 
-def test_dwells_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
+def test_windows_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
     short = load(["search=standard", "search.budget_s=10", "search.repeats=2"])
     assert pacing.swept_s(short) == 2 * 6 * (15 + 45)
     assert pacing.compared_s(load(["search=standard", "search.confirm_s=100"])) == 900 + 100 + 900

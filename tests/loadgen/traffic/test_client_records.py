@@ -68,7 +68,7 @@ def test_records_are_a_workload_that_is_scaled_to_a_rate(tmp_path: Path) -> None
     records(tmp_path, 0, lines((1.0, "Gamma", 1.0), (1.0, "Gamma", 1.0)))
     words = ["workload=trace", f"workload.trace={tmp_path}", "workload.trace_span_s=600"]
     traffic = Traffic(load(words).workload)
-    drawn = traffic.draw(5.0, {"window": (0, 600 * 10**9)}, dwell=0, first_seq=0, seed=1)
+    drawn = traffic.draw(5.0, {"window": (0, 600 * 10**9)}, window_index=0, first_seq=0, seed=1)
     assert len(drawn) == pytest.approx(3000, rel=0.02) and drawn.begins is None
 
 

@@ -35,7 +35,7 @@ def tokens(prompts: Prompts, plan: Planned) -> Sequence[Any]:
 
 def said(seconds: float = 200.0, rate_qps: float = 3.0) -> ArrivalSchedule:
     bounds = {"window": (0, int(seconds * NS))}
-    return Traffic(SMALL).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
+    return Traffic(SMALL).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

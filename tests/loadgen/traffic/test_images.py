@@ -148,7 +148,9 @@ def test_prompts_with_the_same_text_and_other_images_share_blocks_up_to_the_firs
 
 def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
     asked = seeing("workload.images.least=0", "workload.images.most=3")
-    schedule = Traffic(asked.workload).draw(20.0, {"window": (0, 60 * NS)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(asked.workload).draw(
+        20.0, {"window": (0, 60 * NS)}, window_index=0, first_seq=0, seed=1
+    )
     assert schedule.image_tokens is not None
     counts = schedule.image_tokens // asked.workload.images.tokens
     assert set(counts.tolist()) == {0, 1, 2, 3}
@@ -160,7 +162,7 @@ def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
 
 
 def test_without_images_a_schedule_has_none() -> None:
-    schedule = Traffic(load().workload).draw(5.0, {"window": (0, NS)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(load().workload).draw(5.0, {"window": (0, NS)}, window_index=0, first_seq=0, seed=1)
     assert schedule.image_tokens is None
     assert plan_table(schedule)["image_tokens"].to_pylist() == [0] * len(schedule)
 

@@ -84,10 +84,10 @@ def fitted_limit(spec: Conversations, input_tokens: float) -> int:
 
 
 def said(
-    rate_qps: float, bounds: dict[str, tuple[int, int]], seed: int = 1, dwell: int = 0
+    rate_qps: float, bounds: dict[str, tuple[int, int]], seed: int = 1, window_index: int = 0
 ) -> ArrivalSchedule:
     traffic = Traffic(replace(WORKLOAD, conversations=QUICK))
-    return traffic.draw(rate_qps, bounds, dwell=dwell, first_seq=100, seed=seed)
+    return traffic.draw(rate_qps, bounds, window_index=window_index, first_seq=100, seed=seed)
 
 
 # --- what a request looks like --------------------------------------------------------------------------
@@ -268,10 +268,12 @@ def test_a_schedule_is_the_population_of_its_time() -> None:
         assert schedule.turn[i] == schedule.turn[before] + 1
 
 
-def test_segments_and_pieces_go_on_with_the_same_users() -> None:
+def test_windows_and_pieces_go_on_with_the_same_users() -> None:
     traffic = Traffic(replace(WORKLOAD, conversations=QUICK))
-    first = traffic.draw(8.0, {"window": (0, 30 * NS)}, dwell=0, first_seq=0, seed=1)
-    second = traffic.draw(4.0, {"window": (30 * NS, 60 * NS)}, dwell=1, first_seq=len(first), seed=1, piece=2)
+    first = traffic.draw(8.0, {"window": (0, 30 * NS)}, window_index=0, first_seq=0, seed=1)
+    second = traffic.draw(
+        4.0, {"window": (30 * NS, 60 * NS)}, window_index=1, first_seq=len(first), seed=1, piece=2
+    )
     assert first.session is not None and second.session is not None and second.after is not None
     assert set(first.session.tolist()) & set(second.session.tolist())
     assert second.after.max() >= 0 and set(second.after.tolist()) & set(first.seq.tolist())
@@ -281,8 +283,8 @@ def test_segments_and_pieces_go_on_with_the_same_users() -> None:
 
 def test_a_time_that_is_planned_again_follows_nothing_that_was_taken_back() -> None:
     traffic = Traffic(replace(WORKLOAD, conversations=QUICK))
-    first = traffic.draw(8.0, {"window": (0, 60 * NS)}, dwell=0, first_seq=0, seed=1)
-    again = traffic.draw(4.0, {"window": (30 * NS, 60 * NS)}, dwell=1, first_seq=len(first), seed=1)
+    first = traffic.draw(8.0, {"window": (0, 60 * NS)}, window_index=0, first_seq=0, seed=1)
+    again = traffic.draw(4.0, {"window": (30 * NS, 60 * NS)}, window_index=1, first_seq=len(first), seed=1)
     assert again.after is not None and first.due_ns is not None
     named = again.after[again.after >= 0]
     assert len(named) and np.all(
@@ -295,7 +297,7 @@ def test_the_warm_up_says_what_users_said_last_before_the_beginning() -> None:
     warm = traffic.evenly(40, NS, NS // 4, first_seq=0, seed=1)
     assert len(warm) == 40 and set(warm.phase.tolist()) == {0}
     assert warm.due_ns.tolist() == [NS + i * NS // 4 for i in range(40)]
-    later = traffic.draw(20.0, {"window": (0, 60 * NS)}, dwell=0, first_seq=40, seed=1)
+    later = traffic.draw(20.0, {"window": (0, 60 * NS)}, window_index=0, first_seq=40, seed=1)
     assert warm.session is not None and warm.turn is not None
     assert later.session is not None and later.turn is not None and later.after is not None
     said_before = {
@@ -327,7 +329,7 @@ def test_a_plan_keeps_what_prompts_share() -> None:
     for name in records.TALKED:
         assert table[name].to_pylist() == getattr(schedule, name).tolist()
         assert [getattr(row, name) for row in planned(schedule)] == table[name].to_pylist()
-    plain = plan_table(Traffic(load().workload).draw(5.0, BOUNDS, dwell=0, first_seq=0, seed=1))
+    plain = plan_table(Traffic(load().workload).draw(5.0, BOUNDS, window_index=0, first_seq=0, seed=1))
     assert plain["character"].null_count == len(plain)
     lost = records.lost(table)
     assert lost.schema == records.SHARD and lost["session_id"].to_pylist() == table["session_id"].to_pylist()

@@ -35,7 +35,7 @@ def asked(*words: str) -> Experiment:
 
 def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSchedule:
     bounds = {"window": (0, round(seconds * NS))}
-    return Traffic(experiment.workload).draw(rate_qps, bounds, dwell=0, first_seq=0, seed=1)
+    return Traffic(experiment.workload).draw(rate_qps, bounds, window_index=0, first_seq=0, seed=1)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ def trace_workload(
     return load(words).workload
 
 
-def segment(
-    rate_qps: float | Profile = 20.0, workload: Workload = FIXED, dwell: int = 3, seed: int = 1
+def window(
+    rate_qps: float | Profile = 20.0, workload: Workload = FIXED, window_index: int = 3, seed: int = 1
 ) -> ArrivalSchedule:
-    return Traffic(workload).draw(rate_qps, BOUNDS, dwell=dwell, first_seq=100, seed=seed)
+    return Traffic(workload).draw(rate_qps, BOUNDS, window_index=window_index, first_seq=100, seed=seed)
 
 
 def checksum(*columns: Ints) -> str:
@@ -55,19 +55,19 @@ def checksum(*columns: Ints) -> str:
 
 
 def test_a_seed_gives_the_same_schedule_in_every_version() -> None:
-    schedule = segment(20.0, VARIED, dwell=3, seed=1)
+    schedule = window(20.0, VARIED, window_index=3, seed=1)
     assert len(schedule) == 1178
     assert schedule.due_ns[:3].tolist() == [28022016, 61992992, 101843759]
     assert schedule.input_tokens[:3].tolist() == [7368, 8061, 4949]
-    assert checksum(schedule.due_ns) == checksum(segment(20.0).due_ns) == "18c19e604735db80"
+    assert checksum(schedule.due_ns) == checksum(window(20.0).due_ns) == "18c19e604735db80"
     bounds = {name: (start + NS, end + NS) for name, (start, end) in BOUNDS.items()}
-    slow = Traffic(FIXED).draw(4.321, bounds, dwell=0, first_seq=0, seed=7)
+    slow = Traffic(FIXED).draw(4.321, bounds, window_index=0, first_seq=0, seed=7)
     assert (len(slow), slow.due_ns[-1], checksum(slow.due_ns)) == (269, 61791346973, "65bd745c9bbf1d57")
 
 
 @pytest.mark.parametrize("first_seq", [0, 1, 64])
 def test_the_first_requests_of_a_closed_loop_are_those_that_fill_it(first_seq: int) -> None:
-    schedule = Traffic(FIXED).closed(100, 32, 0, dwell=0, first_seq=first_seq, seed=1)
+    schedule = Traffic(FIXED).closed(100, 32, 0, window_index=0, first_seq=first_seq, seed=1)
     for shard in (schedule.shard(i, 3) for i in range(3)):
         filling = shard.phase == PHASES.index("transition")
         assert filling.sum() == shard.concurrency and filling[: shard.concurrency].all()
@@ -112,7 +112,7 @@ def test_arrivals_are_ordered_and_inside(
     workload: Workload, rate_qps: float | Profile, start: int, length: int, seed: int
 ) -> None:
     bounds = {"transition": (start, start + length // 3), "window": (start + length // 3, start + length)}
-    schedule = Traffic(workload).draw(rate_qps, bounds, dwell=0, first_seq=7, seed=seed)
+    schedule = Traffic(workload).draw(rate_qps, bounds, window_index=0, first_seq=7, seed=seed)
     assert np.all(np.diff(schedule.due_ns) >= 0)
     assert np.all((schedule.due_ns >= start) & (schedule.due_ns < start + length))
     assert schedule.seq.tolist() == list(range(7, 7 + len(schedule)))
@@ -122,7 +122,7 @@ def test_arrivals_are_ordered_and_inside(
 @given(st.integers(1, 40), st.integers(0, 10**6), st.integers(0, 300))
 def test_shards_are_a_partition_of_the_master_schedule(actors: int, first_seq: int, concurrency: int) -> None:
     traffic, count = Traffic(FIXED), 400
-    master = traffic.closed(count, concurrency, 0, dwell=0, first_seq=first_seq, seed=1)
+    master = traffic.closed(count, concurrency, 0, window_index=0, first_seq=first_seq, seed=1)
     if 0 < concurrency < actors:
         with pytest.raises(ValueError, match="cannot share a concurrency"):
             master.shard(0, actors)
@@ -136,7 +136,7 @@ def test_shards_are_a_partition_of_the_master_schedule(actors: int, first_seq: i
 
 
 def test_phases_follow_the_due_time() -> None:
-    for schedule in (segment(), segment(Profile([0, 30], [5, 20]))):
+    for schedule in (window(), window(Profile([0, 30], [5, 20]))):
         names = np.array(PHASES)[schedule.phase]
         assert set(names) == {"transition", "window", "bridge"}
         assert np.all((names == "window") == ((schedule.due_ns >= 15 * NS) & (schedule.due_ns < 60 * NS)))
@@ -144,11 +144,11 @@ def test_phases_follow_the_due_time() -> None:
 
 
 @pytest.mark.parametrize("workload", [FIXED, UNIFORM, BURSTY])
-def test_seed_and_dwell_decide_everything(workload: Workload) -> None:
-    first = segment(workload=workload)
-    assert first.due_ns.tolist() == segment(workload=workload).due_ns.tolist()
-    assert first.due_ns.tolist() != segment(workload=workload, dwell=4).due_ns.tolist()
-    assert first.due_ns.tolist() != segment(workload=workload, seed=2).due_ns.tolist()
+def test_seed_and_window_decide_everything(workload: Workload) -> None:
+    first = window(workload=workload)
+    assert first.due_ns.tolist() == window(workload=workload).due_ns.tolist()
+    assert first.due_ns.tolist() != window(workload=workload, window_index=4).due_ns.tolist()
+    assert first.due_ns.tolist() != window(workload=workload, seed=2).due_ns.tolist()
 
 
 def shared(slow: ArrivalSchedule, fast: ArrivalSchedule) -> None:
@@ -161,14 +161,14 @@ def shared(slow: ArrivalSchedule, fast: ArrivalSchedule) -> None:
 
 
 @pytest.mark.parametrize("workload", [FIXED, UNIFORM, BURSTY, EVEN], ids=lambda w: w.name)
-def test_two_rates_of_one_dwell_share_their_requests(workload: Workload) -> None:
-    shared(segment(10.0, workload), segment(20.0, workload))
+def test_two_rates_of_one_window_share_their_requests(workload: Workload) -> None:
+    shared(window(10.0, workload), window(20.0, workload))
 
 
 def test_two_rates_share_the_requests_of_a_trace(recorded: Workload, tmp_path: Path) -> None:
-    shared(segment(10.0, recorded), segment(20.0, recorded))
+    shared(window(10.0, recorded), window(20.0, recorded))
     poisson = trace_workload(tmp_path, "poisson")
-    shared(segment(10.0, poisson), segment(20.0, poisson))
+    shared(window(10.0, poisson), window(20.0, poisson))
 
 
 def profile_of(*qps: float) -> Profile:
@@ -227,7 +227,7 @@ def test_the_inverse_agrees_with_a_search_by_brute_force() -> None:
 @pytest.mark.parametrize("workload", [FIXED, BURSTY, EVEN], ids=lambda w: w.name)
 def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
     profile = Profile.of([[0, 200], [10, 600], [10, 0], [20, 0], [40, 900]], nodes=2)
-    due_s = segment(profile, workload).due_ns / NS - 15
+    due_s = window(profile, workload).due_ns / NS - 15
     edges = [-15.0, 0.0, 10.0, 20.0, 30.0, 40.0, 46.0]
     counts = np.histogram(due_s, edges)[0]
     expected = np.array([6000, 8000, 0, 4500, 13500, 10800])
@@ -238,7 +238,7 @@ def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
 
 @pytest.mark.parametrize("workload", [FIXED, BURSTY, EVEN], ids=lambda w: w.name)
 def test_a_flat_profile_is_a_constant_rate(workload: Workload) -> None:
-    flat, plain = segment(Profile([0], [20]), workload), segment(20.0, workload)
+    flat, plain = window(Profile([0], [20]), workload), window(20.0, workload)
     assert flat.due_ns == pytest.approx(plain.due_ns, abs=2)
 
 
@@ -246,7 +246,7 @@ def test_a_scaled_trace_keeps_its_rate_its_order_and_its_lines(recorded: Workloa
     lines = {row[1:]: i for i, row in enumerate(RECORDED)}
     counts, starts = [], set()
     for seed in range(300):
-        schedule = segment(3.0, recorded, seed=seed)
+        schedule = window(3.0, recorded, seed=seed)
         counts.append(len(schedule))
         pairs = zip(schedule.input_tokens.tolist(), schedule.output_tokens.tolist(), strict=True)
         order = [lines[pair] for pair in pairs]
@@ -288,19 +288,19 @@ def test_a_scaled_trace_is_the_trace_repeated_and_cut(
 
 
 def test_a_replay_is_the_trace_itself(recorded: Workload) -> None:
-    whole = Traffic(recorded).replay(5 * NS, None, dwell=0, first_seq=64, seed=1)
+    whole = Traffic(recorded).replay(5 * NS, None, window_index=0, first_seq=64, seed=1)
     assert whole.due_ns.tolist() == [5 * NS + ms * 1_000_000 for ms, _, _ in RECORDED]
     assert whole.input_tokens.tolist() == [10, 20, 30, 40, 50]
     assert whole.output_tokens.tolist() == [1, 2, 3, 4, 5]
     assert whole.seq.tolist() == [64, 65, 66, 67, 68]
     assert {PHASES[i] for i in whole.phase.tolist()} == {"window"}
-    part = Traffic(recorded).replay(0, NS, dwell=0, first_seq=0, seed=1)
+    part = Traffic(recorded).replay(0, NS, window_index=0, first_seq=0, seed=1)
     assert part.input_tokens.tolist() == [10, 20, 30]
-    assert len(Traffic(recorded).replay(0, 700_000_000, dwell=0, first_seq=0, seed=1)) == 1
+    assert len(Traffic(recorded).replay(0, 700_000_000, window_index=0, first_seq=0, seed=1)) == 1
 
 
 def test_empirical_lengths_come_in_pairs_of_one_line(tmp_path: Path) -> None:
-    schedule = segment(40.0, trace_workload(tmp_path, "poisson"))
+    schedule = window(40.0, trace_workload(tmp_path, "poisson"))
     assert np.all(schedule.input_tokens == 10 * schedule.output_tokens)
     shares = np.bincount(schedule.output_tokens, minlength=6)[1:] / len(schedule)
     assert shares == pytest.approx(np.full(5, 0.2), abs=0.05)
@@ -310,17 +310,17 @@ def test_a_trace_may_give_its_arrivals_alone(recorded: Workload) -> None:
     own = Workload(
         "own", Lengths(7), recorded.output_tokens, arrivals=recorded.arrivals, trace=recorded.trace
     )
-    schedule = Traffic(own).replay(0, None, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(own).replay(0, None, window_index=0, first_seq=0, seed=1)
     assert schedule.input_tokens.tolist() == [7] * 5
     assert schedule.output_tokens.tolist() == [1, 2, 3, 4, 5]
 
 
 def test_a_closed_loop_fills_up_before_its_window() -> None:
-    schedule = Traffic(UNIFORM).closed(50, 8, 3 * NS, dwell=0, first_seq=64, seed=1)
+    schedule = Traffic(UNIFORM).closed(50, 8, 3 * NS, window_index=0, first_seq=64, seed=1)
     assert (len(schedule), schedule.concurrency, schedule.seq[0]) == (50, 8, 64)
     assert set(schedule.due_ns.tolist()) == {3 * NS}
     assert [PHASES[i] for i in schedule.phase.tolist()] == ["transition"] * 8 + ["window"] * 42
-    assert segment().concurrency == 0 and segment().shard(0, 3).concurrency == 0
+    assert window().concurrency == 0 and window().shard(0, 3).concurrency == 0
 
 
 def test_lengths_have_the_asked_mean_and_spread() -> None:
@@ -342,7 +342,7 @@ def test_lengths_have_the_asked_mean_and_spread() -> None:
 
 def test_the_lengths_of_prompt_and_answer_are_independent() -> None:
     for workload in (VARIED, UNIFORM):
-        schedule = segment(100.0, workload)
+        schedule = window(100.0, workload)
         assert abs(np.corrcoef(schedule.input_tokens, schedule.output_tokens)[0, 1]) < 0.05
 
 
@@ -359,8 +359,8 @@ def test_the_longest_request_is_known_beforehand(tmp_path: Path) -> None:
     assert Traffic(replace(recorded, output_tokens=Lengths(140))).longest_request_tokens == 200
 
 
-def test_the_warm_up_stands_outside_the_segments() -> None:
+def test_the_warm_up_stands_outside_the_windows() -> None:
     warm = Traffic(FIXED).evenly(8, NS, NS // 4, first_seq=30, seed=1)
-    assert warm.dwell == -1 and warm.seq.tolist() == list(range(30, 38))
+    assert warm.window_index == -1 and warm.seq.tolist() == list(range(30, 38))
     assert warm.due_ns.tolist() == [NS + i * NS // 4 for i in range(8)]
     assert {PHASES[i] for i in warm.phase.tolist()} == {"warmup"}

@@ -42,8 +42,8 @@ SHORT = replace(CHATS, input_tokens=replace(CHATS.input_tokens, mean=200))
 BOUNDS = {"transition": (0, 10 * NS), "window": (10 * NS, 40 * NS)}
 
 
-def drawn(workload: Workload, rate_qps: float = 5.0, dwell: int = 2, seed: int = 1) -> ArrivalSchedule:
-    return Traffic(workload).draw(rate_qps, BOUNDS, dwell=dwell, first_seq=100, seed=seed)
+def drawn(workload: Workload, rate_qps: float = 5.0, window_index: int = 2, seed: int = 1) -> ArrivalSchedule:
+    return Traffic(workload).draw(rate_qps, BOUNDS, window_index=window_index, first_seq=100, seed=seed)
 
 
 def sessions_of(schedule: ArrivalSchedule) -> list[int]:
@@ -69,11 +69,11 @@ def test_shards_together_have_every_session_and_turn_once(shards: int) -> None:
     assert pa.concat_tables(tables).sort_by("seq") == plan_table(whole)
 
 
-def test_sessions_do_not_depend_on_the_rate_and_differ_between_segments_and_seeds() -> None:
+def test_sessions_do_not_depend_on_the_rate_and_differ_between_windows_and_seeds() -> None:
     slow, fast = sessions_of(drawn(CHATS, 2.0)), sessions_of(drawn(CHATS, 20.0))
     assert len(fast) > 5 * len(slow) > 50
     assert fast[: len(slow)] == slow
-    assert sessions_of(drawn(CHATS, 2.0, dwell=3))[:40] != slow[:40]
+    assert sessions_of(drawn(CHATS, 2.0, window_index=3))[:40] != slow[:40]
     assert sessions_of(drawn(CHATS, 2.0, seed=2))[:40] != slow[:40]
 
 
@@ -99,8 +99,8 @@ def test_turns_count_the_requests_of_a_session_before(session: list[int]) -> Non
         seen[number] += 1
 
 
-def test_turns_go_on_where_a_segment_is_drawn_in_two_parts() -> None:
-    lead, replayed = drawn(CHATS, dwell=4), drawn(CHATS, dwell=1)
+def test_turns_go_on_where_a_window_is_drawn_in_two_parts() -> None:
+    lead, replayed = drawn(CHATS, window_index=4), drawn(CHATS, window_index=1)
     joined = lead.followed_by(replayed)
     assert joined.turn is not None
     assert_array_equal(joined.turn, turns(np.array(sessions_of(lead) + sessions_of(replayed))))
@@ -167,7 +167,7 @@ def test_a_request_without_a_session_is_as_it_was() -> None:
 
 def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[list[list[str]], pa.Table]:
     """The session headers that each of so many servers got, and the rows of the worker that sent them."""
-    schedule = Traffic(workload).draw(200.0, {"window": (0, NS // 4)}, dwell=0, first_seq=0, seed=1)
+    schedule = Traffic(workload).draw(200.0, {"window": (0, NS // 4)}, window_index=0, first_seq=0, seed=1)
     shard = ArrowStream(folder / "shard.arrow")
     servers = [MockServer() for _ in range(urls)]
 
@@ -220,7 +220,7 @@ def rows_of(*answers: tuple[int, str | None, float]) -> pa.Table:
         [
             {
                 "seq": seq,
-                "dwell": 0,
+                "window_index": 0,
                 "due_ns": seq * NS,
                 "phase": "window",
                 "session_id": session,
@@ -262,17 +262,17 @@ def test_what_is_not_known_is_not_said() -> None:
 
 def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
     asked = replace(describe(load()), sessions=120, routing="consistent_hash", data_path="haproxy")
-    dwell = {"valid": True, "requests": 100, "prefix_hit": 0.9, "replicas_per_session": 1.0}
-    dwells = [
-        dwell | {"max_over_mean_share": 1.4},
-        dwell | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
-        dwell | {"valid": False, "prefix_hit": None},
+    window_index = {"valid": True, "requests": 100, "prefix_hit": 0.9, "replicas_per_session": 1.0}
+    windows = [
+        window_index | {"max_over_mean_share": 1.4},
+        window_index | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
+        window_index | {"valid": False, "prefix_hit": None},
     ]
-    assert sessions_text.lines(asked, dwells) == [
+    assert sessions_text.lines(asked, windows) == [
         "  120 sessions, routing consistent_hash by haproxy: hit rate 0.93, 1 replicas per session, busiest "
         "replica 1.25 of the mean"
     ]
-    assert sessions_text.lines(replace(asked, sessions=0), dwells) == []
+    assert sessions_text.lines(replace(asked, sessions=0), windows) == []
     assert "hit rate unknown" in sessions_text.lines(asked, [])[0]
 
 

@@ -50,7 +50,7 @@ def recorded(folder: Path, prompts: list[tuple[list[int], int]], gap_ms: int = 6
 
 
 def replayed(traffic: Traffic) -> ArrivalSchedule:
-    return traffic.replay(0, None, dwell=0, first_seq=100, seed=1)
+    return traffic.replay(0, None, window_index=0, first_seq=100, seed=1)
 
 
 def prompt_tokens(schedule: ArrivalSchedule) -> list[list[int]]:
@@ -146,7 +146,7 @@ def test_parts_of_a_fleet_share_nothing() -> None:
 
 def test_a_trace_that_begins_again_is_of_other_chats(tmp_path: Path) -> None:
     traffic = recorded(tmp_path, [([1, 2], 0), ([1, 3], 0), ([1, 2], 0)], gap_ms=1000)
-    schedule = traffic.draw(1.0, {"window": (0, 30 * 10**9)}, dwell=0, first_seq=0, seed=1)
+    schedule = traffic.draw(1.0, {"window": (0, 30 * 10**9)}, window_index=0, first_seq=0, seed=1)
     assert schedule.line is not None and schedule.begins is not None
     for i, (line, runs) in enumerate(zip(schedule.line.tolist(), schedule.begins, strict=True)):
         assert all(owner >= i - line for owner, _ in runs)
@@ -154,7 +154,7 @@ def test_a_trace_that_begins_again_is_of_other_chats(tmp_path: Path) -> None:
 
 def test_every_node_has_prompts_of_its_own(tmp_path: Path) -> None:
     traffic = recorded(tmp_path, [([1, 2], 0), ([1, 3], 0), ([1, 2], 0)], gap_ms=1000)
-    schedule = traffic.draw(4.0, {"window": (0, 30 * 10**9)}, dwell=0, first_seq=0, seed=1, streams=2)
+    schedule = traffic.draw(4.0, {"window": (0, 30 * 10**9)}, window_index=0, first_seq=0, seed=1, streams=2)
     assert schedule.begins is not None and schedule.stream is not None
     for i, runs in enumerate(schedule.begins):
         assert all(schedule.stream[owner] == schedule.stream[i] for owner, _ in runs)
@@ -168,6 +168,6 @@ def test_what_is_not_in_the_order_of_the_trace_shares_nothing(tmp_path: Path) ->
         "workload=trace",
     ]
     workload = load([*words, "workload.arrivals.kind=poisson"]).workload
-    drawn = Traffic(workload).draw(1.0, {"window": (0, 10**10)}, dwell=0, first_seq=0, seed=1)
+    drawn = Traffic(workload).draw(1.0, {"window": (0, 10**10)}, window_index=0, first_seq=0, seed=1)
     assert drawn.begins is None and "not replayed" in trace.cautions(workload)[0]
     assert trace.cautions(load(words).workload) == []

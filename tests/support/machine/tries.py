@@ -15,7 +15,7 @@ BRACKETING = [
     "search.first_transition_s=4",
     "search.transition_s=2",
     "search.budget_s=45",
-    "search.min_dwells=2",
+    "search.min_windows=2",
     "fleet.warmup_requests=4",
     "fleet.drain_s=3",
 ]
@@ -50,7 +50,7 @@ def valid(
 
 def refuse_other_reasons(tree: dict[str, Any], also: Collection[str] = ()) -> None:
     """Fail if a window, or a run that is void as a whole, is void but for a busy machine's sake."""
-    reasons = {dwell["void_reason"] for dwell in tree["dwells"] if not dwell["valid"]}
+    reasons = {window["void_reason"] for window in tree["windows"] if not window["valid"]}
     if tree["exit_code"] == summary.EXIT_VOID:
         reasons.add(tree["reason"].partition(":")[0])
     assert reasons <= {*BUSY, *also}, f"void for {reasons}: {tree['reason']}"

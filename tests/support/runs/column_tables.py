@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.rows import latency_columns, time_series
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 PAGES = {
-    "columns.md": ("requests", "dwells"),
+    "columns.md": ("requests", "windows"),
     "run_folder.md": ("timeseries", "clients", "power"),
 }
 SCHEMAS = {
     "requests": latency_columns.FILE,
-    "dwells": dwell_table.DWELLS,
+    "windows": window_table.WINDOWS,
     "timeseries": time_series.SERVER,
     "clients": time_series.CLIENTS,
     "power": time_series.POWER,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import load_run
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.results.joint import joined_like
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
@@ -38,9 +38,9 @@ def make(source: Path, target: Path) -> None:
     records.write(latency_columns.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
     time_series.write(run.clients(), target / "clients.parquet")
     time_series.write(run.timeseries(), target / "timeseries.parquet")
-    dwells = run.dwells()
-    stated = dwells.schema.metadata | {b"schema_version": str(dwell_table.SCHEMA_VERSION).encode()}
-    parquet.write(dwells.replace_schema_metadata(stated), target / "dwells.parquet")
+    windows = run.windows()
+    stated = windows.schema.metadata | {b"schema_version": str(window_table.SCHEMA_VERSION).encode()}
+    parquet.write(windows.replace_schema_metadata(stated), target / "windows.parquet")
     asked = replace(load(base=source / "config.yaml"), out="runs", run=target.name)
     (target / "config.yaml").write_text(dump(asked))
     words = neutral_words(run, target.name)

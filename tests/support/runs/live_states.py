@@ -12,7 +12,7 @@ LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)
 """The log of a run that has ended."""
 RUNNING = WindowSoFar(
     index=8,
-    kind="dwell",
+    kind="window",
     rate_qps_per_node=3.31,
     achieved_qps_per_node=3.27,
     now_s=412.3,

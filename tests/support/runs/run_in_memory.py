@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis import load_run
-from analysis.capacity import dwell_table
+from analysis.capacity import window_table
 from analysis.rows import records, time_series
 from conf import Experiment
 
@@ -29,7 +29,7 @@ class RunInMemory:
     """The same names as `analysis.results.runs.Run`."""
 
     rows: Sequence[dict[str, Any]]
-    windows: Sequence[dict[str, Any]] = ()
+    lines: Sequence[dict[str, Any]] = ()
     sweep: dict[str, Any] | None = None
     told: Sequence[dict[str, Any]] = ()
     config: Experiment = field(default_factory=golden_config)
@@ -47,8 +47,8 @@ class RunInMemory:
         table = records.table(self.rows).sort_by("due_ns")
         return table if columns is None else table.select(columns)
 
-    def dwells(self) -> pa.Table:
-        return pa.Table.from_pylist(list(self.windows), schema=dwell_table.DWELLS)
+    def windows(self) -> pa.Table:
+        return pa.Table.from_pylist(list(self.lines), schema=window_table.WINDOWS)
 
     def timeseries(self) -> pa.Table:
         return pa.Table.from_pylist(list(self.told), schema=time_series.SERVER)
@@ -64,15 +64,15 @@ class RunInMemory:
 
 
 def request(
-    dwell: int, due_s: float, ttft_ms: float = 100.0, tpot_ms: float = 10.0, **more: Any
+    window_index: int, due_s: float, ttft_ms: float = 100.0, tpot_ms: float = 10.0, **more: Any
 ) -> dict[str, Any]:
     """A row in a window: 11 tokens, sent 1 ms after it was due, unless `more` says otherwise."""
     first_ns = int(ttft_ms * 1e6)
     last_ns = first_ns + int(10 * tpot_ms * 1e6)
     row = {
-        "seq": int(due_s * 1e6) + 1_000_000_000 * dwell,
+        "seq": int(due_s * 1e6) + 1_000_000_000 * window_index,
         "client_id": 0,
-        "dwell": dwell,
+        "window_index": window_index,
         "phase": "window",
         "status": "ok",
         "session_id": -1,
@@ -88,20 +88,20 @@ def request(
     return row | more
 
 
-def failed(dwell: int, due_s: float, status: str = "http_error", **more: Any) -> dict[str, Any]:
+def failed(window_index: int, due_s: float, status: str = "http_error", **more: Any) -> dict[str, Any]:
     """A row without an answer, sent unless it is of the load generator's own failures."""
     none = dict.fromkeys(("first_token_offset_ns", "last_token_offset_ns", "end_offset_ns", "output_tokens"))
     unsent = {"send_offset_ns": None} if status in ("missed", "lost") else {}
-    return request(dwell, due_s, status=status) | none | unsent | more
+    return request(window_index, due_s, status=status) | none | unsent | more
 
 
 def window(index: int, rate_qps: float, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
-    """A line of dwells.parquet for one node, valid, within both bounds, unless `more` says otherwise."""
+    """A line of windows.parquet for one node, valid, within both bounds, unless `more` says otherwise."""
     quantiles = {f"{limit}_p{q}_ms": 1.0 * q for limit in ("ttft", "tpot") for q in (50, 90, 99)}
     span = {"window_start_ns": int(start_s * NS), "window_end_ns": int(end_s * NS)}
     line = {
         "index": index,
-        "kind": "dwell",
+        "kind": "window",
         "rate_qps": rate_qps,
         "rate_qps_per_node": rate_qps,
         "nodes": 1,

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.capacity.posterior import Capacity
-from analysis.capacity.validity import LEAST_VALID_DWELLS
+from analysis.capacity.validity import LEAST_VALID_WINDOWS
 from conf import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
-from loadgen.search.segments import Start
+from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import (
     DRIFTING,
@@ -70,28 +70,28 @@ def begun(scenario: str, asked: Experiment, start: Start, seed: int) -> Found:
 
 def concluded(found: Sweep | fluid.Answer, asked: Experiment) -> Found:
     """The end of a search as `loadgen.run.verdicts` states it, and its cost."""
-    ramp = [outcome.dwell for outcome in found.outcomes if outcome.segment.kind == "ramp"]
-    dwells = [outcome for outcome in found.outcomes if outcome.segment.kind == "dwell"]
+    ramp = [outcome.counts for outcome in found.outcomes if outcome.plan.kind == "ramp"]
+    windows = [outcome for outcome in found.outcomes if outcome.plan.kind == "window"]
     # Up to the first window's transition: what settles after the ramp is its cost too.
     ramp_s = (
-        (min([o.dwell.start_ns for o in dwells] or [ramp[-1].window_end_ns]) - ramp[0].start_ns) / NS
+        (min([o.counts.start_ns for o in windows] or [ramp[-1].window_end_ns]) - ramp[0].start_ns) / NS
         if ramp
         else 0.0
     )
     minutes, stop = found.elapsed_s / 60, found.stop.kind
-    valid = sum(not outcome.void for outcome in dwells)
+    valid = sum(not outcome.void for outcome in windows)
     match stop:
         case "slo_not_met_at_lowest":
             told = Found(math.nan, 0.0, asked.search.lowest_qps, 0.0, minutes)
         case "above_highest":
             told = Found(math.nan, asked.search.highest_qps, math.inf, 0.0, minutes)
-        case "budget" if found.capacity and valid < max(LEAST_VALID_DWELLS, asked.search.min_dwells):
+        case "budget" if found.capacity and valid < max(LEAST_VALID_WINDOWS, asked.search.min_windows):
             told, stop = answer(None, minutes), "void"
         case "budget":
             told = answer(found.capacity, minutes)
         case _:
             told = answer(None, minutes)
-    return replace(told, windows=len(dwells), ramp_s=ramp_s, stop=stop)
+    return replace(told, windows=len(windows), ramp_s=ramp_s, stop=stop)
 
 
 def answer(q: Capacity | None, minutes: float) -> Found:

@@ -13,8 +13,8 @@ from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, 
 from conf.specs.bounds import LIMITS, allowed_over
 from conf.specs.experiment import Search
 from loadgen.search.overload import bad_step
-from loadgen.search.policy import next_segment, prior
-from loadgen.search.segments import Outcome, Segment, Start, Stop, dwells_of
+from loadgen.search.policy import next_window, prior
+from loadgen.search.window_plan import Outcome, Start, Stop, WindowPlan, counted_windows
 
 DRAWS = 200_000
 """Of load and drift for a true capacity: they know it to 1e-4 (our choice)."""
@@ -52,19 +52,19 @@ class Fluid:
         """Seconds of load so far."""
         return float(BLOCK_S * len(self._load))
 
-    def window(self, segment: Segment) -> Outcome:
-        """Offer a segment: its transition and its window, in whole blocks; the outcome is never void."""
+    def window(self, plan: WindowPlan) -> Outcome:
+        """Offer a window: its transition and its window, in whole blocks; the outcome is never void."""
         start_ns = self._now_ns()
-        for _ in range(math.ceil(segment.transition_s / BLOCK_S)):
-            self._block(segment.rate_qps)
+        for _ in range(math.ceil(plan.transition_s / BLOCK_S)):
+            self._block(plan.rate_qps)
         begin, before = self._now_ns(), self._load[-LOOK_BACK:]
-        blocks = [self._block(segment.rate_qps) for _ in range(math.ceil(segment.window_s / BLOCK_S))]
+        blocks = [self._block(plan.rate_qps) for _ in range(math.ceil(plan.window_s / BLOCK_S))]
         requests, over = (tuple(column) for column in zip(*blocks, strict=True))
         load = self._load[-len(blocks) :]
         unknown = LOOK_BACK - len(before)
         end = self._now_ns()
-        dwell = WindowCounts(
-            *(segment.index, segment.kind, segment.rate_qps * self.nodes, self.nodes),
+        counts = WindowCounts(
+            *(plan.index, plan.kind, plan.rate_qps * self.nodes, self.nodes),
             *(start_ns, begin, end, end),
             requests=sum(requests),
             completed=sum(requests),
@@ -77,7 +77,7 @@ class Fluid:
                 "tpot": LimitCount(0, sum(requests), (0,) * len(over), requests),
             },
         )
-        return Outcome(segment, dwell, bad=segment.kind == "ramp" and bad_step(dwell))
+        return Outcome(plan, counts, bad=plan.kind == "ramp" and bad_step(counts))
 
     def capacity_qps(self) -> float:
         """The true capacity: the rate at which the share of all requests, over a long time, is .1.
@@ -141,8 +141,8 @@ class Answer:
 def searched(fluid: Fluid, spec: Search, start: Start) -> Answer:
     """A search by the search's own rule, such as `load(["search=quick"]).search` asks for it."""
     outcomes: list[Outcome] = []
-    while not isinstance(step := next_segment(spec, start, outcomes, fluid.elapsed_s), Stop):
+    while not isinstance(step := next_window(spec, start, outcomes, fluid.elapsed_s), Stop):
         outcomes.append(fluid.window(step))
     belief = prior(spec, start, outcomes)
-    capacity = None if belief is None else posterior(dwells_of(outcomes), belief)
+    capacity = None if belief is None else posterior(counted_windows(outcomes), belief)
     return Answer(capacity, outcomes, step, fluid.elapsed_s)

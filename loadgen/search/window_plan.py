@@ -1,4 +1,4 @@
-"""Segments of load and what became of them: the words in which a search decides."""
+"""Windows of load and what became of them: the words in which a search decides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from analysis.rows.failures import NEARLY_ALL
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class WindowPlan:
     """The load to offer next. `rate_qps` is per node; `settle_before` lets the waiting queue empty first.
 
-    After the first `lead_s` it has the arrivals and lengths of segment `pair` if that is given.
+    After the first `lead_s` it has the arrivals and lengths of window `pair` if that is given.
     """
 
     index: int
-    kind: Literal["ramp", "dwell", "hold"]
+    kind: Literal["ramp", "window", "hold"]
     rate_qps: float
     transition_s: float
     window_s: float
@@ -29,15 +29,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A segment that was run. `dwell` holds the window and its counts as known now, weight 0 if void.
+    """A window that was run. `counts` holds the window and its counts as known now, weight 0 if void.
 
     `bad` is the judgement of a ramp step when it ended (`bad_step`); like its `void` it is kept, never
     recomputed: late finishers would change it, and with it the replay. `parts` are the counts of each node
-    where each has its own stream: the posterior rests on them, all else on `dwell`.
+    where each has its own stream: the posterior rests on them, all else on `counts`.
     """
 
-    segment: Segment
-    dwell: WindowCounts
+    plan: WindowPlan
+    counts: WindowCounts
     aborted: bool = False
     void: bool = False
     bad: bool = False
@@ -46,20 +46,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """No further segment, and why."""
+    """No further window, and why."""
 
     kind: Literal["budget", "slo_not_met_at_lowest", "above_highest", "void", "actor_lost"]
     reason: str
 
 
-def dwells_of(outcomes: Sequence[Outcome]) -> list[WindowCounts]:
+def counted_windows(outcomes: Sequence[Outcome]) -> list[WindowCounts]:
     """Windows that the posterior rests on: those not void, node by node where each has its own stream."""
-    return [dwell for outcome in outcomes if not outcome.void for dwell in outcome.parts or (outcome.dwell,)]
+    return [
+        counts for outcome in outcomes if not outcome.void for counts in outcome.parts or (outcome.counts,)
+    ]
 
 
-def nearly_all_failed(dwell: WindowCounts) -> bool:
+def nearly_all_failed(counts: WindowCounts) -> bool:
     """True if hardly a request of a window was answered whole."""
-    return dwell.failed > 0 and dwell.failed >= NEARLY_ALL * dwell.requests
+    return counts.failed > 0 and counts.failed >= NEARLY_ALL * counts.requests
 
 
 def overloaded(outcome: Outcome) -> bool:
@@ -69,7 +71,7 @@ def overloaded(outcome: Outcome) -> bool:
 
 def share_over(outcome: Outcome) -> float:
     """The largest of a window's shares over its bounds."""
-    return max((counted.share or 0.0 for counted in outcome.dwell.limits.values()), default=0.0)
+    return max((counted.share or 0.0 for counted in outcome.counts.limits.values()), default=0.0)
 
 
 FIRST_BELOW_PREDICTION, PREDICTION_SD = 0.05, 0.25

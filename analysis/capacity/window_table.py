@@ -1,4 +1,4 @@
-"""The table dwells.parquet: one row per ramp step and measurement window, and the basis of the posterior."""
+"""The table windows.parquet: one row per ramp step and measurement window, and the basis of the posterior."""
 
 import json
 import math
@@ -43,8 +43,8 @@ _BOUND = pa.struct(
     ]
 )
 _COLUMNS: tuple[Column, ...] = (
-    ("index", pa.int32(), "", "ramp step or window, from 0: `dwell` of the request table"),
-    ("kind", pa.string(), "", "ramp, dwell (window) or hold"),
+    ("index", pa.int32(), "", "ramp step or window, from 0: `counts` of the request table"),
+    ("kind", pa.string(), "", "ramp, counts (window) or hold"),
     ("rate_qps", pa.float64(), "requests/s", "offered to the whole service"),
     ("rate_qps_per_node", pa.float64(), "requests/s", "offered per node"),
     ("nodes", pa.int32(), "", "nodes that served it"),
@@ -126,8 +126,8 @@ _COLUMNS: tuple[Column, ...] = (
     ("reason", pa.string(), "", "reason for this rate"),
 )
 
-DWELLS = schema(_COLUMNS)
-"""Arrow schema of dwells.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
+WINDOWS = schema(_COLUMNS)
+"""Arrow schema of windows.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
 used."""
 
 
@@ -197,7 +197,7 @@ class CountingBasis:
 
 
 def over_share(line: Mapping[str, Any], limit: Limit) -> float | None:
-    """The share over a bound in a line of dwells.parquet; None where nothing tells."""
+    """The share over a bound in a line of windows.parquet; None where nothing tells."""
     if limit in LIMITS:
         over, determined = line[f"{limit}_over"], line[f"{limit}_determined"]
     else:
@@ -219,7 +219,9 @@ def row(
     # An answer without a TPOT has no such bound to miss.
     good = ~(parts_over(rows, basis.slo, EVERY, basis.counted_ns)[0] > 0) & ~np.isnan(latency["ttft"])
     return {
-        **{name: getattr(counts, name) for name in DWELLS.names if name in WindowCounts.__dataclass_fields__},
+        **{
+            name: getattr(counts, name) for name in WINDOWS.names if name in WindowCounts.__dataclass_fields__
+        },
         "rate_qps_per_node": counts.rate_qps / counts.nodes,
         "bad": bad,
         "valid": verdict.valid,
@@ -274,7 +276,7 @@ def with_dispersion(rows: list[dict[str, Any]], capacity: Capacity | None) -> li
     own = {f"{limit}_phi": phi[limit] for limit in LIMITS if limit in phi}
     return [
         line | own | {"bounds": [one | {"phi": phi[one["bound"]]} for one in line["bounds"]]}
-        if line["index"] in capacity.dwells
+        if line["index"] in capacity.windows
         else line
         for line in rows
     ]
@@ -288,7 +290,7 @@ def window(line: dict[str, Any]) -> Window:
 def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None:
     """Write the table complete or not at all (by rename); `basis` is a `CountingBasis` as plain figures."""
     metadata = {"schema_version": str(SCHEMA_VERSION), "basis": json.dumps(basis)}
-    parquet.write(pa.Table.from_pylist(rows, schema=DWELLS.with_metadata(metadata)), path)
+    parquet.write(pa.Table.from_pylist(rows, schema=WINDOWS.with_metadata(metadata)), path)
 
 
 def read(path: Path) -> pa.Table:
@@ -299,8 +301,8 @@ def read(path: Path) -> pa.Table:
     written = pq.read_schema(path)
     parquet.refuse_version(path, written, SCHEMA_VERSION)
     if lacking := [name for name in KEYS if name not in written.names]:
-        raise pa.ArrowInvalid(f"{path} is no table of dwells: it lacks {', '.join(lacking)}")
-    return pq.read_table(path, schema=DWELLS).replace_schema_metadata(written.metadata)
+        raise pa.ArrowInvalid(f"{path} is no table of windows: it lacks {', '.join(lacking)}")
+    return pq.read_table(path, schema=WINDOWS).replace_schema_metadata(written.metadata)
 
 
 def basis_of(table: pa.Table) -> CountingBasis | None:
