@@ -25,6 +25,7 @@ from conf.specs.experiment import (
     SimulatedEngine,
     StepTime,
 )
+from conf.transfers import transfers, widened
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 KERNELS = "engine.kernel_ratio"
@@ -61,6 +62,9 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
     engine = experiment.engine
     if isinstance(engine, SimulatedEngine) and (ratio := engine.kernel_ratio):
         found |= {f"{KERNELS}.{field.name}": getattr(ratio, field.name) for field in fields(ratio)}
+    if not getattr(engine, "constants", ""):
+        for one in transfers(experiment):
+            found[one.path] = widened(found[one.path], one)
     if experiment.layout.prefill:
         transfer = experiment.layout.transfer
         found |= {f"{TRANSFER}.{field.name}": getattr(transfer, field.name) for field in fields(transfer)}

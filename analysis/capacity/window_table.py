@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -287,10 +287,11 @@ def window(line: dict[str, Any]) -> Window:
     return Window(**{name: line[name] for name in Window.__dataclass_fields__})
 
 
-def write(rows: list[dict[str, Any]], basis: dict[str, Any], path: Path) -> None:
+def write(rows: Sequence[Mapping[str, Any]], basis: dict[str, Any], path: Path) -> None:
     """Write the table complete or not at all (by rename); `basis` is a `CountingBasis` as plain figures."""
     metadata = {"schema_version": str(SCHEMA_VERSION), "basis": json.dumps(basis)}
-    parquet.write(pa.Table.from_pylist(rows, schema=WINDOWS.with_metadata(metadata)), path)
+    schema = WINDOWS.with_metadata(metadata)
+    parquet.write(pa.Table.from_pylist([dict(row) for row in rows], schema=schema), path)
 
 
 def read(path: Path) -> pa.Table:

@@ -135,6 +135,11 @@ class Layout:
         return {name: value for name, value in limits.items() if value is not None}
 
     @property
+    def engine_kinds(self) -> list[str]:
+        """The kinds of engines, such as TP8/EP8: one, or two of a split layout whose sides differ."""
+        return list(dict.fromkeys(side._cut for side in (self.prefill_side, self.decode_side) if side))
+
+    @property
     def _cut(self) -> str:
         ranks = f"DP{self.data_parallel}/" if self.data_parallel > 1 else ""
         experts = f"/EP{self.gpus_per_replica}" if self.expert_parallel else ""

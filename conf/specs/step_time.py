@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 from conf.io.check import require
 
-_Z95 = NormalDist().inv_cdf(0.975)
+Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,22 @@ class Constant:
         """Standard deviations of ln value below and above `value`; both 0 if it is exact."""
         if self.low is None or self.high is None:
             return 0.0, 0.0
-        return math.log(self.value / self.low) / _Z95, math.log(self.high / self.value) / _Z95
+        return math.log(self.value / self.low) / Z95, math.log(self.high / self.value) / Z95
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Reached share of the peak (0 to 1) of each resource of the accelerator."""
+    """Reached share of the peak (0 to 1) of each resource of the accelerator, and its pace.
+
+    `compute` is how much faster it multiplies matrices than the accelerator that the model was fitted on, at
+    equal peaks of the data sheet: a higher power limit, for example, keeps clocks up.
+    """
 
     hbm: Constant
     kv_read: Constant
     attention: Constant
     link: Constant
+    compute: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +114,17 @@ class KernelRatio:
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """Correlations between the constants of a fit, and for people its evidence.
+    """The evidence of a fit, and the correlations between its constants.
 
-    `correlations[a][j]` is the correlation of the normals behind ln of the constants with config key a and
-    the j-th key. Constants of the hardware are correlated on the named `hardware` only; elsewhere they have
-    their own intervals.
+    `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8) and
+    `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
+    constants is a transfer (`conf.transfers`). `correlations[a][j]` is the correlation of the normals behind
+    ln of the constants with config key a and the j-th key. Constants of the hardware are correlated on the
+    named `hardware` only; elsewhere they have their own intervals.
     """
 
     rests_on: str = ""
     hardware: list[str] = field(default_factory=list)
     correlations: dict[str, list[float]] = field(default_factory=dict)
+    model: str = ""
+    layouts: list[str] = field(default_factory=list)

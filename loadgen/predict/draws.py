@@ -72,14 +72,7 @@ def layout_name(layout: Layout) -> str:
 
     A split layout whose engines are all alike shares that of these engines; any other has one of its own.
     """
-    sides = dict.fromkeys(_cut(side) for side in (layout.prefill_side, layout.decode_side) if side)
-    return " + ".join(sides)
-
-
-def _cut(layout: Layout) -> str:
-    ranks = f"DP{layout.data_parallel}/" if layout.data_parallel > 1 else ""
-    experts = f"/EP{layout.gpus_per_replica}" if layout.expert_parallel else ""
-    return f"{ranks}TP{layout.tensor_parallel}{experts}"
+    return " + ".join(layout.engine_kinds)
 
 
 def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:

@@ -330,7 +330,7 @@ class RunLifecycle:
             verdict = replace(verdict, power=self._power(verdict, rows))
         tree = to_tree(verdict)
         if verdict.windows:
-            window_table.write(tree["windows"], tree["basis"], self.folder.path / "windows.parquet")
+            window_table.write(verdict.windows, tree["basis"], self.folder.path / "windows.parquet")
         self.folder.write_json("sweep.json", tree)
         if self._fleet:
             # Those that replaced others are among them by now.

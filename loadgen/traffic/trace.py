@@ -22,6 +22,8 @@ from loadgen.traffic import client_records, shared_blocks
 
 JSON_KEYS = ("timestamp", "input_length", "output_length")
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+PAIR_COLUMNS = JSON_KEYS[1:]
+"""A CSV file of lengths alone: input and output of each request, drawn together for other arrivals."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_US = 2**52
 """Times further from 1970 (142 years) are refused, so that nanoseconds hold the difference of any two."""
@@ -100,7 +102,10 @@ def of(workload: Workload) -> Trace | None:
         workload.trace_seed,
     )
     if workload.arrivals.kind == "trace" and math.isinf(trace.mean_qps):
-        raise ConfigError(f"trace {workload.trace}: arrivals.kind=trace needs requests at different times")
+        raise ConfigError(
+            f"trace {workload.trace}: arrivals.kind=trace needs requests at different times; for lengths "
+            "without times add workload.arrivals.kind=poisson"
+        )
     return trace
 
 
@@ -211,9 +216,13 @@ def _number(request: dict[str, Any], key: str, number: int) -> float:
 
 def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
     names = [name.strip() for name in next(csv.reader([header]))]
-    if not set(CSV_COLUMNS) <= set(names):
-        raise ValueError(f"line 1 is neither a JSON object nor a header with {','.join(CSV_COLUMNS)}")
-    at, inputs, outputs = (names.index(name) for name in CSV_COLUMNS)
+    timed = set(CSV_COLUMNS) <= set(names)
+    if not timed and not set(PAIR_COLUMNS) <= set(names):
+        raise ValueError(
+            f"line 1 is neither a JSON object nor a header with {','.join(CSV_COLUMNS)}, or with "
+            f"{','.join(PAIR_COLUMNS)} for lengths without times"
+        )
+    inputs, outputs = (names.index(name) for name in (CSV_COLUMNS[1:] if timed else PAIR_COLUMNS))
     reader = csv.reader(lines)
     for cells in reader:
         number = reader.line_num + 1
@@ -222,7 +231,8 @@ def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
         if len(cells) != len(names):
             raise ValueError(f"line {number} has {len(cells)} columns, not {len(names)}")
         try:
-            moment, asked, answered = _microseconds(cells[at]), int(cells[inputs]), int(cells[outputs])
+            moment = _microseconds(cells[names.index(CSV_COLUMNS[0])]) if timed else 0
+            asked, answered = int(cells[inputs]), int(cells[outputs])
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
         yield _row(number, moment, asked, answered, ())

@@ -10,6 +10,7 @@ from analysis.results.types.prediction_verdict import (
 )
 from conf.constants import constants
 from conf.specs.experiment import Constant, Experiment, SimulatedEngine
+from conf.transfers import transfers
 
 ASSUMED = "assumed"
 """The beginning of the source of a constant that nobody measured."""
@@ -40,7 +41,8 @@ def basis(experiment: Experiment) -> ConstantsBasis:
         kinds[kind].append(path)
     groups = {kind: tuple(paths) for kind, paths in kinds.items()}
     rests_on = fit.rests_on if kinds["fitted"] else ""
-    return ConstantsBasis(**groups, rests_on=rests_on, transfer=_transfer(experiment))
+    outside = tuple(one.text for one in transfers(experiment))
+    return ConstantsBasis(**groups, rests_on=rests_on, transfer=_transfer(experiment), outside=outside)
 
 
 def lines(prediction: PredictionVerdict) -> list[str]:
@@ -54,7 +56,7 @@ def lines(prediction: PredictionVerdict) -> list[str]:
         *transfer,
         f"measured: {measured}",
         f"fitted:   {_fitted(known)}",
-        f"assumed:  {_assumed(known, prediction.sensitivity or ())}",
+        f"assumed:  {'; '.join([*known.outside, _assumed(known, prediction.sensitivity or ())])}",
     ]
 
 

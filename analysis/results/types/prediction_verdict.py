@@ -139,6 +139,8 @@ class ConstantsBasis:
     rests_on: str
     transfer: str = ""
     """Constants of the transfer of KV between the engines of a split node, with their intervals."""
+    outside: tuple[str, ...] = ()
+    """The model, GPU and layout if the fit had others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

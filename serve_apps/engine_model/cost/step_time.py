@@ -164,6 +164,7 @@ def roofline(
     if layout.data_parallel > 1:
         return ranks_time(model, hardware, layout, kernels).balanced
     gpus = layout.tensor_parallel
+    hardware, pace = _at_pace(model, hardware)
     constants, reached = model.step_time, hardware.efficiency
     bandwidth = gpus * hardware.hbm_bytes_per_s
     experts = architecture.expert_layers(model) * model.experts * architecture.expert_bytes(model)
@@ -181,7 +182,7 @@ def roofline(
         expert_read_s=expert_read_s,
         expert_miss=_expert_miss(model),
         decode_gemm_token_s=decode_s,
-        prefill_gemm_token_s=prefill_s + constants.prefill_token_us.value * 1e-6,
+        prefill_gemm_token_s=prefill_s + constants.prefill_token_us.value * 1e-6 / pace,
         all_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, _ACTIVATION_BYTES),
         context_token_s=architecture.kv_bytes_per_token(model, gpus)
         / (hardware.hbm_bytes_per_s * reached.kv_read.value),
@@ -254,6 +255,7 @@ def ranks_time(
         )
     rank, all_gpus = replace(layout, data_parallel=1), layout.gpus_per_replica
     plain, constants = roofline(model, hardware, rank), model.step_time
+    hardware, pace = _at_pace(model, hardware)
     scale = constants.deployment_scale.value * constants.layout_scale.value
     reads = architecture.routed_bytes(model) / (all_gpus * hardware.hbm_bytes_per_s)
     expert_read_s = scale * reads / constants.expert_read.value
@@ -266,7 +268,7 @@ def ranks_time(
         for efficiency in (constants.gemm_decode, constants.gemm_prefill)
     )
     rise_tokens = constants.gemm_rise_tokens.value
-    token_s = scale * constants.prefill_token_us.value * 1e-6
+    token_s = scale * constants.prefill_token_us.value * 1e-6 / pace
     mixed_s = scale * model.layers * constants.prefill_layer_us.value * 1e-6
     own = replace(
         plain,
@@ -292,6 +294,18 @@ def ranks_time(
         }
     )
     return RanksTime(own.with_kernels(kernels), shared.with_kernels(kernels), layout.data_parallel)
+
+
+def _at_pace(model: Model, hardware: Hardware) -> tuple[Hardware, float]:
+    """The hardware with its peaks at the pace of its clocks, and that pace: 1 where the model was fitted."""
+    fitted_here = hardware.name in model.posterior.hardware[:1]
+    pace = 1.0 if fitted_here else hardware.efficiency.compute.value
+    peaks = {
+        name: peak * pace
+        for name in ("fp8_flop_per_s", "bf16_flop_per_s")
+        if (peak := getattr(hardware, name)) is not None
+    }
+    return replace(hardware, **peaks), pace
 
 
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:

@@ -32,7 +32,7 @@ def test_pooled_gaps_hold_those_of_every_request() -> None:
 
 
 def test_a_request_waits_in_the_queue_only_where_steps_are_full() -> None:
-    alone, busy = (point(rate_qps, "slo.queue_p90_ms=500") for rate_qps in (0.05, 3.5))
+    alone, busy = (point(rate_qps, "slo.queue_p90_ms=500") for rate_qps in (0.05, 4.0))
     assert alone.quantile_ms("queue_p90") == 0.0
     assert (busy.queue_ms >= 0).all() and (busy.queue_ms < busy.ttft_ms).all()
     assert (busy.quantile_ms("queue_p90") or 0.0) > 100.0

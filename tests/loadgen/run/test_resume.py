@@ -103,8 +103,8 @@ def capacity(drive: Driver) -> Any:
 
 
 def nearby(outcome: Outcome) -> Outcome:
-    """An outcome without loads minutes away from its window, of which a later session knows more or less."""
-    load = outcome.counts.load[LOOK_BACK - 12 : 6 - LOOK_AHEAD]
+    """An outcome without loads far from its window, of which a later session knows more or less."""
+    load = outcome.counts.load[LOOK_BACK - 12 : 3 - LOOK_AHEAD]
     return replace(outcome, counts=replace(outcome.counts, load=load))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf import ConfigError, load
-from conf.specs.experiment import Lengths
+from conf.specs.experiment import Arrivals, Lengths
 from loadgen.traffic import trace
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -127,6 +127,16 @@ def test_a_part_of_a_trace_begins_at_its_own_first_request(tmp_path: Path) -> No
     assert (part.due_ns / 1e9).tolist() == [0, 1, 2, 3] and part.input_tokens.tolist() == [4, 5, 6, 7]
     with pytest.raises(ConfigError, match="no request there, its last is due at 9 s; choose another"):
         trace.read(written(tmp_path, text), from_s=30)
+
+
+def test_lengths_without_times_are_drawn_as_pairs_and_have_no_arrivals_of_their_own(tmp_path: Path) -> None:
+    path = written(tmp_path, "input_length,model,output_length\n7,a,3\n9,a,0\n")
+    pairs = trace.read(path)
+    assert (pairs.input_tokens.tolist(), pairs.output_tokens.tolist()) == ([7, 9], [3, 1])
+    workload = load(["workload=trace", f"workload.trace={path}"]).workload
+    with pytest.raises(ConfigError, match=r"for lengths without times add workload\.arrivals\.kind=poisson"):
+        trace.of(workload)
+    assert trace.of(replace(workload, arrivals=Arrivals())) is not None
 
 
 WRONG = {

@@ -26,6 +26,8 @@ def answers(tokens: int, tpot_ms: float) -> list[str]:
 
 NOISE = ("engine.step_noise_cv=0.04", "engine.async_scheduling=false")
 """The engine whose capacities are in `TRUTH`: steps of an uncertain length, each scheduled after the last."""
+PACE = ("hardware.efficiency.compute.value=1",)
+"""The GPU of `TRUTH`: one that computes at the pace of the fit."""
 METHOD: dict[str, list[str]] = {
     "S1": [*NOISE, "workload=chat_5600_140_varied", "slo.ttft_p90_ms=1900", "slo.tpot_p90_ms=200"],
     "S2": [*NOISE, "workload=chat_5600_140_varied", "slo.ttft_p90_ms=2000", "slo.tpot_p90_ms=90"],
@@ -101,7 +103,7 @@ GUESS_QPS, GUESS_SPREAD = 3.7, 0.35
 @cache
 def experiment(scenario: str, *words: str) -> Experiment:
     """The experiment of a scenario."""
-    return load([*SCENARIOS[scenario], *words])
+    return load([*PACE, *SCENARIOS[scenario], *words])
 
 
 @cache

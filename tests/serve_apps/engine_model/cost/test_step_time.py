@@ -1,6 +1,6 @@
 """serve_apps/engine_model/cost/step_time.py against published steps, and for any batch."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -206,10 +206,24 @@ def test_a_step_with_prefill_costs_its_layers_once_and_its_tokens_on_every_layou
     for layout in ("dp1_tp8_ep8", "dp2_tp4_ep4"):
         plain = experiment(layout=layout)
         before, after = steps(plain), steps(replaced(plain, mixed))
+        pace = plain.hardware.efficiency.compute.value
         assert after.duration_s(decode(64)) == before.duration_s(decode(64))
         for tokens in (500, 4000):
             more_s = after.duration_s(prefill(tokens)) - before.duration_s(prefill(tokens))
-            assert more_s == pytest.approx(94 * 200e-6 + tokens * 15e-6)
+            assert more_s == pytest.approx(94 * 200e-6 + tokens * 15e-6 / pace)
+
+
+def test_a_gpu_at_another_pace_than_the_fits_computes_faster_and_reads_alike() -> None:
+    plain = experiment()
+    slow, fast = (steps(replaced(plain, {"hardware.efficiency.compute": pace})) for pace in (1.0, 1.25))
+    computed = "decode_gemm_token_s", "prefill_gemm_token_s", "attention_pair_s"
+    for name in computed:
+        assert getattr(fast, name) == pytest.approx(getattr(slow, name) / 1.25)
+    same = {field.name for field in fields(Roofline)} - {*computed, "prefill_rise_s"}
+    assert all(getattr(fast, name) == getattr(slow, name) for name in same)
+    of_this_gpu = load(["model=llama31_405b_fp8", "layout=dp1_tp8"])
+    at_pace = replaced(of_this_gpu, {"hardware.efficiency.compute": 2.0})
+    assert steps(at_pace) == steps(of_this_gpu)
 
 
 def test_the_peak_is_that_of_the_weights_type() -> None:

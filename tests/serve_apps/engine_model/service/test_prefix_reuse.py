@@ -94,7 +94,7 @@ def test_what_fills_the_caches_is_not_served() -> None:
     assert np.array_equal(half.cached_tokens[served], whole.cached_tokens[served])
     assert half.work.sequences == asked.asked[1][served].sum()
     late = asked.due_s >= 200
-    assert half.last_token_s[late] == pytest.approx(whole.last_token_s[late], abs=0.02)
+    assert half.last_token_s[late] == pytest.approx(whole.last_token_s[late], abs=0.05)
 
 
 @pytest.mark.parametrize("policy", ["leastconn", "pow2", "bounded_hash", "consistent_hash"])

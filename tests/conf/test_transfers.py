@@ -1,0 +1,78 @@
+"""`conf.transfers`: what lies outside of a fit is named, and widens the interval by what transfers miss."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from conf import Experiment, load
+from conf.constants import constants, replaced
+from conf.transfers import DEPLOYMENT, GPU_LN_SD, LAYOUT, LAYOUT_LN_SD, MODEL_LN_SD, transfers
+from conf.words import groups
+
+QWEN = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
+}
+
+
+def widths(experiment: Experiment, path: str) -> tuple[float, float]:
+    return constants(experiment)[path].ln_sd
+
+
+def test_the_models_of_conf_on_their_own_layouts_and_gpus_are_no_transfer() -> None:
+    for name in groups()["model"]:
+        fit = load([f"model={name}", "layout=dp1_tp1"]).model.posterior
+        if fit.model:
+            assert fit.layouts and fit.hardware
+    assert not transfers(load([])) and not transfers(load(["layout=dp2_tp4_ep4", "hardware=mi300x"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "path", "ln_sd"),
+    [
+        (["hardware=h200"], "GPU H200 SXM (fitted: MI300X, MI325X)", DEPLOYMENT, GPU_LN_SD),
+        (["layout=dp4_tp2_ep2"], "layout TP2/EP2 (fitted: TP8/EP8, TP4/EP4)", LAYOUT, LAYOUT_LN_SD),
+        (["layout=1p1d_tp4_ep4"], "", "", 0.0),
+    ],
+)
+def test_a_transfer_is_named_and_adds_its_spread(
+    words: list[str], text: str, path: str, ln_sd: float
+) -> None:
+    there = transfers(load(words))
+    assert [one.text for one in there] == ([text] if text else [])
+    for one in there:
+        assert (one.path, one.ln_sd) == (path, ln_sd)
+        own, wide = widths(load([]), path), widths(load(words), path)
+        assert wide == pytest.approx(tuple(math.hypot(sd, ln_sd) for sd in own))
+        assert constants(load(words))[path].source == f"assumed outside of the fit: {text}"
+
+
+def test_another_model_and_another_gpu_widen_one_constant_together(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(QWEN))
+    other = load([f"model.config_json={config}", "model.name=Mine", "hardware=h200"])
+    texts = [one.text for one in transfers(other)]
+    assert texts[0].startswith("model Mine (fitted: Qwen3-235B") and texts[1].startswith("GPU H200")
+    own = widths(load([]), DEPLOYMENT)
+    spread = math.hypot(MODEL_LN_SD, GPU_LN_SD)
+    assert widths(other, DEPLOYMENT) == pytest.approx(tuple(math.hypot(sd, spread) for sd in own))
+    assert "; GPU H200" in constants(other)[DEPLOYMENT].source
+
+
+def test_an_exact_constant_stays_exact() -> None:
+    drawn = replaced(load(["hardware=h200"]), {DEPLOYMENT: 1.1})
+    assert constants(drawn)[DEPLOYMENT].value == 1.1 and constants(drawn)[DEPLOYMENT].low is None
