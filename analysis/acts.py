@@ -88,7 +88,7 @@ def _places(arguments: argparse.Namespace) -> list[Path]:
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the verdict of a run, or how far a killed one came."""
+    """Print the verdict of a run, a study or another tool's result."""
     path = arguments.run
     if arguments.recompute and exchange.is_foreign(path):
         raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
@@ -108,7 +108,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Write one self-contained HTML file about runs: verdict, figures, provenance."""
+    """Write one HTML file about runs: verdict, figures, provenance."""
     if arguments.out and arguments.out.suffix not in PAGES:
         raise RunError(f"--out {arguments.out}: a report is one HTML file; give it a name in .html")
     terminal.tell(pages.command(arguments.runs, arguments.out))
@@ -116,7 +116,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Lay runs side by side: what differs, their capacities and the ratio."""
+    """Set runs side by side: what differs, their capacities and the ratio."""
     terminal.tell(side_by_side.text(arguments.runs))
     return EXIT_OK
 
@@ -129,7 +129,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Say how many nodes a demand needs, which rule asks for them, and what they cost."""
+    """Compute how many nodes a demand needs, by which rule, and what they cost."""
     refuse_out(arguments.out, ".json", *PAGES)
     service = IntoService(arguments.serve_config) if arguments.serve_config else None
     tree = planning.of_words(arguments.words, _predicted, service)
@@ -146,13 +146,13 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def calibrate(arguments: argparse.Namespace) -> int:
-    """Fit the engine model's constants to probes of one machine."""
+    """Fit the engine model's constants to probes of a machine."""
     terminal.tell(calibration.calibrate(arguments.words, arguments.out, _serve))
     return EXIT_OK
 
 
 def live(arguments: argparse.Namespace) -> int:
-    """Serve one page that follows a run or a study, also one that has ended, until Ctrl-C."""
+    """Serve a page that follows a run or a study, until Ctrl-C."""
     # An HTTP server, which no other verb needs.
     from analysis.live import command
 

@@ -1,1 +1,1 @@
-"""The console command `maxqps`: every verb of the rooms under one name."""
+"""The console command `maxqps`: every verb under one name."""

@@ -20,12 +20,12 @@ ROOMS = {
     "cluster": ("preflight", "render"),
     "serve_apps": ("render", "model"),
 }
-"""The verbs of each room; of a verb in two rooms the first has the short form."""
+"""The verbs of each package. The short form of a verb that two packages have belongs to the first."""
 PURPOSES = {
     "loadgen": "load a service, search, predict",
     "analysis": "read results, plan with them",
-    "cluster": "check nodes, write a cluster's files",
-    "serve_apps": "print a recipe, write a tiny model",
+    "cluster": "check nodes, write cluster files",
+    "serve_apps": "print vLLM's commands, tiny model",
 }
 EXIT_USAGE = 2
 
@@ -33,7 +33,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:
-        # A shell asks what the next word may be, and needs the grammars.
+        # Completion in a shell needs the parsers.
         from maxqps import completion
 
         completion.complete(ROOMS)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """The verbs by room, and where their help is."""
+    """The verbs by package, and where their help is."""
     lines = [f"  {PURPOSES[room]:<36}{', '.join(_short(room))}" for room in ROOMS]
     shared = [f"{room} {verb}" for room, verbs in ROOMS.items() for verb in verbs if verb not in _short(room)]
     return "\n".join(
@@ -68,20 +68,20 @@ def overview() -> str:
             *lines,
             "",
             "maxqps schema prints the JSON schema of a configuration, for editors.",
-            f"Verbs that two rooms have: maxqps {', maxqps '.join(shared)}.",
+            f"Verbs that two packages have: maxqps {', maxqps '.join(shared)}.",
             "maxqps help VERB shows the words and examples of a verb. maxqps --version shows the versions.",
         ]
     )
 
 
 def _short(room: str) -> list[str]:
-    """The verbs of a room that no room before it has."""
+    """The verbs of a package that no package before it has."""
     before = list(ROOMS)[: list(ROOMS).index(room)]
     return [verb for verb in ROOMS[room] if all(verb not in ROOMS[other] for other in before)]
 
 
 def _run(room: str, words: list[str]) -> int:
-    # One of our own four names, never a word of the user's.
+    # `room` is one of our own four names, never a word of the user's.
     code: int = import_module(f"{room}.__main__").main(words)
     return code
 

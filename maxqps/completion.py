@@ -1,6 +1,6 @@
-"""Completes the command line of `maxqps` in a shell: verbs, flags, groups, keys and their choices.
+"""Completes the command line of `maxqps` in a shell: verbs, words and their choices, and flags.
 
-Of the others it offers verbs and words.
+Flags are offered for the verbs of `loadgen` and `analysis` only.
 """
 
 import argparse
@@ -16,12 +16,12 @@ FOLDERS = argcomplete.FilesCompleter()
 
 
 def complete(rooms: Mapping[str, Sequence[str]]) -> None:
-    """Write the completions that the shell asks for, and end the process; do nothing if no shell asks."""
+    """Write the completions that a shell requested and end the process; do nothing without a request."""
     argcomplete.autocomplete(_all_verbs(rooms))
 
 
 def _all_verbs(rooms: Mapping[str, Sequence[str]]) -> argparse.ArgumentParser:
-    """A parser of every verb, under its room and alone."""
+    """Parser of every verb, under its package and alone."""
     top = argparse.ArgumentParser("maxqps")
     top.add_argument("--version", action="store_true")
     verbs = top.add_subparsers()

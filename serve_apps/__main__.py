@@ -1,18 +1,18 @@
-"""Print the commands of a real vLLM without starting it; write a tiny model to start it with.
+"""Print the commands of real vLLM without starting it, or write a tiny model for it.
 
 examples:
-  python -m serve_apps render                                            the modern preset, TP8/EP8
+  python -m serve_apps render                                            today's recipe, TP8/EP8
   python -m serve_apps render layout=dp2_tp4_ep4 vllm_version=0.33.0     two TP4 servers of a node
   python -m serve_apps render layout=1p1d_tp4_ep4                        both sides and the proxy
   python -m serve_apps render workload=chat_sessions routing=consistent_hash    its router in the file
   python -m serve_apps render engine.recipe=published layout=dp2_tp4_ep4  as Character.ai printed it
-  python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      and the models of arXiv 2603.10031
+  python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      the models of arXiv 2603.10031
   python -m serve_apps render engine.profile=low_latency engine.args.enable_prefix_caching=false
-  python -m serve_apps render engine.args.block_size=null --json         null removes what a recipe gives
+  python -m serve_apps render engine.args.block_size=null --json         null removes a flag of the recipe
   python -m serve_apps model FOLDER model=tiny_qwen3_moe                 random weights for engine=vllm_cpu
 """
 
-# The composition root of this room: the only file of it that may join the others.
+# The composition root of this package: the only file that may import other packages.
 
 import argparse
 import json
