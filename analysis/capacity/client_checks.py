@@ -1,11 +1,10 @@
-"""Checks of the load generator in a window: actors lost, requests sent late or not at all, a busy CPU."""
+"""Figures of the load generator in a window: actors lost, requests sent late or not at all, a busy CPU."""
 
 from collections.abc import Collection, Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.check import Check, at_least, at_most
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
@@ -17,7 +16,6 @@ LAG_MS, LAG_SHARE = 5.0, 0.01
 """A p99 send lag above max(5 ms, 1 % of the TTFT bound) voids (the method, 5.2), on the run's clock."""
 LEAST_LAG_MS = 1.0
 """Send lag that is allowed on any clock, in real time: the event loop's timers count milliseconds."""
-LEAST_SENT = 0.995
 CPU_SHARE = 0.60
 RUN_SHARE = 0.60
 """Below this share of the wanted CPU time a client measures its neighbours too."""
@@ -25,51 +23,48 @@ STALL_SHARE = 0.05
 """A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
 
 
-def lost_actors(rows: pa.Table, lost: Collection[str]) -> Check:
+def lost_actors(rows: pa.Table, lost: Collection[str]) -> float:
     """Load actors that died or fell silent in the window, and requests that ended with one later."""
     orphans = metrics.status_in(rows, "lost") | metrics.word_in(rows, "error_kind", "interrupted")
-    count = len(lost) + int(orphans.sum())
-    return at_most("lost_actors", float(count), 0.0, "", "actor_lost")
+    return float(len(lost) + int(orphans.sum()))
 
 
-def send_lag(rows: pa.Table, slo: Slo) -> Check:
-    """p99 of the send lag in real time; a request that never left counts as infinitely late.
-
-    On a clock of speed D a lag displaces an arrival by D times as much: the bound is the D-th part.
-    """
-    bound = lag_gate_ms(rows, slo)
-    return at_most("send_lag_p99", quantile(metrics.send_lag(rows), 0.99), bound, "ms", "client_limited")
+def send_lag(rows: pa.Table) -> float | None:
+    """p99 of the send lag in ms of real time; a request that never left counts as infinitely late."""
+    return quantile(metrics.send_lag(rows), 0.99)
 
 
 def lag_gate_ms(rows: pa.Table, slo: Slo) -> float:
-    """The largest p99 of the send lag with which a window is valid."""
+    """The largest p99 of the send lag with which a window is valid.
+
+    On a clock of speed D a lag displaces an arrival by D times as much: the bound is the D-th part.
+    """
     return max(max(LAG_MS, LAG_SHARE * slo.first_token_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
 
 
-def sent(rows: pa.Table, planned: int | None = None) -> Check:
+def sent(rows: pa.Table, planned: int | None = None) -> float | None:
     """Share of the plan that was sent. A refused connection was tried; a row not yet sent is unknown."""
     lag = metrics.send_lag(rows)
     unsent = np.isinf(lag)
     undecided = np.isnan(lag) & metrics.status_in(rows, records.PENDING)
     total = (rows.num_rows if planned is None else planned) - int(undecided.sum())
     made = rows.num_rows - int((unsent | undecided).sum())
-    return at_least("sent", made / total if total > 0 else None, LEAST_SENT, "", "client_limited")
+    return made / total if total > 0 else None
 
 
-def cpu(health: Health | None) -> Check:
+def cpu(health: Health | None) -> float | None:
     """Mean share of a core that the busiest actor used."""
-    return at_most("actor_cpu", _worst(health, "cpu_share"), CPU_SHARE, "", "client_limited")
+    return _worst(health, "cpu_share")
 
 
-def run_share(health: Health | None) -> Check:
-    """Lowest run / (run + queued) CPU share over the load actors; information, because the lag decides."""
-    shares = _figures(health, "run_share")
-    return at_least("run_share", min(shares, default=None), RUN_SHARE, "")
+def run_share(health: Health | None) -> float | None:
+    """Lowest run / (run + queued) CPU share over the load actors."""
+    return min(_figures(health, "run_share"), default=None)
 
 
-def stall(health: Health | None, slo: Slo) -> Check:
-    """Longest stall of an actor's loop; information, because its effect shows in the send lag."""
-    return at_most("loop_stall", _worst(health, "stall_ms"), STALL_SHARE * slo.first_token_ms, "ms")
+def stall(health: Health | None) -> float | None:
+    """Longest stall of an actor's loop in ms."""
+    return _worst(health, "stall_ms")
 
 
 def _worst(health: Health | None, figure: str) -> float | None:

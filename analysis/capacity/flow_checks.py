@@ -1,20 +1,19 @@
-"""Checks of how requests come and leave: Little's law, a growing backlog, a closed loop's rounds."""
+"""Figures of how requests come and leave: Little's law, a growing backlog, a closed loop's rounds."""
 
 import math
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.check import Check, at_least, at_most
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.stats.estimate import NORMAL_95
 from analysis.stats.quantiles import Floats
 
 LITTLE_ERROR = 0.05
+"""Largest relative error of Little's law (the method, 5.1 L1)."""
 UNSTABLE_T = 3.0
-LEAST_ROUNDS, LEAST_STEADY_S = 10.0, 30.0
-"""Requests per request in flight, and seconds after the ramp-up, of a closed loop (the method, 5.1 L2)."""
+"""A larger t of the queue's slope means that the queue grew (the method, 5.2)."""
 
 
 def falls_behind(requests: pa.Table, from_ns: float, to_ns: float) -> bool:
@@ -42,28 +41,24 @@ def fewer_ended(came: int, ended: int, sds: float = NORMAL_95) -> bool:
     return ended == 0 or came - ended > sds * math.sqrt(came + ended)
 
 
-def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> Check:
+def little(requests: pa.Table, window: Window, in_flight_mean: float | None) -> float | None:
     """|rate x time in system / L - 1| with L counted apart from the rows (the method, 5.1 L1).
 
     Rate x time in system is the time all requests spent in the window, per second of it; this is
     exact at the edges, where arrivals times their mean sojourn is not.
     """
     if in_flight_mean is None or in_flight_mean <= 0:
-        return at_most("little", None, LITTLE_ERROR, "")
+        return None
     due, end = _sojourns(requests)
     inside = np.minimum(end, window.window_end_ns) - np.maximum(due, window.window_start_ns)
     mean = float(np.maximum(inside, 0).sum()) / (window.window_end_ns - window.window_start_ns)
-    return at_most("little", abs(mean / in_flight_mean - 1), LITTLE_ERROR, "")
+    return abs(mean / in_flight_mean - 1)
 
 
-def backlog(requests: pa.Table, window: Window) -> Check:
-    """`growth_t`, or 0 where nothing grew; above 3 the queue grew (the method, 5.2).
-
-    It voids nothing: a window with a growing queue is measured rightly, and the verdict on a rate says that
-    the window is too short.
-    """
+def backlog(requests: pa.Table, window: Window) -> float | None:
+    """`growth_t`, or 0 where nothing grew."""
     t = growth_t(requests, window)
-    return at_most("backlog_slope_t", None if t is None else max(t, 0.0), UNSTABLE_T, "")
+    return None if t is None else max(t, 0.0)
 
 
 def growth_t(requests: pa.Table, window: Window) -> float | None:
@@ -79,27 +74,22 @@ def growth_t(requests: pa.Table, window: Window) -> float | None:
     return max((t for t in slopes if t is not None), default=None)
 
 
-def concurrency(requests: pa.Table, window: Window) -> Check:
+def concurrency(requests: pa.Table, window: Window) -> float | None:
     """|X R / C - 1| of a closed loop (the method, 5.1 L1); it is large with too few requests.
 
     X are the requests begun per second of the window, R is their mean time in the system.
     """
     due, end = _sojourns(in_window(requests, window))
     if not len(due) or np.isinf(end).any():
-        return at_most("concurrency_error", None, LITTLE_ERROR, "")
+        return None
     in_flight = float(np.sum(end - due)) / NS / window.seconds
-    return at_most("concurrency_error", abs(in_flight / window.concurrency - 1), LITTLE_ERROR, "")
+    return abs(in_flight / window.concurrency - 1)
 
 
-def rounds(requests: pa.Table, window: Window) -> Check:
+def rounds(requests: pa.Table, window: Window) -> float:
     """Requests of the closed loop, ramp-up included, for each one in flight."""
     sent = int(np.sum(metrics.numbers(requests, "window_index") == window.index))
-    return at_least("requests_per_concurrency", sent / window.concurrency, LEAST_ROUNDS, "")
-
-
-def steady(window: Window) -> Check:
-    """Length of a closed loop's window."""
-    return at_least("steady_window", window.seconds, LEAST_STEADY_S, "s")
+    return sent / window.concurrency
 
 
 def slope_t(samples: Floats) -> float | None:

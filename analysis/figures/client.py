@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, send_lag
+from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
@@ -105,7 +105,7 @@ def _gate_ms(data: RunData, windows: Sequence[WindowRows]) -> float:
     for check in data.run.checks:
         if check["name"] == "send_lag_p99" and check["bound"] is not None:
             return float(check["bound"])
-    bound = send_lag(windows[0].rows, data.run.config.slo).bound
+    bound = lag_gate_ms(windows[0].rows, data.run.config.slo)
     if bound is None:
         raise NoData("no bound of the send lag is known")
     return bound

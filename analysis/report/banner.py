@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.capacity.validity import REMEDIES
+from analysis.capacity.rules import REASONS
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure
 from analysis.results import engine_agreement, integrity, joint, matrix_table, studies, summary
@@ -25,21 +25,6 @@ Figures = tuple[tuple[str, str], ...]
 Claim = tuple[str, Figures, tuple[str, ...]]
 """A headline, its few figures, and the sentences below."""
 
-CAUSES = {
-    "client_limited": "The load generator could not keep its schedule.",
-    "engine_late": "The simulated engine could not keep its own clock on this machine.",
-    "path_slow": "Time was lost between the client and the engine, which reports its own times.",
-    "replica_lost": "A replica was replaced, or one answered that was not deployed for this run.",
-    "actor_lost": "A load actor died.",
-    "malformed_answers": "Answers failed for their form, or as requests, and not for the load.",
-    "burst_delivery": "Tokens came merged, so that their pace is not known.",
-    "hidden_tokens": "The server counted tokens that it did not stream, so that the pace is not known.",
-    "wrong_prompts": "The server counted other prompts than were planned.",
-    "wrong_prefix_hits": "The prefix cache was not hit as intended.",
-    "queue_untold": "A bound is on the time in the server's queue, which its answers do not tell.",
-    "too_few_windows": "Too few windows were measured.",
-}
-"""Meaning of each void reason of `analysis.capacity.validity`."""
 LONGER = "Search longer: search=standard takes 15 minutes, or raise search.budget_s."
 PROMISE = "with 95 % probability a node keeps its bounds at this rate"
 
@@ -106,8 +91,8 @@ def _nothing(verdict: Verdict) -> str:
 def _why(verdict: Verdict) -> tuple[str, str]:
     """The reason why nothing, or only a bound, is claimed, and the remedy."""
     code, _, rest = verdict.reason.partition(": ")
-    if code in CAUSES:
-        return f"{CAUSES[code]} ({code})", rest or REMEDIES[code]
+    if code in REASONS:
+        return f"{REASONS[code].cause} ({code})", rest or REASONS[code].remedy
     capacity, study = verdict.capacity, isinstance(verdict, StudyVerdict)
     if verdict.valid and capacity and (capacity.open_above or capacity.open_below):
         return _sentence(verdict.reason), "" if capacity.queue_grew else LONGER

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.capacity.check import at_most
+from analysis.capacity.rules import REPLICA_LOST
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
@@ -64,7 +65,6 @@ more often is to be mended first (our choice)."""
 NOTICED_S = 30.0
 """Real seconds after which a loss is noticed at the latest: Serve asks a replica for its health every 10 s
 and gives it up after three answers that did not come."""
-REASON = "replica_lost"
 
 
 def outlived(
@@ -109,5 +109,5 @@ def affected_windows(
 
 def invalidated(verdict: Verdict) -> Verdict:
     """The verdict on a window in which the service was lost: void, whatever else it shows."""
-    lost = at_most("service_losses", 1.0, 0.0, "", REASON)
-    return replace(verdict, valid=False, reason=REASON, checks=(lost, *verdict.checks))
+    lost = at_most("service_losses", 1.0, 0.0, "", REPLICA_LOST.name)
+    return replace(verdict, valid=False, reason=REPLICA_LOST.name, checks=(lost, *verdict.checks))

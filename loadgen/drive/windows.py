@@ -13,7 +13,8 @@ from analysis.capacity import window_table
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.node_effects import NodeEffects, including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
-from analysis.capacity.validity import Verdict, WindowEvidence, judge_window
+from analysis.capacity.rules import WindowEvidence
+from analysis.capacity.validity import Verdict, judge_window
 from analysis.capacity.window_counts import (
     Window,
     count,

@@ -13,7 +13,8 @@ from analysis.capacity import window_table
 from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
-from analysis.capacity.validity import REMEDIES, Verdict, judge_run
+from analysis.capacity.rules import ACTOR_LOST
+from analysis.capacity.validity import Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
 from analysis.results.asked import describe
@@ -115,7 +116,7 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
     """
     stop = sweep.stop
     if stop.kind == "actor_lost":
-        why = f"actor_lost: {stop.reason}. {REMEDIES['actor_lost']}"
+        why = f"{ACTOR_LOST.name}: {stop.reason}. {ACTOR_LOST.remedy}"
         return _ended(verdict, EXIT_VOID, why, valid=False)
     if stop.kind == "void":
         last = [one for one in _every(driver) if not one.valid][-1:]

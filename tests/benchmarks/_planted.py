@@ -201,9 +201,9 @@ FAULTS = (
     # void rules
     Fault(
         "send lag never voids",
-        "analysis.capacity.client_checks:send_lag",
-        "0.99), bound",
-        "0.99), 1e9 * bound",
+        "analysis.capacity.client_checks:lag_gate_ms",
+        "return max(",
+        "return 1e9 * max(",
     ),
     Fault("send lag at p90", "analysis.capacity.client_checks:send_lag", "0.99", "0.90"),
     Fault(

@@ -10,7 +10,8 @@ import pytest
 from analysis.capacity import flow_checks, service_checks
 from analysis.capacity.check import Check
 from analysis.capacity.flow_checks import slope_t
-from analysis.capacity.validity import REMEDIES, Verdict, WindowEvidence, judge_run, judge_window
+from analysis.capacity.rules import REASONS, RULES, WindowEvidence
+from analysis.capacity.validity import Verdict, judge_run, judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
@@ -93,7 +94,7 @@ def test_a_healthy_window_is_valid():
 def test_a_failed_gate_voids_the_window_and_names_a_remedy(made, evidence, reason):
     verdict = judged(made, **evidence)
     assert (verdict.valid, verdict.reason) == (False, reason)
-    assert verdict.remedy == REMEDIES[reason]
+    assert verdict.remedy == REASONS[reason].remedy
 
 
 def failing(count, status, kind, finish_reason=None, of=450):
@@ -226,15 +227,15 @@ def test_the_worst_actor_counts_and_one_that_does_not_tell_does_not():
 
 def test_an_answer_without_a_cached_count_had_no_hit_once_another_has_one():
     half = table(rows(100, prompt_tokens=1000, cached_tokens=[800] * 50))
-    assert service_checks.prefix_hits(half).value == pytest.approx(0.4)
-    assert service_checks.prefix_hits(table(rows(100, prompt_tokens=1000))).passed is None
-    assert service_checks.prefix_hits(table(rows(100, cached_tokens=0))).passed is None
+    assert service_checks.prefix_hits(half) == pytest.approx(0.4)
+    assert service_checks.prefix_hits(table(rows(100, prompt_tokens=1000))) is None
+    assert service_checks.prefix_hits(table(rows(100, cached_tokens=0))) is None
 
 
 @pytest.mark.parametrize(("cached", "error"), [(485, 0.0), (500, 0.0), (480, 0.005), (507, 0.007)])
 def test_a_prefix_cache_serves_whole_blocks_of_what_is_shared(cached, error):
-    check = service_checks.prefix_hits(table(rows(100, **HALF_SHARED, cached_tokens=cached)))
-    assert check.value == pytest.approx(error)
+    made = table(rows(100, **HALF_SHARED, cached_tokens=cached))
+    assert service_checks.prefix_hits(made) == pytest.approx(error)
 
 
 def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
@@ -245,9 +246,9 @@ def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
 def test_little_compares_with_an_independent_count():
     made = table(rows())
     expected = 450 / 45 * 0.901 - 0.901**2 * 10 / 2 / 45
-    assert flow_checks.little(made, WINDOW, expected).value == pytest.approx(0, abs=3e-3)
-    assert flow_checks.little(made, WINDOW, expected * 1.04).passed is True
-    assert flow_checks.little(made, WINDOW, expected * 1.06).passed is False
+    assert flow_checks.little(made, WINDOW, expected) == pytest.approx(0, abs=3e-3)
+    assert named(judged(rows(), in_flight_mean=expected * 1.04), "little").passed is True
+    assert named(judged(rows(), in_flight_mean=expected * 1.06), "little").passed is False
 
 
 def test_a_growing_queue_is_noted_as_unstable_and_does_not_void():
@@ -306,11 +307,9 @@ def test_a_short_closed_loop_is_noted_and_not_void():
 
 def test_a_closed_loop_that_did_not_hold_its_concurrency_is_seen():
     made, window = closed_loop(8, 320)
-    assert flow_checks.concurrency(made, window).value < 0.05
-    assert flow_checks.concurrency(made, replace(window, concurrency=10)).value == pytest.approx(
-        0.2, abs=0.04
-    )
-    assert flow_checks.concurrency(made.slice(0, 0), window).passed is None
+    assert flow_checks.concurrency(made, window) < 0.05
+    assert flow_checks.concurrency(made, replace(window, concurrency=10)) == pytest.approx(0.2, abs=0.04)
+    assert flow_checks.concurrency(made.slice(0, 0), window) is None
 
 
 def test_a_closed_loop_is_void_for_what_voids_any_window():
@@ -360,11 +359,12 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
     assert ("engine.time_scale" in verdict.remedy, "engine.time_scale" in run.remedy) == (scale > 1,) * 2
 
 
-def test_every_reason_has_a_remedy():
-    verdict = judge_window(table(rows(**FORM)), WINDOW, WITH_QUEUE)
-    reasons = {check.reason for check in verdict.checks if check.reason}
-    assert reasons | {"too_few_windows"} == set(REMEDIES)
-    assert all("\n" not in remedy for remedy in REMEDIES.values())
+def test_every_reason_is_that_of_a_rule_or_of_a_run():
+    reasons = {rule.reason.name for rule in RULES if rule.reason}
+    assert reasons | {"too_few_windows"} == set(REASONS)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    for reason in REASONS.values():
+        assert reason.cause.endswith(".") and reason.remedy.endswith(".") and "\n" not in reason.remedy
 
 
 def void(reason):
@@ -388,7 +388,7 @@ VALID = Verdict(True, "", ())
 def test_a_run_needs_enough_valid_windows(windows, min_windows, reason):
     verdict = judge_run(windows, min_windows)
     assert (verdict.valid, verdict.reason) == (not reason, reason)
-    assert verdict.remedy == REMEDIES.get(reason, "")
+    assert verdict.remedy == (REASONS[reason].remedy if reason else "")
 
 
 @pytest.mark.parametrize(("scale", "bound_ms"), [(1.0, 400.0), (2.0, 200.0), (4.0, 100.0), (10.0, 100.0)])

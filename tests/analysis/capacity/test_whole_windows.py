@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from analysis.capacity.validity import Verdict, WindowEvidence, judge_window
+from analysis.capacity.rules import WindowEvidence
+from analysis.capacity.validity import Verdict, judge_window
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows.records import table
 from conf.specs.experiment import Slo

@@ -121,7 +121,8 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(tmp_path: Path) -> Non
     steady = rows.slice(1)
     share = sum(later) / sum(steady["prompt_tokens"].to_pylist())
     assert share == pytest.approx(0.5, abs=0.01)
-    assert service_checks.prefix_hits(steady).passed
+    error = service_checks.prefix_hits(steady)
+    assert error is not None and error <= 0.01
     assert scraped["prefix_hits"] == sum(later)
     assert scraped["prefix_queries"] == sum(rows["prompt_tokens"].to_pylist())
 

@@ -284,8 +284,7 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
         )
         for rows in (rows_of((-1, "a", 1)), rows_of((4, "a", 1)))
     )
-    assert judged.passed is False and judged.voids
-    assert reported.passed is None and not reported.voids
+    assert judged is not None and judged > 0.01 and reported is None
     assert routing_spread.with_sessions(rows_of((4, "a", 1))) and not routing_spread.with_sessions(
         rows_of((-1, "a", 1))
     )

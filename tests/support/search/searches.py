@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.capacity.posterior import Capacity
-from analysis.capacity.validity import LEAST_VALID_WINDOWS
+from analysis.capacity.rules import LEAST_VALID_WINDOWS
 from conf import Experiment
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost

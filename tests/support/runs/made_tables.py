@@ -1,6 +1,6 @@
-"""The tables of columns in docs/columns.md and docs/run_folder.md, made of the schemas themselves.
+"""Tables in the documents that are made of the code: columns of the schemas, reasons of void windows.
 
-python -m tests.support.runs.column_tables     # writes them anew
+python -m tests.support.runs.made_tables     # writes them anew
 """
 
 from pathlib import Path
@@ -8,12 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis.capacity import window_table
+from analysis.capacity.rules import REASONS, RULES
 from analysis.rows import latency_columns, time_series
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 PAGES = {
     "columns.md": ("requests", "windows"),
     "run_folder.md": ("timeseries", "clients", "power"),
+    "exit_codes.md": ("reasons",),
 }
 SCHEMAS = {
     "requests": latency_columns.FILE,
@@ -29,7 +31,8 @@ def document(page: str) -> str:
     text = (DOCUMENTS / page).read_text()
     for name in PAGES[page]:
         start = text.index(f"<!-- {name} -->\n") + len(f"<!-- {name} -->\n")
-        text = text[:start] + table(SCHEMAS[name]) + text[text.index("<!-- end -->", start) :]
+        made = table(SCHEMAS[name]) if name in SCHEMAS else reasons()
+        text = text[:start] + made + text[text.index("<!-- end -->", start) :]
     return text
 
 
@@ -37,6 +40,16 @@ def table(schema: pa.Schema) -> str:
     """A schema as a Markdown table."""
     lines = [f"| `{f.name}` | {kind(f.type)} | {told(f, 'unit')} | {meaning(f)} |" for f in schema]
     return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *lines, ""])
+
+
+def reasons() -> str:
+    """The reasons why a window is void, as a Markdown table with the checks that find them."""
+    lines = ["| reason | what happened | what to do | checks |", "|---|---|---|---|"]
+    for name, reason in REASONS.items():
+        checks = [f"`{rule.name}`" for rule in RULES if rule.reason is reason] or ["`valid_windows`"]
+        advice = f"{reason.remedy} {reason.on_fast_clock}".strip()
+        lines.append(f"| `{name}` | {reason.cause} | {advice} | {', '.join(checks)} |")
+    return "\n".join([*lines, ""])
 
 
 def kind(type_: pa.DataType) -> str:
