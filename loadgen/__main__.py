@@ -30,7 +30,6 @@ examples:
   python -m loadgen progressive engine=external target.urls=[http://127.0.0.1:8000] model=qwen3_235b_a22b_fp8
   python -m loadgen recipe run=node7                    probes for python -m analysis calibrate runs/node7
   python -m loadgen resume runs/20261121-091200-a1b2    continue a sweep that was cut short
-  python -m loadgen verify runs/20261121-091200-a1b2    replay its certified rate through an emulated vLLM
   python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
 """
 

@@ -14,7 +14,7 @@ from conf.io.versions import versions
 ROOMS = {
     "loadgen": (
         *("sweep", "probe", "predict", "compare", "recommend", "quality", "progressive", "recipe"),
-        *("resume", "verify"),
+        "resume",
     ),
     "analysis": ("show", "report", "compare", "plan", "export", "calibrate", "live"),
     "cluster": ("preflight", "render"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.capacity.rules import REASONS
 from analysis.report.blocks import Banner
 from analysis.report.wording import bound, figure
-from analysis.results import engine_agreement, integrity, joint, matrix_table, studies, summary
+from analysis.results import integrity, joint, matrix_table, studies, summary
 from analysis.results.runs import Run
 from analysis.results.text import capacity_text, probe_text, quality_text, ratio_text, sessions_text
 from analysis.results.types.probe_figures import ProbeFigures
@@ -84,7 +84,7 @@ def unfinished(run: Run) -> Banner:
 
 
 def _nothing(verdict: Verdict) -> str:
-    one_load = isinstance(verdict, RunVerdict) and (verdict.probe or verdict.verify)
+    one_load = isinstance(verdict, RunVerdict) and verdict.probe
     return "Nothing is concluded" if one_load else "No capacity is claimed"
 
 
@@ -112,9 +112,6 @@ def _claim(verdict: Verdict) -> Claim:
         if verdict.study == "quality":
             return _gated(verdict)
         return _compared(verdict) if verdict.study == "compare" else _capacity(verdict)
-    if verdict.verify:
-        lines = tuple(map(engine_agreement.line, verdict.verify.comparisons))
-        return _sentence(engine_agreement.headline(verdict.verify)), (), lines
     return _probed(verdict.probe) if verdict.probe else _capacity(verdict)
 
 

@@ -150,7 +150,7 @@ def _heading(asked: AskedExperiment, verb: str) -> str:
         "recipe": "Calibration probes",
     }
     service = asked.model if asked.engine != "external" else "an external service"
-    return f"{what.get(verb, 'Capacity' if verb != 'verify' else 'Verification')} of {service}"
+    return f"{what.get(verb, 'Capacity')} of {service}"
 
 
 def _subtitle(run: Run, asked: AskedExperiment) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from analysis.results import engine_agreement, joint, matrix_table, published_ladder, studies
+from analysis.results import joint, matrix_table, published_ladder, studies
 from analysis.results.asked import describe as describe
 from analysis.results.checks import check_line
 from analysis.results.locations import KNOWN
@@ -71,8 +71,6 @@ def text(verdict: Verdict, resume: Path | None = None) -> str:
     lines = [headline(verdict), f"  {verdict.reason}" if verdict.reason else ""]
     if verdict.capacity and verdict.valid:
         lines += capacity_text.lines(verdict, verdict.capacity)
-    if isinstance(verdict, RunVerdict) and verdict.verify:
-        lines += [engine_agreement.line(one) for one in verdict.verify.comparisons]
     if not isinstance(verdict, PredictionVerdict) and verdict.hold:
         lines += probe_text.hold_lines(verdict.hold)
     if not isinstance(verdict, StudyVerdict) and verdict.probe:
@@ -216,8 +214,6 @@ def _of_probe(verdict: RunVerdict | PredictionVerdict) -> str:
         return ""
     load, shown = probe_text.load(probe), probe_text.verdict(probe)
     if isinstance(verdict, RunVerdict):
-        if verdict.verify:
-            return f"{load} through vLLM: {engine_agreement.headline(verdict.verify)}"
         return f"{load}: {shown}"
     if verdict.replay:
         return f"{replay_text.headline(verdict.replay)}: {shown}{replay_text.kept(verdict.replay)}"

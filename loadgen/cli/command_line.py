@@ -53,14 +53,6 @@ def resumed(arguments: argparse.Namespace) -> Path:
     return Path(arguments.words[0])
 
 
-def verified(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
-    """The run folder to verify, and the words beside it. Raises ConfigError unless there is one folder."""
-    folders = [word for word in arguments.words if "=" not in word]
-    if len(folders) != 1 or arguments.config:
-        raise ConfigError("verify takes one run folder of a sweep: python -m loadgen verify runs/NAME")
-    return Path(folders[0]), [word for word in arguments.words if "=" in word]
-
-
 def asked(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     """The experiment of the words; a prediction takes ten virtual hours unless the words choose a search.
 

@@ -23,7 +23,6 @@ ACTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "progressive": published_benchmark.progressive,
     "recipe": measuring.recipe,
     "resume": measuring.resume,
-    "verify": measuring.verify,
 }
 
 

@@ -19,18 +19,15 @@ VERBS = {
     "progressive": "Run the MI325X paper's benchmark: by the engine model alone, or over HTTP.",
     "recipe": "Record the probes from which the engine model's constants are fitted.",
     "resume": "Recover what a killed run or study left, and continue it.",
-    "verify": "Replay a sweep's certified rate through vLLM itself, emulated; exit 3 if the two engines "
-    "disagree.",
 }
 """One sentence on each verb."""
 WORDS_HELP = "choices and values, in any order"
 OWN_WORDS = {
     "resume": "the run folder to continue",
-    "verify": "the run folder of a sweep, and choices and values",
     "compare": "two config.yaml, or words a.key=value and b.key=value; the rest holds for both",
     "quality": "two run folders, or words a.key=value and b.key=value; the rest holds for both",
 }
-LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "verify", "recommend")
+LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "recommend")
 """Verbs that may put load on a service."""
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--require": (

@@ -18,7 +18,7 @@ from loadgen.cli import (
     quality_words,
     recommending,
 )
-from loadgen.cli.command_line import asked, resumed, verified
+from loadgen.cli.command_line import asked, resumed
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
 from loadgen.studies import comparison_words, matrix_cells
@@ -130,19 +130,4 @@ def resume(arguments: argparse.Namespace) -> int:
         (),
         lambda site, show: verbs.resume(path, experiment, site, show),
         lambda _: recommending.concluded(path, arguments.json),
-    )
-
-
-def verify(arguments: argparse.Namespace) -> int:
-    """Replay a sweep's certified rate through vLLM itself, emulated; exit 3 if the two engines disagree."""
-    path, words = verified(arguments)
-    from loadgen.studies import engine_check
-
-    replay = engine_check.EngineReplay.asked(path, words, config_check.installed_vllm())
-    config_check.refuse_misfit(replay.emulated)
-    machine_check.refuse(replay.emulated)
-    if arguments.dry_run:
-        return output.plan(replay.emulated, fixed_rate.seconds(replay.emulated))
-    return output.answer(
-        arguments, (), lambda site, show: engine_check.run(replay, site, show, engine_model.simulate)
     )

@@ -165,8 +165,6 @@ def reopen(run: Run) -> tuple[RunFolder, int]:
 def continued(run: Run) -> Past:
     """The state from which a sweep goes on. Raises ConfigError with the remedy if it cannot go on."""
     verb = run.manifest["verb"]
-    if verb == "verify":
-        raise ConfigError("a verify is not continued; run it again: python -m loadgen verify RUN")
     if verb != "sweep":
         required = " --require" if "--require" in run.manifest.get("argv", []) else ""
         raise ConfigError(

@@ -16,7 +16,7 @@ from loadgen.__main__ import main
 from loadgen.cli import config_check, engine_model
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
-from loadgen.studies import engine_check, published_tables
+from loadgen.studies import published_tables
 from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.benchmarks import backends
@@ -207,9 +207,3 @@ def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) ->
     assert "its speed is not in the model" not in capsys.readouterr().out
     with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
     assert config_check.all_kernels([with_it, without, with_it]) == [UNKNOWN]
-
-
-def test_verify_replays_no_run_with_kernels_of_its_own() -> None:
-    asked = load([OFF])
-    with pytest.raises(ConfigError, match="kernels of its own"):
-        engine_check._refuse(asked, asked.engine)

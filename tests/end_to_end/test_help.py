@@ -24,7 +24,7 @@ TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-01-01 00:00:02,600,30
 2024-01-01 00:00:09,40,5
 """
-OF_A_RUN = ("resume", "verify")
+OF_A_RUN = ("resume",)
 
 
 def examples(text: str | None) -> list[str]:

@@ -196,7 +196,6 @@ SWEPT = {
     "sweep out=/proc/runs": "out=/proc/runs: cannot write to /proc",
     "probe rate_qps=4 out=/proc/runs": "out=/proc/runs: cannot write to /proc",
     "compare b.layout=dp2_tp4_ep4 out=/proc/runs": "out=/proc/runs: cannot write to /proc",
-    "verify .": ". is not a run folder",
     "sweep layout=dp1_tp1": "may have 32768, and vLLM would not start; choose a larger layout, or lower",
     "predict layout=dp1_tp1": "may have 32768, and vLLM would not start; choose a larger layout, or lower",
     "sweep model=llama31_405b_fp8": "expert parallelism but Llama-3.1-405B-Instruct-FP8 is dense",

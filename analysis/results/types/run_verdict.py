@@ -42,43 +42,6 @@ class PlacingPrediction:
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class EngineComparison:
-    """One p90 of an emulated vLLM and of the simulated engine in ms, and how far they may be apart.
-
-    A figure is None where too few requests ended.
-    """
-
-    limit: str
-    emulated_ms: float | None
-    simulated_ms: float | None
-    tolerance_ms: float | None
-    rule: str
-
-    @property
-    def difference_ms(self) -> float | None:
-        if self.emulated_ms is None or self.simulated_ms is None:
-            return None
-        return self.emulated_ms - self.simulated_ms
-
-    @property
-    def agrees(self) -> bool:
-        difference_ms = self.difference_ms
-        return (
-            difference_ms is not None
-            and self.tolerance_ms is not None
-            and abs(difference_ms) <= self.tolerance_ms
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCheck:
-    """Both engines on the requests of the run `of`."""
-
-    of: str
-    comparisons: tuple[EngineComparison, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
     """The verdict of one run. Parts that a verb does not have are None; a void run claims no capacity.
@@ -105,7 +68,6 @@ class RunVerdict:
     exit_code: int
     reason: str = ""
     replays: str = ""
-    verify: EngineCheck | None = None
     verb: str = ""
     run_id: str = ""
     folder: str = ""

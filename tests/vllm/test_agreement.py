@@ -1,0 +1,92 @@
+"""A probe of emulated vLLM: its p90s agree with those of the simulated engine on the same requests."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from analysis.results.runs import Run
+from analysis.rows import metrics, records
+from analysis.stats.quantiles import quantile
+from conf import Experiment, load
+from loadgen.cli.deployment import service
+from loadgen.cli.engine_model import simulate
+from loadgen.run import measure
+from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.vllm.running import Up
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SIMULATED = load(["engine.step_noise_cv=0", "engine.drift_sd=0", "engine.stall_every_steps=0"])
+ENGINE = SIMULATED.engine
+LIMITS = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "gpu_memory_utilization")
+EMULATED = [
+    "engine=vllm_emulated",
+    *(f"engine.args.{name}={getattr(ENGINE, name)}" for name in LIMITS),
+    f"engine.activation_bytes={ENGINE.activation_bytes}",  # type: ignore[union-attr]
+]
+LOAD = "rate_qps=3", "duration_s=60"
+TPOT_SHARE = 0.02
+"""Most relative difference of p90 TPOT."""
+TTFT_SHARE, TTFT_MS = 0.10, 30.0
+"""Most relative difference of p90 TTFT, or so many ms if that is more: a real front end takes up to 20 ms
+over its serial time."""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with service(load(EMULATED), lambda *_, **__: None) as served:
+        yield Up(served, EMULATED, tmp_path_factory.mktemp("runs"))
+
+
+def test_both_engines_have_the_same_latencies(up: Up) -> None:
+    for tree, run in up.until_valid("probe", measure.hold, *LOAD):
+        if tree["valid"]:
+            (emulated_ttft, simulated_ttft), (emulated_tpot, simulated_tpot) = p90s_ms(run)
+            assert emulated_tpot == pytest.approx(simulated_tpot, rel=TPOT_SHARE)
+            assert emulated_ttft == pytest.approx(simulated_ttft, rel=TTFT_SHARE, abs=TTFT_MS)
+
+
+def p90s_ms(run: Run) -> tuple[Any, Any]:
+    """p90 TTFT and TPOT of the window's requests, each on emulated vLLM and on the simulated engine."""
+    rows = run.requests().sort_by("due_ns")
+    rows = rows.filter(pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING)))
+    experiment = without_front_end(SIMULATED)
+    served = simulate(experiment, arrivals(rows), experiment.cluster.nodes, run.config.seed)
+    (window,) = run.dwells().to_pylist()
+    due_ns = rows["due_ns"].to_numpy()
+    at = np.flatnonzero((due_ns >= window["window_start_ns"]) & (due_ns < window["window_end_ns"]))
+    inside = rows.take(pa.array(at))
+    first_s, last_s = np.asarray(served.first_s)[at], np.asarray(served.last_s)[at]
+    tokens = metrics.numbers(inside, "requested_output_tokens")
+    ttft = metrics.ttft(inside), metrics.ttft_ms(due_ns[at] / NS, first_s)
+    tpot = metrics.tpot(inside), metrics.tpot_ms(first_s, last_s, tokens)
+    return tuple(quantile(it, 0.9) for it in ttft), tuple(quantile(it, 0.9) for it in tpot)
+
+
+def without_front_end(experiment: Experiment) -> Experiment:
+    """Without `front_end_latency_ms`, which belongs to another machine: vLLM's front end runs on this one."""
+    times = experiment.model.step_time
+    none = replace(times.front_end_latency_ms, value=0.0, low=None, high=None)
+    return replace(
+        experiment, model=replace(experiment.model, step_time=replace(times, front_end_latency_ms=none))
+    )
+
+
+def arrivals(rows: pa.Table) -> ArrivalSchedule:
+    """The requests of a run, to be served once more."""
+    columns = {
+        name: rows[column].to_numpy().astype(np.int64)
+        for name, column in (
+            ("input_tokens", "requested_input_tokens"),
+            ("output_tokens", "requested_output_tokens"),
+            ("shared_tokens", "shared_tokens"),
+        )
+    }
+    no_phase = np.zeros(rows.num_rows, dtype=np.int64)
+    return ArrivalSchedule(
+        dwell=0, seq=rows["seq"].to_numpy(), due_ns=rows["due_ns"].to_numpy(), phase=no_phase, **columns
+    )
