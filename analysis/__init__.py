@@ -1,7 +1,7 @@
 """The meaning of numbers: records, metrics, capacity, validity, runs. Imports neither Ray nor HTTP nor vLLM.
 
-Holds everything that a notebook needs: `load_run`, tables of a run, a figure for each question, and the plan.
-Each is imported when it is first used.
+Holds everything that a notebook needs: runs and studies, tables, a figure for each question, and the plan.
+Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ from conf.io.lazy import lazy
 
 if TYPE_CHECKING:
     from analysis.exchange import compare, export
-    from analysis.figures import NoData
     from analysis.figures.cdf import plot_cdf
     from analysis.figures.client import plot_client_lag
     from analysis.figures.comparison import plot_compare
+    from analysis.figures.exhibit import NoData
     from analysis.figures.latency import plot_latency
     from analysis.figures.pareto import plot_pareto
     from analysis.figures.plan import plot_plan
@@ -23,13 +23,21 @@ if TYPE_CHECKING:
     from analysis.figures.timeline import plot_timeseries
     from analysis.planning import cost, plan, scaling
     from analysis.report import build_report
+    from analysis.results.over_bound import OverBound, over_bound
+    from analysis.results.rejudged import rejudge
     from analysis.results.runs import Run, RunError, load_run, load_runs
+    from analysis.results.study_folder import Study, load_study
     from analysis.results.tables import capacity_table, percentiles
+    from conf.specs.planning import Care, Demand
 
 __all__ = [
+    "Care",
+    "Demand",
     "NoData",
+    "OverBound",
     "Run",
     "RunError",
+    "Study",
     "build_report",
     "capacity_table",
     "compare",
@@ -37,6 +45,8 @@ __all__ = [
     "export",
     "load_run",
     "load_runs",
+    "load_study",
+    "over_bound",
     "percentiles",
     "plan",
     "plot_cdf",
@@ -49,12 +59,17 @@ __all__ = [
     "plot_scaling",
     "plot_search",
     "plot_timeseries",
+    "rejudge",
     "scaling",
 ]
 _HOMES = {
-    "NoData": "analysis.figures",
+    "Care": "conf.specs.planning",
+    "Demand": "conf.specs.planning",
+    "NoData": "analysis.figures.exhibit",
+    "OverBound": "analysis.results.over_bound",
     "Run": "analysis.results.runs",
     "RunError": "analysis.results.runs",
+    "Study": "analysis.results.study_folder",
     "build_report": "analysis.report",
     "capacity_table": "analysis.results.tables",
     "compare": "analysis.exchange",
@@ -62,6 +77,8 @@ _HOMES = {
     "export": "analysis.exchange",
     "load_run": "analysis.results.runs",
     "load_runs": "analysis.results.runs",
+    "load_study": "analysis.results.study_folder",
+    "over_bound": "analysis.results.over_bound",
     "percentiles": "analysis.results.tables",
     "plan": "analysis.planning",
     "plot_cdf": "analysis.figures.cdf",
@@ -74,6 +91,12 @@ _HOMES = {
     "plot_scaling": "analysis.figures.scaling",
     "plot_search": "analysis.figures.search",
     "plot_timeseries": "analysis.figures.timeline",
+    "rejudge": "analysis.results.rejudged",
     "scaling": "analysis.planning",
 }
 __getattr__ = lazy("analysis", _HOMES)
+
+
+def __dir__() -> list[str]:
+    """The names that a notebook completes."""
+    return __all__

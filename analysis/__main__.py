@@ -3,6 +3,7 @@
 examples:
   python -m analysis show runs/20261121-091200-a1b2                the verdict and its evidence
   python -m analysis show runs/20261121-091200-a1b2 --recompute    computed again from its Parquet files
+  python -m analysis show runs/tp8 slo.ttft_p90_ms=500             the same sweep judged by another bound
   python -m analysis report runs/20261121-091200-a1b2              one HTML file with figures and provenance
   python -m analysis compare runs/tp8 runs/tp4                     capacities side by side, and their ratio
   python -m analysis plan runs/tp8 demand.peak_qps=200 plan.spare_nodes=1 plan.node_hour_usd=16

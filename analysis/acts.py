@@ -19,8 +19,9 @@ from analysis.calibration.observed import RecordedLoad, Served
 from analysis.exchange import side_by_side
 from analysis.into_service import IntoService
 from analysis.recommendation import recommended
-from analysis.results import integrity, locations, recount, summary
-from analysis.results.runs import RunError, refuse_out
+from analysis.results import integrity, locations, recount, studies, summary
+from analysis.results.rejudged import rejudge
+from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.text import recommendation_text
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
@@ -96,8 +97,10 @@ def show(arguments: argparse.Namespace) -> int:
         if arguments.words or arguments.recompute:
             raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
         terminal.tell(recommendation_text.text(recommended.read(path)))
-    elif arguments.words or exchange.is_foreign(path):
+    elif exchange.is_foreign(path):
         terminal.tell(exchange.show(path, arguments.words))
+    elif arguments.words:
+        terminal.tell(_rejudged(path, arguments.words, arguments.recompute))
     elif arguments.recompute:
         text, agrees = recount.recomputed(path)
         terminal.tell(text)
@@ -105,6 +108,15 @@ def show(arguments: argparse.Namespace) -> int:
     else:
         terminal.tell(summary.concluded(path))
     return EXIT_OK
+
+
+def _rejudged(path: Path, words: Sequence[str], recompute: bool) -> str:
+    """The verdict of a run under other bounds. Raises RunError for a study."""
+    if recompute:
+        raise RunError("--recompute is by the run's own bounds; leave either it or the words out")
+    if studies.is_study(path):
+        raise RunError(f"{path} is a study: judge one of its parts by other bounds, {path}/NAME")
+    return summary.text(rejudge(load_run(path), *words))
 
 
 def report(arguments: argparse.Namespace) -> int:

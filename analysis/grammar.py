@@ -67,7 +67,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
     add = rest.add_argument
     if verb == "show":
         add("run", type=_place, help="run folder, study, or result of vllm bench serve, GuideLLM, AIPerf")
-        bounds = "bounds to judge another tool's result by"
+        bounds = "other bounds to judge a sweep by, or another tool's result"
         add("words", nargs="*", default=[], metavar="slo.key=value", help=bounds)
         again = "compute counts and capacity again from Parquet; exit 1 if they differ"
         add("--recompute", action="store_true", help=again)

@@ -128,7 +128,7 @@ def _svg(figure: Figure, name: str, width_in: float, height_in: float) -> str:
     layout = ConstrainedLayoutEngine()
     figure.set_layout_engine(layout)
     layout.execute(figure)
-    figure.set_layout_engine("none")  # placed: `savefig` would draw it all once more for that
+    figure.set_layout_engine(None)  # placed: `savefig` would draw all of it once more for that
     drawn = io.StringIO()
     omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)

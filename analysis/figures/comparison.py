@@ -13,7 +13,10 @@ from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.capacities import CapacityRow, StudyOrRuns
 from analysis.figures.exhibit import Exhibit, Row
 from analysis.figures.words import counted, qps
+from analysis.results import studies
 from analysis.results.matrix_table import PAIRED, UNPAIRED
+from analysis.results.runs import Run
+from analysis.results.study_folder import Study
 from analysis.stats.estimate import Estimate
 from conf.io.one_line import one_line
 
@@ -113,14 +116,15 @@ class Comparison(Exhibit):
         canvas.label(ax, f"capacity over that of {first}", "")
 
 
-def plot_compare(subject: StudyOrRuns) -> Figure:
+def plot_compare(subject: Study | Sequence[Run]) -> Figure:
     """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
 
     A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
-    the estimates are independent. `subject` is the tree of a study, or runs; a study that pools has its own
-    capacity below its parts. Raises NoData where none has a capacity.
+    the estimates are independent. A study that pools has its own capacity below its parts. Raises NoData
+    where none has a capacity.
     """
-    return Comparison.read(subject).figure()
+    compared = studies.load_study(subject.path) if isinstance(subject, Study) else subject
+    return Comparison.read(compared).figure()
 
 
 def _row(part: CapacityRow) -> Row:

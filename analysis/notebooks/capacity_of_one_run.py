@@ -17,7 +17,6 @@ import os
 from pathlib import Path
 
 import analysis
-from analysis.results.checks import check_line
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -53,6 +52,21 @@ analysis.plot_search(run)
 # %%
 analysis.plot_client_lag(run)
 
+# %% [markdown]
+# ## Everything that the verdict rests on
+
 # %%
-for check in (run.verdict.checks if run.verdict else None) or ():
-    print(check_line(check))
+print(run.answer())
+
+# %% [markdown]
+# ## The same windows, another bound
+#
+# All rows are there, so that another bound needs no new run, as long as its capacity lies within the rates
+# that were offered.
+
+# %%
+try:
+    stricter = analysis.rejudge(run, "slo.tpot_p90_ms=80")
+    print(f"{stricter.reason}: certified {stricter.capacity.qps_per_node.certified:.3g} QPS per node")
+except analysis.RunError as reason:
+    print(reason)

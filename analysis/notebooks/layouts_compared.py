@@ -17,7 +17,6 @@ import os
 from pathlib import Path
 
 import analysis
-from analysis.results import studies
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -63,7 +62,7 @@ if found:
 # The two sides of a comparison are drawn with its ratio of the same requests.
 compared = None
 if found:
-    subject = studies.load_study(runs[0].path.resolve().parent) if found.paired else runs
+    subject = analysis.load_study(runs[0].path.resolve().parent) if found.paired else runs
     compared = analysis.plot_compare(subject)
 compared
 

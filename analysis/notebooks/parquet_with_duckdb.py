@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 
 import analysis
-from analysis.rows import latency_columns, records
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -32,7 +32,7 @@ folder = run.path / "requests"
 if not run.is_collected:
     # A run that was killed: its file as it would have been written.
     folder = Path(tempfile.mkdtemp())
-    records.write(latency_columns.with_latencies(run.requests()), folder / "part-000.parquet")
+    pq.write_table(run.requests(latencies=True), folder / "part-000.parquet")
 requests = str(folder / "**" / "*.parquet")
 db = duckdb.connect()
 

@@ -26,8 +26,8 @@ NODE_HOUR_USD = 16.0  # an example of a price, not a quote
 
 # %%
 run = analysis.load_run(RUN)
-demand = planning.Demand(peak_qps=PEAK_QPS, peak_factor=PEAK_OVER_MEAN)
-care = planning.Care(headroom=0.15, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
+demand = analysis.Demand(peak_qps=PEAK_QPS, peak_factor=PEAK_OVER_MEAN)
+care = analysis.Care(headroom=0.15, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
 plan = analysis.plan(run, demand, care)
 print(planning.text(planning.tree(plan)))
 
@@ -45,7 +45,7 @@ analysis.plot_plan(plan)
 
 # %%
 for basis in ("low", "certified", "estimate"):
-    one = analysis.plan(run, demand, planning.Care(basis=basis, spare_nodes=1, node_hour_usd=NODE_HOUR_USD))
+    one = analysis.plan(run, demand, analysis.Care(basis=basis, spare_nodes=1, node_hour_usd=NODE_HOUR_USD))
     print(f"{basis:>9}: {one.nodes} nodes, ${24 * one.nodes * NODE_HOUR_USD:,.0f} per day")
 
 # %% [markdown]
@@ -55,5 +55,5 @@ for basis in ("low", "certified", "estimate"):
 # hits, which serve several times as many per node.
 
 # %%
-large = analysis.plan(run, planning.Demand(peak_qps=30_000.0), planning.Care(spare_nodes=10))
+large = analysis.plan(run, analysis.Demand(peak_qps=30_000.0), analysis.Care(spare_nodes=10))
 print(planning.text(planning.tree(large)))

@@ -15,14 +15,7 @@
 import os
 from pathlib import Path
 
-import numpy as np
-
 import analysis
-from analysis.capacity import window_table
-from analysis.capacity.window_counts import in_window
-from analysis.results import tables
-from analysis.rows import metrics
-from analysis.stats.quantiles import quantile
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -32,25 +25,10 @@ RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
 
 # %%
 run = analysis.load_run(RUN)
-bounds_ms = {limit: getattr(run.config.slo, f"{limit}_p90_ms") for limit in ("ttft", "tpot")}
-windows = [row for row in run.windows().to_pylist() if row["valid"] and row["requests"]]
-
-
-def excess(row, limit):
-    """p90 over its bound."""
-    return row[f"{limit}_p90_ms"] / bounds_ms[limit]
-
-
-known = [(row, limit) for row in windows for limit in bounds_ms if row[f"{limit}_p90_ms"] is not None]
-if not known:
-    raise analysis.NoData("no window of this run is valid and has a known p90")
-worst, limit = max(known, key=lambda pair: excess(*pair))
-if excess(worst, limit) <= 1:
+worst = analysis.over_bound(run)
+if worst.p90_ms <= worst.bound_ms:
     print("No window of this run has a p90 over its bound. The nearest is:")
-print(
-    f"window {worst['index']} at {worst['rate_qps_per_node']:.3g} QPS per node: p90 {limit.upper()} "
-    f"{worst[f'{limit}_p90_ms']:.1f} ms, bound {bounds_ms[limit]:g} ms"
-)
+print(worst)
 
 # %% [markdown]
 # ## The requests over the bound
@@ -60,30 +38,11 @@ print(
 # requests that were sent, also after the window and between windows.
 
 # %%
-rows = in_window(run.requests(window_index=worst["index"]), window_table.window(worst))
-latency_ms = getattr(metrics, limit)(rows)
-within, over = latency_ms <= bounds_ms[limit], latency_ms > bounds_ms[limit]
-
-
-def instant_ns(table, offset):
-    """An instant on the run's clock; nan if it never came."""
-    return metrics.numbers(table, "due_ns") + metrics.numbers(table, offset)
-
-
-sent_ns = instant_ns(run.requests(columns=("due_ns", "send_offset_ns")), "send_offset_ns")
-sent_ns = np.sort(sent_ns[~np.isnan(sent_ns)])
-start_ns, end_ns = (instant_ns(rows, offset) for offset in ("send_offset_ns", "last_token_offset_ns"))
-meanwhile = np.searchsorted(sent_ns, end_ns) - np.searchsorted(sent_ns, start_ns, "right")
-for name, mask in (("within", within), ("over", over)):
-    answered = mask & metrics.status_in(rows, "ok")
-    if answered.any():
-        print(
-            f"{name:>6} the bound: {mask.sum()} requests ({answered.sum()} answered), "
-            f"median {quantile(latency_ms[mask], 0.5):.1f} ms, "
-            f"{np.mean(meanwhile[answered]):.1f} arrivals during an answer"
-        )
-    elif mask.any():
-        print(f"{name:>6} the bound: {mask.sum()} requests, none of them answered")
+rows = worst.requests.to_pandas()
+shown = {"requests": ("seq", "count"), "answered": ("arrivals", "count")}
+shown |= {"median_ms": (f"{worst.limit}_ms", "median"), "mean_arrivals": ("arrivals", "mean")}
+counted = rows.groupby("over").agg(**shown).rename({False: "within the bound", True: "over the bound"})
+print(counted.round(1))
 
 # %% [markdown]
 # ## When: rolling p90, requests in flight and the engine's own count
@@ -102,4 +61,4 @@ except analysis.NoData as reason:
 balance
 
 # %%
-tables.percentiles_of(rows, limit, by="replica_id").to_pandas()
+rows.groupby("replica_id", observed=True)[f"{worst.limit}_ms"].quantile([0.5, 0.9, 0.99]).unstack()

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.figures import canvas
-from analysis.report import pages, plan, study
+from analysis.report import pages, plan
 from analysis.report.blocks import Page
-from analysis.report.study import StudyFolder
 from analysis.results import studies
 from analysis.results.locations import REPORT, local
 from analysis.results.runs import Run, RunError, load_run
+from analysis.results.study_folder import Study, load_study
 from conf.io import durable
 
 __all__ = ["build_report", "command", "write", "write_plan"]
@@ -23,7 +23,7 @@ MOST_LETTERS = 40_000
 """Most letters of any one text, so that no server's words make a page large (our choice)."""
 
 
-def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
+def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
     """Write the page of a run, a study, or several runs to `out`, whole or not at all.
 
     Raises RunError if a file of a run cannot be read, OSError if `out` cannot be written.
@@ -32,10 +32,10 @@ def build_report(runs: Sequence[Run | StudyFolder], out: Path | str) -> None:
         raise RunError("a report needs a run")
     first, out = runs[0], Path(out)
     if len(runs) > 1:
-        apart = [part for one in runs for part in (one.parts if isinstance(one, StudyFolder) else (one,))]
+        apart = [part for one in runs for part in (one.parts if isinstance(one, Study) else (one,))]
         page = pages.of_runs(apart)
     else:
-        page = pages.of_study(first, out) if isinstance(first, StudyFolder) else pages.of_run(first)
+        page = pages.of_study(first, out) if isinstance(first, Study) else pages.of_run(first)
     durable.write_text(out, html(page))
 
 
@@ -50,7 +50,7 @@ def write(path: Path) -> Path:
     Parts of a study get theirs first, because its page links to them. Raises RunError and OSError.
     """
     found, out = _opened(path), path / REPORT
-    for name in found.begun if isinstance(found, StudyFolder) else ():
+    for name in found.begun if isinstance(found, Study) else ():
         write(path / name)
     build_report([found], out)
     return out
@@ -76,8 +76,8 @@ def command(places: Sequence[Path | str], out: Path | None) -> str:
     return f"report {out}"
 
 
-def _opened(path: Path) -> Run | StudyFolder:
-    return study.load(path) if studies.is_study(path) else load_run(path)
+def _opened(path: Path) -> Run | Study:
+    return load_study(path) if studies.is_study(path) else load_run(path)
 
 
 def html(page: Page) -> str:

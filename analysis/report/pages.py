@@ -9,12 +9,12 @@ from analysis.figures.run_data import RunData
 from analysis.report import answers, banner, checks, definitions, exhibits, power, provenance, quality, study
 from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
-from analysis.report.study import StudyFolder
 from analysis.report.wording import across, moment, table
 from analysis.results import integrity, tables
 from analysis.results.asked import describe
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
+from analysis.results.study_folder import Study
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.results.types.study_verdict import StudyVerdict
@@ -58,7 +58,7 @@ def of_run(run: Run) -> Page:
     return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, sections)
 
 
-def of_study(found: StudyFolder, out: Path) -> Page:
+def of_study(found: Study, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
     verdict, claim, room = found.verdict, banner.of_study(found.path, found.verdict), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in verdict.names}

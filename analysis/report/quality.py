@@ -16,8 +16,8 @@ from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
 from analysis.report import exhibits
 from analysis.report.blocks import Block, Missing, Section, Table
 from analysis.report.exhibits import Room
-from analysis.report.study import StudyFolder
 from analysis.report.wording import UNKNOWN, figure
+from analysis.results.study_folder import Study
 from conf import load
 from conf.io.one_line import reason
 
@@ -25,7 +25,7 @@ PURPOSE = "Whether the answers are still those of the first part (A)."
 NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
 
 
-def sections(found: StudyFolder, room: Room) -> list[Section]:
+def sections(found: Study, room: Room) -> list[Section]:
     """The section of a gate; none of another study."""
     verdict = found.verdict.quality
     if not verdict or len(found.verdict.names) < 2:

@@ -1,45 +1,17 @@
-"""A study on the page: its folder with the parts that have begun, and tables of its answers.
-
-Each part has a report of its own.
-"""
+"""Tables of a study's answers; each part has a report of its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from analysis.report.blocks import Cell, Facts, Table
 from analysis.report.wording import UNKNOWN, figure, value
-from analysis.results import matrix_table, studies
-from analysis.results.runs import RECORDED, Run, load_run
+from analysis.results import matrix_table
+from analysis.results.runs import RECORDED
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, PartRow, StudyVerdict
 from analysis.stats.estimate import Estimate, certified, interval, middle, span
 from conf.specs.bounds import label
 
 Links = Mapping[str, Cell]
 """Each part's name as a cell that links to its report."""
-
-
-@dataclass(frozen=True, slots=True)
-class StudyFolder:
-    """A study's folder: its verdict so far, the names of parts that have `begun`, and the runs among them."""
-
-    path: Path
-    verdict: StudyVerdict
-    begun: tuple[str, ...]
-    parts: tuple[Run, ...]
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.path.resolve().name
-
-
-def load(path: Path) -> StudyFolder:
-    """Open a study's folder. Raises RunError if it cannot be read."""
-    verdict = studies.load_verdict(path)
-    runs = [name for name in verdict.names if (path / name / "manifest.json").exists()]
-    begun = [name for name in verdict.names if name in runs or studies.is_study(path / name)]
-    return StudyFolder(path, verdict, tuple(begun), tuple(load_run(path / name) for name in runs))
 
 
 def parts(study: StudyVerdict, links: Links) -> Table:

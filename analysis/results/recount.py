@@ -17,14 +17,16 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.growing_queue import upper_side
+from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import Capacity, posterior
-from analysis.capacity.window_counts import WindowCounts, count, count_by_stream
+from analysis.capacity.posterior import RECENTRED_SD, Capacity, posterior
+from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
 from analysis.results import joint, studies
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.text import capacity_text
 from analysis.rows import metrics
+from conf.specs.bounds import Slo
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")
 TOLERANCE = 1e-9
@@ -43,8 +45,14 @@ class Recount:
     capacity: Capacity | None
 
 
-def recount(run: Run) -> Recount:
-    """Count every window of an ended run again. Raises RunError where the files do not hold what it takes."""
+def recount(
+    run: Run, slo: Slo | None = None, holds: Callable[[pa.Table, Window], bool] = lambda *_: True
+) -> Recount:
+    """Count every window of an ended run again. Raises RunError where the files do not hold what it takes.
+
+    By default by its own bounds. Under others, `slo`, the prior of the search is widened to one that was far
+    off; a valid window, by the rows around it, counts where it `holds`.
+    """
     table = run.windows()
     if not table.num_rows:
         raise RunError(f"{run.path} has no windows.parquet: nothing was measured, or the run did not end")
@@ -60,19 +68,20 @@ def recount(run: Run) -> Recount:
     def around(index: int) -> pa.Table:
         return requests.filter(pa.array(np.isin(window_index, [index - 1, index, index + 1])))
 
-    asked = basis.slo, basis.workload, basis.counted_ns
+    counting = slo or basis.slo, basis.workload, basis.counted_ns
+    prior = basis.prior and (Prior(basis.prior.centre, RECENTRED_SD) if slo else basis.prior)
     counted: list[WindowCounts] = []
     used: list[WindowCounts] = []
     for line in table.to_pylist():
         window, index = window_table.window(line), line["index"]
         rows = around(index)
-        counts = replace(count(rows, window, *asked), weight=line["weight"])
+        counts = replace(count(rows, window, *counting), weight=line["weight"])
         counted.append(counts)
-        if line["valid"]:
-            used += count_by_stream(rows, window, basis.streams, *asked) if basis.streams else (counts,)
-    if basis.prior is None:
+        if line["valid"] and holds(rows, window):
+            used += count_by_stream(rows, window, basis.streams, *counting) if basis.streams else (counts,)
+    if prior is None:
         return Recount(tuple(counted), None)
-    found = including(posterior(used, basis.prior), node_effects(used, basis.prior))
+    found = including(posterior(used, prior), node_effects(used, prior))
     searched = bool((run.sweep or {}).get("capacity"))
     return Recount(tuple(counted), upper_side(found, counted, around) if searched else found)
 

@@ -20,7 +20,7 @@ from analysis.results import integrity, locations
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.rows import gathering, records, shards, time_series
+from analysis.rows import gathering, latency_columns, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import plain, reason
 
@@ -40,7 +40,7 @@ def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
         raise RunError(f"{flag} {out}: cannot be written as such; give it a name in {' or '.join(suffixes)}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
 
@@ -52,6 +52,9 @@ class Run:
     manifest: dict[str, Any]
     sweep: dict[str, Any] | None
     altered: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.headline}>"
 
     @property
     def name(self) -> str:
@@ -68,6 +71,19 @@ class Run:
     def verdict(self) -> RunVerdict | None:
         """`sweep` as a typed verdict; None for a run that did not end. Raises RunError for a broken file."""
         return None if self.sweep is None else from_tree(RunVerdict, self.sweep, self.path / "sweep.json")
+
+    @property
+    def headline(self) -> str:
+        """The verdict in one line: a word, and the capacity or why there is none."""
+        from analysis.results import summary  # its words read runs
+
+        return summary.headline(self.verdict) if self.verdict else "UNFINISHED  no sweep.json"
+
+    def answer(self) -> str:
+        """The verdict as `python -m analysis show` prints it; of a killed run how far it came."""
+        from analysis.results import summary
+
+        return summary.of_run(self)
 
     @property
     def capacity(self) -> Mapping[str, Any] | None:
@@ -88,14 +104,23 @@ class Run:
         return list((self.sweep or {}).get("checks", ()))
 
     def requests(
-        self, window_index: int | None = None, columns: Sequence[str] | None = None, phase: str | None = None
+        self,
+        window_index: int | None = None,
+        columns: Sequence[str] | None = None,
+        phase: str | None = None,
+        latencies: bool = False,
     ) -> pa.Table:
         """Every planned request, one row each, in order of due time (schema `records.REQUESTS`).
 
         Of one window and of one phase of the plan (`window` is what counts) where these are given. Only
-        `columns` are read where given: most bytes are the gaps in `itl_us`.
+        `columns` are read where given: most bytes are the gaps in `itl_us`. With `latencies` send_lag_ms,
+        ttft_ms, tpot_ms and e2e_ms stand behind them: infinite of a failed request, null where unknown.
         """
         _refuse_columns(columns)
+        if latencies:
+            shown = [*(records.REQUESTS.names if columns is None else columns), *latency_columns.NAMES]
+            read = columns and tuple(dict.fromkeys((*columns, *latency_columns.NEEDED)))
+            return latency_columns.with_latencies(self.requests(window_index, read, phase)).select(shown)
         asked_for = {"window_index": window_index, "phase": phase}
         wanted = [pc.field(name) == value for name, value in asked_for.items() if value is not None]
         where = wanted[0] & wanted[-1] if wanted else None
@@ -221,7 +246,7 @@ def _refuse_columns(columns: Sequence[str] | None) -> None:
         if name not in records.REQUESTS.names:
             near = difflib.get_close_matches(name, records.REQUESTS.names, 3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
-            made = "latencies are made by analysis.rows.metrics"
+            made = "requests(latencies=True) adds the latencies"
             raise RunError(f"requests have no column '{name}'{hint} ({made})")
 
 

@@ -109,8 +109,12 @@ def concluded(path: Path) -> str:
     """The summary of a run or a study; of a run that did not end, what can be read."""
     if studies.is_study(path):
         return text(studies.load_verdict(path))
-    run = load_run(path)
-    return text(run.verdict, studies.whole(path)) if run.verdict else unfinished(run)
+    return of_run(load_run(path))
+
+
+def of_run(run: Run) -> str:
+    """The summary of a run; of one that did not end, what can be read."""
+    return text(run.verdict, studies.whole(run.path)) if run.verdict else unfinished(run)
 
 
 def unfinished(run: Run) -> str:

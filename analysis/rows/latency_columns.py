@@ -12,6 +12,10 @@ import pyarrow as pa
 from analysis.rows import metrics, records
 
 LATENCIES = tuple(m for m in metrics.METRICS if m.name in ("send_lag", "ttft", "tpot", "e2e"))
+NAMES = tuple(f"{metric.name}_ms" for metric in LATENCIES)
+"""Names of the latency columns."""
+NEEDED = tuple(dict.fromkeys(("phase", *(name for metric in LATENCIES for name in metric.columns))))
+"""Columns of the record that the latencies are made of."""
 FORMULAS = {metric.name: metric.formula for metric in metrics.METRICS}
 """Formulas of all latencies, also of those that are computed when asked for only."""
 
@@ -31,10 +35,11 @@ FILE = pa.schema(
 
 
 def with_latencies(requests: pa.Table) -> pa.Table:
-    """A table of `records.REQUESTS` with its latencies, as it is written: of schema `FILE`."""
+    """A table that has the columns `NEEDED` with its latencies after them, in the fields of schema `FILE`."""
     withdrawn = metrics.word_in(requests, "phase", "retracted")
     columns = [_column(metric.of(requests), withdrawn) for metric in LATENCIES]
-    return pa.table([*requests.columns, *columns], schema=FILE)
+    fields = [FILE.field(name) for name in (*requests.column_names, *NAMES)]
+    return pa.table([*requests.columns, *columns], schema=pa.schema(fields, metadata=FILE.metadata))
 
 
 def _column(latency_ms: metrics.Floats, withdrawn: metrics.Bools) -> pa.Array:

@@ -67,11 +67,16 @@ def test_each_way_to_open_it_gives_the_same_figures_and_failures_are_infinite(fa
     for run, reached in ((GOLDEN, []), (failing, [2, 3])):
         code = re.findall(r"```(python|sql)\n(.*?)```", DOCUMENT.read_text().replace("RUN", str(run)), re.S)
         expected = tables.percentiles(load_run(run))["ttft_p90_ms"].to_pylist()
-        assert [window_index for window_index, p90 in enumerate(expected) if math.isinf(p90)] == reached
-        own, by_duckdb, by_polars, by_pandas = (value(*block) for block in code)
+        assert [index for index, p90 in enumerate(expected) if math.isinf(p90)] == reached
+        own, by_duckdb, by_polars, by_pandas = (value(*block) for block in code[:4])
         assert own.num_rows == 1
         for found in ([p90 for _, p90 in by_duckdb], by_polars["ttft_ms"].to_list(), by_pandas.to_list()):
             assert [p90 if math.isfinite(p90) else math.inf for p90 in found] == pytest.approx(expected)
+
+
+def test_the_lines_for_a_notebook_run() -> None:
+    *_, last = re.findall(r"```(python)\n(.*?)```", DOCUMENT.read_text().replace("RUN", str(GOLDEN)), re.S)
+    assert len(value(*last).axes) == 2
 
 
 def test_percentiles_of_the_file_are_those_of_windows_parquet() -> None:

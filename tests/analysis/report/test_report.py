@@ -37,6 +37,7 @@ from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.runs.run_in_memory import RunInMemory, failed, request
+from tests.support.runs.study_folder import studied
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
 EACH_DRAWN = 2
@@ -426,24 +427,6 @@ def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: No
     assert verdict.report == str(copy / "report.html")
     assert (copy / "report.html").read_bytes() == first
     assert checksums(copy) == before and not list(copy.glob("*.tmp"))
-
-
-def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
-    """A study in `path` whose parts are copies of the golden run."""
-    verdicts = {}
-    for name in names:
-        unsealed(Path(shutil.copytree(GOLDEN, path / name)))
-        verdicts[name] = load_run(path / name).verdict
-    first = load_run(path / names[0]).sweep
-    tree = {
-        **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
-        **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},
-        "parts": [to_tree(studies.part_row(name, one)) for name, one in verdicts.items() if one],
-        "requests": to_tree(studies.requests(one for one in verdicts.values() if one)),
-        **{"evidence": f"{len(names)} parts", "valid": True, "passed": True, "exit_code": 0, "reason": ""},
-    }
-    (path / "study.json").write_text(json.dumps(tree | more))
-    return path
 
 
 def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path, undrawn: None) -> None:
