@@ -82,9 +82,12 @@ def adapter(spec: Any) -> Any:
     from pydantic import ConfigDict, TypeAdapter, with_config
 
     strict = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    if isinstance(spec, type) and is_dataclass(spec):
-        return TypeAdapter(with_config(strict)(spec))
-    return TypeAdapter(spec, config=strict)
+    if not (isinstance(spec, type) and is_dataclass(spec)):
+        return TypeAdapter(spec, config=strict)
+    made = TypeAdapter(with_config(strict)(spec))
+    # The class belongs to other readers too, which build validators of their own.
+    del spec.__pydantic_config__  # type: ignore[attr-defined]
+    return made
 
 
 def fits(kind: Any, value: Any) -> bool:

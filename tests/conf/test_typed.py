@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from conf import ConfigError, load
 from conf.compose import dump
+from conf.specs.workload import Arrivals
+from conf.typed import fits
 
 TREE = yaml.safe_load(dump(load()))
 
@@ -67,3 +70,9 @@ def test_numbers_with_an_exponent_are_numbers_and_texts_like_them_stay_texts(tmp
     saved.write_text(dump(load(["run=12e5", "rate_qps=2e0"])).replace("rate_qps: 2.0", "rate_qps: 2e0"))
     again = load(base=saved)
     assert (again.run, again.rate_qps) == ("12e5", 2.0)
+
+
+def test_other_readers_of_a_spec_keep_their_own_rules() -> None:
+    """The strict rules of a configuration belong to its reader, not to the class."""
+    assert fits(Arrivals, {"kind": "poisson"}) and not fits(Arrivals, {"kind": "gamma", "burstiness": "2"})
+    assert TypeAdapter(Arrivals).validate_python({"kind": "gamma", "burstiness": "2"}).burstiness == 2

@@ -225,7 +225,7 @@ OTHERS = {
     "analysis show": "run is missing",
     "analysis show none": "none is not a run folder",
     "analysis show . --recompte": "unknown flag '--recompte'; did you mean '--recompute'?",
-    "analysis show . slo.ttft_p90_ms=2000": "is a folder",
+    "analysis show . slo.ttft_p90_ms=2000": "is not a run folder",
     "analysis compare . none": "is not a run folder",
     "analysis report none": "is not a run folder",
     "analysis export . --format csw": "did you mean 'csv'?; choose from",
