@@ -110,7 +110,7 @@ class LimitPosterior:
     slope: float
     floor: float
     slope_unusual: bool
-    dispersion: float
+    dispersion: Dispersion
     kept: bool
     rising: bool
     over: float
@@ -171,8 +171,12 @@ class _Blocks:
         return over * math.log(share) + (determined - over) * math.log1p(-share) if share else 0.0
 
 
-def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPosterior:
+def fit(
+    windows: Sequence[WindowCounts], limit: Limit, prior: Prior, dispersion: Dispersion | None = None
+) -> LimitPosterior:
     """The posterior from windows that are neither void nor empty, in order of time.
+
+    `dispersion` is believed beforehand, if it is known.
 
     The likelihood is a quasi-likelihood: divided by the dispersion, and, because that is itself an estimate
     of few degrees of freedom, with the tails of Student's t.
@@ -195,7 +199,7 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
     )
     evidence, beyond = np.hstack([each.evidence() for each in blocks]), np.tile(beyond, len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
-    unexplained = Dispersion.unknown(blocks[0].determined, longer, blocks[0].rarity)
+    unexplained = dispersion or Dispersion.unknown(blocks[0].determined, longer, blocks[0].rarity)
     i, j = np.unravel_index(np.argmax(belief + (evidence + beyond) / unexplained.inflation), belief.shape)
     edge = int(i == len(loads) - 1) - int(i == 0)
     best = blocks[j // len(SLOPES)]
@@ -221,7 +225,7 @@ def fit(windows: Sequence[WindowCounts], limit: Limit, prior: Prior) -> LimitPos
         slope=float(SLOPES[j % len(SLOPES)]),
         floor=float(mass.sum(axis=0) @ np.tile(_floors(allowed), len(kernels))),
         slope_unusual=len({window.rate_qps for window in known}) > 1 and _unusual(mass, limit),
-        dispersion=unexplained.inflation,
+        dispersion=unexplained,
         kept=any((window.over(limit).share or 0.0) <= allowed for window in known),
         rising=bool(overloaded)
         or 2 * (evidence.max() - blocks[0].constant()) / unexplained.inflation > RISING,

@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.capacity.limit_posterior import LimitPosterior, Prior, fit
 from analysis.capacity.window_counts import WindowCounts
+from analysis.stats.dispersion import Dispersion
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import LIMITS, Limit, deciding
 
@@ -87,19 +88,23 @@ class Capacity:
 
 
 def posterior(
-    windows: Sequence[WindowCounts], prior: Prior, tail: float = TAIL, steady: bool = False
+    windows: Sequence[WindowCounts],
+    prior: Prior,
+    tail: float = TAIL,
+    steady: bool = False,
+    dispersions: Mapping[Limit, Dispersion] | None = None,
 ) -> Capacity:
     """Capacity from all windows with weight above 0, in any order, but not from ramp steps and holds.
 
     `tail` is the posterior mass below its `low`, and above its `high`. A `steady` service was not off its
-    mean level by times.
+    mean level by times. `dispersions` hold for a limit that no request is over.
     """
     used = [w for w in windows if w.kind == "window" and w.weight > 0 and w.requests >= LEAST_REQUESTS]
     # Neighbours in a stream follow each other, as the overdispersion over lags needs it.
     limits = next((tuple(window.limits) for window in windows if window.limits), LIMITS)
     used.sort(key=lambda window: (window.stream or 0, window.index))
     for _ in range(RECENTRINGS):
-        fits = {limit: fit(used, limit, prior) for limit in limits}
+        fits = {limit: fit(used, limit, prior, (dispersions or {}).get(limit)) for limit in limits}
         grid = _grid(fits)
         cdfs = {limit: found.cdf(grid) for limit, found in fits.items()}
         cdf = _smallest(fits, cdfs)
@@ -111,7 +116,10 @@ def posterior(
     leans_below, leans_above = _leans(cdf, grid)
     smallest = _smallest_of_all(fits, cdfs)
     binding = max(smallest, key=smallest.__getitem__)
-    median, slower = _at(0.5, cdf, grid), 0.0 if steady else level_sd(used, fits[binding].dispersion)
+    median, slower = (
+        _at(0.5, cdf, grid),
+        0.0 if steady else level_sd(used, fits[binding].dispersion.inflation),
+    )
     reach = DOUBT if fits[binding].slope_unusual else 1.0
 
     def end(q: float) -> float:
@@ -165,7 +173,7 @@ def _limit_fit(found: LimitPosterior, cdf: Floats, grid: Floats) -> LimitFit:
         low=math.exp(_at(TAIL, cdf, grid)),
         high=math.exp(_at(1 - TAIL, cdf, grid)),
         slope=found.slope,
-        phi=found.dispersion,
+        phi=found.dispersion.inflation,
         over=found.over,
         determined=found.determined,
         informative=0 < found.over < found.determined,

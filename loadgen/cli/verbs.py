@@ -18,6 +18,7 @@ from loadgen.run.folder import Folder
 from loadgen.run.measure import Act, Site
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder
+from loadgen.search.pacing import longer_at
 from loadgen.studies import (
     calibration_probes,
     comparison,
@@ -179,7 +180,9 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
     run = _cut_short(path)
     before, search = measure.continued(run), asked(path / "config.yaml").search
-    left_s = max(0.0, search.budget_s - before.elapsed_s) + search.confirm_s
+    rates = [window.rate_qps for window, *_ in before.windows if window.kind == "window"]
+    budget_s = search.budget_s * (longer_at(rates[-1]) if rates else 1.0)
+    left_s = max(0.0, budget_s - before.elapsed_s) + search.confirm_s
     return f"# {len(before.windows)} finished windows, {left_s:.0f} s of load left"
 
 

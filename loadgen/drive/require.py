@@ -15,8 +15,9 @@ from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.specs.bounds import PER_REQUEST, allowed_over, metric_of
 from loadgen.drive.driver import Driver
+from loadgen.drive.load_feed import BRIDGE_NS
 from loadgen.drive.prepared_load import load_prepared, warm_up
-from loadgen.search.acceptance import InterimAnalysis, decide, windows_s
+from loadgen.search.acceptance import PASS_WINDOWS, InterimAnalysis, decide, windows_s
 from loadgen.search.pacing import TRANSITION_E2E, WINDOW_E2E, WINDOW_LEAST, lasting_s
 from loadgen.search.window_plan import Outcome, Stop, WindowPlan, counted_windows
 
@@ -45,10 +46,12 @@ def refuse(experiment: Experiment) -> None:
     """Raise ConfigError for an experiment that cannot require a rate."""
     if not experiment.rate_qps:
         raise ConfigError("--require needs rate_qps=... (QPS per node): it passes or fails one rate")
-    least_s = TRANSITION_S + _window_s(experiment.rate_qps)
+    bridges_s = (PASS_WINDOWS - 1) * BRIDGE_NS / NS * experiment.time_scale
+    least_s = TRANSITION_S + PASS_WINDOWS * _window_s(experiment.rate_qps) + bridges_s
     if seconds(experiment) < least_s:
+        windows = f"the {PASS_WINDOWS} windows that a pass takes"
         raise ConfigError(
-            f"duration_s={seconds(experiment):g} is short of one window; raise it to {least_s:g}"
+            f"duration_s={seconds(experiment):g} is short of {windows}; raise it to {math.ceil(least_s)}"
         )
 
 
@@ -99,7 +102,10 @@ def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
 
 
 def _at_quantile(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
-    """The windows counted at bounds, all by one factor wider or tighter, of which one is just kept."""
+    """The windows counted at bounds, all by one factor wider or tighter, of which one is just kept.
+
+    Gaps of a whole window are counted against their bound as they come, and stay at that bound.
+    """
     slo, now_ns = driver.plan.slo, driver.feed.target.now_ns()
     windows = [outcome.counts for outcome in outcomes]
     rows = pa.concat_tables([in_window(driver.windows.requests(w.index), w) for w in windows])

@@ -212,9 +212,10 @@ class RateSimulator:
         runs = [self._run(rate_qps, window_s, part, apart) for part in range(effort.parts)]
         columns = zip(*(run.columns for run in runs), strict=True)
         due, first, last, itl, queue, inputs, images, outputs, cached = map(np.concatenate, columns)
-        load_s = effort.nodes * sum(run.load_s for run in runs)
         _, begin_s, *_, end_s = self._edges_s(rate_qps, window_s)
         offered_s = effort.nodes * effort.parts * (end_s - begin_s)
+        # By chance no request comes at all at a low rate: the nodes are idle for as long.
+        load_s = effort.nodes * sum(run.load_s for run in runs) or offered_s
         lasting_s = LIVES * self._life_s * effort.nodes * effort.parts
         steady = load_s - offered_s <= max(lasting_s, OVERLOAD * offered_s)
         return OperatingPoint(

@@ -42,6 +42,7 @@ from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.power_sampler import IDLE_S, PowerSampler
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
 from loadgen.run.service import Service
+from loadgen.search.pacing import fitted
 from loadgen.search.window_plan import Start
 
 Conclude = Callable[[], RunVerdict]
@@ -208,8 +209,9 @@ class RunLifecycle:
 
     def _watched(self, seen: WindowSoFar) -> None:
         """Tell who watches, here and in the folder, how the running window stands."""
-        if self._manifest["verb"] == "sweep":
-            seen = replace(seen, budget_s=self.experiment.search.budget_s)
+        if self._manifest["verb"] == "sweep" and self._driver:
+            plan, outcomes = self._driver.plan, self._driver.windows.outcomes
+            seen = replace(seen, budget_s=fitted(plan.search, plan.begin, outcomes).budget_s)
         tree = finite(to_tree(seen))
         self.folder.write_json(window_so_far.FILE, tree)
         self._show(window_so_far.KIND, **tree)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
-from analysis.capacity.limit_posterior import Prior
+from analysis.capacity.limit_posterior import Prior, fit
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import LEAST_REQUESTS, Capacity, posterior
 from analysis.capacity.window_counts import WindowCounts
@@ -68,7 +68,8 @@ def decide(
         return InterimAnalysis("failed", f"{max(over):.0%} of the requests are over a bound", found)
     shares = _shares(windows, whole_s)
     tail = max(tail_at(shares, INTERVAL_LEVEL), LEAST_TAIL)
-    final = including(posterior(windows, belief, tail), effects, tail)
+    spreads = {limit: fit(at_quantile, limit, belief).dispersion for limit in limits} if at_quantile else {}
+    final = including(posterior(windows, belief, tail, dispersions=spreads), effects, tail)
     as_limit = including(posterior(at_quantile, belief, tail), effects, tail) if at_quantile else final
     low_qps = min(final.low, final.qps_per_node * as_limit.low / as_limit.qps_per_node)
     high_qps = max(final.high, final.qps_per_node * as_limit.high / as_limit.qps_per_node)

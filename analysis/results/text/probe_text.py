@@ -36,7 +36,8 @@ def verdict(probe: ProbeFigures) -> str:
         return f"within the bounds so far, not shown: {probe.not_shown}"
     unknown = [label(limit) for limit, found in probe.limits.items() if found.passed is None]
     if not unknown:
-        return "within the bounds"
+        short = any(found.needs_s for found in probe.limits.values())
+        return "within the bounds as measured; too short for an interval" if short else "within the bounds"
     kept = [f"{label(limit)} within its bound" for limit, found in probe.limits.items() if found.passed]
     return ", ".join([*kept, f"{' and '.join(unknown)} unknown or not applicable"])
 

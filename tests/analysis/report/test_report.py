@@ -32,6 +32,7 @@ from analysis.results.types.probe_figures import ProbeFigures, Quantile
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import foreign_words, records
+from analysis.stats.estimate import Estimate
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
@@ -318,6 +319,12 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
     ttft, tpot = (Quantile(ms=None, bound_ms=1.0, passed=one) for one in passed)
     probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft, "tpot": tpot})
     assert probe_text.verdict(probe) == said
+
+
+def test_a_probe_too_short_for_an_interval_says_so() -> None:
+    ttft = Quantile(ms=Estimate(0.5), bound_ms=1.0, passed=True, needs_s=600.0)
+    probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft})
+    assert probe_text.verdict(probe) == "within the bounds as measured; too short for an interval"
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:

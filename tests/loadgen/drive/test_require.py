@@ -14,6 +14,7 @@ from loadgen.__main__ import main
 from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.run import verdicts
+from loadgen.search import acceptance
 from loadgen.traffic.schedule import NS
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import Altering, Healing, driver
@@ -32,7 +33,11 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
 # The capacity of the default node is near 3.35 QPS.
 @pytest.mark.parametrize(
     ("rate_qps", "verdict", "exit_code"),
-    [(2.4, "passed", summary.EXIT_OK), (5.2, "failed", summary.EXIT_SLO_MISSED)],
+    [
+        (1.7, "passed", summary.EXIT_OK),
+        (2.4, "passed", summary.EXIT_OK),
+        (5.2, "failed", summary.EXIT_SLO_MISSED),
+    ],
 )
 def test_far_from_the_knee_the_answer_is_clear(rate_qps: float, verdict: str, exit_code: int) -> None:
     tree, looks, _ = required([f"rate_qps={rate_qps}"])
@@ -58,6 +63,11 @@ def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:
     assert [b.window_start_ns - a.window_end_ns for a, b in pairwise(windows)] == [NS, NS]
 
 
+def test_the_shortest_duration_has_room_for_a_pass() -> None:
+    _, looks, _ = required(["rate_qps=3", "duration_s=289"])
+    assert len(looks) == acceptance.PASS_WINDOWS
+
+
 def test_an_invalid_load_neither_passes_nor_fails() -> None:
     words = ["rate_qps=2.4"]
     tree, _, drive = required(words, target=Altering(load(words), send_offset_ns=NS // 10))
@@ -78,11 +88,11 @@ def test_a_lost_load_actor_costs_its_window_only() -> None:
     ("words", "said"),
     [
         (["probe", "concurrency=4", "--require"], "--require needs rate_qps"),
-        (["probe", "rate_qps=4", "duration_s=30", "--require"], "raise it to 105"),
-        (["probe", "rate_qps=0.1", "duration_s=100", "--require"], "raise it to 260"),
+        (["probe", "rate_qps=4", "duration_s=288", "--require"], "raise it to 289"),
+        (["probe", "rate_qps=0.1", "duration_s=100", "--require"], "raise it to 1064"),
         (
             ["probe", "rate_qps=0.001", "--require"],
-            "duration_s=600 is short of one window; raise it to 20060",
+            "duration_s=600 is short of the 5 windows that a pass takes; raise it to 100064",
         ),
         (["sweep", "--require"], "--require belongs to probe; sweep finds the rate itself"),
         (
