@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from analysis.results.runs import Run, RunError, load_run, load_runs
     from analysis.results.study_folder import Study, load_study
     from analysis.results.tables import capacity_table, percentiles
-    from conf.specs.planning import Care, Demand
+    from conf.specs.planning import Demand, Margins
 
 __all__ = [
-    "Care",
+    "Margins",
     "Demand",
     "NoData",
     "OverBound",
@@ -63,7 +63,7 @@ __all__ = [
     "scaling",
 ]
 _HOMES = {
-    "Care": "conf.specs.planning",
+    "Margins": "conf.specs.planning",
     "Demand": "conf.specs.planning",
     "NoData": "analysis.figures.exhibit",
     "OverBound": "analysis.results.over_bound",

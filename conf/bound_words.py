@@ -26,9 +26,9 @@ def spelled(words: Sequence[str], refusals: Refusals) -> list[str]:
     if not are_listed(words):
         return [_spelled(word) for word in words]
     others = [word for word in words if not word.startswith(f"{LIST}=")]
-    beside = [word.partition("=")[0] for word in others if _SHORT.search(word.partition("=")[0])]
-    if beside:
-        refusals.reasons.append(f"{LIST} and {beside[0]} set the same; leave one of them out")
+    also_set = [word.partition("=")[0] for word in others if _SHORT.search(word.partition("=")[0])]
+    if also_set:
+        refusals.reasons.append(f"{LIST} and {also_set[0]} set the same; leave one of them out")
         return [_spelled(word) for word in others]
     with refusals.collected():
         return [*others, *_listed(next(word for word in words if word.startswith(f"{LIST}=")))]
@@ -58,10 +58,10 @@ def nested(slo: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spelled(word: str) -> str:
     key, _, value = word.partition("=")
-    found = _SHORT.fullmatch(key.removeprefix("slo."))
-    if not key.startswith("slo.") or found is None or key.removeprefix("slo.") in _OWN:
+    match = _SHORT.fullmatch(key.removeprefix("slo."))
+    if not key.startswith("slo.") or match is None or key.removeprefix("slo.") in _OWN:
         return word
-    return f"slo.at_most_ms.{found[1]}={value}"
+    return f"slo.at_most_ms.{match[1]}={value}"
 
 
 def _listed(word: str) -> list[str]:
@@ -71,14 +71,14 @@ def _listed(word: str) -> list[str]:
         raise ConfigError(f"{LIST}: the value is not YAML; write {SAMPLE}") from error
     if not isinstance(bounds, list) or not bounds:
         raise ConfigError(f"{LIST} must be a list with a bound or more: {SAMPLE}")
-    found: dict[str, str] = {}
+    ms_of_key: dict[str, str] = {}
     for bound in bounds:
         key, ms = _bound(bound)
-        if key in found:
+        if key in ms_of_key:
             raise ConfigError(f"{LIST}: the bound {key} is given twice; leave one of them out")
-        found[key] = ms
+        ms_of_key[key] = ms
     unset = {column(limit): "null" for limit in LIMITS}
-    return [_spelled(f"slo.{key}={ms}") for key, ms in (unset | found).items()]
+    return [_spelled(f"slo.{key}={ms}") for key, ms in (unset | ms_of_key).items()]
 
 
 def _bound(bound: Any) -> tuple[str, str]:

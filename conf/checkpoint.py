@@ -83,19 +83,21 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, only in _ONLY.items():
         require(text.get(key, only) == only, f"{key}={text.get(key)} is not modelled, only {only}")
     keys = _FAMILIES[family]
-    found = {ours: _count(text, theirs, ours in _SIZES) for ours, theirs in keys.items()}
+    counts = {ours: _count(text, theirs, ours in _SIZES) for ours, theirs in keys.items()}
     for part, whole in (("experts_per_token", "experts"), ("first_dense", "layers")):
-        if part in found:
-            fits = found[part] <= found[whole]
-            require(fits, f"{keys[part]}={found[part]} is above {keys[whole]}={found[whole]}")
+        if part in counts:
+            fits = counts[part] <= counts[whole]
+            require(fits, f"{keys[part]}={counts[part]} is above {keys[whole]}={counts[whole]}")
     if "kv_lora_rank" in keys:
-        width = text.get("v_head_dim", found["head_dim"])
-        require(width == found["head_dim"], f"v_head_dim={width} other than qk_nope_head_dim is not modelled")
+        width = text.get("v_head_dim", counts["head_dim"])
+        require(
+            width == counts["head_dim"], f"v_head_dim={width} other than qk_nope_head_dim is not modelled"
+        )
     else:
         own = text.get("head_dim") is not None
-        found["head_dim"] = _count(text, "head_dim", True) if own else found["hidden"] // found["heads"]
+        counts["head_dim"] = _count(text, "head_dim", True) if own else counts["hidden"] // counts["heads"]
     # A model of another family was chosen for its constants: none of its architecture may stay.
-    every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_INDEXED}, 0), **found}
+    every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_INDEXED}, 0), **counts}
     return {**every, **asdict(_stored(text, every)), "image_token_px": _image_token_px(config)}
 
 

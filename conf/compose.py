@@ -57,12 +57,12 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> Experiment:
         with refusals.collected():
             tree = tree | {group: _file(group, name)}
     root = {**(fields_of(Experiment) or {}), "engine": _engine_spec(tree.get("engine"))}
-    known = parsed(root, values, refusals)
+    settings = parsed(root, values, refusals)
     with refusals.collected():
-        tree = _with_words(tree, known, choices, bool(base))
-    if base or any(word.key.startswith("layout.") for word in known):
-        tree = _with_layout_name(tree, known)
-    keys = [word.key for word in known]
+        tree = _with_words(tree, settings, choices, bool(base))
+    if base or any(word.key.startswith("layout.") for word in settings):
+        tree = _with_layout_name(tree, settings)
+    keys = [word.key for word in settings]
     experiment = typed(Experiment, tree, Source(root, keys, str(base or "")), refusals)
     with refusals.collected():
         constants.check_correlations(experiment)
@@ -106,9 +106,9 @@ def _of_groups(spec: type[Groups], words: Sequence[str]) -> Groups:
     refusals = Refusals()
     refuse_twice(words, refusals)
     root = fields_of(spec) or {}
-    known = parsed(root, words, refusals)
-    tree = _over({group: {} for group in root}, known)
-    return typed(spec, tree, Source(root, [word.key for word in known]), refusals)
+    settings = parsed(root, words, refusals)
+    tree = _over({group: {} for group in root}, settings)
+    return typed(spec, tree, Source(root, [word.key for word in settings]), refusals)
 
 
 def dump(experiment: Experiment) -> str:
@@ -182,54 +182,54 @@ def _is_served_as(model: Mapping[str, Any], file: Mapping[str, Any]) -> bool:
     return model.get("name") == model.get("served_name") and facts.items() <= model.items()
 
 
-def _with_words(tree: Tree, words: Sequence[Word], choices: Mapping[str, str], is_saved: bool) -> Tree:
+def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str], is_saved: bool) -> Tree:
     """The tree with words, and with what follows from them: named files, kernels and exact constants.
 
     Over a saved tree, groups without a choice keep its values.
     """
-    _refuse_overruled(tree, words)
-    keys = {word.key for word in words}
+    _refuse_overruled(tree, settings)
+    keys = {word.key for word in settings}
     kind = value_at(tree, "engine.kind")
-    if any(value_at(word.tree, "engine.kind") not in (None, kind) for word in words):
+    if any(value_at(word.tree, "engine.kind") not in (None, kind) for word in settings):
         raise ConfigError("engine.kind cannot be set; choose a file with engine=NAME")
     if kind == "external" and not is_saved:
-        tree = overlaid(tree, _unnamed(choices, words))
+        tree = overlaid(tree, _unnamed(choices, settings))
     renewed = set(choices) if is_saved else set(groups())
     renewed |= {key.partition(".")[0] for key in keys if key in NAMED_FILES}
-    tree = _over(tree, of_keys(words, NAMED_FILES))
+    tree = _over(tree, of_keys(settings, NAMED_FILES))
     for key, named in NAMED_FILES.items():
         if renewed & named.groups and value_at(tree, key):
             tree = named_files.applied(tree, key)
     if kind == "simulated" and (renewed & {"engine", "model"} or keys & KERNEL_KEYS):
-        tree = _over(tree, of_keys(words, KERNEL_KEYS))
+        tree = _over(tree, of_keys(settings, KERNEL_KEYS))
         ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
         tree = overlaid(tree, {"engine": {"kernel_ratio": ratio and asdict(ratio)}})
     constant_keys.check_kernels(tree, keys)
     for key in keys:
         tree = overlaid(tree, constant_keys.exact(tree, key))
-    return _over(tree, words)
+    return _over(tree, settings)
 
 
-def _over(tree: Tree, words: Iterable[Word]) -> Tree:
-    for word in words:
+def _over(tree: Tree, settings: Iterable[Word]) -> Tree:
+    for word in settings:
         tree = overlaid(tree, word.tree)
     return tree
 
 
-def _unnamed(choices: Mapping[str, str], words: Sequence[Word]) -> Tree:
+def _unnamed(choices: Mapping[str, str], settings: Sequence[Word]) -> Tree:
     """Names of the groups of external endpoints that no word chose: the defaults were not measured."""
     names: Tree = {group: {"name": UNKNOWN} for group in NAMED_GROUPS if group not in choices}
-    served = next((value_at(word.tree, word.key) for word in of_keys(words, ["model.served_name"])), "")
+    served = next((value_at(word.tree, word.key) for word in of_keys(settings, ["model.served_name"])), "")
     if served and "model" in names:
         names["model"] = {"name": served}
     return names
 
 
-def _refuse_overruled(tree: Tree, words: Sequence[Word]) -> None:
+def _refuse_overruled(tree: Tree, settings: Sequence[Word]) -> None:
     """Raise ConfigError for words that the conversations of the workload would overrule."""
-    if value_at(_over(tree, of_keys(words, ["workload.conversations"])), "workload.conversations") is None:
+    if value_at(_over(tree, of_keys(settings, ["workload.conversations"])), "workload.conversations") is None:
         return
-    if reasons := list(filter(None, (overruled(word.tree) for word in words))):
+    if reasons := list(filter(None, (overruled(word.tree) for word in settings))):
         raise ConfigError(*reasons)
 
 
@@ -246,9 +246,9 @@ def _refuse_dropped(
         )
 
 
-def _with_layout_name(tree: Tree, words: Sequence[Word]) -> Tree:
+def _with_layout_name(tree: Tree, settings: Sequence[Word]) -> Tree:
     """The tree, its layout named by the engines where these are not those of the named file."""
-    name, files, keys = value_at(tree, "layout.name"), groups()["layout"], [word.key for word in words]
+    name, files, keys = value_at(tree, "layout.name"), groups()["layout"], [word.key for word in settings]
     is_changed = any(key.startswith("layout.") for key in keys)
     if name == UNKNOWN or "layout.name" in keys or (name not in files and not is_changed):
         return tree

@@ -54,21 +54,21 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
     Constants of an engine's kernels are included if it has other kernels than the fit, and those of a
     transfer if the layout is split.
     """
-    found: dict[str, Constant] = {}
+    by_key: dict[str, Constant] = {}
     for group in _SPECS:
         outer, inner = group.split(".")
         spec = getattr(getattr(experiment, outer), inner)
-        found |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
+        by_key |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
     engine = experiment.engine
     if isinstance(engine, SimulatedEngine) and (ratio := engine.kernel_ratio):
-        found |= {f"{KERNELS}.{field.name}": getattr(ratio, field.name) for field in fields(ratio)}
+        by_key |= {f"{KERNELS}.{field.name}": getattr(ratio, field.name) for field in fields(ratio)}
     if not getattr(engine, "constants", ""):
-        for one in transfers(experiment):
-            found[one.path] = widened(found[one.path], one)
+        for transfer in transfers(experiment):
+            by_key[transfer.path] = widened(by_key[transfer.path], transfer)
     if experiment.layout.prefill:
-        transfer = experiment.layout.transfer
-        found |= {f"{TRANSFER}.{field.name}": getattr(transfer, field.name) for field in fields(transfer)}
-    return found
+        split = experiment.layout.transfer
+        by_key |= {f"{TRANSFER}.{field.name}": getattr(split, field.name) for field in fields(split)}
+    return by_key
 
 
 def fingerprint(model: Model, hardware: Hardware) -> str:
@@ -84,13 +84,13 @@ def replaced(experiment: Experiment, values: Mapping[str, float]) -> Experiment:
     A share above 1, which a wide interval may draw, becomes 1. Raises ValueError for a key that is no
     constant, and for a value that is negative or not finite.
     """
-    known = constants(experiment)
+    before = constants(experiment)
     for path in values:
-        require(path in known, f"'{path}' is no constant of the step time; there are {', '.join(known)}")
+        require(path in before, f"'{path}' is no constant of the step time; there are {', '.join(before)}")
     tree: dict[str, Any] = {}
     for path, value in values.items():
         outer, inner, name = path.split(".")
-        exact = replace(known[path], value=bounded(known[path], value), low=None, high=None)
+        exact = replace(before[path], value=bounded(before[path], value), low=None, high=None)
         tree.setdefault(outer, {}).setdefault(inner, {})[name] = exact
     changed: Experiment = _changed(experiment, tree)
     return changed
@@ -115,8 +115,8 @@ def covariance(experiment: Experiment) -> Covariance | None:
     engine = experiment.engine
     if not isinstance(engine, SimulatedEngine):
         return None
-    known = constants(experiment)
-    exact = [path for path in engine.constants_covariance if known[path].low is None]
+    all_constants = constants(experiment)
+    exact = [path for path in engine.constants_covariance if all_constants[path].low is None]
     return _covariance(_without(engine.constants_covariance, exact))
 
 
@@ -143,7 +143,7 @@ def _without(table: Mapping[str, list[float]], paths: Collection[str]) -> dict[s
 
 
 def outside(correlations: Mapping[str, list[float]], covered: Collection[str]) -> dict[str, list[float]]:
-    """The rows of a square table without the `covered` keys, which another fit knows better.
+    """The rows of a square table without the `covered` keys, of which another fit is better evidence.
 
     A table that is not square is returned unchanged, and refused later.
     """
@@ -202,8 +202,8 @@ def _entry(path: str, entry: Any, unit: str) -> dict[str, Any]:
     allowed = {field.name for field in fields(Constant)}
     fits = isinstance(entry, dict) and {"value", "source"} <= set(entry) <= allowed
     require(fits, f"{path} needs value and source; unit, low and high are optional")
-    given = entry.get("unit", unit)
-    require(given == unit, f"{path} is in '{given}', but this model's is in '{unit}'")
+    stated_unit = entry.get("unit", unit)
+    require(stated_unit == unit, f"{path} is in '{stated_unit}', but this model's is in '{unit}'")
     return {**_NO_INTERVAL, **entry}
 
 

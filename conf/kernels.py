@@ -40,7 +40,7 @@ def unknown_backend(backend: str, latent: bool = False) -> str:
     return f"attention backend {backend}: its speed is not in the model, the figures are those of {of}"
 
 
-def of_backend(backend: str) -> KernelRatio | None:
+def backend_ratio(backend: str) -> KernelRatio | None:
     """Attention times of a backend over those of the fit; None for the fit's own and for unknown ones."""
     if backend not in BACKENDS:
         return None
@@ -51,15 +51,15 @@ def of_backend(backend: str) -> KernelRatio | None:
 def ratio(engine: Mapping[str, Any], model: Mapping[str, Any]) -> KernelRatio | None:
     """The speed of the chosen kernels, from the trees of an engine and a model with their defaults.
 
-    None if the kernels are those of the fit or their speed is unknown (`words` says which). The figure's
-    backends are not for latent attention. The gain of a Triton fit from AITER is unknown.
+    None if the kernels are those of the fit, or their speed is unknown (`kernel_lines` says which). The
+    figure's backends are not for latent attention. The gain of a Triton fit from AITER is unknown.
     """
     if engine["kernels"] == "triton" and model.get("fitted_with") == "aiter":
         return KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
-    return None if model.get("kv_lora_rank") else of_backend(str(engine["attention_backend"]))
+    return None if model.get("kv_lora_rank") else backend_ratio(str(engine["attention_backend"]))
 
 
-def words(experiment: Experiment) -> list[str]:
+def kernel_lines(experiment: Experiment) -> list[str]:
     """Lines on the kernel speeds behind an answer; none if the kernels are those of the fit."""
     engine, model = experiment.engine, experiment.model
     if not isinstance(engine, SimulatedEngine):
@@ -73,10 +73,10 @@ def _kernel_words(engine: SimulatedEngine, fitted_with: str) -> list[str]:
     if engine.kernel_ratio and engine.kernels == "triton":
         span = _span(engine.kernel_ratio.step, "a range that was published for other models")
         return [f"kernels without AITER: a step over the same with it is {span}"]
-    known = "unknown" if fitted_with == "unknown" else fitted_with.capitalize()
+    kernels = "unknown" if fitted_with == "unknown" else fitted_with.capitalize()
     return [
         f"kernels {engine.kernels}: their speed is not in the model, the figures are those of its constants, "
-        f"whose kernels are {known}"
+        f"whose kernels are {kernels}"
     ]
 
 

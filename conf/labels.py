@@ -1,4 +1,4 @@
-"""Names in sentences: of a workload as it is and not as its file is, and of what nobody said."""
+"""Names in sentences: a workload that differs from its file is marked, an unnamed group is unknown."""
 
 from dataclasses import asdict
 from typing import Any
@@ -29,7 +29,7 @@ def workload_tokens(workload: Workload) -> str:
 
 
 def named(kind: str, name: str) -> str:
-    """A name in a sentence; that of a `kind` (`model`) which nobody said is unknown."""
+    """A name in a sentence; `unknown KIND` where no word and no file names one."""
     return f"unknown {kind}" if name == UNKNOWN else name
 
 

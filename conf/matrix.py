@@ -40,10 +40,10 @@ def matrix(words: Sequence[str]) -> Matrix:
 
     Raises ConfigError for an axis that is no list of distinct values, or a key that is also set by a word.
     """
-    given = [word for word in words if word.startswith(PREFIX)]
+    axis_words = [word for word in words if word.startswith(PREFIX)]
     shared = tuple(word for word in words if not word.startswith(PREFIX))
     axes: dict[str, tuple[Any, ...]] = {}
-    for word in given:
+    for word in axis_words:
         key, _, text = word.removeprefix(PREFIX).partition("=")
         if not key or key in axes:
             raise ConfigError(

@@ -78,10 +78,10 @@ def stored(quantised: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
     require(layers <= MOST_LAYERS, f"layers={layers} are too many to read which of them stay in 16 bits")
     modules = _modules(facts)
     hit = _hit(kept, modules, layers)
-    found = {kind: _whole(kind, names, hit) for kind, names in modules.items() if kind}
-    attention, ffn = found["attention"], found["feed-forward"]
+    kept_layers = {kind: _whole(kind, names, hit) for kind, names in modules.items() if kind}
+    attention, ffn = kept_layers["attention"], kept_layers["feed-forward"]
     if facts["experts"]:
-        return _mixture(Stored(weights, len(attention) == layers, 0, group), found, modules)
+        return _mixture(Stored(weights, len(attention) == layers, 0, group), kept_layers, modules)
     alike = len(attention) == layers or attention == ffn
     require(
         alike,
@@ -90,14 +90,16 @@ def stored(quantised: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
     return Stored(weights, len(attention) == layers, len(ffn), group)
 
 
-def _mixture(base: Stored, found: Mapping[str, set[int]], modules: Mapping[str, Mapping[str, int]]) -> Stored:
+def _mixture(
+    base: Stored, kept_layers: Mapping[str, set[int]], modules: Mapping[str, Mapping[str, int]]
+) -> Stored:
     """The format of a mixture: 4-bit routed experts alone, or everything but perhaps the attention."""
     rest = [kind for kind in ("feed-forward", "shared experts") if modules[kind]]
-    kept = [kind for kind in rest if len(found[kind]) == len(set(modules[kind].values()))]
-    if base.weights == "int4" and base.bf16_attention and kept == rest and not found["experts"]:
+    kept = [kind for kind in rest if len(kept_layers[kind]) == len(set(modules[kind].values()))]
+    if base.weights == "int4" and base.bf16_attention and kept == rest and not kept_layers["experts"]:
         return Stored("int4_experts", int4_group=base.int4_group)
-    sliced = any(found[kind] for kind in (*rest, "experts")) or (
-        found["attention"] and not base.bf16_attention
+    sliced = any(kept_layers[kind] for kind in (*rest, "experts")) or (
+        kept_layers["attention"] and not base.bf16_attention
     )
     require(not sliced, "a mixture with some of its layers or experts in 16 bits is not modelled")
     return base
@@ -119,8 +121,8 @@ def _scheme(quantised: Mapping[str, Any]) -> tuple[str, int]:
     parts = [require_mapping(groups, name) for name in groups]
     weights = [require_mapping(part, "weights") for part in parts]
     formats = {_FORMATS.get((str(each.get("type")), str(each.get("num_bits"))), "") for each in weights}
-    known = method == "compressed-tensors" and len(formats) == 1 and "" not in formats
-    require(known, f"quantization_config of {method} is not modelled; there are {METHODS}")
+    is_modelled = method == "compressed-tensors" and len(formats) == 1 and "" not in formats
+    require(is_modelled, f"quantization_config of {method} is not modelled; there are {METHODS}")
     for part, each in zip(parts, weights, strict=True):
         _only(part, "targets", (None, ["Linear"]))
         _only(each, "block_structure", (*_UNLISTED, "128x128"))
@@ -131,11 +133,11 @@ def _scheme(quantised: Mapping[str, Any]) -> tuple[str, int]:
     return "int4", sizes.pop()
 
 
-def _only(tree: Mapping[str, Any], key: str, known: tuple[Any, ...]) -> None:
+def _only(tree: Mapping[str, Any], key: str, modelled: tuple[Any, ...]) -> None:
     value = tree.get(key)
-    there = ", ".join(str(each) for each in known if each is not None)
+    there = ", ".join(str(each) for each in modelled if each is not None)
     shown = one_line(str(value), 60)
-    require(value in known, f"quantization_config: {key}={shown} is not modelled, only {there}")
+    require(value in modelled, f"quantization_config: {key}={shown} is not modelled, only {there}")
 
 
 def _group(tree: Mapping[str, Any], key: str) -> int:
@@ -177,9 +179,9 @@ def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int) -> set[str]:
     """The modules that the entries name. Raises ValueError for an entry that names no known module."""
-    known = list(chain(*modules.values()))
+    names = list(chain(*modules.values()))
     runs: dict[str, list[str]] = {}
-    for name in known:
+    for name in names:
         parts = name.split(".")
         for begin, end in combinations(range(len(parts) + 1), 2):
             runs.setdefault(".".join(parts[begin:end]), []).append(name)
@@ -187,14 +189,14 @@ def _hit(kept: list[str], modules: Mapping[str, Mapping[str, int]], layers: int)
     require(len(patterns) <= MOST_PATTERNS, f"more than {MOST_PATTERNS} regular expressions of modules")
     hit: set[str] = set()
     for entry in dict.fromkeys(kept):
-        found = _matched(entry[3:], known) if entry.startswith("re:") else runs.get(_plain(entry), [])
+        named = _matched(entry[3:], names) if entry.startswith("re:") else runs.get(_plain(entry), [])
         shown = one_line(entry, 80)
         apart = _APART.search(entry) or _beyond(entry, layers)
         require(
-            bool(found or apart),
+            bool(named or apart),
             f"quantization_config leaves {shown} as it is, which is no part of the model",
         )
-        hit.update(found)
+        hit.update(named)
     return hit
 
 
@@ -209,7 +211,7 @@ def _beyond(entry: str, layers: int) -> bool:
     return layer is not None and int(layer[1]) >= layers
 
 
-def _matched(pattern: str, known: list[str]) -> list[str]:
+def _matched(pattern: str, names: list[str]) -> list[str]:
     """Modules whose names begin with a match of the regular expression, as in compressed-tensors."""
     shown, repeats = one_line(pattern, 80), pattern.count("*") + pattern.count("+")
     fits = len(pattern) <= 200 and repeats <= _MOST_REPEATS and not _SLOW.search(pattern)
@@ -218,7 +220,7 @@ def _matched(pattern: str, known: list[str]) -> list[str]:
         compiled = re.compile(pattern)
     except re.error as error:
         raise ValueError(f"quantization_config: {shown} is no regular expression: {error}") from error
-    return [name for name in known if any(compiled.match(root + name) for root in _ROOTS)]
+    return [name for name in names if any(compiled.match(root + name) for root in _ROOTS)]
 
 
 def _whole(kind: str, names: Mapping[str, int], hit: set[str]) -> set[int]:

@@ -14,12 +14,12 @@ def suggested(begun: str) -> list[str]:
     """Words that begin as `begun` does: groups and plain keys first, dotted keys once a letter is typed."""
     key, equals, _ = begun.partition("=")
     if equals:
-        found = [f"{key}={choice}" for choice in _choices(key)]
+        offers = [f"{key}={choice}" for choice in _choices(key)]
     else:
         plain = [f"{name}=" for name, kind in _root().items() if fields_of(kind) is None]
         dotted = [f"{name}=" for name, _ in _keys() if "." in name] if begun else []
-        found = [f"{group}=" for group in groups()] + plain + dotted
-    return [word for word in dict.fromkeys(found) if word.startswith(begun)]
+        offers = [f"{group}=" for group in groups()] + plain + dotted
+    return [word for word in dict.fromkeys(offers) if word.startswith(begun)]
 
 
 def _choices(key: str) -> list[str]:

@@ -33,15 +33,15 @@ class Word(NamedTuple):
 
 def parsed(root: Fields, words: Sequence[str], refusals: Refusals) -> list[Word]:
     """The words whose keys can be set; `root` has the types of all keys."""
-    known: list[Word] = []
+    settings: list[Word] = []
     for word in words:
         with refusals.collected():
             key, _ = key_and_value(word)
             tree = _tree(root, key, word)
             _check_key(root, key, value_at(tree, key))
             constant_keys.check_key(key)
-            known.append(Word(key, tree))
-    return known
+            settings.append(Word(key, tree))
+    return settings
 
 
 def of_keys(words: Iterable[Word], keys: Iterable[str]) -> list[Word]:

@@ -58,8 +58,8 @@ def key_and_value(word: str) -> tuple[str, str]:
         choices = [f"{group}={word}" for group, names in groups().items() if word in names]
         raise ConfigError(f"'{word}' is not of the form key=value{hint(choices)}")
     if not value.strip():
-        known = groups().get(key)
-        such = f"choose from {', '.join(known)}" if known else f"{key}=null unsets what may be unset"
+        files = groups().get(key)
+        such = f"choose from {', '.join(files)}" if files else f"{key}=null unsets what may be unset"
         raise ConfigError(f"{key} has no value; write {key}=VALUE; {such}")
     if "[" in key:
         raise ConfigError(f"{key}: set the whole list, {key.partition('[')[0]}=[...]")
@@ -69,8 +69,8 @@ def key_and_value(word: str) -> tuple[str, str]:
 
 
 def group_file(group: str, choice: str) -> Path:
-    known = groups()[group]
-    if choice not in known:
-        near = hint(nearest(choice, known))
-        raise ConfigError(f"unknown choice '{group}={choice}'{near}; available: {', '.join(known)}")
+    choices = groups()[group]
+    if choice not in choices:
+        near = hint(nearest(choice, choices))
+        raise ConfigError(f"unknown choice '{group}={choice}'{near}; available: {', '.join(choices)}")
     return ROOT / group / f"{choice}.yaml"

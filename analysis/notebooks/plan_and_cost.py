@@ -27,7 +27,7 @@ NODE_HOUR_USD = 16.0  # an example of a price, not a quote
 # %%
 run = analysis.load_run(RUN)
 demand = analysis.Demand(peak_qps=PEAK_QPS, peak_factor=PEAK_OVER_MEAN)
-care = analysis.Care(headroom=0.15, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
+care = analysis.Margins(headroom=0.15, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
 plan = analysis.plan(run, demand, care)
 print(planning.text(planning.tree(plan)))
 
@@ -45,7 +45,9 @@ analysis.plot_plan(plan)
 
 # %%
 for basis in ("low", "certified", "estimate"):
-    one = analysis.plan(run, demand, analysis.Care(basis=basis, spare_nodes=1, node_hour_usd=NODE_HOUR_USD))
+    one = analysis.plan(
+        run, demand, analysis.Margins(basis=basis, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
+    )
     print(f"{basis:>9}: {one.nodes} nodes, ${24 * one.nodes * NODE_HOUR_USD:,.0f} per day")
 
 # %% [markdown]
@@ -55,5 +57,5 @@ for basis in ("low", "certified", "estimate"):
 # hits, which serve several times as many per node.
 
 # %%
-large = analysis.plan(run, analysis.Demand(peak_qps=30_000.0), analysis.Care(spare_nodes=10))
+large = analysis.plan(run, analysis.Demand(peak_qps=30_000.0), analysis.Margins(spare_nodes=10))
 print(planning.text(planning.tree(large)))

@@ -8,10 +8,10 @@ from analysis.planning.plan import Plan, plan
 from analysis.planning.plan_text import text
 from analysis.planning.plan_tree import tree
 from analysis.planning.sources import evidence_of
-from conf.specs.planning import Care, Demand
+from conf.specs.planning import Demand, Margins
 
 __all__ = [
-    "Care",
+    "Margins",
     "Demand",
     "NotPlannable",
     "Plan",

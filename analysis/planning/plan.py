@@ -24,7 +24,7 @@ from analysis.planning.sizing import (
 from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
-from conf.specs.planning import Care, Demand
+from conf.specs.planning import Demand, Margins
 
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Shares of the peak for which nodes are listed beside it."""
@@ -112,7 +112,7 @@ class Plan:
 
     basis: PlanBasis
     load: DemandRates
-    care: Care
+    care: Margins
     sizing: Sizing
     nodes: int
     nodes_at: dict[str, int]
@@ -133,14 +133,14 @@ class Plan:
 
 
 def plan(
-    source: Source, demand: Demand | float, care: Care | None = None, others: Sequence[Source] = ()
+    source: Source, demand: Demand | float, care: Margins | None = None, others: Sequence[Source] = ()
 ) -> Plan:
     """Nodes for a demand (or a peak rate in QPS) on one capacity.
 
     `others` are capacities of the same service at other node counts, which give E(n). Raises RunError or
     ConfigError with one line, NotPlannable if the run allows no plan.
     """
-    care = care or Care()
+    care = care or Margins()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
     load = DemandRates.of(demand)
     rest = [evidence_of(other) for other in expanded(others)]
@@ -167,13 +167,13 @@ def plan(
     )
 
 
-def _available(need: int, care: Care) -> Availability | None:
+def _available(need: int, care: Margins) -> Availability | None:
     if care.node_availability is None or care.target_availability is None:
         return None
     return available(need, care.node_availability, care.target_availability)
 
 
-def fleet(rate_qps: float, service: FleetCapacity, care: Care) -> int:
+def fleet(rate_qps: float, service: FleetCapacity, care: Margins) -> int:
     """Nodes for a rate by all rules: headroom, spares, and the availability if one was asked.
 
     Raises RunError if no number of nodes serves it.
@@ -190,7 +190,7 @@ def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) 
     return tuple(Lost(n, qps, qps / peak_qps) for n, qps in kept)
 
 
-def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Care) -> FewSpares | None:
+def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Margins) -> FewSpares | None:
     """A warning that independent failures take more nodes than there are spares; None if they do not."""
     up, target = care.node_availability, care.target_availability
     availability, share = up or USUAL_AVAILABILITY, target or USUAL_TARGET
@@ -218,7 +218,7 @@ def _served(load: DemandRates) -> tuple[float, str]:
     return (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
 
 
-def _day(load: DemandRates, on: PlanBasis, care: Care) -> Day | None:
+def _day(load: DemandRates, on: PlanBasis, care: Margins) -> Day | None:
     if not load.hourly_qps:
         return None
     lead = on.evidence.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
@@ -245,7 +245,9 @@ def _money(
     )
 
 
-def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Care) -> int | None:
+def _sized(
+    demand_qps: float, service: FleetCapacity, qps_per_node: float | None, care: Margins
+) -> int | None:
     """Nodes by all rules at another capacity per node; None if that is unknown, or no nodes suffice."""
     if qps_per_node is None:
         return None
@@ -255,12 +257,12 @@ def _sized(demand_qps: float, service: FleetCapacity, qps_per_node: float | None
         return None
 
 
-def _nodes_at(demand_qps: float, on: PlanBasis, care: Care) -> dict[str, int]:
+def _nodes_at(demand_qps: float, on: PlanBasis, care: Margins) -> dict[str, int]:
     sized = {end: _sized(demand_qps, on.service, figure(on.qps, end), care) for end in ENDS}
     return {end: nodes for end, nodes in sized.items() if nodes is not None}
 
 
-def _curve(peak_qps: float, on: PlanBasis, care: Care) -> tuple[CurvePoint, ...]:
+def _curve(peak_qps: float, on: PlanBasis, care: Margins) -> tuple[CurvePoint, ...]:
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
         nodes = _sized(demand_qps, on.service, on.service.qps_per_node, care)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from analysis.planning.plan import fleet
 from analysis.planning.sizing import MOST_NODES, FleetCapacity
 from analysis.results.runs import RunError
-from conf.specs.planning import Care
+from conf.specs.planning import Margins
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,7 +21,7 @@ TOLD_APART = 0.95
 """Share of the draws in which one shape must need strictly fewer nodes to be told from another."""
 
 
-def nodes_of(peak_qps: float, service: FleetCapacity, care: Care, qps_per_node: Floats) -> Ints:
+def nodes_of(peak_qps: float, service: FleetCapacity, care: Margins, qps_per_node: Floats) -> Ints:
     """Nodes for the peak at each capacity, by all rules of a plan; `MOST_NODES` where that is not enough."""
 
     def nodes(qps: float) -> int:

@@ -26,7 +26,7 @@ from analysis.results.types.recommendation import (
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf.io.one_line import reason
-from conf.specs.planning import Care, Demand
+from conf.specs.planning import Demand, Margins
 
 FILE = "recommendation.json"
 """The file of the prediction in the folder of the study that measured it."""
@@ -71,7 +71,7 @@ def ranked(
     found: Sequence[ShapeCapacity],
     unranked: Sequence[UnrankedShape],
     peak_qps: float,
-    care: Care,
+    care: Margins,
 ) -> ShapeRanking:
     """The shapes in order.
 
@@ -108,7 +108,7 @@ def ranked(
 
 
 def _plans(
-    found: Sequence[ShapeCapacity], peak_qps: float, care: Care
+    found: Sequence[ShapeCapacity], peak_qps: float, care: Margins
 ) -> tuple[list[ShapeCapacity], list[Plan], list[UnrankedShape]]:
     """The shapes that some number of nodes makes serve the peak, their plans, and the others.
 
@@ -138,7 +138,7 @@ def rivals(of: ShapeRanking) -> list[RankedShape]:
     return sorted(close, key=lambda shape: -shape.probability_best)[:MOST_RIVALS]
 
 
-def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Care) -> dict[str, Any]:
+def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Margins) -> dict[str, Any]:
     return {
         "name": one.name,
         "layout": one.layout,
@@ -204,15 +204,15 @@ def measured(asked: RecommendationVerdict, study: StudyVerdict, folder: str) -> 
     )
 
 
-def _care(tree: Mapping[str, Any]) -> Care:
+def _care(tree: Mapping[str, Any]) -> Margins:
     try:
-        return Care(**tree)
+        return Margins(**tree)
     except (TypeError, ValueError) as error:
         raise RunError(f"{FILE} is broken: its care: {reason(error)}") from error
 
 
 def _of_cells(
-    predicted: ShapeRanking, cells: Sequence[MatrixCell], peak_qps: float, care: Care, study: StudyVerdict
+    predicted: ShapeRanking, cells: Sequence[MatrixCell], peak_qps: float, care: Margins, study: StudyVerdict
 ) -> ShapeRanking | None:
     """The measured ranking at one hit rate; None while no shape of it has a capacity."""
     known = {one.name: one for one in predicted.shapes}

@@ -53,7 +53,7 @@ def bound(slo: Slo, limit: Limit) -> str:
     """A bound as text that no line break splits."""
     if metric_of(limit) == JOINT:
         return label(limit)
-    return f"{label(limit)} ≤ {figure(slo.of(limit))} ms".replace(" ", "\N{NO-BREAK SPACE}")
+    return f"{label(limit)} ≤ {figure(slo.bound_ms(limit))} ms".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def moment(stamp: str | None) -> str:

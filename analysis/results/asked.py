@@ -34,7 +34,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
         slo=AskedBounds.beside(experiment.slo),
         seed=experiment.seed,
         time_scale=experiment.time_scale,
-        kernels=tuple(kernels.words(experiment)),
+        kernels=tuple(kernels.kernel_lines(experiment)),
     )
 
 

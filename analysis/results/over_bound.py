@@ -45,7 +45,7 @@ def over_bound(run: Run) -> OverBound:
     Raises RunError where none is known.
     """
     slo = run.verdict.asked.slo if run.verdict else run.config.slo
-    bounds_ms = {limit: slo.of(limit) for limit in LIMITS if limit in slo.limits}
+    bounds_ms = {limit: slo.bound_ms(limit) for limit in LIMITS if limit in slo.limits}
     lines = [line for line in run.windows().to_pylist() if line["valid"] and line["requests"]]
     known = [(line, limit) for line in lines for limit in bounds_ms if line[column(limit)] is not None]
     if not known:

@@ -91,7 +91,7 @@ def _bounds(run: Run, words: Sequence[str]) -> Slo:
 def _refuse_unrecorded(run: Run, old: Slo, new: Slo) -> None:
     """Raise RunError for a bound on gaps that the rows were not counted by."""
     for limit in new.limits:
-        same = limit in old.limits and old.of(limit) == new.of(limit)
+        same = limit in old.limits and old.bound_ms(limit) == new.bound_ms(limit)
         if metric_of(limit) == "itl_pooled" and not same:
             raise RunError(f"{run.path} counted no gaps against {new.words(limit)}: {NEW_RUN}")
     if new.itl_within != old.itl_within and new.strictest_ms("itl") is not None:

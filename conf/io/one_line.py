@@ -23,9 +23,9 @@ class OneLineParser(argparse.ArgumentParser):
         self.add_argument("--version", action=_Version, help="print the versions and exit")
 
     def error(self, message: str) -> NoReturn:
-        verbs = next((list(one.choices or ()) for one in self._actions if one.dest == "verb"), [])
-        said = nearest.usage(message, list(self._option_string_actions), verbs)
-        self.exit(EXIT_USAGE, f"error: {one_line(said)}; see --help\n")
+        verbs = next((list(action.choices or ()) for action in self._actions if action.dest == "verb"), [])
+        text = nearest.usage(message, list(self._option_string_actions), verbs)
+        self.exit(EXIT_USAGE, f"error: {one_line(text)}; see --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         nearest.check_choice(action, value)

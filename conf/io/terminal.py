@@ -1,6 +1,6 @@
 """Writes printable text to stdout and stderr, fitted to the terminal's width; stdout is for results alone.
 
-Every room prints through this module; it knows no verb and no file.
+Every package prints through this module.
 """
 
 import io

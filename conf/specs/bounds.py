@@ -1,6 +1,6 @@
 """The spec of the bounds on latencies: a quantile over the requests of each, and the most it may be.
 
-How one is measured is known in `analysis.rows.metrics`. The name of a bound says its latency and its
+`analysis.rows.metrics` measures the latencies. The name of a bound says its latency and its
 quantile: `itl_p99`; `ttft` and `tpot` alone are those of the 90th percentile.
 """
 
@@ -31,7 +31,7 @@ PER_REQUEST = ("ttft", "tpot", "itl", "e2e", "queue")
 GAPS = ("itl", "itl_pooled")
 """Latencies made of the gaps between tokens."""
 JOINT = "joint"
-"""The latency, so to say, of a bound on the share of requests that keep all their bounds at once."""
+"""Pseudo-metric of the joint bound: the share of requests that keep all their bounds at once."""
 
 PERCENT = 90
 QUANTILE = PERCENT / 100
@@ -62,14 +62,14 @@ def parsed(limit: Limit) -> tuple[str, float]:
     """Latency and quantile of a bound by its name. Raises ValueError for a name that is none."""
     if limit in LIMITS:
         return limit, QUANTILE
-    found = _NAME.fullmatch(limit)
-    quantile = float(f"0.{found[2]}") if found else 0.0
-    if found is None or not LEAST_QUANTILE <= quantile <= MOST_QUANTILE:
+    match = _NAME.fullmatch(limit)
+    quantile = float(f"0.{match[2]}") if match else 0.0
+    if match is None or not LEAST_QUANTILE <= quantile <= MOST_QUANTILE:
         raise ValueError(
             f"'{limit}' is no bound; give METRIC_pNN, METRIC of {', '.join(METRICS)} and NN from 50 to 999 "
             "(p999 is the quantile .999)"
         )
-    return found[1], quantile
+    return match[1], quantile
 
 
 def metric_of(limit: Limit) -> str:
@@ -163,8 +163,8 @@ class Slo:
 
     @property
     def _own(self) -> tuple[Bound, ...]:
-        known = {limit: getattr(self, column(limit)) for limit in LIMITS} | self.at_most_ms
-        return tuple(Bound(limit, ms) for limit, ms in known.items() if ms is not None)
+        limits_ms = {limit: getattr(self, column(limit)) for limit in LIMITS} | self.at_most_ms
+        return tuple(Bound(limit, ms) for limit, ms in limits_ms.items() if ms is not None)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -173,15 +173,15 @@ class Slo:
             return self._own
         return *self._own, Bound(limit_of(JOINT, self.joint), math.inf)
 
-    def of(self, limit: Limit) -> float:
+    def bound_ms(self, limit: Limit) -> float:
         """The most in ms that the quantile of a bound may be."""
         return next(bound.ms for bound in self.bounds if bound.limit == limit)
 
     def words(self, limit: Limit) -> str:
         """A bound in words: `p90 TTFT <= 2000 ms`."""
-        return label(limit) if metric_of(limit) == JOINT else f"{label(limit)} <= {self.of(limit):g} ms"
+        return label(limit) if metric_of(limit) == JOINT else f"{label(limit)} <= {self.bound_ms(limit):g} ms"
 
-    def of_gaps(self, limit: Limit) -> bool:
+    def is_about_gaps(self, limit: Limit) -> bool:
         """True if gaps between tokens decide whether a request keeps a bound; of a joint one any bound."""
         metric = metric_of(limit)
         return metric in GAPS or (metric == JOINT and self.strictest_ms("itl") is not None)
@@ -209,8 +209,8 @@ class Slo:
     @property
     def first_token_ms(self) -> float:
         """The longest that a first token may take: the bound on TTFT, or on E2E where TTFT has none."""
-        known = [self.strictest_ms(metric) for metric in ("ttft", "e2e")]
-        return next((ms for ms in known if ms is not None), UNBOUND_TTFT_MS)
+        bounds_ms = [self.strictest_ms(metric) for metric in ("ttft", "e2e")]
+        return next((ms for ms in bounds_ms if ms is not None), UNBOUND_TTFT_MS)
 
     def answer_s(self, tokens: float) -> float:
         """Seconds of an answer of `tokens` tokens that just meets its bounds."""
@@ -219,5 +219,5 @@ class Slo:
 
     def tokens_s(self, tokens: float) -> float:
         """Seconds of so many tokens at the slowest pace that the bounds allow."""
-        known = [self.strictest_ms(metric) for metric in ("tpot", "itl_pooled", "itl")]
-        return tokens * next((ms for ms in known if ms is not None), UNBOUND_TPOT_MS) / 1e3
+        bounds_ms = [self.strictest_ms(metric) for metric in ("tpot", "itl_pooled", "itl")]
+        return tokens * next((ms for ms in bounds_ms if ms is not None), UNBOUND_TPOT_MS) / 1e3

@@ -115,12 +115,12 @@ class Experiment:
 
     def _check_load(self) -> None:
         """Refuse two kinds of load at once, and keys that a kind of load does not have."""
-        given = {"rate_qps": self.rate_qps, "profile_qps": self.profile_qps, "concurrency": self.concurrency}
-        asked = [name for name, value in given.items() if value not in (None, [])]
-        require(len(asked) <= 1, f"{' and '.join(asked)} exclude each other; give one of them")
+        loads = {"rate_qps": self.rate_qps, "profile_qps": self.profile_qps, "concurrency": self.concurrency}
+        names = [name for name, value in loads.items() if value not in (None, [])]
+        require(len(names) <= 1, f"{' and '.join(names)} exclude each other; give one of them")
         require(
-            self.workload.conversations is None or not asked or asked == ["rate_qps"],
-            f"{' and '.join(asked)}: conversations are an open loop of one rate at a time; give rate_qps=...",
+            self.workload.conversations is None or not names or names == ["rate_qps"],
+            f"{' and '.join(names)}: conversations are an open loop of one rate at a time; give rate_qps=...",
         )
         if self.profile_qps:
             _check_profile(self.profile_qps, self.duration_s)
@@ -156,7 +156,7 @@ class Experiment:
         kind = self.workload.arrivals.kind
         require(
             kind == "poisson",
-            f"concurrency=... is a closed loop, which knows no arrivals, but workload.arrivals.kind={kind}; "
+            f"concurrency=... is a closed loop, which has no arrivals, but workload.arrivals.kind={kind}; "
             "set workload.arrivals.kind=poisson (the default) or give rate_qps=...",
         )
         require(

@@ -42,9 +42,9 @@ class Lengths:
         require(self.kind == "uniform" or self.spread == 0, f"kind={self.kind} has no spread")
 
     def _check_mixture(self) -> None:
-        given = {"values": self.values, "weights": self.weights}
+        parts = {"values": self.values, "weights": self.weights}
         if self.kind != "mixture":
-            idle = next((name for name, numbers in given.items() if numbers), "")
+            idle = next((name for name, numbers in parts.items() if numbers), "")
             require(not idle, f"kind={self.kind} has no {idle}; kind=mixture has them")
             return
         require(

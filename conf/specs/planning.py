@@ -33,24 +33,24 @@ class Demand:
 
     def __post_init__(self) -> None:
         rates = ("peak_qps", "mean_qps", "peak_factor")
-        given = [name for name in rates if getattr(self, name) is not None]
-        self._check_ways(given)
+        names = [name for name in rates if getattr(self, name) is not None]
+        self._check_ways(names)
         if self.peak_qps and self.mean_qps:
             above = f"demand.mean_qps={self.mean_qps:g} is above demand.peak_qps={self.peak_qps:g}"
             require(self.mean_qps <= self.peak_qps, above)
 
-    def _check_ways(self, given: list[str]) -> None:
+    def _check_ways(self, names: list[str]) -> None:
         if self.hourly:
-            also = " and ".join(f"demand.{name}" for name in given)
-            require(not given, f"demand.hourly says all rates; leave {also} out")
+            also = " and ".join(f"demand.{name}" for name in names)
+            require(not names, f"demand.hourly says all rates; leave {also} out")
             return
         require(
-            "peak_qps" in given or {"mean_qps", "peak_factor"} <= set(given),
+            "peak_qps" in names or {"mean_qps", "peak_factor"} <= set(names),
             "a plan needs a demand: demand.peak_qps=QPS, or demand.mean_qps=QPS demand.peak_factor=F, or "
             "demand.hourly=FILE of 24 rates",
         )
         require(
-            len(given) < 3,
+            len(names) < 3,
             "demand.peak_qps, demand.mean_qps and demand.peak_factor are one too many; give two",
         )
 
@@ -72,8 +72,8 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
-    """Margins of a plan, and facts that only the planner knows.
+class Margins:
+    """Margins of a plan, and facts that no run measures.
 
     `basis` is the figure of the capacity: `low`, the low end of its 95 % interval, because users notice a
     fleet that is too small; `certified`, its 5 % quantile; or `estimate`, which is as often too high as too
@@ -102,4 +102,4 @@ class Planning:
     """The words demand.* and plan.* of `python -m analysis plan`."""
 
     demand: Demand
-    plan: Care = field(default_factory=Care)
+    plan: Margins = field(default_factory=Margins)

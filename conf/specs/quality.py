@@ -17,7 +17,7 @@ MOST_PROMPT_TOKENS = 8192
 MOST_NATS = math.log(2)
 """Jensen-Shannon divergence of answers that share nothing."""
 MOST_ALPHA = 0.2
-"""A verdict that is wrong more often than once in five tells nothing (our choice)."""
+"""A verdict may be wrong at most once in five (our choice)."""
 IDLE = "idle"
 
 

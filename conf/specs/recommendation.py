@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from conf.io.check import require
-from conf.specs.planning import Care, Demand
+from conf.specs.planning import Demand, Margins
 from conf.specs.ranges import AtLeastOne, BelowOne
 
 MOST_SHAPES = 200
@@ -35,7 +35,7 @@ class Recommendation:
     """The words demand.*, plan.* and recommend.* of `python -m loadgen recommend`."""
 
     demand: Demand
-    plan: Care = field(default_factory=Care)
+    plan: Margins = field(default_factory=Margins)
     recommend: Recommend = field(default_factory=Recommend)
 
     def __post_init__(self) -> None:

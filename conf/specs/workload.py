@@ -143,11 +143,10 @@ class Workload:
             f"workload.arrivals.kind={self.arrivals.kind}: conversations begin as a Poisson process; leave "
             "it out",
         )
-        given = [name for name in ("prefix_hit", "sessions", "session_hit") if getattr(self, name)]
+        own = next((name for name in ("prefix_hit", "sessions", "session_hit") if getattr(self, name)), "")
         require(
-            not given,
-            f"workload.{(given or [''])[0]}: conversations have sessions and shared beginnings of their own; "
-            "leave it out",
+            not own,
+            f"workload.{own}: conversations have sessions and shared beginnings of their own; leave it out",
         )
 
     @property

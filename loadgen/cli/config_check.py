@@ -41,7 +41,7 @@ def kernels(experiment: Experiment) -> list[str]:
     """Lines about kernels whose speed the engine model lacks or takes from elsewhere."""
     spec = experiment.engine
     if not isinstance(spec, VllmEngine):
-        return kernels_of.words(experiment)
+        return kernels_of.kernel_lines(experiment)
     installed = installed_vllm()
     recipe = resolve(spec, experiment.model, experiment.layout, installed, experiment.hardware)
     return [recipe.unknown_speed] if recipe.unknown_speed else []

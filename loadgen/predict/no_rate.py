@@ -27,7 +27,7 @@ def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
     experiment = simulator.experiment
     if experiment.workload.has_sessions or metric_of(limit) == JOINT:
         return ""
-    alone_ms, bound_ms = simulator.alone().quantile_ms(limit), experiment.slo.of(limit)
+    alone_ms, bound_ms = simulator.alone().quantile_ms(limit), experiment.slo.bound_ms(limit)
     if alone_ms is None or alone_ms <= bound_ms:
         return ""
     return f"{_no_rate(experiment, limit)}: requests that meet no other have {_beyond(alone_ms, bound_ms)}"
@@ -45,7 +45,7 @@ def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate
     if metric_of(limit) not in GAPS or point.rate_qps * point.e2e_s / engines >= MET_BY_CHANCE:
         return ""
     gap_ms = gap_beside_prompt_ms(experiment, simulate)
-    bound_ms = experiment.slo.of(limit)
+    bound_ms = experiment.slo.bound_ms(limit)
     if gap_ms <= bound_ms or _where_requests_meet_ms(limit, experiment, gap_ms) <= bound_ms:
         return ""
     return (

@@ -146,7 +146,7 @@ class OperatingPoint:
 
     def bound_ms(self, limit: Limit) -> float:
         """The bound in ms; of a joint one 1, since it limits a ratio."""
-        return 1.0 if metric_of(limit) == JOINT else self.slo.of(limit)
+        return 1.0 if metric_of(limit) == JOINT else self.slo.bound_ms(limit)
 
     @property
     def slow(self) -> bool:

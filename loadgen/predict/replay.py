@@ -317,12 +317,12 @@ def _quantile(slo: Slo, limit: Limit, figure: Estimate | None) -> Quantile:
     passed = None if figure is None else _keeps(slo, limit, figure.value)
     if metric_of(limit) == JOINT:
         share = figure.value if figure else None
-        return Quantile(ms=None, bound_ms=slo.of(limit), passed=passed, share=share)
-    return Quantile(ms=figure, bound_ms=slo.of(limit), passed=passed)
+        return Quantile(ms=None, bound_ms=slo.bound_ms(limit), passed=passed, share=share)
+    return Quantile(ms=figure, bound_ms=slo.bound_ms(limit), passed=passed)
 
 
 def _keeps(slo: Slo, limit: Limit, figure: float) -> bool:
-    return figure >= quantile_of(limit) if metric_of(limit) == JOINT else figure <= slo.of(limit)
+    return figure >= quantile_of(limit) if metric_of(limit) == JOINT else figure <= slo.bound_ms(limit)
 
 
 def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:

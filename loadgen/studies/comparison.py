@@ -201,7 +201,7 @@ def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies
     inside = in_window(rows, place).sort_by("seq")
     return {
         bound.limit: Counted(*parts_over(inside, slo, bound, now_ns))
-        if slo.of_gaps(bound.limit)
+        if slo.is_about_gaps(bound.limit)
         else over_bound(inside, slo, bound, now_ns)
         for bound in slo.bounds
     }

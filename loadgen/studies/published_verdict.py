@@ -86,7 +86,7 @@ def figures(
         runs=len(runs),
         clock=clock,
         as_published=it.as_published,
-        caution="; ".join(filter(None, [_caution(experiment), *kernels.words(experiment)])),
+        caution="; ".join(filter(None, [_caution(experiment), *kernels.kernel_lines(experiment)])),
         how=description(it, len(runs), clock),
         levels=found,
         figures=tuple(map(tuple, runs)),
@@ -164,7 +164,7 @@ def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
     asked, it = levels(experiment), experiment.progressive
     clock = "virtual" if is_virtual(experiment) else "wall"
     out = [f"# {experiment.model.name}: {description(it, it.runs, clock)}"]
-    out += [f"# {line}" for line in kernels.words(experiment)]
+    out += [f"# {line}" for line in kernels.kernel_lines(experiment)]
     for number, level in enumerate(asked):
         images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
         shape = f" {level.shape}:" if level.shape else ""

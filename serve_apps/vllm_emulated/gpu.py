@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from conf.constants import fingerprint
-from conf.kernels import of_backend
+from conf.kernels import backend_ratio
 from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
 from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
@@ -68,7 +68,7 @@ class EmulatedGpu:
                 "use engine=simulated"
             )
         return cls(
-            roofline(model, hardware, layout, of_backend(backend)),
+            roofline(model, hardware, layout, backend_ratio(backend)),
             layout.tensor_parallel,
             hardware.hbm_bytes,
             weight_bytes_per_gpu(model, layout.tensor_parallel),

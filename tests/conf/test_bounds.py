@@ -56,7 +56,7 @@ def slo_of(*words: str) -> Slo:
 def test_short_words_add_bounds_and_null_takes_one_away() -> None:
     slo = slo_of("slo.itl_p99_ms=80", "slo.e2e_p95_ms=15000", "slo.joint=.9", "slo.tpot_p90_ms=null")
     assert slo.limits == ("ttft", "itl_p99", "e2e_p95", "joint_p90")
-    assert (slo.of("itl_p99"), slo.of("e2e_p95")) == (80.0, 15000.0)
+    assert (slo.bound_ms("itl_p99"), slo.bound_ms("e2e_p95")) == (80.0, 15000.0)
     assert [label(limit) for limit in slo.limits] == [
         *("p90 TTFT", "p99 ITL", "p95 E2E", "90 % of requests within all bounds")
     ]
@@ -68,7 +68,7 @@ def test_a_list_of_bounds_replaces_the_usual_ones_and_those_of_a_saved_run(tmp_p
     saved = tmp_path / "config.yaml"
     saved.write_text(dump(load(["slo.itl_p99_ms=80"])))
     assert load([], saved).slo.limits == ("ttft", "tpot", "itl_p99")
-    assert load(["slo.itl_p99_ms=70"], saved).slo.of("itl_p99") == 70
+    assert load(["slo.itl_p99_ms=70"], saved).slo.bound_ms("itl_p99") == 70
     assert load([listed], saved).slo.limits == ("tpot", "e2e_p95")
 
 

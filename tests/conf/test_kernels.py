@@ -10,7 +10,7 @@ from analysis.results.json_border import to_tree
 from conf import ConfigError, load
 from conf.compose import dump
 from conf.constants import calibration, constants, replaced
-from conf.kernels import AITER_SPEED, BACKENDS, words
+from conf.kernels import AITER_SPEED, BACKENDS, kernel_lines
 from conf.specs.experiment import Experiment
 from loadgen.__main__ import main
 from loadgen.cli import config_check, engine_model
@@ -70,13 +70,13 @@ def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says
 
 def test_what_aiter_would_give_a_model_fitted_without_it_is_said_to_be_unknown() -> None:
     asked = load(["engine=simulated_aiter", *KIMI])
-    assert words(asked) == [
+    assert kernel_lines(asked) == [
         "kernels aiter: their speed is not in the model, the figures are those of its constants, whose "
         "kernels are Triton"
     ]
-    assert words(load([OFF, *KIMI])) == words(load(KIMI)) == words(load()) == []
+    assert kernel_lines(load([OFF, *KIMI])) == kernel_lines(load(KIMI)) == kernel_lines(load()) == []
     unknown = load([OFF, "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"])
-    assert "whose kernels are unknown" in words(unknown)[0]
+    assert "whose kernels are unknown" in kernel_lines(unknown)[0]
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
     }
     machine = fast_engine.FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
     assert machine.roofline == cost
-    assert "a figure of Qwen3-235B on MI300X" in words(asked)[0]
+    assert "a figure of Qwen3-235B on MI300X" in kernel_lines(asked)[0]
 
 
 @pytest.mark.slow

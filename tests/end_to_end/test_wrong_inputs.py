@@ -159,7 +159,7 @@ SWEPT = {
     "predict rate_qps=8 requests=9 search.budget_s=60": "a replay sends a number of requests; leave it out",
     "predict rate_qps=8 requests=9 workload=character": "an empty service, which has no sessions yet",
     "predict concurrency=8 workload=chat_sessions": "an empty service, which has no sessions yet",
-    "predict concurrency=8 workload.arrivals.kind=gamma": "a closed loop, which knows no arrivals",
+    "predict concurrency=8 workload.arrivals.kind=gamma": "a closed loop, which has no arrivals",
     "predict rate_qps=8 requests=9 cluster.nodes=4 routing=per_node": "but routing=per_node makes 4",
     "predict rate_qps=8 requests=9 workload.arrivals.kind=vllm_bench seed=4294967296": "takes 0 to 42949672",
     "predict concurrency=8 engine.long_prefill_token_threshold=512": "cannot play a closed loop on this",

@@ -18,7 +18,7 @@ from analysis.into_service import _application
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from conf import ConfigError, load
-from conf.specs.planning import Care, Demand
+from conf.specs.planning import Demand, Margins
 from serve_apps.__main__ import main as render
 from serve_apps.vllm_engine.config_file import OUR_BUILDER
 
@@ -133,7 +133,7 @@ def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_a_file_says_nothing_of_service() -> None:
-    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care())
+    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
     assert "into_service" not in planning.tree(made)
 
 
@@ -150,7 +150,7 @@ def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> None:
-    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care()))
+    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins()))
     tree["planned_on"]["name"] = "<script>alert(1)</script>"
     tree["into_service"] = {"file": "<b>", "autoscaling_config": {"min_replicas": 1}}
     report.write_plan(tree, tmp_path / "plan.html")
@@ -160,7 +160,7 @@ def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> Non
 
 
 def test_the_page_of_a_predicted_plan_offers_no_file(tmp_path: Path) -> None:
-    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Care()))
+    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins()))
     tree["planned_on"]["predicted"] = True
     report.write_plan(tree, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()

@@ -18,7 +18,7 @@ from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, 
 from analysis.stats.estimate import Estimate
 from conf import ConfigError
 from conf.compose import load_planning
-from conf.specs.planning import Care, Demand
+from conf.specs.planning import Demand, Margins
 from tests.support.runs.planned_sweeps import sweep
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
@@ -129,7 +129,7 @@ def test_the_probability_of_nodes_that_are_up() -> None:
 
 
 def test_availability_may_ask_for_more_nodes_than_the_rules() -> None:
-    care = Care(headroom=0.0, spare_nodes=0, node_availability=0.9, target_availability=0.9999)
+    care = Margins(headroom=0.0, spare_nodes=0, node_availability=0.9, target_availability=0.9999)
     found = planning.plan(sweep(9.9, 10.0, 10.1), 100, care)
     assert found.nodes > found.sizing.nodes == 11
     assert found.binding == "availability"
@@ -137,7 +137,7 @@ def test_availability_may_ask_for_more_nodes_than_the_rules() -> None:
 
 
 def test_almost_always_is_not_called_always() -> None:
-    care = Care(spare_nodes=0, node_availability=0.995, target_availability=0.999999999)
+    care = Margins(spare_nodes=0, node_availability=0.995, target_availability=0.999999999)
     said = on_one_line(planning.text(planning.tree(planning.plan(sweep(9.9, 10.0, 10.1), 4, care))))
     assert "99.9999999 % availability at 99.5 % per node: 1 must be up, so 4 nodes" in said
     assert "which reach 99.999999937 %" in said  # 1 - 0.005^4 = 1 - 6.25e-10, rounded down
@@ -174,7 +174,7 @@ def test_a_fleet_costs_what_its_nodes_cost() -> None:
 def test_full_use_times_the_share_used_is_what_the_fleet_costs() -> None:
     c = 18.4 * 0.9
     four = sweep(17.6 * 0.9, c, 19.1 * 0.9, nodes=4)
-    found = planning.plan(sweep(17.6, 18.4, 19.1), 45, Care(node_hour_usd=16.0), others=[four])
+    found = planning.plan(sweep(17.6, 18.4, 19.1), 45, Margins(node_hour_usd=16.0), others=[four])
     assert found.nodes == 4 and found.money is not None
     full, planned = found.money.full_use.per_1k_requests_usd, found.money.planned
     assert full.value == pytest.approx(16 / c / 3.6)  # at the efficiency of four nodes, not of one

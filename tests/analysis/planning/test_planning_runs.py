@@ -237,7 +237,7 @@ def test_runs_of_other_node_counts_give_the_efficiency_of_a_plan() -> None:
 
 
 def test_nothing_is_assumed_of_the_nodes_that_were_measured() -> None:
-    none_spare = planning.Care(spare_nodes=0)
+    none_spare = planning.Margins(spare_nodes=0)
     alone = planning.tree(planning.plan(at_nodes(1), 5, none_spare))
     assert planning.text(alone).splitlines()[0].endswith("at the peak; E(1) = 1")
     assert planning.tree(planning.plan(at_nodes(4), 30))["efficiency"]["assumed"]  # three are left

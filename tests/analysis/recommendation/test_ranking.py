@@ -10,10 +10,10 @@ from analysis.recommendation import ranking
 from analysis.recommendation.recommended import rivals
 from analysis.results.types.recommendation import RankedShape, ShapeRanking
 from analysis.stats.estimate import Estimate
-from conf.specs.planning import Care
+from conf.specs.planning import Margins
 
 SERVICE = FleetCapacity(1.0, 1, ScalingEfficiency((ScalingPoint(1, 1.0, 0.0),)))
-CARE = Care(headroom=0.1, spare_nodes=1)
+CARE = Margins(headroom=0.1, spare_nodes=1)
 
 
 def nodes_of(qps: np.ndarray, peak_qps: float = 200.0) -> np.ndarray:

@@ -39,7 +39,7 @@ def test_a_stricter_bound_lowers_the_capacity_and_may_bind_instead(run: Run) -> 
     found = [rejudge(run, word).capacity for word in ("slo.tpot_p90_ms=100", "slo.tpot_p90_ms=80")]
     assert found[0] and found[1] and found[1].qps_per_node.value < found[0].qps_per_node.value
     ttft = rejudge(run, "slo.ttft_p90_ms=900")
-    assert ttft.capacity and ttft.capacity.binding == "ttft" and ttft.asked.slo.of("ttft") == 900
+    assert ttft.capacity and ttft.capacity.binding == "ttft" and ttft.asked.slo.bound_ms("ttft") == 900
     assert ttft.reason.startswith("judged by p90 TTFT <= 900 ms, p90 TPOT <= 100 ms with the windows")
     assert ttft.capacity.constants is None, "they were drawn for other bounds"
 
