@@ -37,7 +37,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from loadgen.cli.grammar import VERBS, parser
+from loadgen.cli.arguments import VERBS, parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser(verb, _description(verb)).parse_intermixed_args(words)
     _end_on_signals()
     # Acts bring numpy, Arrow and the compiled loops, for which help does not wait.
-    from loadgen.cli import dispatch
+    from loadgen.cli import commands
 
-    return dispatch.done(arguments)
+    return commands.run(arguments)
 
 
 def _description(verb: str) -> str:

@@ -10,7 +10,7 @@ import argcomplete
 
 from analysis.grammar import grammar
 from conf.suggested import suggested
-from loadgen.cli.grammar import parser
+from loadgen.cli.arguments import parser
 
 FOLDERS = argcomplete.FilesCompleter()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from conf import ConfigError, Experiment
 from conf import kernels as kernels_of
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
-from loadgen.cli.command_line import asked
+from loadgen.cli.arguments import experiment_of
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
@@ -29,7 +29,7 @@ PER_REQUEST_METRICS = "enable_per_request_metrics"
 
 def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     """The experiment that the words ask of a verb. Raises ConfigError if it cannot be run."""
-    found = asked(verb, words, config)
+    found = experiment_of(verb, words, config)
     if isinstance(found.engine, EmulatedEngine) and not found.engine.vllm_version:
         # It belongs to the label of every figure.
         found = replace(found, engine=replace(found.engine, vllm_version=installed_vllm()))

@@ -13,12 +13,10 @@ from analysis.live.state import LiveState
 from analysis.live.view import Ending, LiveView, Snapshot
 from analysis.results import summary
 from analysis.results.studies import PartVerdict
-from conf import ConfigError
 from conf.io import terminal
-from loadgen.cli.grammar import LOADING
+from loadgen.cli.arguments import LIVE
 from loadgen.run.progress import Emit
 
-FLAG = "--live"
 NO_RESULT = "The command ended before it had a result; its own screen says why."
 
 
@@ -39,23 +37,6 @@ class LiveShow:
             self._view.end(Ending(summary.text(verdict), verdict.exit_code, verdict.report or None))
 
 
-def refuse(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a page without a load to follow, and where its port cannot be listened on."""
-    if arguments.live is None:
-        return
-    if arguments.verb == "recommend" and not arguments.measure:
-        raise ConfigError(f"{FLAG} follows a load, and recommend loads with --measure only; leave it out")
-    if arguments.verb not in LOADING:
-        refuse_without_load(arguments, f"{arguments.verb} computes its answer")
-    Address.of(arguments.live, FLAG).refuse_taken(FLAG)
-
-
-def refuse_without_load(arguments: argparse.Namespace, why: str) -> None:
-    """Raise ConfigError if a page is asked for where `why` there is no load."""
-    if arguments.live is not None:
-        raise ConfigError(f"{FLAG} follows a load, and {why}; leave it out")
-
-
 @contextmanager
 def shown(arguments: argparse.Namespace, show: Emit) -> Iterator[LiveShow]:
     """Serve the page, if it is asked for, until the end of the block. Raises ConfigError if it cannot."""
@@ -67,7 +48,7 @@ def shown(arguments: argparse.Namespace, show: Emit) -> Iterator[LiveShow]:
 
     view = LiveView()
     view.snapshot = Snapshot(LiveState(verb=arguments.verb))
-    with serving(Address.of(arguments.live, FLAG), view, FLAG) as server:
+    with serving(Address.of(arguments.live, LIVE), view, LIVE) as server:
         terminal.note(invitation(server.address))
         try:
             yield LiveShow(show, view)

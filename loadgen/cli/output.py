@@ -1,25 +1,30 @@
-"""The end of every verb: print a plan, or measure and print the result."""
+"""What every command ends with: a plan that is printed, or a measurement and its printed result."""
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from analysis.results import summary
 from analysis.results.json_border import to_tree
-from analysis.results.studies import PartVerdict
 from analysis.results.types.prediction_verdict import GridVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
 from conf import Experiment
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import config_check, dry_run, engine_model, live_view
+from loadgen.cli.live_view import LiveShow
 from loadgen.run import progress
 from loadgen.run.folder import finite
-from loadgen.run.progress import Emit
 
 if TYPE_CHECKING:
     from loadgen.run.measure import Site
+
+Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 
 
 def plan(
@@ -31,22 +36,36 @@ def plan(
     return summary.EXIT_OK
 
 
-def answer(
-    arguments: argparse.Namespace,
-    measured: tuple[Experiment, ...],
-    act: "Callable[[Site, Emit], PartVerdict]",
-    conclude: Callable[[PartVerdict], int | None] = lambda _: None,
-) -> int:
-    """Measure, write the report and print the result; Ray is imported late, for `predict` must not pay.
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """A command that measures: the `site` of its runs, and `show`, which gets their events."""
 
-    `conclude` may print another answer in the result's place, and then returns the exit code.
+    site: "Site"
+    show: LiveShow
+    keeps_folder: bool
+
+    def ended(self, verdict: Measured) -> Measured:
+        """The verdict with its report; a start that failed leaves no folder, unless it `keeps_folder`."""
+        from loadgen.run import failed_start, report_file
+
+        if not self.keeps_folder:
+            verdict = failed_start.removed(verdict)
+        verdict = report_file.written(verdict, self.show)
+        self.show.end(verdict)
+        return verdict
+
+
+@contextmanager
+def measuring(arguments: argparse.Namespace, *experiments: Experiment) -> Iterator[Measuring]:
+    """Measure in the block, with progress and perhaps a page; Ray is imported late, for `predict` needs none.
+
+    Kernels of unknown speed of the `experiments` are noted first.
     """
     from loadgen.cli.deployment import service
-    from loadgen.run import failed_start, report_file
     from loadgen.run.measure import Site
 
     # A simulated engine's kernels are noted with its result.
-    real = (one for one in measured if not isinstance(one.engine, SimulatedEngine))
+    real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))
     for line in config_check.all_kernels(real):
         terminal.note(line)
     with (
@@ -54,16 +73,11 @@ def answer(
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
-        verdict = act(Site(engine_model.start, service, engine_model.constants_ratio), show)
-        if arguments.verb != "resume":
-            verdict = failed_start.removed(verdict)
-        verdict = report_file.written(verdict, show)
-        show.end(verdict)
-    code = conclude(verdict)
-    return result(verdict, arguments.json) if code is None else code
+        site = Site(engine_model.start, service, engine_model.constants_ratio)
+        yield Measuring(site, show, keeps_folder=arguments.verb == "resume")
 
 
-def result(verdict: Verdict | GridVerdict, as_json: bool) -> int:
+def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:
     """Print a result, a grid always as JSON, and return its exit code."""
     if as_json or isinstance(verdict, GridVerdict):
         terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))

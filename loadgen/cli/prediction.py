@@ -128,4 +128,4 @@ def predict(arguments: argparse.Namespace) -> int:
         kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
         terminal.tell("\n".join([texts.table(answer.axes, answer.cells), *kernels]))
         return answer.exit_code
-    return output.result(answer, arguments.json)
+    return output.printed(answer, arguments.json)

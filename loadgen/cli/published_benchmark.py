@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,25 +14,21 @@ from analysis.results import summary
 from analysis.results.runs import refuse_out
 from analysis.results.types.ladder_figures import LevelFigures
 from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, engine_model, live_view, machine_check, output
+from loadgen.cli import config_check, engine_model, machine_check, output
+from loadgen.cli.arguments import refuse_page_without_load
 from loadgen.fleet.rows import plan_table
 from loadgen.predict.capacity import quiet
 from loadgen.run import export
 from loadgen.run.folder import finite
-from loadgen.run.progress import Emit
 from loadgen.studies import published_ladder as ladder
 from loadgen.studies import published_tables, published_verdict
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from serve_apps.engine_model.compiled import fast_engine
-
-if TYPE_CHECKING:
-    from loadgen.run.measure import Site
 
 
 def progressive(arguments: argparse.Namespace) -> int:
@@ -47,7 +43,7 @@ def progressive(arguments: argparse.Namespace) -> int:
     found += [_checked(words, arguments) for words in others]
     refuse_out(arguments.out, *export.SUFFIXES)
     if virtual:
-        live_view.refuse_without_load(arguments, "this clock is virtual (progressive.clock=wall loads)")
+        refuse_page_without_load(arguments, "this clock is virtual (progressive.clock=wall loads)")
     else:
         machine_check.refuse(found[0])
     if arguments.dry_run:
@@ -58,13 +54,12 @@ def progressive(arguments: argparse.Namespace) -> int:
         return _print_models([predicted_ladder(one, terminal.note) for one in found], arguments)
     from loadgen.cli import verbs
 
-    def measured(site: "Site", show: Emit) -> StudyVerdict:
-        verdict = verbs.progressive(found[0], site, show)
+    with output.measuring(arguments) as here:
+        verdict = verbs.progressive(found[0], here.site, here.show)
         if verdict.progressive:  # every level was played
             published_verdict.write(arguments.out, [verdict])
-        return verdict
-
-    return output.answer(arguments, (), measured)
+        verdict = here.ended(verdict)
+    return output.printed(verdict, arguments.json)
 
 
 def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Namespace) -> int:

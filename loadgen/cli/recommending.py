@@ -20,7 +20,6 @@ from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError, refuse_out
-from analysis.results.studies import PartVerdict
 from analysis.results.text import recommendation_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.recommendation import (
@@ -95,7 +94,7 @@ def shown(verdict: RecommendationVerdict, as_json: bool) -> int:
     return verdict.exit_code
 
 
-def concluded(folder: Path, as_json: bool) -> int | None:
+def print_of_study(folder: Path, as_json: bool) -> int | None:
     """Print what a study that began as a recommendation says by now; None for any other study."""
     if not (folder / recommended.FILE).exists():
         return None
@@ -320,11 +319,7 @@ def _measure(
     from loadgen.cli import verbs
 
     beside: dict[str, Any] = {recommended.FILE: to_tree(verdict)}
-
-    def conclude(study: PartVerdict) -> int | None:
-        return concluded(Path(study.folder), arguments.json)
-
-    measured = tuple(found.asked.values())
-    return output.answer(
-        arguments, measured, lambda site, show: verbs.matrix(found, site, show, beside), conclude
-    )
+    with output.measuring(arguments, *found.asked.values()) as here:
+        study = here.ended(verbs.matrix(found, here.site, here.show, beside))
+    code = print_of_study(Path(study.folder), arguments.json)
+    return output.printed(study, arguments.json) if code is None else code

@@ -16,7 +16,7 @@ from analysis import load_run
 from analysis.results.json_border import to_tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
-from loadgen.cli import command_line
+from loadgen.cli import arguments
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
@@ -306,7 +306,7 @@ def test_only_a_simulated_clock_runs_otherwise_and_not_without_end(words: list[s
 
 def test_verbs_without_use_for_another_clock_refuse_it() -> None:
     with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
-        command_line.asked("predict", [FAST_WORD], None)
+        arguments.experiment_of("predict", [FAST_WORD], None)
     with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
         calibration_probes.of(load([FAST_WORD]), guess_qps=5.0)
 

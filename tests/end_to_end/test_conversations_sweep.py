@@ -22,7 +22,7 @@ from analysis.results.json_border import to_tree
 from analysis.rows import metrics
 from cluster.ray_session.session import Session
 from conf import Experiment
-from loadgen.cli import command_line, verbs
+from loadgen.cli import arguments, verbs
 from loadgen.cli.deployment import service
 from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
@@ -131,7 +131,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator[Ran]:
-    experiment = command_line.asked("sweep", WORDS, None)
+    experiment = arguments.experiment_of("sweep", WORDS, None)
     out, runs = tmp_path_factory.mktemp("runs"), list[Ran]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_warmup, "PIECE_S", 5.0)
@@ -145,7 +145,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
             def cut_and_resumed(number: int) -> dict[str, Any]:
                 folder = RunFolder.create(out, f"try-{number}")
                 cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))
-                asked = partial(command_line.asked, "sweep", [])
+                asked = partial(arguments.experiment_of, "sweep", [])
                 ended = to_tree(verbs.resume(folder.path, asked, site, quiet))
                 runs.append(Ran(experiment, (cut, ended), folder.path))
                 return ended

@@ -15,7 +15,8 @@ import serve_apps.__main__
 from analysis import acts, exchange
 from analysis import grammar as reading
 from loadgen.__main__ import main
-from loadgen.cli import dispatch, grammar
+from loadgen.cli import arguments as grammar
+from loadgen.cli import commands
 
 ROOMS = [loadgen.__main__, analysis.__main__, cluster.__main__, serve_apps.__main__]
 STAND_INS = {"workload.trace=FILE": "workload.trace=trace.csv"}
@@ -59,7 +60,7 @@ def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.Capt
 
 
 def test_the_help_says_what_the_acts_do() -> None:
-    assert {verb: str(act.__doc__).splitlines()[0] for verb, act in dispatch.ACTS.items()} == grammar.VERBS
+    assert {verb: str(act.__doc__).splitlines()[0] for verb, act in commands.ACTS.items()} == grammar.VERBS
 
 
 @pytest.mark.parametrize("verb", grammar.VERBS)

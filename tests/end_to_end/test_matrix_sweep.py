@@ -22,7 +22,7 @@ from analysis.stats.estimate import Estimate
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
-from loadgen.cli import command_line, verbs
+from loadgen.cli import arguments, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.measure import Site
@@ -110,7 +110,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
 
 def cells(out: Path, *words: str) -> Cells:
     given = [*SHARED, f"out={out}", "run=grid", *words]
-    return matrix_cells.of(matrix(given), partial(command_line.asked, "sweep", config=None))
+    return matrix_cells.of(matrix(given), partial(arguments.experiment_of, "sweep", config=None))
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
-from loadgen.cli import command_line, published_benchmark
+from loadgen.cli import arguments, published_benchmark
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
@@ -42,7 +42,7 @@ PUBLISHED = published_tables.read()
 
 @cache
 def ready(*words: str) -> Experiment:
-    return published_ladder.ready(command_line.asked("progressive", words, None))
+    return published_ladder.ready(arguments.experiment_of("progressive", words, None))
 
 
 def of(subject: str, *words: str) -> Experiment:

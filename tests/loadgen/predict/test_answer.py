@@ -18,7 +18,8 @@ from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
-from loadgen.cli import command_line, engine_model, grammar, prediction
+from loadgen.cli import arguments as typed
+from loadgen.cli import engine_model, prediction
 from loadgen.predict import answer, grid, uncertainty
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
@@ -210,9 +211,9 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     ],
 )
 def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], said: str) -> None:
-    arguments = grammar.parser(verb, None).parse_intermixed_args([verb, *words])
+    arguments = typed.parser(verb, None).parse_intermixed_args([verb, *words])
     with pytest.raises(ConfigError, match=said):
-        command_line.refuse_idle_flags(arguments)
+        typed.refuse_idle_flags(arguments)
 
 
 @pytest.mark.parametrize(
@@ -240,10 +241,10 @@ def test_what_cannot_be_answered_is_refused_in_a_line(
 
 
 def test_a_prediction_honours_nodes_and_one_rate() -> None:
-    asked = command_line.asked("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
+    asked = typed.experiment_of("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
     assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
     with pytest.raises(ConfigError, match="duration_s belongs to probe"):
-        command_line.asked("predict", ["rate_qps=10", "duration_s=5"], None)
+        typed.experiment_of("predict", ["rate_qps=10", "duration_s=5"], None)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
-from loadgen.cli import command_line
+from loadgen.cli import arguments
 from loadgen.fleet.load_actor import FleetPlan, LoadActor
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
@@ -262,7 +262,7 @@ def test_text_is_refused_where_words_are_counted_as_tokens(folder: Path, kind: s
 
 def test_other_nodes_are_told_the_whole_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    found = command_line.asked("sweep", [f"workload.tokenizer={folder.name}"], None)
+    found = arguments.experiment_of("sweep", [f"workload.tokenizer={folder.name}"], None)
     assert found.workload.tokenizer == str(folder)
 
 

@@ -14,7 +14,7 @@ from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen.cli import command_line, verbs
+from loadgen.cli import arguments, verbs
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
@@ -52,7 +52,7 @@ def begun(out: Path, site: Site) -> dict[str, Any]:
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
-    asked = command_line.asked(verbs.verb(path), [], path / "config.yaml")
+    asked = arguments.experiment_of(verbs.verb(path), [], path / "config.yaml")
     return to_tree(study.run(calibration_probes.of(asked), Folder(path), site, silent))
 
 
@@ -112,7 +112,7 @@ def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | No
 @pytest.mark.parametrize("word", ["concurrency=4", "search.deployments=2", "search.expected_qps=5"])
 def test_words_that_a_recipe_would_ignore_are_refused(word: str) -> None:
     with pytest.raises(ConfigError):
-        command_line.asked("recipe", [word, "search=standard", "search.start=prediction"], None)
+        arguments.experiment_of("recipe", [word, "search=standard", "search.start=prediction"], None)
 
 
 def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
-from loadgen.cli import command_line, engine_model, verbs
+from loadgen.cli import arguments, engine_model, verbs
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import Folder
@@ -219,7 +219,7 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["predict", "probe"])
 def test_one_run_refuses_to_be_several(verb: str) -> None:
     with pytest.raises(ConfigError, match="add search.deployments=1 search.repeats=1"):
-        command_line.asked(verb, ["search.deployments=2"], None)
+        arguments.experiment_of(verb, ["search.deployments=2"], None)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from analysis.results.types.prediction_verdict import PredictionVerdict, RateFor
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
 from loadgen.cli import engine_model
-from loadgen.cli.command_line import asked, sized
+from loadgen.cli.arguments import experiment_of as asked
+from loadgen.cli.arguments import with_image_tokens
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import Prompts
@@ -37,7 +38,7 @@ SERVED = ServedModel("m", 32768, 151936, block_size=16, image_token_px=32)
 
 @cache
 def seeing(*words: str) -> Experiment:
-    return sized(load([*SEEING, *words]))
+    return with_image_tokens(load([*SEEING, *words]))
 
 
 def decoded(png: bytes) -> np.ndarray:

@@ -10,7 +10,7 @@ from analysis.results.json_border import to_tree
 from analysis.results.text import prediction_text
 from analysis.results.types.prediction_verdict import GridCell
 from conf import Experiment, load
-from loadgen.cli import command_line, engine_model
+from loadgen.cli import arguments, engine_model
 from loadgen.predict import grid
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.traffic.prefix_sharing import (
@@ -30,7 +30,7 @@ from tests.support.prompts.shared_bodies import bodies
 
 
 def asked(*words: str) -> Experiment:
-    return command_line.asked("predict", ["cluster.session=fake", *words], None)
+    return arguments.experiment_of("predict", ["cluster.session=fake", *words], None)
 
 
 def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSchedule:

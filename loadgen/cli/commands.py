@@ -1,24 +1,33 @@
-"""The verbs that put load on a service: check the words, print the plan or measure.
+"""Commands that put load on a service, and the way from a verb to its command, its exit code and its errors.
 
-`verbs` measures. It is imported late, because Ray comes with it.
+`verbs` measures; it is imported late, because Ray comes with it.
 """
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 
 from analysis.results import summary
+from analysis.results.integrity import AlteredError
+from analysis.results.locations import NewerError
+from analysis.results.runs import RunError
+from conf import ConfigError
 from conf.io import terminal
+from conf.io.one_line import reason
 from conf.matrix import Matrix, matrix
+from loadgen.cli import (
+    arguments as typed,
+)
 from loadgen.cli import (
     config_check,
     engine_model,
-    live_view,
     machine_check,
     output,
+    prediction,
+    published_benchmark,
     quality_words,
     recommending,
 )
-from loadgen.cli.command_line import asked, resumed
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
 from loadgen.studies import comparison_words, matrix_cells
@@ -34,7 +43,9 @@ def sweep(arguments: argparse.Namespace) -> int:
         return output.plan(experiment, pacing.swept_s(experiment))
     from loadgen.cli import verbs
 
-    return output.answer(arguments, (experiment,), lambda site, show: verbs.sweep(experiment, site, show))
+    with output.measuring(arguments, experiment) as here:
+        verdict = here.ended(verbs.sweep(experiment, here.site, here.show))
+    return output.printed(verdict, arguments.json)
 
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
@@ -46,8 +57,9 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
         return output.plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
     from loadgen.cli import verbs
 
-    measured = tuple(cells.asked.values())
-    return output.answer(arguments, measured, lambda site, show: verbs.matrix(cells, site, show))
+    with output.measuring(arguments, *cells.asked.values()) as here:
+        verdict = here.ended(verbs.matrix(cells, here.site, here.show))
+    return output.printed(verdict, arguments.json)
 
 
 def probe(arguments: argparse.Namespace) -> int:
@@ -60,9 +72,9 @@ def probe(arguments: argparse.Namespace) -> int:
         return output.plan(experiment, (require if arguments.require else fixed_rate).seconds(experiment))
     from loadgen.cli import verbs
 
-    return output.answer(
-        arguments, (experiment,), lambda site, show: verbs.probe(experiment, site, show, arguments.require)
-    )
+    with output.measuring(arguments, experiment) as here:
+        verdict = here.ended(verbs.probe(experiment, here.site, here.show, arguments.require))
+    return output.printed(verdict, arguments.json)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -76,14 +88,16 @@ def compare(arguments: argparse.Namespace) -> int:
         return output.plan(a, pacing.compared_s(a), services=2)
     from loadgen.cli import verbs
 
-    return output.answer(arguments, (a, b), lambda site, show: verbs.compare(a, b, site, show))
+    with output.measuring(arguments, a, b) as here:
+        verdict = here.ended(verbs.compare(a, b, here.site, here.show))
+    return output.printed(verdict, arguments.json)
 
 
 def quality(arguments: argparse.Namespace) -> int:
     """Ask two configurations the same questions, idle or under load: same, degraded or undecided."""
     if folders := quality_words.folders(arguments.words):
-        live_view.refuse_without_load(arguments, "these answers are on record")
-        return output.result(quality_words.recorded(*folders), arguments.json)
+        typed.refuse_page_without_load(arguments, "these answers are on record")
+        return output.printed(quality_words.recorded(*folders), arguments.json)
     a, b = quality_words.sides(
         arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
     )
@@ -93,7 +107,9 @@ def quality(arguments: argparse.Namespace) -> int:
         return summary.EXIT_OK
     from loadgen.cli import verbs
 
-    return output.answer(arguments, (a, b), lambda site, show: verbs.quality(a, b, site, show))
+    with output.measuring(arguments, a, b) as here:
+        verdict = here.ended(verbs.quality(a, b, here.site, here.show))
+    return output.printed(verdict, arguments.json)
 
 
 def recipe(arguments: argparse.Namespace) -> int:
@@ -102,7 +118,7 @@ def recipe(arguments: argparse.Namespace) -> int:
     from loadgen.studies import calibration_probes
 
     calibration_probes.refuse(arguments.words)
-    experiment = asked(arguments.verb, arguments.words, arguments.config)
+    experiment = typed.experiment_of(arguments.verb, arguments.words, arguments.config)
     study = calibration_probes.of(experiment, engine_model.guess_qps(calibration_probes.checked(experiment)))
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
@@ -113,21 +129,54 @@ def recipe(arguments: argparse.Namespace) -> int:
         terminal.tell("\n".join([*map(calibration_probes.line, parts), total]))
         return summary.EXIT_OK
     guess_qps = study.asked.rate_qps
-    return output.answer(arguments, (), lambda site, show: verbs.recipe(experiment, guess_qps, site, show))
+    with output.measuring(arguments) as here:
+        verdict = here.ended(verbs.recipe(experiment, guess_qps, here.site, here.show))
+    return output.printed(verdict, arguments.json)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and continue it."""
-    path = resumed(arguments)
+    path = typed.folder_to_resume(arguments)
     from loadgen.cli import verbs
 
     experiment = partial(config_check.experiment, verbs.verb(path), [])
     if arguments.dry_run:
         terminal.tell(verbs.left(path, experiment))
         return summary.EXIT_OK
-    return output.answer(
-        arguments,
-        (),
-        lambda site, show: verbs.resume(path, experiment, site, show),
-        lambda _: recommending.concluded(path, arguments.json),
-    )
+    with output.measuring(arguments) as here:
+        verdict = here.ended(verbs.resume(path, experiment, here.site, here.show))
+    code = recommending.print_of_study(path, arguments.json)
+    return output.printed(verdict, arguments.json) if code is None else code
+
+
+ACTS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "sweep": sweep,
+    "probe": probe,
+    "predict": prediction.predict,
+    "compare": compare,
+    "recommend": recommending.recommend,
+    "quality": quality,
+    "progressive": published_benchmark.progressive,
+    "recipe": recipe,
+    "resume": resume,
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command of a verb; returns its exit code, with one line on stderr for what went wrong."""
+    try:
+        typed.refuse_idle_flags(arguments)
+        return ACTS[arguments.verb](arguments)
+    except (ConfigError, RunError) as error:
+        terminal.error(error)
+        damaged = isinstance(error, AlteredError | NewerError)
+        return summary.EXIT_INTERNAL if damaged else summary.EXIT_USAGE
+    except KeyboardInterrupt:
+        return summary.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone; the run folder, if any, is complete.
+        terminal.give_up_stdout()
+        return summary.EXIT_INTERNAL
+    except OSError as error:
+        terminal.error(reason(error))
+        return summary.EXIT_INTERNAL
