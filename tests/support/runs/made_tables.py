@@ -14,7 +14,7 @@ from analysis.rows import latency_columns, time_series
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 PAGES = {
     "columns.md": ("requests", "windows"),
-    "run_folder.md": ("timeseries", "clients", "power"),
+    "time_series.md": ("timeseries", "clients", "power"),
     "exit_codes.md": ("reasons",),
 }
 SCHEMAS = {
