@@ -155,17 +155,17 @@ def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[st
             f"--service loads its weights from {folder}, where pods find --weights={site.weights}; "
             f"add engine.model_path={folder}/FOLDER"
         )
-    # What is installed here says nothing about the image.
-    made = rendering.render(_asked(experiment, engine, ""))
-    if made.application is None:
-        raise ConfigError(made.notes[-1])
+    # The version installed here need not be that of the image.
+    rendered = rendering.render(_recipe_input(experiment, engine, ""))
+    if rendered.application is None:
+        raise ConfigError(rendered.notes[-1])
     # KubeRay asks every pod's own front whether the pod is ready.
-    http = {**made.application["http_options"], "host": "0.0.0.0"}
-    return {**made.application, "proxy_location": "EveryNode", "http_options": http}, made.notes
+    http = {**rendered.application["http_options"], "host": "0.0.0.0"}
+    return {**rendered.application, "proxy_location": "EveryNode", "http_options": http}, rendered.notes
 
 
-def _asked(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
-    """The inputs of a vLLM recipe, for the installed version, the given one, or the newest."""
+def _recipe_input(experiment: Experiment, engine: VllmEngine, installed: str) -> Any:
+    """The input of a vLLM recipe, for the installed version, else that of the words, else the newest."""
     from serve_apps.vllm_engine import rendering
     from serve_apps.vllm_recipes import vllm_flags
 
@@ -194,7 +194,7 @@ def preflight(arguments: argparse.Namespace) -> int:
 
     experiment = load(arguments.words)
     if experiment.engine.kind == "external":
-        raise ConfigError("engine=external deploys nothing whose nodes could be looked at; leave it out")
+        raise ConfigError("engine=external deploys nothing, so there are no nodes to check; leave it out")
     expected = expected_of(experiment, _recipe_environment(experiment))
     real = experiment.engine.kind == "vllm"
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
@@ -214,7 +214,7 @@ def _recipe_environment(experiment: Experiment) -> dict[str, str]:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         return {}
-    return dict(_asked(experiment, engine, installed_vllm()).recipe().env)
+    return dict(_recipe_input(experiment, engine, installed_vllm()).recipe().env)
 
 
 if __name__ == "__main__":

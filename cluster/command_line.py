@@ -52,7 +52,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def _add_render_flags(group: Any) -> None:
     add = group.add_argument
     add("--out", type=Path, metavar="DIR", help="write files there; by default they are printed")
-    add("--load-nodes", type=int, metavar="N", help="nodes for load only (1); 0: load runs beside replicas")
+    add(
+        "--load-nodes",
+        type=int,
+        metavar="N",
+        help="nodes for load only (1); 0: load and replicas share nodes",
+    )
     add("--gpu-node-cpus", type=int, metavar="N", help="CPUs of a node with GPUs for Ray to give away (64)")
     add("--name", metavar="NAME", help="name of the cluster (maxqps)")
     add("--image", metavar="IMAGE", help="kuberay: pinned, best by digest: REPO:TAG@sha256:DIGEST")
@@ -71,14 +76,14 @@ def target_of(arguments: argparse.Namespace) -> str:
     """The target of `render`, which is removed from the words; empty for other verbs."""
     if arguments.verb != "render":
         return ""
-    given = [word for word in arguments.words if word in TARGETS]
-    if len(given) != 1:
+    targets = [word for word in arguments.words if word in TARGETS]
+    if len(targets) != 1:
         near = hint([name for word in arguments.words for name in nearest(word, TARGETS)])
         raise ConfigError(
             f"render needs one of {', '.join(TARGETS)}: python -m cluster render kuberay ...{near}"
         )
-    arguments.words.remove(given[0])
-    return str(given[0])
+    arguments.words.remove(targets[0])
+    return str(targets[0])
 
 
 def refuse_unused_flags(arguments: argparse.Namespace, target: str) -> None:

@@ -83,8 +83,8 @@ def _render(words: Sequence[str]) -> Rendering:
     experiment = _experiment(renamed, "engine=vllm")
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
-        raise ConfigError(f"engine={engine.kind} is no vLLM; choose engine=vllm or leave it out")
-    asked = RenderingInput(
+        raise ConfigError(f"engine={engine.kind} is not vLLM; choose engine=vllm or leave it out")
+    specs = RenderingInput(
         engine,
         experiment.model,
         experiment.layout,
@@ -93,11 +93,11 @@ def _render(words: Sequence[str]) -> Rendering:
         experiment.routing,
         _version(engine, experiment),
     )
-    rendering = render(asked)
+    rendering = render(specs)
     serve = serve_environment(experiment.routing) | environment(engine, experiment.routing)
-    if engine.kind != "vllm":  # without a GPU all processes must know that, as in a sweep
-        serve |= asked.by_hand().env
-    notes = (*rendering.notes, *_longest(asked, experiment))
+    if engine.kind != "vllm":  # as in a sweep, all processes need the variables of a machine without a GPU
+        serve |= specs.by_hand().env
+    notes = (*rendering.notes, *_longest(specs, experiment))
     return replace(rendering, notes=notes, environment=serve if rendering.application else {})
 
 
@@ -109,17 +109,17 @@ def _experiment(words: Sequence[str], engine: str) -> Experiment:
 
 
 def _version(engine: VllmEngine, experiment: Experiment) -> str:
-    """The version asked for, of the published recipe, installed, or the newest known: the first there is."""
+    """Version of the words, else of the published recipe, else the installed or newest known one."""
     if engine.recipe == "published" and not engine.vllm_version:
         return published.find(experiment.model, experiment.layout).version
     return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
 
 
-def _longest(asked: RenderingInput, experiment: Experiment) -> tuple[str, ...]:
+def _longest(specs: RenderingInput, experiment: Experiment) -> tuple[str, ...]:
     """Notes on the longest request of the workload. Raises ValueError if it does not fit."""
     workload = trace.resolve(experiment.workload)
     longest = Traffic(workload).longest_request_tokens
-    return recipes.check_request(asked.by_hand(), asked.model, longest, workload.input_tokens.mean)
+    return recipes.check_request(specs.by_hand(), specs.model, longest, workload.input_tokens.mean)
 
 
 def _write_model(words: Sequence[str]) -> Path:
@@ -128,7 +128,7 @@ def _write_model(words: Sequence[str]) -> Path:
         raise ConfigError("model takes one folder: python -m serve_apps model FOLDER model=tiny_qwen3_moe")
     chosen = [word for word in words if "=" in word]
     for word in ("model=tiny_qwen3_moe", "layout=dp1_tp1"):
-        if not any(one.startswith(word.partition("=")[0] + "=") for one in chosen):
+        if not any(chosen_word.startswith(word.partition("=")[0] + "=") for chosen_word in chosen):
             chosen.append(word)
     experiment = load(chosen)
     try:

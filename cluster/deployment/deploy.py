@@ -28,8 +28,8 @@ from cluster.deployment.serve_state import (
     ServeReplica,
     ServeState,
     details,
+    in_order,
     metrics_urls,
-    seated,
     state,
 )
 from cluster.deployment.warmup import UNNAMED, ReplicaWarmer, ReplicaWarmup, WarmupError, WarmupRequests
@@ -206,9 +206,10 @@ class _Start:
         """
         plan = self.plan
         now, seen_at = self._await_replicas()
-        now = replace(now, engines=seated(now.engines, self.before))
-        found = metrics_urls(plan.app_name, now.replica_ids)
-        pages = {it.replica_id: found[it.replica_id] for it in now.engines if it.replica_id in found}
+        now = replace(now, engines=in_order(now.engines, self.before))
+        by_replica = metrics_urls(plan.app_name, now.replica_ids)
+        ordered = [replica.replica_id for replica in now.engines]
+        pages = {name: by_replica[name] for name in ordered if name in by_replica}
         bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
         urls = _node_urls(bases, now) if plan.per_node else (self.front,)
         warmer = ReplicaWarmer(plan.warmup, self.deadline_s, self.patience_s, lambda: self._lost(now))

@@ -25,31 +25,31 @@ PROFILED = ("num_gpu_blocks", "num_cpu_blocks", "engine", "kv_cache_memory_bytes
 
 def reported_facts(url: str) -> dict[str, Any]:
     """Facts that the replica at `url` reports of its engine; empty if it reports none."""
-    says: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     with suppress(*GARBLED):
         cards = json.loads(_get(f"{url}/v1/models"))["data"]
-        says["models"] = [
+        facts["models"] = [
             {key: card[key] for key in _CARD if isinstance(card.get(key), str | int)} for card in cards
         ]
     with suppress(*GARBLED):
-        says["version"] = json.loads(_get(f"{url}/version"))["version"]
+        facts["version"] = json.loads(_get(f"{url}/version"))["version"]
     with suppress(*GARBLED):
         described = json.loads(_get(f"{url}/maxqps/replica"))
-        says["engine"] = described["engine"]
-        if prefill := described.get("prefill"):  # of a split layout: one of those that compute prompts for it
-            says["prefill_engine"] = prefill["engine"]
+        facts["engine"] = described["engine"]
+        if prefill := described.get("prefill"):  # in a split layout
+            facts["prefill_engine"] = prefill["engine"]
     with suppress(AskError):
-        if found := _CACHE.search(_get(f"{url}/metrics").decode(errors="replace")):
-            says["cache_config"] = dict(_LABEL.findall(found.group(1)))
-    return says
+        if match := _CACHE.search(_get(f"{url}/metrics").decode(errors="replace")):
+            facts["cache_config"] = dict(_LABEL.findall(match.group(1)))
+    return facts
 
 
-def digest(says: Mapping[str, Any]) -> str | None:
+def digest(facts: Mapping[str, Any]) -> str | None:
     """sha256 of the facts that equal replicas share; None if there are no facts."""
-    if not says:
+    if not facts:
         return None
-    cache = {key: value for key, value in says.get("cache_config", {}).items() if key not in PROFILED}
-    text = json.dumps({**says, "cache_config": cache}, sort_keys=True)
+    cache = {key: value for key, value in facts.get("cache_config", {}).items() if key not in PROFILED}
+    text = json.dumps({**facts, "cache_config": cache}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

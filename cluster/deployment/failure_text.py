@@ -1,6 +1,6 @@
 """Last log lines of an application that does not start: Serve's messages, and its processes' output.
 
-Reads only, and raises nothing: the caller already has an error to report.
+Raises nothing: the caller already has an error to report.
 """
 
 import re
@@ -76,10 +76,12 @@ def last_words(
     A log that was not written to since `since_s` (wall clock) belongs to an earlier application of the same
     name. Secrets in `environment`, and text that looks like a key, are masked.
     """
-    said = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(app_name, since_s)
+    sources = {name: text.splitlines() for name, text in _messages(details, app_name)} | _logs(
+        app_name, since_s
+    )
     kept = {
         source: [one_line(masked(line, environment), LETTERS) for line in lines if line.strip()][-LINES:]
-        for source, lines in said.items()
+        for source, lines in sources.items()
     }
     lines = tuple(line for source, own in kept.items() if own for line in (f"--- {source}", *own))
     return LastWords(why([line for own in kept.values() for line in own]), lines)
@@ -87,12 +89,12 @@ def last_words(
 
 def why(lines: Sequence[str]) -> str:
     """The usual cause that the lines show, with the line that shows it; else the last line with an error."""
-    telling = [line for line in lines if not NO_CAUSE.search(line)]
+    relevant = [line for line in lines if not NO_CAUSE.search(line)]
     for words, cause in CAUSES:
-        shown = [line for line in telling if re.search(words, line, re.IGNORECASE)]
+        shown = [line for line in relevant if re.search(words, line, re.IGNORECASE)]
         if shown:
             return f"{cause} ({shown[-1]})"
-    return next((line for line in reversed(telling) if SAYS_WHY.search(line)), "")
+    return next((line for line in reversed(relevant) if SAYS_WHY.search(line)), "")
 
 
 def _messages(details: Mapping[str, Any], app_name: str) -> Iterable[tuple[str, str]]:
@@ -107,10 +109,10 @@ def _logs(app_name: str, since_s: float) -> dict[str, list[str]]:
     try:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]][:NODES]
         tasks = {node: on_node(node, _read_here).remote(app_name, since_s) for node in nodes}
-        found, _ = gather(tasks, NODE_TIMEOUT_S, force=True)
+        logs_by_node, _ = gather(tasks, NODE_TIMEOUT_S, force=True)
     except (RayError, RuntimeError, ValueError):  # the cluster is gone
         return {}
-    return {name: lines for logs in found.values() for name, lines in logs.items()}
+    return {name: lines for logs in logs_by_node.values() for name, lines in logs.items()}
 
 
 def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
@@ -121,9 +123,9 @@ def _read_here(app_name: str, since_s: float) -> dict[str, list[str]]:
 def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, list[str]]:
     """The last lines of the newest files of each kind in a folder of Ray's logs, by the file's name.
 
-    Several, because Serve may have begun to replace the replica that tells why.
+    Several, because Serve may already have started a replacement of the replica that failed.
     """
-    named, found = NAMED.format(app_name=app_name).encode(), {}
+    named, logs = NAMED.format(app_name=app_name).encode(), {}
     for kind in (".err", ".out"):
         kept = 0
         files = sorted(folder.glob(f"worker-*{kind}"), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -134,8 +136,8 @@ def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, li
                 lines = log.read().decode(errors="replace").splitlines()
             lines = [line for line in lines if line.strip() and not MARK.match(line)]
             if ours and lines:
-                found[file.name] = lines[-LINES:]
+                logs[file.name] = lines[-LINES:]
                 kept += 1
             if kept == NEWEST:
                 break
-    return found
+    return logs

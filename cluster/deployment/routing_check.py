@@ -1,4 +1,4 @@
-"""Checks that the router of a running service follows its policy; knows HTTP and the headers, no router.
+"""Checks over HTTP that the router of a running service follows its policy.
 
 A router may outlive its application if another application takes the same name. A run would then measure the
 old router as if it were the new one.

@@ -70,7 +70,7 @@ class ServeState:
 
     @property
     def trouble(self) -> str | None:
-        """The fault of the application itself, replicas apart, in one line; None if there is none."""
+        """The fault of the application itself, apart from its replicas, in one line; None without a fault."""
         if self.status != "RUNNING":
             return f"the application is {self.status} {self.message}".rstrip()
         if self.short:
@@ -99,21 +99,21 @@ class ServeState:
         return None if self.options == now.options else "the deployment's options were changed"
 
 
-def seated(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tuple[ServeReplica, ...]:
+def in_order(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tuple[ServeReplica, ...]:
     """Replicas in the order of those `before`: one that stayed keeps its place, a new one fills a gap.
 
-    A new replica takes the place of one on the same node if it can, so that URLs keep their nodes.
+    A new replica takes the place of an old one on the same node if it can, so that URLs keep their nodes.
     """
-    left = sorted(now, key=lambda replica: replica.replica_id)
-    seats: list[ServeReplica | None] = [None] * len(before)
+    rest = sorted(now, key=lambda replica: replica.replica_id)
+    places: list[ServeReplica | None] = [None] * len(before)
     for keys in (("replica_id",), ("node",), ()):  # the same replica, else one on the same node, else any
-        for seat, old in enumerate(before):
-            fitting = (one for one in left if all(getattr(one, key) == getattr(old, key) for key in keys))
-            found = next(fitting, None) if seats[seat] is None else None
-            if found is not None:
-                seats[seat] = found
-                left.remove(found)
-    return (*(one for one in seats if one is not None), *left)
+        for place, old in enumerate(before):
+            fitting = (new for new in rest if all(getattr(new, key) == getattr(old, key) for key in keys))
+            replica = next(fitting, None) if places[place] is None else None
+            if replica is not None:
+                places[place] = replica
+                rest.remove(replica)
+    return (*(replica for replica in places if replica is not None), *rest)
 
 
 def _sorted(state: ServeState) -> list[ServeReplica]:
@@ -141,14 +141,14 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> ServeStat
     rest = {name: it for name, it in app["deployments"].items() if name not in mine}
     runs = {name: len(_running(name, it)) for name, it in rest.items()}
     fronts = list(details["proxies"].values())
-    words = [word(front["status"]) for front in fronts]
-    unhealthy = next((status for status in words if status != "HEALTHY"), "HEALTHY")
+    statuses = [word(front["status"]) for front in fronts]
+    unhealthy = next((status for status in statuses if status != "HEALTHY"), "HEALTHY")
     return ServeState(
         status=word(app["status"]),
         message=one_line(app["message"]),
         counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
-        engines=tuple(one for name, it in mine.items() for one in _running(name, it)),
-        others=tuple(one for name, it in rest.items() for one in _running(name, it)),
+        engines=tuple(replica for name, it in mine.items() for replica in _running(name, it)),
+        others=tuple(replica for name, it in rest.items() for replica in _running(name, it)),
         short=tuple(
             f"{runs[name]} of {it['target_num_replicas']} {name}"
             for name, it in rest.items()

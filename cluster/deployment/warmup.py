@@ -63,7 +63,7 @@ class ReplicaWarmup:
     stable: bool
 
     @classmethod
-    def of(cls, ttfts_s: Sequence[float]) -> "ReplicaWarmup":
+    def from_ttfts(cls, ttfts_s: Sequence[float]) -> "ReplicaWarmup":
         """The warm-up from all its TTFTs in seconds, in order."""
         last = statistics.median(ttfts_s[-STEADY:])
         return cls(ttfts_s[0], last, len(ttfts_s), stable(ttfts_s))
@@ -71,8 +71,8 @@ class ReplicaWarmup:
 
 def one_token(model: str) -> WarmupRequests:
     """One request of one token, which shows only that a replica answers."""
-    asked = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
-    body = json.dumps(asked).encode()
+    request = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
+    body = json.dumps(request).encode()
     return WarmupRequests("/v1/completions", lambda _: body, least=1, most=1)
 
 
@@ -85,8 +85,8 @@ def stable(ttfts_s: Sequence[float]) -> bool:
 class ReplicaWarmer:
     """Warms replicas and fronts until `deadline_s` (monotonic); none may stay silent for `patience_s`.
 
-    `lost` tells in one line which replicas are gone, if any: nobody waits for an answer of theirs. `named` is
-    False once an answer did not name its replica.
+    `lost` returns one line if replicas are gone, whose answers are then not awaited. `named` is False once an
+    answer did not name its replica.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class ReplicaWarmer:
 
     def replicas(self, urls: Mapping[str, str]) -> dict[str, ReplicaWarmup]:
         """Warm each replica at its own URL, all at once. Raises WarmupError."""
-        return dict(zip(urls, self._together(self._replica, list(urls.values())), strict=True))
+        return dict(zip(urls, self._concurrently(self._replica, list(urls.values())), strict=True))
 
     def front(self, url: str, replicas: Collection[str]) -> dict[str, ReplicaWarmup]:
-        """Warm replicas through a front that chooses among them, told apart by the names in its answers.
+        """Warm replicas through a front that chooses among them; its answers name the replica.
 
         If answers name no replica, all count as one, `UNNAMED`. Raises WarmupError if an expected replica
         never answers.
@@ -124,7 +124,7 @@ class ReplicaWarmer:
             share = wanted if UNNAMED in ttfts else 1
             done = all(self._enough(times, share) for times in ttfts.values())
             if not unseen and (done or sent >= self._warm.most * wanted):
-                return {name: ReplicaWarmup.of(times) for name, times in ttfts.items()}
+                return {name: ReplicaWarmup.from_ttfts(times) for name, times in ttfts.items()}
             self._refuse_late(f"{len(unseen)} of {wanted} replicas never answered at {url}")
 
     def reach(self, url: str, replicas: Collection[str]) -> bool:
@@ -150,13 +150,13 @@ class ReplicaWarmer:
         ttfts_s: list[float] = []
         while len(ttfts_s) < self._warm.most and not self._enough(ttfts_s):
             ttfts_s.append(self._answer(url)[1])
-        return ReplicaWarmup.of(ttfts_s)
+        return ReplicaWarmup.from_ttfts(ttfts_s)
 
     def _round(self, url: str, requests: int) -> list[tuple[str, float]]:
         """Send `requests` requests concurrently; replica and TTFT in seconds of each answer."""
-        return self._together(self._answer, [url] * requests)
+        return self._concurrently(self._answer, [url] * requests)
 
-    def _together(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
+    def _concurrently(self, call: Callable[[str], Result], urls: Sequence[str]) -> list[Result]:
         """Results of `call` on each URL, run concurrently; raises the first WarmupError.
 
         An interrupt does not wait for answers: the threads are daemons, and send nothing more.
@@ -164,7 +164,7 @@ class ReplicaWarmer:
         results: dict[int, Result] = {}
         errors: list[WarmupError] = []
 
-        def one(number: int) -> None:
+        def call_one(number: int) -> None:
             try:
                 results[number] = call(urls[number])
             except WarmupError as error:
@@ -173,7 +173,9 @@ class ReplicaWarmer:
         try:
             for first in range(0, len(urls), MOST_AT_ONCE):
                 numbers = range(first, min(first + MOST_AT_ONCE, len(urls)))
-                threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
+                threads = [
+                    threading.Thread(target=call_one, args=(number,), daemon=True) for number in numbers
+                ]
                 for thread in threads:
                     thread.start()
                 for thread in threads:
@@ -228,7 +230,7 @@ class ReplicaWarmer:
 def _refuse(url: str, answer: HttpAnswer) -> None:
     """Raise WarmupError for a final refusal, AskError for any other answer but a whole stream."""
     if answer.status in FINAL:
-        raise WarmupError(f"{url} refuses what the workload asks: {answer.said}")
+        raise WarmupError(f"{url} refuses the workload's requests: {answer.said}")
     if not answer.is_success:
         raise AskError(answer.said)
     if b"[DONE]" not in answer.body:
@@ -250,7 +252,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def tree(warmth: ReplicaWarmup | None) -> dict[str, Any]:
-    """The manifest's entry; all None if a replica's answers could not be told from the others'."""
+    """The manifest's entry; all None if answers did not name the replica."""
     if warmth is None:
         return dict.fromkeys(("first_request_s", "warm_ttft_s", "warm_requests", "stable"))
     return {

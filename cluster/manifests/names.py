@@ -1,6 +1,6 @@
-"""Checks of names and paths that stand in commands, units and manifests: what could inject more is refused.
+"""Checks of names and paths in commands, units and manifests, so that none can inject commands.
 
-Pure. Every function returns its argument, or raises ValueError with the flag or key that it came from.
+Every function returns its argument, or raises ValueError with the flag or key that it came from.
 """
 
 import ipaddress

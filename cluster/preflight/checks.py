@@ -1,7 +1,7 @@
-"""The kinds of checks and how they are judged, on one node or across all; reads nothing.
+"""The kinds of checks and how they are judged, on one node or across all nodes.
 
-A judge turns a node's facts into pass, warn, fail or unknown, with the figure found, the one expected and the
-remedy. A fact that is not known is unknown and never passes.
+A judge turns a node's facts into pass, warn, fail or unknown, with the figure, the expected figure and the
+remedy. A fact that could not be read is unknown and never passes.
 """
 
 import math
@@ -22,7 +22,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A number with its unit and where it comes from."""
+    """A number with its unit and its source."""
 
     value: float
     unit: str
@@ -66,7 +66,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as Ray knows it: a name for people, its label `role`, its resource GPU."""
+    """A node of Ray: a name for people, its label `role`, its resource GPU."""
 
     name: str
     role: str
@@ -107,7 +107,7 @@ class InspectedNode:
 class Finding:
     """A figure judged against the expected one; the remedy is one line, empty if it passes.
 
-    Its check and its node, or all nodes, are named where the judge's finding is reported.
+    A judge leaves the names of the check and the node to its caller.
     """
 
     check: str = field(default="", kw_only=True)
@@ -146,18 +146,18 @@ def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Fin
     """The finding of a check on a node; None if it does not concern the node."""
     if not _concerns(check, seen, expected):
         return None
-    found: Finding | None = Finding("unknown", without_gpus(seen, expected), "")
+    finding: Finding | None = Finding("unknown", without_gpus(seen, expected), "")
     if check.where != "gpu" or seen.gpus:
-        found = check.judge(seen, expected)
-    if found is None:
+        finding = check.judge(seen, expected)
+    if finding is None:
         return None
-    softer = found.status == "fail" and not (check.strict or expected.needs_gpus)
-    status: Status = "warn" if softer else found.status
-    return replace(found, check=check.name, node=seen.node.name, status=status)
+    softer = finding.status == "fail" and not (check.strict or expected.needs_gpus)
+    status: Status = "warn" if softer else finding.status
+    return replace(finding, check=check.name, node=seen.node.name, status=status)
 
 
 def without_gpus(seen: InspectedNode, expected: Expected) -> str:
-    """Why a node tells of no GPU."""
+    """Reason why a node reports no GPU."""
     if not expected.arch:
         return "only AMD's GPUs are read"
     return "a driver, but no AMD GPU is reported" if seen.host.gpus is None else "no GPU here"

@@ -19,24 +19,24 @@ VRAM_IDLE = Threshold(1, "GiB", "judged: an idle MI300X shows about 0.3 GiB")
 VRAM_OFF = Threshold(1, "%", "our choice: beyond what drivers keep back (MI300X 0.01 %)")
 MEC_FIRMWARE = Threshold(177, "or later", "ROCm 6.4.3 release notes, amdgpu driver updates")
 KIND = re.compile(r"\bMI\d{3}\w*\b")
-"""The part of a GPU's name that says which one it is: MI325X."""
+"""The model in a GPU's name: MI325X."""
 
 
 def gpus(seen: InspectedNode, expected: Expected) -> Finding:
-    """Number and kind of the GPUs: by name if it says one, else by architecture."""
+    """Number and kind of the GPUs: by a model in their names, else by architecture."""
     wanted = f"{expected.gpus_per_node} x {expected.gpu_name}"
-    found = seen.host.gpus
-    if not found:
+    visible = seen.host.gpus
+    if not visible:
         why = without_gpus(seen, expected)
-        if not expected.arch or (found is not None and not expected.needs_gpus):
+        if not expected.arch or (visible is not None and not expected.needs_gpus):
             return Finding("unknown", why, wanted)
-        if found is None:
+        if visible is None:
             return Finding("unknown", why, wanted, "give the container access to /dev/kfd and /sys/class/kfd")
         return Finding("fail", why, wanted, "pass /dev/kfd and /dev/dri to the container; load the driver")
-    kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in found)
+    kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in visible)
     figure = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    right = all(_is_kind(gpu.name, gpu.arch, expected) for gpu in found)
-    good = right and len(kinds) == 1 and len(found) == expected.gpus_per_node
+    right = all(_is_kind(gpu.name, gpu.arch, expected) for gpu in visible)
+    good = right and len(kinds) == 1 and len(visible) == expected.gpus_per_node
     return judged(figure, wanted, good, "choose hardware=... and cluster.gpus_per_node=... as they are")
 
 
@@ -105,13 +105,13 @@ def vram_size(seen: InspectedNode, expected: Expected) -> Finding:
 
 
 def mec(seen: InspectedNode, expected: Expected) -> Finding:
-    found = [gpu.mec_firmware for gpu in seen.gpus]
-    oldest = min((value for value in found if value is not None), default=MEC_FIRMWARE.value)
+    versions = [gpu.mec_firmware for gpu in seen.gpus]
+    oldest = min((value for value in versions if value is not None), default=MEC_FIRMWARE.value)
     old = oldest < MEC_FIRMWARE.value
     worked_around = seen.host.shown.get("HSA_NO_SCRATCH_RECLAIM") == "1"
     figure = f"{oldest}{' with HSA_NO_SCRATCH_RECLAIM=1' if worked_around else ''}"
     remedy = "update the firmware, or set engine.env.HSA_NO_SCRATCH_RECLAIM=1"
-    unreported = None in found and not old
+    unreported = None in versions and not old
     return judged(None if unreported else figure, f"{MEC_FIRMWARE}", worked_around or not old, remedy)
 
 

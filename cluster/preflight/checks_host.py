@@ -40,7 +40,7 @@ RAY_MAXCONN = 4096
 
 
 def clock(seen: InspectedNode, expected: Expected) -> Finding:
-    """Clock offset from the driver; unknown within the uncertainty of the measurement."""
+    """Clock offset from the driver; unknown if the uncertainty of the measurement decides."""
     wanted = f"within {CLOCK_OFFSET} of the driver"
     if seen.clock is None:
         return Finding("unknown", "not measured", wanted)
@@ -141,10 +141,10 @@ def numa_balancing(seen: InspectedNode, expected: Expected) -> Finding:
 
 
 def governor(seen: InspectedNode, expected: Expected) -> Finding:
-    found = seen.host.governors
-    figure = None if found is None else ", ".join(sorted(found))
+    names = seen.host.governors
+    figure = None if names is None else ", ".join(sorted(names))
     remedy = "cpupower frequency-set -g performance on the host"
-    return judged(figure, "performance", found == frozenset({"performance"}), remedy, "warn")
+    return judged(figure, "performance", names == frozenset({"performance"}), remedy, "warn")
 
 
 def sleep_state(seen: InspectedNode, expected: Expected) -> Finding:
@@ -169,15 +169,15 @@ def nps(seen: InspectedNode, expected: Expected) -> Finding:
 
 
 def weights(seen: InspectedNode, expected: Expected) -> Finding | None:
-    found = seen.host.weights
+    folder = seen.host.weights
     wanted = f"readable in {expected.model_path}"
-    if found is None:
-        known = "engine.model_path is empty: vLLM looks the model up by its name"
+    if folder is None:
+        figure = "engine.model_path is empty: vLLM looks the model up by its name"
         remedy = "set engine.model_path to a folder that every node has"
-        return Finding("unknown", known, "a folder on every node", remedy) if expected.needs_gpus else None
-    if isinstance(found, Weights):
-        return Finding("pass", f"{found.bytes / GIB:.1f} GiB in {found.files} files", wanted)
-    return Finding("fail", found, wanted, "mount or copy the weights there, or set engine.model_path")
+        return Finding("unknown", figure, "a folder on every node", remedy) if expected.needs_gpus else None
+    if isinstance(folder, Weights):
+        return Finding("pass", f"{folder.bytes / GIB:.1f} GiB in {folder.files} files", wanted)
+    return Finding("fail", folder, wanted, "mount or copy the weights there, or set engine.model_path")
 
 
 def device_variables(seen: InspectedNode, expected: Expected) -> Finding:
@@ -230,8 +230,8 @@ def _version(name: str, where: Where, remedy: str, needed_by: str | None = None)
 
 
 def _weights_digest(seen: InspectedNode) -> str | None:
-    found = seen.host.weights
-    return f"digest {found.digest}" if isinstance(found, Weights) else None
+    folder = seen.host.weights
+    return f"digest {folder.digest}" if isinstance(folder, Weights) else None
 
 
 def _gpu_kind(seen: InspectedNode) -> str | None:

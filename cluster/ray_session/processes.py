@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 Process = tuple[int, int]
-"""Id and start time (clock ticks since boot): together they name a process for good; ids are used again."""
+"""Id and start time (clock ticks since boot): the kernel reuses ids, but not both."""
 ENDED = ("Z", "X")
 """States of a process of which only the id is left."""
 
 
 def process_of(pid: int) -> Process:
-    """The process with this id; its start time is 0 if there is none."""
+    """The process with this id; its start time is 0 if the process has ended."""
     fields = _stat(pid)
     return pid, int(fields[19]) if fields and fields[0] not in ENDED else 0
 
@@ -26,10 +26,10 @@ def running(processes: Iterable[Process]) -> set[Process]:
 def with_descendants(pids: Iterable[int]) -> set[Process]:
     """The running processes with these ids and all that they started, to any depth."""
     parents = {int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
-    found = set(pids)
-    while more := {pid for pid, fields in parents.items() if fields and int(fields[1]) in found} - found:
-        found |= more
-    return running(map(process_of, found))
+    family = set(pids)
+    while more := {pid for pid, fields in parents.items() if fields and int(fields[1]) in family} - family:
+        family |= more
+    return running(map(process_of, family))
 
 
 def kill_processes_of(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Settings of Ray Serve and of our own sessions: variables, ports, limits of this process; starts nothing."""
+"""Settings of Ray Serve and of our own sessions: variables, ports, limits of this process."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ FRONT_S = 120
 """Longest start of Serve's front (our choice): some seconds alone, over a minute on a busy machine."""
 PRIORITY = "0"
 """Nice value of Ray's workers: engines, front and load actors. With Ray's 15 they get a few per cent of a
-core where anything else computes: beside three busy loops on two cores Serve took minutes to start."""
+core while other programs compute: next to three busy loops on two cores Serve took minutes to start."""
 HAPROXY_THREADS = 2
 HAPROXY_POLICIES = ("leastconn", "roundrobin")
 NO_LOG = "/nonexistent/haproxy-log"
@@ -69,7 +69,7 @@ def serve_environment(routing: Routing | None) -> dict[str, str]:
 def joining_environment(routing: Routing | None) -> dict[str, str]:
     """The environment of Serve in a running cluster: HAProxy gets as many files as a process may open here.
 
-    HAProxy does not start if it asks for more than its node allows; the driver runs beside it, on the head.
+    HAProxy does not start if it needs more files than its node allows. The driver runs on the same node.
     """
     environment = serve_environment(routing)
     if "RAY_SERVE_HAPROXY_MAXCONN" in environment:

@@ -1,9 +1,9 @@
 """A Ray session with Serve started in it: on this machine, or joined by address.
 
 A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
-It listens on the loopback address only, and leaves nothing behind when it ends, by an error or Ctrl-C too.
-Only if this process is killed outright (SIGKILL, or a signal it does not handle) does its folder, maxqps-* in
-/tmp or where `private_folder` found room, stay, with the token of a session whose processes Ray then ends.
+It listens on the loopback address only, and leaves nothing behind when it ends, also by an error or Ctrl-C.
+If this process is killed (SIGKILL, or a signal without a handler), Ray ends the processes of the session, but
+the folder maxqps-* stays, with a token that is worth nothing any more.
 """
 
 import io
@@ -49,7 +49,7 @@ OBJECT_STORE_BYTES = 100 * 2**20
 KEEP_ALIVE_S = 600
 """Longer than Serve's 5 s, after which a replica may close a connection just as HAProxy sends on it."""
 CLUSTER_HTTP_PORT = 8000
-KNOCK_TIMEOUT_S = 5.0
+HEAD_TIMEOUT_S = 5.0
 STDERR = 2
 HTTP2_SETTINGS = b"\4"
 """Kind of the first frame that either side of an HTTP/2 connection sends, of which gRPC is one."""
@@ -61,10 +61,10 @@ STARTS = 3
 """Tries to start Ray and Serve (our choice): on a busy machine a node may miss Ray's own 30 s, or the front
 `FRONT_S`."""
 LATE = "timed out during startup"
-"""Ray's words for that."""
+"""Ray's message for a node that missed its 30 s."""
 WITHOUT_HELPERS = {"include_log_monitor": False, "no_monitor": True}
-"""Settings of a head node that serves one driver: nobody reads its workers' logs from afar or asks for more
-nodes, and each of the two processes takes half a CPU second to start."""
+"""Settings of a head node that serves one driver, which reads no logs of remote workers and adds no nodes:
+each of the two processes would take half a CPU second to start."""
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def open_session(
     own. All processes that we start get `environment` too. A session of our own only pretends to have GPUs:
     with `real_gpus` its processes use those of this machine that the caller's variables leave visible. The
     caller's handlers of SIGINT and SIGTERM are back in force before Serve starts.
-    Raises SessionError, or PlacementError when the nodes found are too few or too small.
+    Raises SessionError, or PlacementError if the nodes are too few or too small.
     """
     with as_session_error("use the installed Ray", "the versions on all nodes must be equal"):
         ray_patches.require_ray_version()
@@ -285,7 +285,7 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
     runtime_env = {"env_vars": environment}
     remedy = "check cluster.address, and `ray status` there"
     with as_session_error(f"join the Ray cluster at {address}", remedy):
-        _knock(address)
+        _try_head(address)
         with _handlers_kept():
             ray.init(
                 address=address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.WARNING
@@ -299,10 +299,10 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
         )
 
 
-def _knock(address: str) -> None:
-    """Raise OSError or what Ray raises if no Ray head answers us, or if it refuses our token.
+def _try_head(address: str) -> None:
+    """Raise OSError, or an error of Ray's, if no Ray head answers at `address` or it refuses our token.
 
-    Ray itself would try for a minute or more, and write of each try on stderr.
+    Ray itself would try for a minute or more, and write about each try on stderr.
     """
     if "://" in address:
         return
@@ -310,26 +310,26 @@ def _knock(address: str) -> None:
     host, _, port = head.rpartition(":")
     if not host:
         return
-    with socket.create_connection((host.strip("[]"), int(port)), KNOCK_TIMEOUT_S) as knocking:
+    with socket.create_connection((host.strip("[]"), int(port)), HEAD_TIMEOUT_S) as connection:
         if not os.environ.get("RAY_USE_TLS"):
-            knocking.sendall(HTTP2_HELLO)
-            if knocking.recv(len(HTTP2_HELLO), socket.MSG_PEEK)[3:4] != HTTP2_SETTINGS:
-                raise ConnectionError(f"what listens at {head} is no Ray head")
+            connection.sendall(HTTP2_HELLO)
+            if connection.recv(len(HTTP2_HELLO), socket.MSG_PEEK)[3:4] != HTTP2_SETTINGS:
+                raise ConnectionError(f"the server at {head} is no Ray head")
     with _native_stderr_dropped():
         ray_patches.try_token(head)
 
 
 @contextmanager
 def _native_stderr_dropped() -> Iterator[None]:
-    """Drop what native code writes on stderr; the reason of a failure comes as an exception too."""
+    """Drop the lines that native code writes on stderr; a failure is an exception as well."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    before, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, STDERR)
     try:
         yield
     finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
+        os.dup2(before, STDERR)
+        os.close(before)
         os.close(nowhere)
 
 

@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 SEED = 0xF9B4CA77
 """Ray's `CONSISTENT_HASH_SEED` (ray.serve.experimental.consistent_hash_router, 2.60)."""
 LEAST_BOUND = 2
-"""No replica is full with fewer requests in flight: with hardly any load a session stays where it is."""
+"""No replica is full with fewer requests in flight: with hardly any load a session keeps its replica."""
 
 Places = NDArray[np.uint64]
 
 
 def hashed(keys: Iterable[str]) -> Places:
     """Places of keys on the ring: the low half of MurmurHash3's 128 bits."""
-    found = [mmh3.hash64(key, seed=SEED, signed=False)[0] for key in keys]
-    return np.array(found, dtype=np.uint64)
+    return np.array([mmh3.hash64(key, seed=SEED, signed=False)[0] for key in keys], dtype=np.uint64)
 
 
 def ring(replicas: Sequence[str], vnodes: int) -> tuple[Places, NDArray[np.int64]]:
@@ -33,8 +32,8 @@ def ring(replicas: Sequence[str], vnodes: int) -> tuple[Places, NDArray[np.int64
 
 def starts(places: Places, keys: Iterable[str]) -> NDArray[np.int64]:
     """The position on the ring from which each key looks for a replica: its home owns that place."""
-    found: NDArray[np.int64] = np.searchsorted(places, hashed(keys), side="right") % len(places)
-    return found
+    positions: NDArray[np.int64] = np.searchsorted(places, hashed(keys), side="right") % len(places)
+    return positions
 
 
 def session_key(session: int) -> str:

@@ -1,4 +1,4 @@
-"""Ports of a Serve replica on the loopback address, where Ray itself uses that address."""
+"""Ports of a Serve replica on the loopback address, if Ray itself uses that address."""
 
 import socket
 

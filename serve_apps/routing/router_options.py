@@ -10,7 +10,7 @@ Tree = dict[str, Any]
 
 
 def router_options(routing: Routing) -> Tree | None:
-    """The engines' `request_router_config`; None where no router of Serve's chooses by a rule of its own.
+    """The engines' `request_router_config`; None if no router of Serve's has a rule of its own.
 
     HAProxy or the load generator chooses then, or Serve's default, the power of two choices (`pow2`).
     """

@@ -27,30 +27,30 @@ from serve_apps.routing.router_options import router_options
 
 SESSION_HEADER = b"x-session-id"
 """Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
-CONCURRENT_QUESTIONS = 1000
+CONCURRENT_REQUESTS = 1000
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 def request_router(routing: Routing) -> RequestRouterConfig | None:
-    """The engines' `request_router_config`; None where `router_options` is None."""
+    """The engines' `request_router_config`; None if `router_options` is None."""
     options = router_options(routing)
     return RequestRouterConfig(**options) if options else None
 
 
-def behind_router(app: Application, routing: Routing, asked: type | None = None) -> Application:
+def behind_router(app: Application, routing: Routing, router: type | None = None) -> Application:
     """`app`, and behind HAProxy with it the deployment that HAProxy asks for the replica of each request.
 
     The ingress of `app` must have the router of `request_router`. Serve starts one replica of that deployment
-    for each proxy, on its node. It is `asked`, an ingress class, or else our own. The same `app` is returned
-    where HAProxy need not ask.
+    for each proxy, on its node. Its class is `router`, an ingress class, or our own. Returns `app` itself if
+    HAProxy needs no router.
     """
     if routing.data_path != "haproxy" or router_options(routing) is None:
         return app
-    ingress = asked or serve.ingress()(IngressRouter)
+    ingress = router or serve.ingress()(IngressRouter)
     options = {
         "name": ingress.__name__,
-        "max_ongoing_requests": CONCURRENT_QUESTIONS,
+        "max_ongoing_requests": CONCURRENT_REQUESTS,
         "ray_actor_options": {"num_cpus": 0},
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
     }
@@ -129,14 +129,14 @@ class RouteApp:
         elif scope["type"] == "http":
             await self._answer(scope["headers"], send)
 
-    async def _answer(self, headers: Headers, send: Send) -> None:
+    async def _answer(self, request_headers: Headers, send: Send) -> None:
         try:
-            status, tree = 200, {"replica_id": await self._chosen(headers)}
+            status, tree = 200, {"replica_id": await self._chosen(request_headers)}
         except (RuntimeError, DeploymentUnavailableError) as error:  # HAProxy answers 503 to its client
             status, tree = 503, {"detail": str(error)}
         body = json.dumps(tree).encode()
-        said = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": status, "headers": said})
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _chosen(self, headers: Headers) -> str:

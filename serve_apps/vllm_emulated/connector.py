@@ -1,8 +1,8 @@
 """vLLM's connectors between a prefill and a decode engine, the scheduler's side: who waits, who holds blocks.
 
-They bear the names of the real ones, so that whatever asks for the name does what it does for those: Ray's
-orchestration, its ports, vLLM's own checks. `kv_connector_module_path` names this module. The workers' side
-is the executor's, in the same process; both meet in the metadata of each step.
+They have the names of the real connectors, because Ray's orchestration and vLLM's own checks depend on the
+names. `kv_connector_module_path` names this module. The workers' side is in the executor, in the same
+process; the metadata of each step connects both.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Blocks are taken: load a remote prompt, or note one that is computed for another engine."""
         if source := _source(request):
             self._load(request, source, num_external_tokens)
-        elif self._writes and _asks(request, "do_remote_decode"):
+        elif self._writes and _requests(request, "do_remote_decode"):
             peer = addressed(request.request_id, to_prefill=False)
             if peer is not None:
                 self._orders.pushes.append(Push(request.request_id, self._key(request), peer))
@@ -63,10 +63,10 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A computed prompt keeps its blocks, and its answer says where they are; others keep nothing."""
-        if source := _source(request):  # ended before it had blocks: nobody will read the prompt
+        if source := _source(request):  # ended before it had blocks: the prompt will not be read
             self._load(request, source, 0)
             return False, None
-        if not _asks(request, "do_remote_decode") or request.status not in (
+        if not _requests(request, "do_remote_decode") or request.status not in (
             RequestStatus.FINISHED_LENGTH_CAPPED,
             RequestStatus.FINISHED_STOPPED,
         ):
@@ -137,8 +137,8 @@ def address(transfer: Any) -> Peer:
 
 
 def _source(request: Any) -> Peer | None:
-    """The engine that has the prompt; None where none has, or the request does not say which."""
-    if not _asks(request, "do_remote_prefill"):
+    """The engine that has the prompt; None if no engine has it, or the request does not name it."""
+    if not _requests(request, "do_remote_prefill"):
         return None
     host, port = (request.kv_transfer_params.get(name) for name in ("remote_host", "remote_port"))
     if isinstance(host, str) and isinstance(port, int):
@@ -146,5 +146,5 @@ def _source(request: Any) -> Peer | None:
     return addressed(request.request_id, to_prefill=True)
 
 
-def _asks(request: Any, what: str) -> bool:
+def _requests(request: Any, what: str) -> bool:
     return bool((request.kv_transfer_params or {}).get(what))

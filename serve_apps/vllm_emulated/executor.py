@@ -57,10 +57,10 @@ class Due(Future[Any]):
 
 
 class KvWorker:
-    """The workers' side of our connector: begins the transfers that a step orders, and says which have ended.
+    """The workers' side of our connector: begins the transfers that a step orders, and reports ended ones.
 
-    It looks when a step is asked for, as vLLM's workers do while they launch one, and what it found goes with
-    that step's answer.
+    It looks for ended transfers when a step begins, as vLLM's workers do, and reports them with that step's
+    result.
     """
 
     def __init__(self, gpu: EmulatedGpu, transfer: Any) -> None:
@@ -76,7 +76,7 @@ class KvWorker:
         self._transfers = Transfers(gpu.transfer, writes, self._channel.send)
 
     def step(self, scheduled: Any, parts: list[StepPart], begin_s: float, end_s: float) -> Any:
-        """vLLM's word for what has ended, None for nothing; the step lasts from `begin_s` to `end_s`."""
+        """vLLM's report of ended transfers, None without any; the step lasts from `begin_s` to `end_s`."""
         now_s, transfers = time.monotonic(), self._transfers
         transfers.order(scheduled.kv_connector_metadata.orders, now_s)
         for notice in self._channel.received():
@@ -95,16 +95,16 @@ class KvWorker:
 class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types here
     """Answers vLLM's engine core like the workers of a replica, one pretended worker standing for all.
 
-    A step begins when the core asks for it or, if that is later, when the device has ended the one before.
+    A step begins when the core requests it, or later, when the device has ended the step before.
     """
 
     def _init_executor(self) -> None:
         gpu = EmulatedGpu.read(self.vllm_config.additional_config)
-        asked = self.parallel_config.tensor_parallel_size
-        if asked != gpu.tensor_parallel:
+        tensor_parallel = self.parallel_config.tensor_parallel_size
+        if tensor_parallel != gpu.tensor_parallel:
             raise ValueError(
-                f"tensor_parallel_size={asked} but the emulated GPUs are those of TP{gpu.tensor_parallel}; "
-                "choose another layout instead of the argument"
+                f"tensor_parallel_size={tensor_parallel} but the emulated GPUs are those of "
+                f"TP{gpu.tensor_parallel}; choose another layout instead of the argument"
             )
         asynchronous = self.scheduler_config.async_scheduling
         self._gpu = gpu if asynchronous else gpu.synchronous()
@@ -118,7 +118,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         self._kv_ended: Any = None
         logger.info(
             "Emulated GPUs: TP%d, constants %s, asynchronous scheduling %s",
-            asked,
+            tensor_parallel,
             gpu.constants,
             asynchronous,
         )
@@ -149,7 +149,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         return Due(answer, 0.0) if non_block else answer
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Begin a step. Its tokens are asked for by `sample_tokens`, unless it has none to compute."""
+        """Begin a step. `sample_tokens` returns its tokens, unless it has none to compute."""
         self._parts = self._steps.parts(scheduler_output)
         begin_s = end_s = max(time.monotonic(), self._free_s)
         computes = bool(scheduler_output.total_num_scheduled_tokens)
@@ -203,7 +203,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         """A device that does not exist does not fail."""
 
     def shutdown(self) -> None:
-        """Nothing was started but the ear for notices."""
+        """Only the notification socket is open; close it."""
         if self._kv is not None:
             self._kv.close()
 

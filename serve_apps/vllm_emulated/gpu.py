@@ -46,7 +46,7 @@ class EmulatedGpu:
     """The transfer of KV between the engines of a split layout; None in any other."""
 
     @classmethod
-    def of(
+    def from_specs(
         cls,
         engine: EmulatedEngine,
         model: Model,
@@ -64,7 +64,7 @@ class EmulatedGpu:
         """
         if model.kv_lora_rank:
             raise ValueError(
-                f"engine=vllm_emulated knows no KV cache of latent attention (MLA), which {model.name} has; "
+                f"engine=vllm_emulated has no KV cache of latent attention (MLA), which {model.name} needs; "
                 "use engine=simulated"
             )
         return cls(
@@ -79,7 +79,7 @@ class EmulatedGpu:
 
     @classmethod
     def read(cls, additional_config: Mapping[str, Any]) -> "EmulatedGpu":
-        """The GPU that `written` put into vLLM's additional_config. Raises ValueError where there is none."""
+        """The GPU that `written` put into vLLM's additional_config. Raises ValueError if there is none."""
         tree = additional_config.get(KEY)
         if not isinstance(tree, Mapping):
             raise ValueError(
@@ -117,7 +117,7 @@ def emulated(recipe: Recipe, engine: VllmEngine, model: Model, hardware: Hardwar
     """`recipe`, and for an emulated engine what switches emulation on, on both sides of a split layout.
 
     The layout's limits of a step come before the engine's, as with the simulated engine, and its connector
-    becomes ours of the same name. Raises as `EmulatedGpu.of`.
+    becomes ours of the same name. Raises as `EmulatedGpu.from_specs`.
     """
     if not isinstance(engine, EmulatedEngine):
         return recipe
@@ -132,7 +132,9 @@ def _switched(
     recipe: Recipe, engine: EmulatedEngine, model: Model, hardware: Hardware, layout: Layout, side: Layout
 ) -> Recipe:
     """The recipe of the engines of one side of `layout`."""
-    gpu = EmulatedGpu.of(engine, model, hardware, side, recipe.attention, layout if layout.prefill else None)
+    gpu = EmulatedGpu.from_specs(
+        engine, model, hardware, side, recipe.attention, layout if layout.prefill else None
+    )
     own = {**recipe.args.get("additional_config", {}), **gpu.written()}
     args = {**recipe.args, **side.step_limits, "additional_config": own}
     if transfer := args.get("kv_transfer_config"):

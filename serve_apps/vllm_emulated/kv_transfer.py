@@ -1,7 +1,7 @@
-"""KV on its way between emulated engines: what is ordered, what they tell each other, and when it has come.
+"""Transfers of KV between emulated engines: orders, notices between engines, and arrival times.
 
-Nothing is copied: a transfer takes the time of the engine model's link. Times are the caller's monotonic
-ones; engines tell each other differences, for their clocks differ.
+Nothing is copied: a transfer takes the time of the engine model's link. Times are those of the
+caller's monotonic clock. Notices hold differences, because the clocks of engines differ.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
 
 HOLD_S = 480.0
-"""Blocks that nobody asks for are released after this long: our choice, longer than any request waits.
+"""Seconds after which unread blocks are released: our choice, longer than any request waits.
 
 MoRI-IO gives them up after 60 s (`defer_timeout`); NIXL keeps them while the decode engine renews a lease.
 """
@@ -94,16 +94,16 @@ class _Held(NamedTuple):
 
 
 class Transfers:
-    """The transfers of one engine, whichever side it is; `tell` sends a notice to another engine.
+    """The transfers of one engine, on either side; `send` sends a notice to another engine.
 
     In read mode a transfer begins when the decode engine has taken blocks; the prompt is computed by then.
-    In write mode (`writes`) both sides begin, and what one alone knows it tells the other.
+    In write mode (`writes`) both sides begin, and send notices about what only they know.
     """
 
-    def __init__(self, seconds: TransferSeconds, writes: bool, tell: Callable[[Peer, Notice], None]) -> None:
+    def __init__(self, seconds: TransferSeconds, writes: bool, send: Callable[[Peer, Notice], None]) -> None:
         self._link = KvLink(seconds)
         self._writes = writes
-        self._tell = tell
+        self._send = send
         self._arriving: dict[str, float] = {}
         self._taken: dict[str, _Taken] = {}
         self._computing: dict[str, tuple[Push, float | None]] = {}
@@ -111,14 +111,14 @@ class Transfers:
         self._early: dict[tuple[str, str], Notice] = {}
 
     def order(self, orders: Orders, now_s: float) -> None:
-        """Begin what a step asks for."""
+        """Begin the transfers that a step orders."""
         self._computing.update((push.request_id, (push, None)) for push in orders.pushes)
         for hold in orders.holds:
             self._held[hold.key] = _Held(hold.request_id, now_s + HOLD_S)
             self._heard_early(RELEASE, hold.key, now_s)
         for load in orders.loads:
             if not load.tokens:
-                self._tell(load.peer, Notice(RELEASE, load.key, 0.0, 0.0))
+                self._send(load.peer, Notice(RELEASE, load.key, 0.0, 0.0))
             elif self._writes:
                 self._taken[load.key] = _Taken(load, now_s)
                 self._heard_early(COMPUTED, load.key, now_s)
@@ -128,7 +128,7 @@ class Transfers:
     def step(self, samples: Mapping[str, bool], begin_s: float, end_s: float, now_s: float) -> None:
         """Note the prompts of a step from `begin_s` to `end_s`; `samples` says of each if it completes it.
 
-        Who waits for a prompt is told when it is complete. Its KV flows from its first step on.
+        The engine that waits for a prompt gets a notice when it is complete. KV flows from its first step on.
         """
         for request_id in samples.keys() & self._computing.keys():
             push, begun_s = self._computing[request_id]
@@ -136,7 +136,7 @@ class Transfers:
             self._computing[request_id] = push, begun_s
             if samples[request_id]:
                 del self._computing[request_id]
-                self._tell(push.peer, Notice(COMPUTED, push.key, begun_s - now_s, end_s - now_s))
+                self._send(push.peer, Notice(COMPUTED, push.key, begun_s - now_s, end_s - now_s))
 
     def forget(self, request_ids: set[str]) -> None:
         """Requests that have ended, some before they were computed."""
@@ -146,11 +146,11 @@ class Transfers:
     def hear(self, notice: Notice, now_s: float) -> None:
         """Take a notice of another engine; one of an unknown prompt waits until that is known."""
         known: Mapping[str, Any] = self._held if notice.kind == RELEASE else self._taken
-        told = notice._replace(since_s=now_s + notice.since_s, until_s=now_s + notice.until_s)
+        local = notice._replace(since_s=now_s + notice.since_s, until_s=now_s + notice.until_s)
         if notice.key in known:
-            self._heard(told, now_s)
+            self._heard(local, now_s)
             return
-        self._early[notice.kind, notice.key] = told
+        self._early[notice.kind, notice.key] = local
         if len(self._early) > MOST_EARLY:
             del self._early[next(iter(self._early))]
 
@@ -179,10 +179,10 @@ class Transfers:
 
     def _arrive(self, load: Load, end_s: float, now_s: float) -> None:
         self._arriving[load.request_id] = end_s
-        self._tell(load.peer, Notice(RELEASE, load.key, 0.0, end_s - now_s))
+        self._send(load.peer, Notice(RELEASE, load.key, 0.0, end_s - now_s))
 
 
 def addressed(request_id: str, to_prefill: bool) -> Peer | None:
-    """The engine that MoRI-IO's way of writing request ids names in one; None where it names none."""
+    """The engine that a request id of MoRI-IO's form names; None for other ids."""
     found = (_PREFILL_ID if to_prefill else _DECODE_ID).search(request_id)
     return Peer(found["host"], int(found["port"])) if found else None

@@ -16,7 +16,7 @@ WORKER = "serve_apps.vllm_emulated.platform.NoWorker"
 
 
 class NoWorker:
-    """The worker class that vLLM gets to know; it reads only its signatures."""
+    """The worker class in vLLM's configuration; vLLM reads only its signatures."""
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """There is nothing to profile."""
@@ -85,8 +85,8 @@ class EmulatedPlatform(Platform):  # type: ignore[misc]  # vLLM has no types her
             "prompt_logprobs": getattr(params, "prompt_logprobs", None) is not None,
             "structured outputs": getattr(params, "structured_outputs", None) is not None,
         }
-        for name, asked in needs.items():
-            if asked:
+        for name, is_needed in needs.items():
+            if is_needed:
                 raise VLLMValidationError(f"emulated GPUs compute no {name}; leave them out of the request")
 
 
@@ -104,8 +104,8 @@ def _refuse(config: Any) -> None:
         "latent attention (MLA)": model is not None and model.use_mla,
         "a hybrid KV cache": model is not None and model.is_hybrid,
     }
-    for what, asked in unknown.items():
-        if asked:
+    for what, is_used in unknown.items():
+        if is_used:
             raise ValueError(
                 f"engine=vllm_emulated does not emulate {what}; leave it out, or use engine=simulated"
             )

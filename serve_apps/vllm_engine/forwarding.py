@@ -1,7 +1,7 @@
-"""ASGI applications around a server: every answer names its replica; requests are handed through to it.
+"""ASGI applications in front of a server: they pass requests on, and every answer names its replica.
 
-The caller cancels the request of a client that has left, which closes the connection to the server. An
-answer that breaks off is broken off. Behind Serve not every leaving client is noticed.
+The caller cancels the request of a client that has left, which closes the connection to the server. A broken
+answer is passed on as broken. Behind Serve not every client that leaves is noticed.
 """
 
 import json
@@ -85,7 +85,7 @@ async def _body(receive: Receive) -> bytes:
 class StampedApp:
     """`app` with the header `x-replica-id` on every answer; GET `DESCRIPTION_PATH` answers `described`.
 
-    `more` is asked each time for what stands elsewhere.
+    `more` returns further facts of other replicas; each such request calls it.
     """
 
     def __init__(
@@ -115,6 +115,6 @@ class StampedApp:
 
     async def _describe(self, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]
-        told = self._described | (dict(await self._more()) if self._more else {})
+        facts = self._described | (dict(await self._more()) if self._more else {})
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(told, default=str).encode()})
+        await send({"type": "http.response.body", "body": json.dumps(facts, default=str).encode()})

@@ -1,4 +1,4 @@
-"""Separation of the replicas of one node: caches, and memory beside their devices; starts nothing."""
+"""Separation of the replicas of one node: caches, and the memory of the NUMA node of their devices."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ XDG_CACHE_HOME stays as it is: downloaded weights lie below it, which all replic
 
 
 def own_caches(devices: Sequence[int | str], home: str) -> dict[str, str]:
-    """Variables of the caches of the replica on `devices`, below `home`; none of one without any.
+    """Variables of the caches of the replica on `devices`, below `home`; empty without devices.
 
     The same devices find the same caches again, so that only the first start compiles.
     """
@@ -24,7 +24,7 @@ def own_caches(devices: Sequence[int | str], home: str) -> dict[str, str]:
 
 
 def near(devices: Sequence[int], gpus_per_node: int) -> list[str]:
-    """`numactl` for devices of one NUMA node; nothing where they lie in several."""
+    """`numactl` for devices of one NUMA node; empty if they are in several."""
     half = max(1, gpus_per_node // NUMA_NODES)
     nodes = {device // half for device in devices}
     return ["numactl", f"--cpunodebind={min(nodes)}", f"--membind={min(nodes)}"] if len(nodes) == 1 else []

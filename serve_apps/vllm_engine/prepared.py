@@ -1,7 +1,4 @@
-"""A vLLM engine spec made ready to deploy: its recipe, and a model folder if that is ours to write.
-
-Starts nothing.
-"""
+"""A vLLM engine spec made ready to deploy: its recipe, and its model folder if we write one."""
 
 import hashlib
 import os
@@ -20,7 +17,7 @@ from serve_apps.vllm_recipes.recipes import Recipe, check_request, resolve
 MOST_CPU_BYTES = 4e9
 """Most bytes of random weights for a functional test on a CPU (our choice)."""
 INSTALL = "make vllm, then .venv-vllm/bin/python -m loadgen ..."
-"""Command that installs vLLM beside the environment of this project."""
+"""Command that installs vLLM in an environment of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ def prepared(
     request_tokens: int,
     prompt_tokens: int = 0,
 ) -> Prepared:
-    """The engine's recipe, checked as far as that is possible here.
+    """The engine's recipe, checked as far as possible without the nodes.
 
     The longest request has `request_tokens`, its answer included; a usual prompt has `prompt_tokens`.
     Writes nothing: `with_folder` does. Raises ValueError with the remedy for what cannot be deployed.
@@ -64,10 +61,10 @@ def prepared(
     installed = installed_vllm()
     _refuse_version(engine, installed)
     _refuse_folder(engine)
-    heavy = weight_bytes(model)
-    if engine.kind == "vllm_cpu" and not engine.model_path and heavy > MOST_CPU_BYTES:
+    model_bytes = weight_bytes(model)
+    if engine.kind == "vllm_cpu" and not engine.model_path and model_bytes > MOST_CPU_BYTES:
         raise ValueError(
-            f"engine=vllm_cpu would write {heavy / 1e9:.0f} GB of random weights of {model.name}; use "
+            f"engine=vllm_cpu would write {model_bytes / 1e9:.0f} GB of random weights of {model.name}; use "
             "model=tiny_qwen3_moe layout=dp1_tp1 workload=smoke, or give engine.model_path=FOLDER"
         )
     recipe = recipe_of(engine, model, layout, installed, hardware)
@@ -112,11 +109,11 @@ def _refuse_version(engine: VllmEngine, installed: str) -> None:
         raise ValueError(
             f"engine={engine.kind} needs vLLM's CPU build, which is not installed here: {INSTALL}"
         )
-    asked = engine.vllm_version
+    wanted = engine.vllm_version
     # A build may add to its number, as 0.14.1+rocm641 does.
-    if asked and installed and vllm_flags.parse(asked) != vllm_flags.parse(installed):
+    if wanted and installed and vllm_flags.parse(wanted) != vllm_flags.parse(installed):
         raise ValueError(
-            f"engine.vllm_version={asked} but vLLM {installed} is installed; leave it out, or install that"
+            f"engine.vllm_version={wanted} but vLLM {installed} is installed; leave it out, or install that"
         )
 
 

@@ -1,6 +1,6 @@
 """vLLM's own server as a child process, behind a replica that hands requests and tokens through.
 
-Allows what Ray's LLM library does not: the `mp` executor on GPUs, and versions of vLLM it does not know.
+Allows the `mp` executor on GPUs, and versions of vLLM that Ray's LLM library does not support.
 Costs one more hop on the loopback address.
 """
 

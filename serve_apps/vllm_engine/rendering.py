@@ -1,8 +1,8 @@
-"""Commands and Ray configuration of an experiment on a real vLLM, as text; starts nothing.
+"""Commands and Ray configuration of an experiment on a real vLLM, as text.
 
 One command line for each replica of a node, as a person would start it by hand, and the configuration with
 which Ray Serve starts the same engines on all nodes, behind the routing that a sweep deploys. Engines of a
-split layout that are started by hand need a proxy, whose command stands beside theirs.
+split layout that are started by hand need a proxy, whose command is printed too.
 """
 
 import re
@@ -32,7 +32,7 @@ SEVERAL_NODES = (
     "by hand on several nodes: one proxy for all engines; give it and the engines the nodes' addresses "
     "instead of 127.0.0.1 (--host, proxy_ip, VLLM_NIXL_SIDE_CHANNEL_HOST)"
 )
-PROXY = "the proxy that clients ask, of vLLM's source tree; with Ray Serve decode replicas do its work"
+PROXY = "the proxy for clients, from vLLM's source tree; with Ray Serve decode replicas do its work"
 BY_CLIENT = (
     "routing={}: the load generator chooses the replica, and nothing that is deployed does. HAProxy serves "
     "this file in turn; measure and render routing=leastconn for one address, or let clients choose as the "
@@ -128,7 +128,7 @@ class RenderingInput:
 
     @property
     def devices(self) -> str:
-        """The variable that says which GPUs a process sees."""
+        """The variable that limits which GPUs a process sees."""
         return "HIP_VISIBLE_DEVICES" if "gfx" in self.hardware.arch else "CUDA_VISIBLE_DEVICES"
 
     def recipe(self) -> Recipe:
@@ -141,56 +141,58 @@ class RenderingInput:
         return recipe_of(engine, self.model, self.layout, self.version, self.hardware, deployed=False)
 
 
-def render(asked: RenderingInput) -> Rendering:
+def render(specs: RenderingInput) -> Rendering:
     """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
-    application, notes = _application(asked)
-    by_hand, layout = asked.by_hand(), asked.layout
+    application, notes = _application(specs)
+    by_hand, layout = specs.by_hand(), specs.layout
     started: tuple[Process, ...] = ()
     proxy: list[str] = []
     if by_hand.prefill is None or layout.prefill_side is None:
-        started = _processes(asked, by_hand, layout)
+        started = _processes(specs, by_hand, layout)
     else:
-        prefill = _processes(asked, by_hand.prefill, layout.prefill_side, "prefill")
-        answering = _processes(asked, by_hand, layout.decode_side, "decode", len(prefill))
+        prefill = _processes(specs, by_hand.prefill, layout.prefill_side, "prefill")
+        answering = _processes(specs, by_hand, layout.decode_side, "decode", len(prefill))
         started = (*prefill, *answering)
-        proxy = kv_transfer.proxy(layout, [one.port for one in prefill], [one.port for one in answering])
-        if asked.cluster.nodes > 1:
+        proxy = kv_transfer.proxy(
+            layout, [process.port for process in prefill], [process.port for process in answering]
+        )
+        if specs.cluster.nodes > 1:
             notes = (*notes, SEVERAL_NODES)
     all_notes = tuple(dict.fromkeys((*by_hand.notes, *notes)))
-    return Rendering(asked.version, started, application, all_notes, tuple(proxy))
+    return Rendering(specs.version, started, application, all_notes, tuple(proxy))
 
 
-def _application(asked: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _application(specs: RenderingInput) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """The Serve config and notes; None for what only vLLM's own server can run."""
-    engine = asked.engine
+    engine = specs.engine
     if engine.server == "process":
-        asked.recipe()  # a deployment refuses what a person may still start
+        specs.recipe()  # a deployment refuses what a person may still start
         return None, (
             "no Ray Serve config: with engine.server=process a deployment of ours runs the commands, without "
             "numactl and on devices and ports that are free",
         )
     try:
-        recipe = asked.recipe()
+        recipe = specs.recipe()
     except ValueError as error:
         if engine.recipe != "published" or "distributed_executor_backend" in engine.args:
             raise
         return None, (f"no Ray Serve config: {error}",)
-    tree = config_file.application(asked.routing, _arguments(asked, recipe))
+    tree = config_file.application(specs.routing, _arguments(specs, recipe))
     # As in a sweep there is one front, on the head node, so that one balancer sees all requests.
     http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
     application = {"proxy_location": "HeadOnly", "http_options": http, "applications": [tree]}
-    return application, (*recipe.notes, *_routing_notes(asked.routing, tree))
+    return application, (*recipe.notes, *_routing_notes(specs.routing, tree))
 
 
-def _arguments(asked: RenderingInput, recipe: Recipe) -> dict[str, Any]:
+def _arguments(specs: RenderingInput, recipe: Recipe) -> dict[str, Any]:
     """The arguments that a sweep deploys, for all nodes."""
-    layout, nodes = asked.layout, asked.cluster.nodes
+    layout, nodes = specs.layout, specs.cluster.nodes
     prefill = layout.prefill_side.replicas_per_node if layout.prefill_side else 0
     return config_file.arguments(
-        asked.engine,
-        asked.model,
+        specs.engine,
+        specs.model,
         layout,
-        asked.routing,
+        specs.routing,
         recipe,
         nodes * layout.replicas_per_node,
         nodes * prefill,
@@ -209,45 +211,45 @@ def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, 
 
 
 def _processes(
-    asked: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
+    specs: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
 ) -> tuple[Process, ...]:
     """The engines of a node, all or those of a `side` of a split layout; `before` others come first."""
-    found = []
+    processes = []
     for index in range(layout.replicas_per_node):
         port = FIRST_PORT + before + index
-        found.append(
-            _process(asked, _with_ports(asked, recipe, side, index, port), layout, side, index, port)
+        processes.append(
+            _process(specs, _with_ports(specs, recipe, side, index, port), layout, side, index, port)
         )
-    return tuple(found)
+    return tuple(processes)
 
 
-def _with_ports(asked: RenderingInput, recipe: Recipe, side: Side | None, index: int, port: int) -> Recipe:
+def _with_ports(specs: RenderingInput, recipe: Recipe, side: Side | None, index: int, port: int) -> Recipe:
     """The recipe with the ports of one engine of a split layout."""
     if side is None:
         return recipe
     gpus = recipe.args["tensor_parallel_size"]
-    env, extra = kv_transfer.by_hand(asked.layout, side, index, gpus, port)
+    env, extra = kv_transfer.by_hand(specs.layout, side, index, gpus, port)
     config = kv_transfer.over(recipe.args[TRANSFER], {EXTRA: extra} if extra else {})
     return replace(recipe, args={**recipe.args, TRANSFER: config}, env={**recipe.env, **env})
 
 
 def _process(
-    asked: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None, index: int, port: int
+    specs: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None, index: int, port: int
 ) -> Process:
-    """Engine `index` of its side on a node: own devices, port, caches, and the memory beside its devices."""
-    engine = asked.engine
+    """Engine `index` of its side on a node, with its devices, port, caches and NUMA node."""
+    engine = specs.engine
     address = ["--host", LOOPBACK, "--port", str(port)]
     if engine.kind != "vllm":  # CPU builds bring no `vllm` command that starts
-        words = [*SERVER_MODULE, *module_command(recipe, asked.model, engine.model_path), *address]
+        words = [*SERVER_MODULE, *module_command(recipe, specs.model, engine.model_path), *address]
         return Process((), port, dict(recipe.env), tuple(words), side or "")
     gpus = layout.gpus_per_replica
-    first = index * gpus + (_prefill_gpus(asked.layout) if side == "decode" else 0)
+    first = index * gpus + (_prefill_gpus(specs.layout) if side == "decode" else 0)
     devices = tuple(range(first, first + gpus))
-    own = {asked.devices: ",".join(map(str, devices))}
+    own = {specs.devices: ",".join(map(str, devices))}
     if layout.replicas_per_node > 1 or side:
         own |= own_caches(devices, "$HOME")
-    words = [*near(devices, asked.cluster.gpus_per_node), "vllm", "serve"]
-    words += [*command(recipe, asked.model, engine.model_path), *address]
+    words = [*near(devices, specs.cluster.gpus_per_node), "vllm", "serve"]
+    words += [*command(recipe, specs.model, engine.model_path), *address]
     return Process(devices, port, own | recipe.env, tuple(words), side or "")
 
 

@@ -19,11 +19,11 @@ from serve_apps.routing.loopback import stay_on_loopback
 from serve_apps.vllm_engine.forwarding import StampedApp
 
 PREFILL_FACTS_S = 5.0
-"""Longest wait for the facts of a prefill engine: the asker waits `engine_facts.TIMEOUT_S`."""
+"""Longest wait for the facts of a prefill engine; the client waits `engine_facts.TIMEOUT_S`."""
 
 
 class _Reporting:
-    """Our part of a server of Ray's; it stands before Ray's class among the bases."""
+    """Mixin that adds reporting to Ray's server; list it first among the bases."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         stay_on_loopback()
@@ -51,20 +51,20 @@ class _Reporting:
 
 
 class LLMServerReplica(_Reporting, LLMServer):  # type: ignore[misc]
-    """One vLLM engine. Answers carry `x-replica-id`; GET /maxqps/replica tells what runs."""
+    """One vLLM engine. Answers carry `x-replica-id`; GET /maxqps/replica describes the engine."""
 
 
 class PrefillServerReplica(_Reporting, PDPrefillServer):  # type: ignore[misc]
-    """One vLLM engine that computes prompts for the decode engines; only they ask it.
+    """One vLLM engine that computes prompts for the decode engines, its only clients.
 
-    They ask for one token of it, and ray 2.60 leaves the client's `min_tokens` beside that: vLLM answers 400.
+    They request one token. Ray 2.60 leaves the client's `min_tokens` in that request, and vLLM answers 400.
     """
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> Any:
-        return await super().chat(_of_one_token(request), raw_request_info)
+        return await super().chat(_with_one_token(request), raw_request_info)
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> Any:
-        return await super().completions(_of_one_token(request), raw_request_info)
+        return await super().completions(_with_one_token(request), raw_request_info)
 
 
 class DecodeServerReplica(_Reporting, PDDecodeServer):  # type: ignore[misc]
@@ -72,14 +72,14 @@ class DecodeServerReplica(_Reporting, PDDecodeServer):  # type: ignore[misc]
 
     async def described_elsewhere(self) -> dict[str, Any]:
         """The facts of one of the prefill engines, which no HTTP request reaches."""
-        asked = self._prefill_handle.options(stream=False).described.remote()
+        facts = self._prefill_handle.options(stream=False).described.remote()
         try:
-            return {"prefill": await asyncio.wait_for(asked, PREFILL_FACTS_S)}
+            return {"prefill": await asyncio.wait_for(facts, PREFILL_FACTS_S)}
         except TimeoutError:
             return {"prefill": None}
 
 
-def _of_one_token(request: Any) -> Any:
+def _with_one_token(request: Any) -> Any:
     if getattr(request, "min_tokens", 0):
         request.min_tokens = min(request.min_tokens, 1)
     return request

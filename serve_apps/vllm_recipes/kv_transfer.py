@@ -28,7 +28,7 @@ READ_MODE_OF_OLD = "VLLM_MORIIO_CONNECTOR_READ_MODE"
 
 LOOPBACK = "127.0.0.1"
 PROXY_PORT, PING_PORT = 8192, 36367
-"""Ports of the proxies in vLLM's guides: for clients of NIXL's, and where engines register at MoRI-IO's."""
+"""Ports of the proxies in vLLM's guides: NIXL's for clients, MoRI-IO's for the registration of engines."""
 NIXL_PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 MORIIO_PROXY = "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_server.py"
 
@@ -58,7 +58,7 @@ def environment(layout: Layout, version: Version) -> dict[str, str]:
 
 
 def own(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's words on the transfer; of a null for all of them, one for the connector."""
+    """The user's words on the transfer. A null for the whole argument counts as a null for the connector."""
     if TRANSFER in args and args[TRANSFER] is None:
         return {"kv_connector": None}
     return vllm_flags.mapping(TRANSFER, args.get(TRANSFER))
@@ -97,7 +97,7 @@ def by_hand(
 
 def proxy(layout: Layout, prefill_ports: Sequence[int], decode_ports: Sequence[int]) -> list[str]:
     """The words of the proxy that joins engines started by hand; its path is in vLLM's source tree."""
-    if layout.connector == "moriio":  # engines tell it their ports themselves
+    if layout.connector == "moriio":  # engines register their ports there
         return ["python", MORIIO_PROXY]
     words = ["python", NIXL_PROXY, "--host", LOOPBACK, "--port", str(PROXY_PORT)]
     for name, ports in (("prefiller", prefill_ports), ("decoder", decode_ports)):

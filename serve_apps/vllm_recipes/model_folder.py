@@ -1,6 +1,6 @@
 """Writes a checkpoint's folder that vLLM can open: config.json, a tokenizer and, if asked, random weights.
 
-A model served from it says nothing of the language, only of the machine: its words are drawn by lot.
+A model with random weights answers with random words: it tests the machine, not the language.
 """
 
 import json
@@ -19,7 +19,7 @@ from conf.specs.experiment import Model
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
 BLOCK = 128
-"""Both sides of a block of the published FP8 checkpoints' scales (their config.json)."""
+"""Width and height of a block of the published FP8 checkpoints' scales (their config.json)."""
 WEIGHTS_SD = 0.02
 """The initialisation of config.json's `initializer_range`."""
 CHAT_TEMPLATE = (

@@ -136,7 +136,7 @@ NOTED_MODELS = {
     "mla-offload-unchecked": RecipeRule(
         lambda d: d.mla and d.offloads and d.version > PAPER,
         "KV offload with the latent KV (MLA) of {d.model.name}: vLLM 0.14.1 stopped with a KeyError; "
-        "nobody checked later versions",
+        "later versions are unchecked",
         "arXiv 2603.10031, table 5",
     ),
     "deepseek-vskip": RecipeRule(

@@ -1,6 +1,6 @@
-"""The arguments and environment of vLLM for a model and a layout; needs no vLLM, starts nothing.
+"""The arguments and environment of vLLM for a model and a layout; needs no vLLM.
 
-Published settings are in `published`, refusals in `refusals`, what both sides of a split layout are told in
+Published settings are in `published`, refusals in `refusals`, the settings of both sides of a split layout in
 `kv_transfer`.
 """
 
@@ -19,11 +19,11 @@ from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backen
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
 NO_QUEUE_LIMIT = 1_000_000
-"""Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
+"""Requests wait in the engine, which counts them, and never in Serve (whose default is 5)."""
 DEPRECATED: Version = (0, 14, 0)
-"""The first version that serves some kinds of checkpoints only where that is allowed (vLLM PR #31688)."""
+"""The first version that needs a flag to serve some kinds of checkpoints (vLLM PR #31688)."""
 VLLM_BLOCK, VLLM_MEMORY = 16, 0.9
-"""Tokens of a KV block and share of the memory where no argument says: vLLM's defaults on ROCm."""
+"""Default tokens of a KV block, and default share of the memory, of vLLM on ROCm."""
 NO_SETTINGS = published.Settings({}, {})
 AITER_HEAD_DIMS = (64, 128, 256)
 """Widths of a head that ROCM_AITER_FA serves: rocm_aiter_fa.py of vLLM 0.32.0."""
@@ -33,9 +33,10 @@ AITER_HEAD_DIMS = (64, 128, 256)
 class Recipe:
     """`args` by the names of vLLM's arguments, complete; `env` of engine and workers; `notes` warn.
 
-    `attention` is the backend that vLLM would choose, empty where the model has the speed of any, and
-    `unknown_speed` a line on it where the model does not have its speed. Of a split layout it is that of the
-    decode engines, which answer; `prefill` is that of the others, and the notes are on both.
+    `attention` is the attention backend that vLLM would choose, empty if the engine model makes no difference
+    between backends; `unknown_speed` is one line if the engine model lacks the speed of that backend. In a
+    split layout this is the recipe of the decode engines, `prefill` is that of the prefill engines, and the
+    notes are about both.
     """
 
     args: dict[str, Any]
@@ -54,42 +55,43 @@ def resolve(
     hardware: Hardware | None = None,
     deployed: bool = True,
 ) -> Recipe:
-    """The recipe of an engine, with the profile, the layout's limits and the user's own words over it.
+    """The recipe of an engine: a preset, then the profile, the layout's limits and the user's own words.
 
-    `vllm_version` is the installed one; empty, it is `engine.vllm_version` or else the newest that is known.
-    Without `hardware` an AMD GPU is meant. `deployed` is false for commands that a person starts. Raises
-    ValueError with one line for a deployment that would not start, or would not be what it is called.
+    `vllm_version` is the installed version; if it is empty, `engine.vllm_version` or else the newest known
+    version. Without `hardware` an AMD GPU is assumed. `deployed` is false for commands that a person starts.
+    Raises ValueError with one line for a deployment that would not start, or would not be what its layout
+    says.
     """
     version = vllm_flags.parse(vllm_version or engine.vllm_version or text(vllm_flags.NEWEST))
     amd = hardware is None or "gfx" in hardware.arch
     refuse_experts(model, layout)
-    asked = VllmDeployment(engine, model, layout, version, *_words(engine), amd, deployed=deployed)
+    draft = VllmDeployment(engine, model, layout, version, *_words(engine), amd, deployed=deployed)
     if layout.prefill_side is None:
-        return _resolved(asked, hardware)
-    asked = replace(asked, split=layout, own_transfer=vllm_flags.mapping(TRANSFER, asked.args.get(TRANSFER)))
-    prefill = _resolved(replace(asked, layout=layout.prefill_side), hardware, "prefill")
-    decode = _resolved(replace(asked, layout=layout.decode_side), hardware, "decode")
+        return _resolved(draft, hardware)
+    draft = replace(draft, split=layout, own_transfer=vllm_flags.mapping(TRANSFER, draft.args.get(TRANSFER)))
+    prefill = _resolved(replace(draft, layout=layout.prefill_side), hardware, "prefill")
+    decode = _resolved(replace(draft, layout=layout.decode_side), hardware, "decode")
     return replace(decode, prefill=prefill, notes=tuple(dict.fromkeys((*prefill.notes, *decode.notes))))
 
 
-def _resolved(asked: VllmDeployment, hardware: Hardware | None, side: Side | None = None) -> Recipe:
-    """The recipe of one engine, of a split layout of that `side`; `asked` has the user's words."""
-    engine, version = asked.engine, asked.version
-    base = _base(asked)
-    args = base.args | published.tables().profiles[engine.profile] | asked.layout.step_limits
-    env, own_args = base.env, asked.args
-    if side is not None and asked.split is not None:
-        told = kv_transfer.arguments(asked.split, side, version)
-        own_args = {**own_args, TRANSFER: kv_transfer.over(told[TRANSFER], own_args.get(TRANSFER))}
-        args, env = args | told, env | kv_transfer.environment(asked.split, version)
+def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | None = None) -> Recipe:
+    """The recipe of one engine, in a split layout of one `side`; `draft` has the user's own words."""
+    engine, version = draft.engine, draft.version
+    base = _base(draft)
+    args = base.args | published.tables().profiles[engine.profile] | draft.layout.step_limits
+    env, own_args = base.env, draft.args
+    if side is not None and draft.split is not None:
+        transfer = kv_transfer.arguments(draft.split, side, version)
+        own_args = {**own_args, TRANSFER: kv_transfer.over(transfer[TRANSFER], own_args.get(TRANSFER))}
+        args, env = args | transfer, env | kv_transfer.environment(draft.split, version)
     args = _over(args, own_args)
-    env = {name: str(value) for name, value in _over(env, asked.env).items()}
-    deployment = replace(asked, args=args, env=env)
+    env = {name: str(value) for name, value in _over(env, draft.env).items()}
+    deployment = replace(draft, args=args, env=env)
     try:
         refusals.refuse(deployment)
     except ValueError as error:
-        if engine.recipe == "published" and asked.split is None:
-            then = published.find(asked.model, asked.layout).version
+        if engine.recipe == "published" and draft.split is None:
+            then = published.find(draft.model, draft.layout).version
             today = "today's flags are those of engine.recipe=modern"
             raise ValueError(f"{error} (this recipe was published for vLLM {then}; {today})") from error
         raise
@@ -106,17 +108,16 @@ def _resolved(asked: VllmDeployment, hardware: Hardware | None, side: Side | Non
 
 
 def _refuse_small(deployment: VllmDeployment, hardware: Hardware) -> None:
-    """Raise ValueError for memory that vLLM would refuse when it starts, as far as it is known here.
+    """Raise ValueError for memory that vLLM would refuse when it starts.
 
-    Weights that are quantised on the way or lie in the host's memory have another size, and a CPU has none of
-    the hardware's.
+    Nothing is refused for weights that vLLM quantises or offloads, whose size is unknown here, nor on a CPU.
     """
-    model, given = deployment.model, deployment.args
+    model, args = deployment.model, deployment.args
     other_bytes = ("quantization", "cpu_offload_gb", "num_gpu_blocks_override", "kv_cache_memory_bytes")
     own = {deployment.checkpoint, None}
-    if deployment.engine.kind == "vllm_cpu" or any(given.get(name) not in own for name in other_bytes):
+    if deployment.engine.kind == "vllm_cpu" or any(args.get(name) not in own for name in other_bytes):
         return
-    dtype = str(given.get("kv_cache_dtype", "auto"))
+    dtype = str(args.get("kv_cache_dtype", "auto"))
     spec = SimulatedEngine(
         max_model_len=int(deployment.number("max_model_len", 1)),
         block_size=int(deployment.number("block_size", VLLM_BLOCK)),
@@ -129,7 +130,7 @@ def _refuse_small(deployment: VllmDeployment, hardware: Hardware) -> None:
 
 
 def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The user's arguments by their Python names, and environment as text; None where one is removed."""
+    """The user's arguments by their Python names, and environment as text; None removes one."""
     args: dict[str, Any] = {}
     for word, value in engine.args.items():
         name = argument_name(word)
@@ -140,7 +141,7 @@ def _words(engine: VllmEngine) -> tuple[dict[str, Any], dict[str, Any]]:
         args[name] = value
     env: dict[str, Any] = {}
     for name, value in engine.env.items():
-        if not (name.isascii() and name.isidentifier()):  # it stands in commands
+        if not (name.isascii() and name.isidentifier()):  # commands contain it
             raise ValueError(f"engine.env: {name!r} is no name of an environment variable")
         if isinstance(value, (dict, list)):
             raise ValueError(f"engine.env.{name} must be text or a number")
@@ -152,39 +153,39 @@ def _over(recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**recipe, **own}.items() if value is not None}
 
 
-def _base(asked: VllmDeployment) -> Recipe:
-    """The recipe without the user's words, which are those of `asked`."""
-    engine, tp = asked.engine, asked.tp
+def _base(draft: VllmDeployment) -> Recipe:
+    """The preset for a deployment, without the user's own words."""
+    engine, tp = draft.engine, draft.tp
     if engine.kind == "vllm_cpu":
         if engine.recipe == "published":
-            raise ValueError("engine.recipe=published is of GPUs; with engine=vllm_cpu leave it out")
+            raise ValueError("engine.recipe=published is for GPUs; leave it out with engine=vllm_cpu")
         return Recipe({"tensor_parallel_size": tp}, {})
-    if engine.recipe == "published" and asked.split is None:  # else a rule refuses it
-        found = published.find(asked.model, asked.layout)
-        note = f"published for vLLM {found.version} ({found.source}): {found.remark}"
-        return Recipe(dict(found.args), dict(found.env), (note,))
-    return _modern(asked)
+    if engine.recipe == "published" and draft.split is None:  # else a rule refuses it
+        recipe = published.find(draft.model, draft.layout)
+        note = f"published for vLLM {recipe.version} ({recipe.source}): {recipe.remark}"
+        return Recipe(dict(recipe.args), dict(recipe.env), (note,))
+    return _modern(draft)
 
 
-def _modern(asked: VllmDeployment) -> Recipe:
+def _modern(draft: VllmDeployment) -> Recipe:
     """Today's preset, by the facts of the model, with its published settings that are still valid."""
-    model, layout = asked.model, asked.layout
+    model, layout = draft.model, draft.layout
     preset = published.tables().modern
     own = published.tables().modern_models.get(model.name, NO_SETTINGS)
-    env = {**preset.env, **own.env} if asked.amd else {}
-    args: dict[str, Any] = {"tensor_parallel_size": asked.tp, **rank_args(layout)}
+    env = {**preset.env, **own.env} if draft.amd else {}
+    args: dict[str, Any] = {"tensor_parallel_size": draft.tp, **rank_args(layout)}
     if layout.expert_parallel:
         args["enable_expert_parallel"] = True
-    if model.kv_cache == "fp8" and not asked.mla:
+    if model.kv_cache == "fp8" and not draft.mla:
         args["kv_cache_dtype"] = "fp8"
     args |= {**preset.args, **own.args}
     args["max_model_len"] = min(args["max_model_len"], model.max_context_tokens)
-    if asked.checkpoint == "fbgemm_fp8" and asked.version >= DEPRECATED:
+    if draft.checkpoint == "fbgemm_fp8" and draft.version >= DEPRECATED:
         args["allow_deprecated_quantization"] = True
-    if asked.engine.server == "process":
+    if draft.engine.server == "process":
         args["distributed_executor_backend"] = "mp"
-    chosen = _kernels(replace(asked, args=args, env=_over(env, asked.env)))
-    notes = chosen.notes if asked.amd else ("without what is AMD's: this hardware is not",)
+    chosen = _kernels(replace(draft, args=args, env=_over(env, draft.env)))
+    notes = chosen.notes if draft.amd else ("without AMD's own settings: this hardware is not AMD's",)
     return Recipe(args | chosen.args, env | chosen.env, notes)
 
 
@@ -311,8 +312,8 @@ def pd_configs(
         "decode": (layout.decode_side, recipe),
     }
     configs = {}
-    for side, (cut, told) in sides.items():
-        config = llm_config(engine, model, cut, told, replicas[side], layout)
+    for side, (side_layout, side_recipe) in sides.items():
+        config = llm_config(engine, model, side_layout, side_recipe, replicas[side], layout)
         config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
         configs[f"{side}_config"] = config
     return configs
@@ -322,7 +323,7 @@ def one_bundle(engine: VllmEngine, layout: Layout, split: Layout | None = None) 
     """The resources of a replica that is one process to Ray, with what chooses its node."""
     own = _share_of_node(engine, layout, split)
     if engine.accelerator_type:
-        own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # as Ray asks for one itself
+        own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # the share that Ray itself requires
     return layout.replica_resources | own
 
 

@@ -97,25 +97,25 @@ REFUSED = {
 NOTED = {**NOTED_MODELS, **NOTED_TRANSFERS}
 
 
-def said(rules: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
-    """The lines of the rules that hold for a deployment."""
-    return [rule.said.format(d=deployment) for rule in rules.values() if rule.when(deployment)]
+def messages(rules: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
+    """The messages of the rules that apply to a deployment."""
+    return [rule.message.format(d=deployment) for rule in rules.values() if rule.when(deployment)]
 
 
 def refuse(deployment: VllmDeployment) -> None:
     """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
-    found = said(REFUSED, deployment) + vllm_flags.rejected(deployment.args, deployment.version)
-    found += filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])
-    if found:
-        raise ValueError(found[0])
+    lines = messages(REFUSED, deployment) + vllm_flags.rejected(deployment.args, deployment.version)
+    lines += filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])
+    if lines:
+        raise ValueError(lines[0])
 
 
 def notes(deployment: VllmDeployment) -> list[str]:
-    """Lines about a deployment that is served all the same."""
+    """Lines about a deployment that is served nevertheless."""
     ignored = vllm_flags.ignored(deployment.args, deployment.env, deployment.version)
     read = vllm_flags.text(vllm_flags.NEWEST_READ)
     newer = [
         f"engine.args.{name} is no argument of vLLM {read}, the newest that was read: vLLM's parser judges it"
         for name in vllm_flags.unread(deployment.args)
     ]
-    return ignored + newer + said(NOTED, deployment)
+    return ignored + newer + messages(NOTED, deployment)

@@ -43,7 +43,7 @@ class VllmDeployment:
 
     @property
     def tps(self) -> tuple[int, int]:
-        """GPUs of a prefill engine and of a decode engine; twice the same where one engine does both."""
+        """GPUs of a prefill engine and of a decode engine; twice the same if one engine does both."""
         whole = self.split or self.layout
         return (whole.prefill_side or whole).tensor_parallel, whole.tensor_parallel
 
@@ -66,7 +66,7 @@ class VllmDeployment:
 
     @property
     def aiter(self) -> bool:
-        """True if AMD's AITER kernels are asked for; vLLM's default is 0."""
+        """True if AMD's AITER kernels are deployment for; vLLM's default is 0."""
         return self.amd and is_on(self.env.get("VLLM_ROCM_USE_AITER", "0"))
 
     @property
@@ -108,9 +108,9 @@ class VllmDeployment:
 
     @property
     def quantised_otherwise(self) -> bool:
-        """True if the FP8 quantisation that is asked for is not the checkpoint's."""
-        asked = str(self.args.get("quantization"))
-        return bool(self.checkpoint) and asked.startswith("fp8") and asked != self.checkpoint
+        """True if the FP8 quantisation that is deployment for is not the checkpoint's."""
+        deployment = str(self.args.get("quantization"))
+        return bool(self.checkpoint) and deployment.startswith("fp8") and deployment != self.checkpoint
 
     @property
     def kv_copies(self) -> float:
@@ -135,7 +135,7 @@ class VllmDeployment:
         return [name for name in NUMBERS if isinstance(self.args.get(name), str)]
 
     def number(self, name: str, otherwise: float) -> float:
-        """An argument that is a number; `otherwise` where vLLM chooses it."""
+        """An argument that is a number; `otherwise` if vLLM chooses it."""
         value = self.args.get(name)
         return value if isinstance(value, (int, float)) else otherwise
 
@@ -146,14 +146,14 @@ class VllmDeployment:
 
 @dataclass(frozen=True, slots=True)
 class RecipeRule:
-    """A kind of deployment that is refused, or noted, where `when` holds.
+    """A deployment for which `when` is true is refused, or gets a note.
 
-    `said` is one line, by the values of a deployment `d`: the fact, its reason, and the remedy, which a note
-    may lack. `source` is the evidence.
+    `message` is one line with the values of a deployment `d`: the fact, its reason, and the remedy, which a
+    note may lack. `source` is the evidence.
     """
 
     when: Callable[[VllmDeployment], bool]
-    said: str
+    message: str
     source: str
 
 
@@ -162,29 +162,31 @@ def is_on(value: str) -> bool:
     return value.strip().lower() in ("1", "true")
 
 
-def backend_of(asked: VllmDeployment) -> str:
-    """vLLM's name of the backend, or `UNNAMED`; empty where no figure tells backends apart.
+def backend_of(deployment: VllmDeployment) -> str:
+    """vLLM's name of the attention backend, or `UNNAMED`; empty if the engine model has no figure for it.
 
-    That is so for latent attention, GPUs of another maker and a CPU. Up to 0.14.1 the environment chooses
+    It has none for latent attention, GPUs of another maker and a CPU. Up to 0.14.1 the environment chooses
     (rocm.py of 0.14); from 0.29 on ROCM_ATTN is the default; versions between are unchecked.
     """
-    early = asked.version <= PAPER
-    named = asked.args.get("attention_backend") or (early and asked.env.get("VLLM_ATTENTION_BACKEND"))
+    early = deployment.version <= PAPER
+    named = deployment.args.get("attention_backend") or (
+        early and deployment.env.get("VLLM_ATTENTION_BACKEND")
+    )
     if named:
         return str(named).upper()
-    if asked.mla or not asked.amd or asked.engine.kind == "vllm_cpu":
+    if deployment.mla or not deployment.amd or deployment.engine.kind == "vllm_cpu":
         return ""
-    if asked.version >= REFINED:
+    if deployment.version >= REFINED:
         return "ROCM_ATTN"
-    return _by_environment(asked) if early else UNNAMED
+    return _by_environment(deployment) if early else UNNAMED
 
 
-def _by_environment(asked: VllmDeployment) -> str:
+def _by_environment(deployment: VllmDeployment) -> str:
     def chosen(name: str, otherwise: str) -> bool:
-        return is_on(asked.env.get(name, otherwise))
+        return is_on(deployment.env.get(name, otherwise))
 
-    if asked.aiter and chosen("VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", "0"):
+    if deployment.aiter and chosen("VLLM_ROCM_USE_AITER_UNIFIED_ATTENTION", "0"):
         return "ROCM_AITER_UNIFIED_ATTN"
-    if asked.aiter and chosen("VLLM_ROCM_USE_AITER_MHA", "1"):
+    if deployment.aiter and chosen("VLLM_ROCM_USE_AITER_MHA", "1"):
         return "ROCM_AITER_FA"
     return "ROCM_ATTN" if chosen("VLLM_V1_USE_PREFILL_DECODE_ATTENTION", "0") else "TRITON_ATTN"

@@ -374,7 +374,7 @@ FAULTS = (
     ),
     Fault(
         "warm-up takes the first answers",
-        "cluster.deployment.warmup:ReplicaWarmup.of",
+        "cluster.deployment.warmup:ReplicaWarmup.from_ttfts",
         "ttfts_s[-STEADY:]",
         "ttfts_s[:STEADY]",
     ),
@@ -647,7 +647,7 @@ FAULTS = (
     # recipes, preflight, manifests
     Fault(
         "devices of all replicas shared",
-        "serve_apps.vllm_recipes.refusals:said",
+        "serve_apps.vllm_recipes.refusals:messages",
         "if rule.when(deployment)",
         "if rule.when(deployment) and False",
     ),

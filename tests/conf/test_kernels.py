@@ -190,12 +190,12 @@ def test_an_emulated_vllm_has_the_steps_of_the_backend_that_its_recipe_names() -
     from serve_apps.vllm_emulated.gpu import EmulatedGpu
 
     asked = load(["engine=vllm_emulated"])
-    of = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
-    slow = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout, "TRITON_ATTN")  # type: ignore[arg-type]
+    of = EmulatedGpu.from_specs(asked.engine, asked.model, asked.hardware, asked.layout)  # type: ignore[arg-type]
+    slow = EmulatedGpu.from_specs(asked.engine, asked.model, asked.hardware, asked.layout, "TRITON_ATTN")  # type: ignore[arg-type]
     assert slow.costs.context_token_s == pytest.approx(
         of.costs.context_token_s * BACKENDS["TRITON_ATTN"][0][1]
     )
-    same = EmulatedGpu.of(asked.engine, asked.model, asked.hardware, asked.layout, "ROCM_FANCY")  # type: ignore[arg-type]
+    same = EmulatedGpu.from_specs(asked.engine, asked.model, asked.hardware, asked.layout, "ROCM_FANCY")  # type: ignore[arg-type]
     assert same == of
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SPECS = load(["engine=vllm_emulated", "layout=dp1_tp8_ep8"])
 PARTS = SPECS.model, SPECS.hardware, SPECS.layout
-GPU = EmulatedGpu.of(EmulatedEngine(), *PARTS)
+GPU = EmulatedGpu.from_specs(EmulatedEngine(), *PARTS)
 BLOCKS = 700
 """A pool of 11,200 tokens: two prompts of 5,600 and no more."""
 PROMPT, OUTPUT = 5600, 140

@@ -36,7 +36,7 @@ CASES = {
 
 def costs() -> tuple[float, float]:
     """Seconds of the step that computes the prompt, and of one that decodes its first token."""
-    gpu = EmulatedGpu.of(EmulatedEngine(), MODEL, HARDWARE, LAYOUT.decode_side, split=LAYOUT)
+    gpu = EmulatedGpu.from_specs(EmulatedEngine(), MODEL, HARDWARE, LAYOUT.decode_side, split=LAYOUT)
     prompt, last = Batch(sequences=1), Batch(1, 0, PROMPT - 1, 0.0, 1)
     prompt.add_chunk(PROMPT, 0)
     return gpu.costs.duration_s(prompt), gpu.costs.duration_s(last)

@@ -73,6 +73,6 @@ def test_the_kernels_are_those_of_such_a_cpu(platform: str, old_cpu: Path) -> No
 def test_an_emulated_engine_answers(old_cpu: Path, tmp_path: Path) -> None:
     """The engine core has a process of its own, which begins like this one."""
     specs = load(["engine=vllm_emulated", "layout=dp1_tp8_ep8"])
-    gpu = EmulatedGpu.of(EmulatedEngine(), specs.model, specs.hardware, specs.layout)
+    gpu = EmulatedGpu.from_specs(EmulatedEngine(), specs.model, specs.hardware, specs.layout)
     folder = write_folder(specs.model, tmp_path)
     assert said_there(old_cpu, GENERATE, ENVIRONMENT, str(folder), json.dumps(gpu.written())) == 4

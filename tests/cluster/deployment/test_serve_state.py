@@ -8,7 +8,7 @@ from ray.serve._private.common import RequestProtocol
 from ray.serve.schema import Target, TargetGroup
 
 from cluster.deployment import serve_state
-from cluster.deployment.serve_state import ServeReplica, ServeState, read, seated
+from cluster.deployment.serve_state import ServeReplica, ServeState, in_order, read
 
 
 def replica(name: str, number: int, state: str = "RUNNING") -> dict[str, Any]:
@@ -148,7 +148,7 @@ def at(name: str, node: str) -> ServeReplica:
 def test_who_stays_keeps_its_place(
     before: list[ServeReplica], now: list[ServeReplica], expected: str
 ) -> None:
-    assert "".join(replica.replica_id for replica in seated(now, before)) == expected
+    assert "".join(replica.replica_id for replica in in_order(now, before)) == expected
 
 
 @pytest.mark.parametrize(

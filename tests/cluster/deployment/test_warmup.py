@@ -201,7 +201,7 @@ def test_equal_engines_have_one_digest_whatever_memory_they_found() -> None:
 
 
 def test_a_warmth_is_the_median_of_the_last_five() -> None:
-    assert ReplicaWarmup.of([9, 5, 1, 1, 2, 1, 1]) == ReplicaWarmup(9, 1, 7, False)
+    assert ReplicaWarmup.from_ttfts([9, 5, 1, 1, 2, 1, 1]) == ReplicaWarmup(9, 1, 7, False)
 
 
 def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
@@ -210,7 +210,7 @@ def test_a_request_that_is_refused_for_good_is_not_sent_again() -> None:
         server(
             lambda n: (numbers.append(n), ("", 0.0))[1], end=b'{"message": "too long"}', status=400
         ) as url,
-        pytest.raises(WarmupError, match="refuses what the workload asks: HTTP 400 .*too long"),
+        pytest.raises(WarmupError, match="refuses the workload's requests: HTTP 400 .*too long"),
     ):
         warmer(patience_s=60.0, limit_s=60.0).replicas({"r0": url})
     assert numbers == [1]

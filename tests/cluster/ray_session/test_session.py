@@ -105,7 +105,7 @@ def test_what_is_no_ray_head_is_one_line_before_ray_tries_to_join(
 ) -> None:
     """Ray itself tries for a minute, and its C++ part writes of each try on stderr."""
     monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray tries to join"))
-    monkeypatch.setattr(session, "KNOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(session, "HEAD_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
         pool.submit(_answered, server, answer)
         here = Cluster("c", "address", f"127.0.0.1:{server.getsockname()[1]}", nodes=1, gpus_per_node=8)
@@ -192,7 +192,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A cluster to join that is not there; one module's calls into Ray and Serve are stand-ins."""
     for name in ("init", "shutdown"):
         monkeypatch.setattr(ray, name, does_nothing)
-    monkeypatch.setattr(session, "_knock", does_nothing)
+    monkeypatch.setattr(session, "_try_head", does_nothing)
     monkeypatch.setattr(ray, "nodes", lambda: [HEAD])
     monkeypatch.setattr(ray, "get_actor", fails(ValueError("no such actor")))
     for name in ("start", "shutdown"):

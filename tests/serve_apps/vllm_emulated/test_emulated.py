@@ -33,7 +33,7 @@ ON = {SWITCH: "1"}
 
 
 def gpu(engine: EmulatedEngine | None = None, **model: Any) -> EmulatedGpu:
-    return EmulatedGpu.of(
+    return EmulatedGpu.from_specs(
         engine or EmulatedEngine(), replace(SPECS.model, **model), SPECS.hardware, SPECS.layout
     )
 

@@ -175,5 +175,5 @@ def test_a_notice_reaches_the_other_engine_and_noise_does_not(heard: tuple[SideC
     noise.close(linger=0)
     sender.close()
     assert got == [notice] and inbox.received() == []
-    with pytest.raises(ValueError, match=f"{at.port}, which is not to be had"):
+    with pytest.raises(ValueError, match=f"{at.port}, which is not available"):
         SideChannel(at)

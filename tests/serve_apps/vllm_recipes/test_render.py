@@ -149,7 +149,7 @@ def test_render_of_a_published_recipe_takes_its_version(capsys: pytest.CaptureFi
     "words, said",
     [
         (["layout=dp1_tp8", "vllm_version=0.14.1"], "no multiple of a block of 128"),
-        (["engine=simulated"], "no vLLM"),
+        (["engine=simulated"], "is not vLLM"),
         (["engine.args.distributed_executor_backend=mp"], "engine.server=process"),
         (["engine.args.max_model_len=4096"], "up to 5740 tokens"),
         (["vllm_version=x"], "not a version"),

@@ -112,7 +112,7 @@ CASES = {
     "kv-duplicated": Case("2 times", [TP8], [TP4]),
     "mla-fp8-kv": Case("ValueError", [*DEEPSEEK, "engine.args.kv_cache_dtype=fp8"], DEEPSEEK),
     "mla-offload": Case("KeyError", [*DEEPSEEK, *OFFLOAD], [*VISION, *OFFLOAD], "0.14.1", "0.14.1"),
-    "mla-offload-unchecked": Case("nobody checked", [*DEEPSEEK, *OFFLOAD], [*VISION, *OFFLOAD]),
+    "mla-offload-unchecked": Case("later versions are unchecked", [*DEEPSEEK, *OFFLOAD], [*VISION, *OFFLOAD]),
     "kimi-aiter": Case("engine.env.VLLM_ROCM_USE_AITER=0", [*KIMI, env("VLLM_ROCM_USE_AITER", 1)], [*KIMI]),
     "aiter-mla-heads": Case(
         "32 heads of DeepSeek",
@@ -190,7 +190,7 @@ CASES = {
 def test_every_rule_has_a_case_a_reason_and_a_source() -> None:
     assert set(CASES) == REFUSED.keys() ^ NOTED.keys()
     for name, rule in (REFUSED | NOTED).items():
-        fact, _, reason = rule.said.partition(": ")
+        fact, _, reason = rule.message.partition(": ")
         assert fact and reason and rule.source, name
         assert "; " in reason or name in NOTED, name
 
