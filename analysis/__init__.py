@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from conf.specs.planning import Demand, Margins
 
 __all__ = [
-    "Margins",
     "Demand",
+    "Margins",
     "NoData",
     "OverBound",
     "Run",
@@ -63,8 +63,8 @@ __all__ = [
     "scaling",
 ]
 _HOMES = {
-    "Margins": "conf.specs.planning",
     "Demand": "conf.specs.planning",
+    "Margins": "conf.specs.planning",
     "NoData": "analysis.figures.exhibit",
     "OverBound": "analysis.results.over_bound",
     "Run": "analysis.results.runs",

@@ -3,7 +3,8 @@
 Runs without common arrivals are independent estimates.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -13,11 +14,11 @@ from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.capacities import CapacityRow, StudyOrRuns
 from analysis.figures.exhibit import Exhibit, Row
 from analysis.figures.words import counted, qps
-from analysis.results import studies
 from analysis.results.matrix_table import PAIRED, UNPAIRED
 from analysis.results.runs import Run
 from analysis.results.study_folder import Study
-from analysis.stats.estimate import Estimate
+from analysis.results.types.study_verdict import StudyVerdict
+from analysis.stats.estimate import Estimate, interval, middle, span
 from conf.io.one_line import one_line
 
 ROW_IN, MARGIN_IN = 0.42, 0.8
@@ -68,17 +69,17 @@ class Comparison(Exhibit):
 
     def alt(self) -> str:
         """Range of the capacities, that of all together, and every ratio with its interval and verdict."""
-        estimates = [part.estimate for part in self.parts if part.estimate is not None]
+        estimates = [part.closed.value for part in self.parts if part.closed]
         said = [f"{counted(len(self.parts), 'part')}, {len(estimates)} with a capacity."]
         if estimates:
             said.append(f"They carry {qps(min(estimates))} to {qps(max(estimates))} QPS per node.")
         said += [f"All together, {row.name}: {row.words}." for row in self.together]
         for part in self.parts:
             if part.ratio:
-                value, low, high = part.ratio
-                interval = f"95 % interval {low:.2f} to {high:.2f}, {part.how}"
-                times = f"{part.name} carries {value:.2f} times as much ({interval})"
-                said.append(f"{times}: {_shown(part.ratio)}.")
+                said.append(
+                    f"{part.name} carries {middle(part.ratio)} times as much (95 % interval"
+                    f" {interval(part.ratio)}, {part.how}): {_shown(part.ratio)}."
+                )
         return " ".join(said)
 
     def _draw_capacities(self, ax: Axes) -> None:
@@ -90,8 +91,10 @@ class Comparison(Exhibit):
             words = one_line(row.words, MOST_WORDS)
             canvas.note(ax, (left + right) / 2, -place, words, **ABOVE)
             _draw_capacity(ax, row, -place)
-        for _, low, high in filter(None, (row.closed for row in self.together)):
-            ax.axvspan(low, high, facecolor=canvas.BAND, linewidth=0, zorder=0, label="together")
+        for claim in (row.claim for row in self.together if row.claim):
+            ax.axvspan(
+                *_within(claim, left, right), facecolor=canvas.BAND, linewidth=0, zorder=0, label="together"
+            )
         canvas.label(ax, "capacity (QPS per node)", "")
 
     def _draw_ratios(self, ax: Axes) -> None:
@@ -100,15 +103,14 @@ class Comparison(Exhibit):
         for place, part in enumerate(self.parts):
             if not part.ratio:
                 continue
-            value, low, high = part.ratio
+            low, high = _within(part.ratio, -math.inf, math.inf)
             ends += [low, high]
             ax.plot([low, high], [-place] * 2, color=canvas.BLUE, linewidth=1.8)
             look: Look = {"color": canvas.BLUE, "linestyle": "", "markersize": 6.5}
             look |= {"marker": "o" if part.how == PAIRED else "s"}
             look |= {"markerfacecolor": canvas.PAPER if low <= 1 <= high else canvas.BLUE}
-            ax.plot([value], [-place], **look, label=f"{part.how} ratio")
-            words = f"{value:.3f} [{low:.3f}, {high:.3f}]"
-            canvas.note(ax, (low + high) / 2, -place, words, **ABOVE, **canvas.OVER)
+            ax.plot([part.ratio.value], [-place], **look, label=f"{part.how} ratio")
+            canvas.note(ax, (low + high) / 2, -place, span(part.ratio), **ABOVE, **canvas.OVER)
         first = one_line(self.parts[0].name, MOST_LETTERS)
         canvas.note(ax, 1, 0, f"{first} = 1", ha="center", va="center", **canvas.OVER)
         spare = 0.35 * (max(ends) - min(ends))
@@ -123,62 +125,65 @@ def plot_compare(subject: Study | Sequence[Run]) -> Figure:
     the estimates are independent. A study that pools has its own capacity below its parts. Raises NoData
     where none has a capacity.
     """
-    compared = studies.load_study(subject.path) if isinstance(subject, Study) else subject
-    return Comparison.read(compared).figure()
+    return Comparison.read(subject.verdict if isinstance(subject, Study) else subject).figure()
 
 
 def _row(part: CapacityRow) -> Row:
     """QPS per node and ratio to the first, with 95 % intervals."""
-    value, low, high = part.ratio or (None, None, None)
+    ratio = part.ratio
     return {
         "part": part.name,
-        "qps_per_node": part.estimate,
+        "qps_per_node": part.closed.value if part.closed else None,
         "low_qps_per_node": part.low,
         "high_qps_per_node": part.high,
         "certified_qps_per_node": part.certified,
         "simulated": part.simulated,
-        "ratio_to_first": value,
-        "ratio_low": low,
-        "ratio_high": high,
+        "ratio_to_first": ratio.value if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
         "ratio_is": part.how,
         "why_not": part.why,
     }
 
 
-def _shown(ratio: tuple[float, float, float]) -> str:
-    if ratio[1] > 1:
+def _shown(ratio: Estimate) -> str:
+    low, high = _within(ratio, -math.inf, math.inf)
+    if low > 1:
         return "more"
-    return "less" if ratio[2] < 1 else "no difference shown"
+    return "less" if high < 1 else "no difference shown"
+
+
+def _within(estimate: Estimate, left: float, right: float) -> tuple[float, float]:
+    """The interval's ends; an open one is that of the axis."""
+    low, high = estimate.ends
+    return left if low is None else low, right if high is None else high
 
 
 def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts, with their ratios to the first: the study's, or those of two closed intervals of runs."""
     parts = capacities.parts(subject)
-    if not isinstance(subject, Mapping):
+    if not isinstance(subject, StudyVerdict):
         first, *others = parts
         for place, part in enumerate(others, 1):
             if first.sampling and part.sampling:
-                alone = paired_ratio.unpaired(Estimate(*first.sampling), Estimate(*part.sampling))
-                apart = alone.value, alone.low or 0.0, alone.high or 0.0
+                apart = paired_ratio.unpaired(first.sampling, part.sampling)
                 parts[place] = replace(part, ratio=apart, how=UNPAIRED)
-    elif ratio := subject.get("ratio") if subject.get("valid") else None:
-        ends = tuple(ratio["estimate"][end] for end in ("value", "low", "high"))
-        parts[1] = replace(parts[1], ratio=ends, how=PAIRED)
+    elif subject.valid and subject.ratio:
+        parts[1] = replace(parts[1], ratio=subject.ratio.estimate, how=PAIRED)
     return parts
 
 
 def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
-    if not part.known:
+    if not part.claim:
         return
     left, right = ax.get_xlim()
-    ends = left if part.low is None else part.low, right if part.high is None else part.high
-    ax.plot(ends, [place] * 2, color=canvas.BLUE, linewidth=1.8)
-    if part.estimate is None:
-        marker, at = (">", right) if part.high is None else ("<", left)
+    ax.plot(_within(part.claim, left, right), [place] * 2, color=canvas.BLUE, linewidth=1.8)
+    if part.claim.is_bound:
+        marker, at = (">", right) if part.claim.is_lower_bound else ("<", left)
         ax.plot([at], [place], linestyle="", marker=marker, markersize=6, color=canvas.BLUE, clip_on=False)
         return
     dot: Look = {"marker": "o", "markersize": 6, "color": canvas.BLUE, "linestyle": ""}
-    ax.plot([part.estimate], [place], **dot, label="estimate, 95 % interval")
+    ax.plot([part.claim.value], [place], **dot, label="estimate, 95 % interval")
     if part.certified is not None:
         mark: Look = {"marker": "|", "markersize": 10, "color": canvas.INK, "linestyle": ""}
         ax.plot([part.certified], [place], **mark, label="certified")

@@ -69,11 +69,11 @@ class Latency(Exhibit):
         said = [_rise(valid, limit, self.data.bounds_ms.get(limit)) for limit in LIMITS]
         void = len(windows) - len(valid)
         said += [f"Void and not counted: {void} of {len(windows)} windows."] if void else []
-        if not capacity.known:
+        if not capacity.claim:
             return " ".join([*said, "No capacity is claimed."])
         certified = "" if capacity.certified is None else f", {capacity.certified_words}"
         said.append(f"The capacity in QPS per node is {capacity.words}{certified}.")
-        if (ends := capacity.closed) and ends[2] > valid[-1].load:
+        if (ends := capacity.closed) and (ends.high or 0.0) > valid[-1].load:
             said.append("The interval ends beyond the highest load that arrived: there it is the model's.")
         return " ".join(said)
 
@@ -128,15 +128,15 @@ class Latency(Exhibit):
 
     def _draw_capacity(self, ax: Axes) -> None:
         capacity, (left, right) = self.data.capacity, ax.get_xlim()
-        if not capacity.known:
+        if not capacity.claim:
             return
         low = left if capacity.low is None else max(capacity.low, left)
         high = right if capacity.high is None else min(capacity.high, right)
         band: Look = {"facecolor": canvas.BAND, "linewidth": 0, "zorder": 0}
         ax.axvspan(low, high, **band, label=f"capacity: {capacity.words}")
         look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
-        if capacity.estimate is not None:
-            ax.axvline(capacity.estimate, **look)
+        if capacity.closed:
+            ax.axvline(capacity.closed.value, **look)
         if capacity.certified is not None:
             ax.axvline(capacity.certified, **look, linestyle="-.", label=capacity.certified_words)
 

@@ -16,9 +16,7 @@ from analysis.capacity.window_counts import Window, in_window
 from analysis.figures import canvas, capacities
 from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import NoData
-from analysis.results.json_border import from_tree
 from analysis.results.runs import Run
-from analysis.results.types.shared_figures import AskedBounds
 from analysis.rows import metrics, records
 from conf.specs.bounds import LIMITS, Limit, Slo, allowed_over, column
 
@@ -133,9 +131,7 @@ class RunData:
     @cached_property
     def bounds(self) -> Slo:
         """The bounds that the run's verdict was asked for, or those of its configuration."""
-        if self.run.sweep and (asked := self.run.sweep.get("asked")):
-            return from_tree(AskedBounds, asked["slo"], "sweep.json")
-        return self.run.config.slo
+        return self.run.verdict.asked.slo if self.run.verdict else self.run.config.slo
 
     @property
     def bounds_ms(self) -> dict[Limit, float]:

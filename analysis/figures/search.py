@@ -58,7 +58,7 @@ class Search(Exhibit):
         _draw_beliefs(ax, self.beliefs, end + 0.06 * (end - start))
         for look in sorted({(row["kind"], row["outcome"]) for row in self.rows}):
             self._draw_windows(ax, *look)
-        if self.answer.known:
+        if self.answer.claim:
             _draw_answer(ax, self.answer, end + 0.09 * (end - start))
 
     def alt(self) -> str:
@@ -74,9 +74,9 @@ class Search(Exhibit):
         if ends:
             narrowed = f"from {ends[0]} after the first counted window to {ends[-1]} after the last"
             said.append(f"The 95 % interval goes {narrowed}.")
-        said.append(f"The answer is {answer.words}." if answer.known else "No answer is claimed.")
+        said.append(f"The answer is {answer.words}." if answer.claim else "No answer is claimed.")
         claimed = answer.sampling or answer.closed
-        if ends and claimed and ends[-1] != f"[{qps(claimed[1])}, {qps(claimed[2])}]":
+        if ends and claimed and ends[-1] != f"[{qps(claimed.low or 0.0)}, {qps(claimed.high or 0.0)}]":
             said.append(
                 "It may differ from the last interval, which was printed while answers were out: the answer "
                 "counts every window again with all its rows."
@@ -161,7 +161,7 @@ def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
     bar: Look = {"color": canvas.INK, "linewidth": 1.8, "marker": "_", "markersize": 9}
     ax.plot([at_min] * 2, ends, **bar, label=f"answer, 95 % interval: {answer.words}")
     dot: Look = {"color": canvas.INK, "linestyle": ""}
-    if answer.estimate is not None:
-        ax.plot([at_min], [answer.estimate], marker="D", markersize=6, **dot)
+    if answer.closed:
+        ax.plot([at_min], [answer.closed.value], marker="D", markersize=6, **dot)
     if answer.certified is not None:
         ax.plot([at_min], [answer.certified], marker="<", **dot, label=answer.certified_words)

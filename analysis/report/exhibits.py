@@ -6,7 +6,6 @@ A figure that cannot be drawn says why.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from analysis import figures
@@ -16,8 +15,9 @@ from analysis.figures.run_data import RunData
 from analysis.figures.scaling import Scaling
 from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
-from analysis.results import matrix_table, studies
+from analysis.results import matrix_table
 from analysis.results.runs import Run
+from analysis.results.types.study_verdict import StudyVerdict
 from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000
@@ -119,9 +119,9 @@ def main(data: RunData, room: Room, prefix: str) -> list[Block]:
     return [block(exhibit, data, room, prefix) for exhibit in chosen]
 
 
-def of_study(path: Path, kind: str, room: Room) -> list[Block]:
+def of_study(verdict: StudyVerdict, room: Room) -> list[Block]:
     """The figure over all parts of a study."""
-    return [block(Comparison, studies.load_study(path), room)] if kind in POOLED_OR_COMPARED else []
+    return [block(Comparison, verdict, room)] if verdict.study in POOLED_OR_COMPARED else []
 
 
 def of_runs(runs: Sequence[Run], room: Room) -> list[Block]:

@@ -64,7 +64,7 @@ def of_study(found: Study, out: Path) -> Page:
     links = {name: _link(name, found.path / name / REPORT, out) for name in verdict.names}
     parts: list[Block] = [study.parts(verdict, links)]
     parts += [block for block in (study.together(verdict), study.differences(verdict)) if block]
-    parts += exhibits.of_study(found.path, verdict.study, room)
+    parts += exhibits.of_study(verdict, room)
     sections = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
         *quality.sections(found, room),

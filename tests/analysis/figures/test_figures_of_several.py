@@ -10,7 +10,10 @@ from analysis.figures import Exhibit, NoData, capacities
 from analysis.figures.comparison import Comparison
 from analysis.figures.scaling import Scaling
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
-from tests.support.runs.run_in_memory import RunInMemory, concluded
+from analysis.results.asked import describe
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.study_verdict import StudyVerdict
+from tests.support.runs.run_in_memory import RunInMemory, concluded, golden_config
 
 
 def q(estimate: float, low: float, high: float) -> dict[str, float]:
@@ -22,12 +25,17 @@ def run(name: str, estimate: float, low: float, high: float, **more: Any) -> Run
     return RunInMemory([], sweep=sweep, name=name)
 
 
-def part(name: str, figures: dict[str, float] | None, **more: Any) -> dict[str, Any]:
-    return {"name": name, "qps_per_node": figures, "exit_code": 0, "reason": ""} | more
+def part(name: str, figures: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "at": {}, "qps_per_node": figures, "exit_code": 0, "reason": ""} | more
 
 
-def compared(subject: Any) -> Comparison:
-    return Comparison.read(subject)
+def study(tree: dict[str, Any]) -> StudyVerdict:
+    rest = {"asked": to_tree(describe(golden_config())), "names": [], "parts": [], "exit_code": 0}
+    return from_tree(StudyVerdict, rest | tree, "a test")
+
+
+def compared(tree: dict[str, Any]) -> Comparison:
+    return Comparison.read(study(tree))
 
 
 BOUND = {"value": 8.0, "low": 8.0, "high": None, "certified": None}
@@ -39,13 +47,13 @@ REPEATED = {
         part("2", q(5.4, 4.5, 6.5)),
         part("3", None, exit_code=4, reason="void"),
     ],
-    "capacity": {"qps_per_node": q(5.2, 4.8, 5.6), "open_above": False, "open_below": False},
-    "variation_pct": {},
+    "capacity": {"qps_per_node": q(5.2, 4.8, 5.6), "binding": "tpot"},
+    "variation_pct": q(5, 4, 6),
 }
 MATRIX = {
     "study": "matrix",
     "cells": [
-        part("a", q(5, 4, 6), ratio={"how": "reference"}),
+        part("a", q(5, 4, 6), ratio={"how": "reference", "estimate": q(1, 1, 1)}),
         part("b", q(7, 6, 8), ratio={"how": "paired", "estimate": q(1.4, 1.3, 1.5)}),
         part("c", q(5, 3, 8), ratio={"how": "unpaired", "estimate": q(1.0, 0.7, 1.4)}),
         part("d", BOUND, exit_code=6, ratio=None),
@@ -60,8 +68,8 @@ MEASURED = ScalingEfficiency(
 @pytest.mark.parametrize(
     ("exhibit", "subject"),
     [
-        (Comparison, REPEATED),
-        (Comparison, MATRIX),
+        (Comparison, study(REPEATED)),
+        (Comparison, study(MATRIX)),
         (Scaling, MEASURED),
     ],
 )
@@ -90,10 +98,11 @@ def test_void_runs_are_no_capacities() -> None:
 
 
 def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
-    study = REPEATED | {"parts": [part("1", q(5, 4, 6)), part("2", q(9, 8, 20), exit_code=4, reason="void")]}
-    assert [one.words for one in capacities.parts(study)] == ["5.00 [4.00, 6.00]", "void"]
+    void = part("2", q(9, 8, 20), exit_code=4, reason="void")
+    parts = capacities.parts(study(REPEATED | {"parts": [part("1", q(5, 4, 6)), void]}))
+    assert [one.words for one in parts] == ["5.00 [4.00, 6.00]", "void"]
     ends = part("3", BOUND, exit_code=6, reason="open")
-    assert capacities.parts(MATRIX | {"cells": [ends]})[0].words == "at least 8.00"
+    assert capacities.parts(study(MATRIX | {"cells": [ends]}))[0].words == "at least 8.00"
 
 
 def test_ratios_of_a_matrix_are_those_it_found() -> None:
@@ -105,18 +114,13 @@ def test_ratios_of_a_matrix_are_those_it_found() -> None:
 
 
 def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
-    study = {
-        "study": "compare",
-        "valid": True,
-        "parts": MATRIX["cells"][:2],
-        "ratio": {"estimate": q(0.9, 0.8, 0.95)},
-    }
-    study["parts"] = [part("a", q(5, 4, 6)), part("b", q(7, 6, 8))]
-    assert compared(study).table()["ratio_to_first"].to_pylist() == [None, 0.9]
-    assert ": less." in compared(study).alt()
-    void = compared(study | {"valid": False}).table()
-    assert void["ratio_to_first"].to_pylist() == [None, None]
-    runs = compared([run("a", 5, 4, 6), run("b", 6, 5, 7)]).table().to_pylist()
+    ratio = {"estimate": q(0.9, 0.8, 0.95), "limits": {}, "pairs": 3, "correlation": None, "unlike": False}
+    tree = {"study": "compare", "valid": True, "ratio": ratio}
+    tree |= {"parts": [part("a", q(5, 4, 6)), part("b", q(7, 6, 8))]}
+    assert [row["ratio_to_first"] for row in compared(tree).rows] == [None, 0.9]
+    assert ": less." in compared(tree).alt()
+    assert [row["ratio_to_first"] for row in compared(tree | {"valid": False}).rows] == [None, None]
+    runs = Comparison.read([run("a", 5, 4, 6), run("b", 6, 5, 7)]).rows
     assert runs[1]["ratio_to_first"] == pytest.approx(1.2) and runs[1]["ratio_is"] == "unpaired"
     assert runs[1]["ratio_low"] < 1 < runs[1]["ratio_high"]
 

@@ -11,6 +11,9 @@ import pyarrow as pa
 
 from analysis import load_run
 from analysis.capacity import window_table
+from analysis.results.asked import describe
+from analysis.results.json_border import from_tree, to_tree
+from analysis.results.types.run_verdict import RunVerdict
 from analysis.rows import records, time_series
 from conf import Experiment
 
@@ -42,6 +45,19 @@ class RunInMemory:
     @property
     def checks(self) -> list[dict[str, Any]]:
         return (self.sweep or {}).get("checks", [])
+
+    @property
+    def claims(self) -> bool:
+        return bool((self.sweep or {}).get("valid"))
+
+    @property
+    def verdict(self) -> RunVerdict | None:
+        """The conclusion on the golden run's experiment, as if its engine were real."""
+        if self.sweep is None:
+            return None
+        asked = to_tree(describe(golden_config())) | {"engine": "vllm"} | self.sweep["asked"]
+        checks = [{"unit": "ms"} | check for check in self.sweep["checks"]]
+        return from_tree(RunVerdict, self.sweep | {"asked": asked, "checks": checks}, self.name)
 
     def requests(self, columns: Sequence[str] | None = None) -> pa.Table:
         table = records.table(self.rows).sort_by("due_ns")
