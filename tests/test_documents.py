@@ -11,12 +11,8 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("conf", "analysis", "serve_apps", "cluster", "loadgen", "tests", "docs")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = {path.name for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-OF_VLLM = {
-    *("fp8.py", "rocm_aiter_mla.py", "kimi_k25.py", "vllm_models.py", "envs.py"),
-    *("moriio_toy_proxy_server.py", "toy_proxy_server.py", "pd_server.py", "moriio_connector.py"),
-    *("dp_server.py", "rocm.py", "amd_gpu.py"),
-}
-"""Files of vLLM and Ray that docs/recipes.md names as sources of its rules."""
+OF_VLLM = {"moriio_toy_proxy_server.py", "toy_proxy_server.py"}
+"""Files of vLLM that docs/recipes.md names."""
 FENCE = re.compile(r"```.*?```", re.S)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

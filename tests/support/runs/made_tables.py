@@ -38,8 +38,8 @@ def document(page: str) -> str:
 
 def table(schema: pa.Schema) -> str:
     """A schema as a Markdown table."""
-    lines = [f"| `{f.name}` | {kind(f.type)} | {told(f, 'unit')} | {meaning(f)} |" for f in schema]
-    return "\n".join(["| column | type | unit | meaning |", "|---|---|---|---|", *lines, ""])
+    lines = [f"| `{f.name}` | {told(f, 'unit')} | {meaning(f)} |" for f in schema]
+    return "\n".join(["| column | unit | meaning |", "|---|---|---|", *lines, ""])
 
 
 def reasons() -> str:
@@ -50,14 +50,6 @@ def reasons() -> str:
         advice = f"{reason.remedy} {reason.on_fast_clock}".strip()
         lines.append(f"| `{name}` | {reason.cause} | {advice} | {', '.join(checks)} |")
     return "\n".join([*lines, ""])
-
-
-def kind(type_: pa.DataType) -> str:
-    if pa.types.is_dictionary(type_):
-        return "word"
-    if pa.types.is_list(type_):
-        return f"list of {kind(type_.value_type)}"
-    return str(type_)
 
 
 def meaning(field: pa.Field) -> str:
