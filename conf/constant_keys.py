@@ -15,7 +15,8 @@ def units(tree: Tree) -> dict[str, str]:
     return {
         f"{group}.{name}": entry["unit"]
         for group in GROUPS
-        for name, entry in (value_at(tree, group) or {}).items()
+        if isinstance(entries := value_at(tree, group), dict)
+        for name, entry in entries.items()
         if isinstance(entry, dict) and "unit" in entry
     }
 

@@ -25,8 +25,11 @@ from analysis.results.types.recommendation import (
 )
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
+from conf.io.check import Refusals
 from conf.io.one_line import reason
+from conf.keys import fields_of
 from conf.specs.planning import Demand, Margins
+from conf.typed import Source, typed
 
 FILE = "recommendation.json"
 """The file of the prediction in the folder of the study that measured it."""
@@ -206,9 +209,9 @@ def measured(asked: RecommendationVerdict, study: StudyVerdict, folder: str) -> 
 
 def _care(tree: Mapping[str, Any]) -> Margins:
     try:
-        return Margins(**tree)
-    except (TypeError, ValueError) as error:
-        raise RunError(f"{FILE} is broken: its care: {reason(error)}") from error
+        return typed(Margins, tree, Source(fields_of(Margins) or {}), Refusals())
+    except ValueError as error:
+        raise RunError(f"{FILE} is broken: its care: {error}") from error
 
 
 def _of_cells(

@@ -1,5 +1,7 @@
 """conf.typed: a tree becomes a spec, or every error of it is a line with its key and its file."""
 
+import copy
+import random
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,35 @@ def test_a_file_with_ten_thousand_errors_is_refused_at_once(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as refused:
         load(base=saved)
     assert len(refused.value.reasons) < 100
+
+
+WORDS = [
+    "engine=simulated",
+    "hardware=mi300x",
+    "model.step_time.layer_us.value=3",
+    "layout.tensor_parallel=4",
+]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_wrong_values_anywhere_in_a_file_are_refused_in_our_words(seed: int, tmp_path: Path) -> None:
+    """Thirty files, each with one to four values of other types, some of them with words over it."""
+    rng, saved = random.Random(seed), tmp_path / "config.yaml"
+    for _ in range(30):
+        tree = copy.deepcopy(TREE)
+        for _ in range(rng.randint(1, 4)):
+            group: Any = tree
+            while isinstance(inner := group[key := rng.choice(list(group))], dict) and inner:
+                if rng.random() < 0.2:
+                    break
+                group = inner
+            group[key] = rng.choice([None, True, -1, 1e308, 10**30, "", "x", [], [[1, "x"]], {"a": {"b": 1}}])
+        saved.write_text(yaml.safe_dump(tree, sort_keys=False))
+        try:
+            load(rng.sample(WORDS, rng.randint(0, 2)), saved)
+        except ConfigError as refused:
+            for reason in refused.reasons:
+                assert "\n" not in reason and "Input should" not in reason and "object has no" not in reason
 
 
 def test_rules_about_several_keys_wait_until_all_keys_are_known() -> None:
