@@ -80,7 +80,7 @@ def _row(policy: str, nodes: int, found: Any, took_s: float) -> str:
     cells = (
         f"`{policy}`",
         f"{nodes}",
-        f"{q['estimate']:.1f}",
+        f"{q['value']:.1f}",
         f"{q['low']:.1f} to {q['high']:.1f}",
         f"{100 * seen['cached_share_of_input']:.1f}",
         f"{seen['replicas_per_session']:.2f}",
