@@ -27,10 +27,11 @@ examples:
   python -m loadgen progressive                         the MI325X paper's benchmark, its tables beside ours
   python -m loadgen progressive model=llama31_405b_fp8 layout=dp1_tp8 progressive.requests_per_user=10
   python -m loadgen progressive engine=simulated_aiter progressive.runs=10   with noise between runs
-  python -m loadgen progressive engine=external target.urls=[http://127.0.0.1:8000] model=qwen3_235b_a22b_fp8
+  python -m loadgen progressive http://127.0.0.1:8000 model=qwen3_235b_a22b_fp8
   python -m loadgen recipe run=node7                    probes for python -m analysis calibrate runs/node7
   python -m loadgen resume runs/20261121-091200-a1b2    continue a sweep that was cut short
-  python -m loadgen sweep engine=external target.urls=[http://127.0.0.1:8000] search=standard
+  python -m loadgen sweep http://127.0.0.1:8000 isl=512 osl=64        an endpoint of yours
+  python -m loadgen probe http://127.0.0.1:8000 model=NAME rate_qps=5 duration=20s
 """
 
 import signal

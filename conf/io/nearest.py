@@ -15,6 +15,21 @@ MISSING, UNKNOWN = "the following arguments are required: ", "unrecognized argum
 """Beginnings of argparse's messages on missing and unknown arguments."""
 
 
+URL_WORD = "the URL of an endpoint is a word by itself: maxqps sweep http://HOST:8000"
+PEER_FLAGS = {
+    **dict.fromkeys(("--url", "--base-url", "--target", "--endpoint", "--host"), URL_WORD),
+    **dict.fromkeys(("--rate", "--rps", "--qps", "--request-rate"), "write rate_qps=N (probe)"),
+    **dict.fromkeys(("--concurrency", "--max-concurrency", "--users"), "write concurrency=N (probe)"),
+    **dict.fromkeys(("--input-len", "--random-input-len", "--isl"), "write isl=N, the tokens of a prompt"),
+    **dict.fromkeys(("--output-len", "--random-output-len", "--osl"), "write osl=N, the tokens of an answer"),
+    **dict.fromkeys(("--num-prompts", "--request-count"), "write duration=60s, or concurrency=N requests=N"),
+    **dict.fromkeys(("--model", "--served-model-name", "-m"), "write model=NAME"),
+    **dict.fromkeys(("--duration", "--max-seconds"), "write duration=60s"),
+    **dict.fromkeys(("--output", "--output-dir", "-o"), "write out=FOLDER, and run=NAME for a folder in it"),
+}
+"""Flags of other load generators, and the words that do the same here."""
+
+
 def nearest(word: str, known: Sequence[str]) -> list[str]:
     """The known names that resemble the word, at most three, the nearest first."""
     alike = {name: _alike(word, name) for name in known}
@@ -52,6 +67,8 @@ def usage(message: str, flags: Sequence[str], verbs: Sequence[str]) -> str:
         flag, equals, value = word.partition("=")
         if not word.startswith("-"):
             return f"'{word}' is one argument too many; leave it out"
+        if flag in PEER_FLAGS:
+            return f"unknown flag '{flag}'; {PEER_FLAGS[flag]}"
         if near := nearest(flag, flags):
             return f"unknown flag '{flag}'{hint(near)}"
         said = f"{flag.lstrip('-')}={value if equals else 'VALUE'}"

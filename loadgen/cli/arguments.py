@@ -16,6 +16,7 @@ from conf.matrix import PREFIX
 from conf.specs.images import tokens_of
 from conf.specs.published_ladder import Progressive
 from conf.words import groups
+from loadgen.cli.short_words import spelled
 
 if TYPE_CHECKING:
     from conf import Experiment
@@ -106,7 +107,10 @@ def parser(verb: str, description: str | None) -> argparse.ArgumentParser:
     top.add_argument("verb", choices=list(VERBS), help=argparse.SUPPRESS if verb else "the act")
     top.add_argument("words", nargs="*", metavar="key=value", help=OWN_WORDS.get(verb, WORDS_HELP))
     top.add_argument("--config", type=Path, metavar="FILE", help="start from the config.yaml of a run folder")
-    top.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the plan")
+    top.add_argument(
+        "--dry-run", action="store_true", help="print what differs from the defaults, and the plan"
+    )
+    top.add_argument("--all", action="store_true", help="with --dry-run: print the whole configuration")
     top.add_argument("--json", action="store_true", help="JSON lines on stdout, the result last")
     for flag, (verbs, settings) in FLAGS.items():
         of = {} if verb in verbs else {"help": argparse.SUPPRESS}
@@ -143,6 +147,8 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
     if arguments.quiet and (idle or arguments.json):
         why = "--json prints no progress" if arguments.json else f"{arguments.verb} puts no load on a service"
         raise ConfigError(f"--quiet leaves the progress of a load out, and {why}; leave it out")
+    if arguments.all and not arguments.dry_run:
+        raise ConfigError("--all belongs to --dry-run, which then prints the whole configuration; add that")
     if arguments.json and arguments.dry_run:
         raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
 
@@ -181,7 +187,8 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> "Expe
     from loadgen.run import endpoint
     from loadgen.traffic import conversation_means, trace
 
-    typed, words = list(words), list(words)
+    words = spelled(words)
+    typed = list(words)
     if verb == "predict" and not any(word.startswith("search=") for word in words):
         words.append("search=virtual")
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
@@ -202,6 +209,8 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> "Expe
     kind = experiment.engine.kind
     if kind == "external" and verb != "predict":
         endpoint.access_to(experiment.target)
+        is_named = config is not None or any(word.startswith("model.served_name=") for word in typed)
+        experiment = endpoint.with_served_model(experiment, is_named)
     elif kind != "simulated" and verb == "predict":
         raise ConfigError(f"predict needs engine=simulated, not {kind}")
     return experiment

@@ -40,7 +40,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     machine_check.refuse(experiment)
     if arguments.dry_run:
-        return output.plan(experiment, pacing.swept_s(experiment))
+        return output.plan(arguments, experiment, pacing.swept_s(experiment))
     from loadgen.cli import verbs
 
     with output.measuring(arguments, experiment) as here:
@@ -54,7 +54,7 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     if arguments.dry_run:
         lines = [*matrix_cells.lines(cells), "the first one is below"]
         terminal.tell("\n".join(f"# {line}" for line in lines))
-        return output.plan(cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
+        return output.plan(arguments, cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
     from loadgen.cli import verbs
 
     with output.measuring(arguments, *cells.asked.values()) as here:
@@ -69,7 +69,9 @@ def probe(arguments: argparse.Namespace) -> int:
         require.refuse(experiment)
     machine_check.refuse(experiment)
     if arguments.dry_run:
-        return output.plan(experiment, (require if arguments.require else fixed_rate).seconds(experiment))
+        return output.plan(
+            arguments, experiment, (require if arguments.require else fixed_rate).seconds(experiment)
+        )
     from loadgen.cli import verbs
 
     with output.measuring(arguments, experiment) as here:
@@ -85,7 +87,7 @@ def compare(arguments: argparse.Namespace) -> int:
     machine_check.refuse(a)
     if arguments.dry_run:
         terminal.tell(comparison_words.text(a, b))
-        return output.plan(a, pacing.compared_s(a), services=2)
+        return output.plan(arguments, a, pacing.compared_s(a), services=2)
     from loadgen.cli import verbs
 
     with output.measuring(arguments, a, b) as here:

@@ -1,11 +1,14 @@
-"""The plan of a command as text, with an example prompt of conversations."""
+"""The plan of a command as text: what differs from the defaults, the time, an example prompt."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conf import Experiment
+from conf import Experiment, load
 from conf.compose import dump
+from conf.differences import differences
+from conf.io.one_line import one_line
 from conf.specs.conversation import Conversations
 from loadgen.cli import machine_check
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
@@ -15,6 +18,11 @@ from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.conversation_means import means_of
 from loadgen.traffic.prefix_sharing import gap_s
 
+NAMING = ("name", "kind", "served_name", "urls")
+"""Keys that stand for a whole group that was chosen; `--all` shows the others."""
+MOST_LETTERS = 80
+"""Most letters of a value (our choice)."""
+
 
 def text(
     experiment: Experiment,
@@ -23,8 +31,9 @@ def text(
     services: int | None = None,
     runs: int | None = None,
     kernels: Sequence[str] = (),
+    whole: bool = False,
 ) -> str:
-    """The resolved configuration and the plan.
+    """The plan, after what differs from the defaults or the `whole` configuration.
 
     `load_s` is the time under load: 0 on a virtual clock, None if the service decides (a closed loop). So
     many `services` are deployed one after the other (default: one for each sweep), for so many `runs`
@@ -32,7 +41,7 @@ def text(
     """
     chats = experiment.workload.conversations
     lines = [
-        dump(experiment).rstrip(),
+        *([dump(experiment).rstrip()] if whole else changed_lines(experiment)),
         *(prompt_lines(chats) if chats else []),
         *(f"# {line}" for line in kernels),
         f"# {_service(experiment)}",
@@ -45,6 +54,23 @@ def text(
     lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
     services = services or experiment.search.parts
     return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
+
+
+def changed_lines(experiment: Experiment) -> list[str]:
+    """A line for each key with another value than the default, or for a whole group that was chosen."""
+    changed = differences(load([]), experiment)
+    chosen = {key.partition(".")[0] for key in changed if key.endswith((".name", "engine.kind"))}
+    shown = {
+        key: values
+        for key, values in changed.items()
+        if key.partition(".")[0] not in chosen or key.rpartition(".")[2] in NAMING
+    }
+    lines = [f"{key}: {_value(now)}  # default {_value(before)}" for key, (before, now) in shown.items()]
+    return lines or ["# every key has its default"]
+
+
+def _value(value: Any) -> str:
+    return one_line(json.dumps(value), MOST_LETTERS)
 
 
 def _service(experiment: Experiment) -> str:

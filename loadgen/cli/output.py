@@ -14,6 +14,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
 from conf import Experiment
+from conf.compose import UNKNOWN
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import config_check, dry_run, engine_model, live_view
@@ -28,11 +29,17 @@ Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 
 
 def plan(
-    experiment: Experiment, load_s: float | None, services: int | None = None, runs: int | None = None
+    arguments: argparse.Namespace,
+    experiment: Experiment,
+    load_s: float | None,
+    services: int | None = None,
+    runs: int | None = None,
 ) -> int:
     """Print the plan of a dry run."""
-    guess_qps, kernels = engine_model.guess_qps(experiment), config_check.kernels(experiment)
-    terminal.tell(dry_run.text(experiment, load_s, guess_qps, services, runs, kernels))
+    is_known = experiment.hardware.name != UNKNOWN
+    guess_qps = engine_model.guess_qps(experiment) if is_known else None
+    kernels = config_check.kernels(experiment)
+    terminal.tell(dry_run.text(experiment, load_s, guess_qps, services, runs, kernels, arguments.all))
     return summary.EXIT_OK
 
 

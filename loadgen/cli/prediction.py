@@ -117,7 +117,7 @@ def predict(arguments: argparse.Namespace) -> int:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
     refuse_out(arguments.requests, *export.TABLES, flag="--requests")
     if arguments.dry_run:
-        return max(output.plan(one, 0) for one in found if isinstance(one, Experiment))
+        return max(output.plan(arguments, one, 0) for one in found if isinstance(one, Experiment))
     answer = answered(cells, found, arguments.sensitivity, terminal.note)
     if arguments.requests:
         export.write(arguments.requests, requests(cells, found), to_tree(answer))

@@ -69,7 +69,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         more = _to_measure(question, shapes) if arguments.measure else []
         lines = [*_planned(shapes, peak_qps), *more]
         terminal.tell("\n".join(f"# {line}" for line in [*lines, "the first one is below"]))
-        return output.plan(good[0], 0)
+        return output.plan(arguments, good[0], 0)
     with prediction.processes() as parallel_map:
         answers = predictions(shapes, parallel_map, terminal.note)
     try:

@@ -7,14 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf import ConfigError
+from conf import ConfigError, Experiment
+from conf.compose import UNKNOWN
 from conf.io.access import Access, certificates
 from conf.io.http_get import AskError, ask
-from conf.io.one_line import reason
+from conf.io.one_line import one_line, reason
 from conf.io.secret import Secret
 from conf.specs.target import Endpoints
 
 READY_TIMEOUT_S = 10.0
+NAMES_TIMEOUT_S = 1.0
+"""A command line waits no longer for the names of an endpoint's models; the run itself has more patience."""
+MOST_NAMES = 8
+"""Most names in an error (our choice)."""
 NO_SUCH_PATH = (404, 405, 501)
 """HTTP statuses of a server that has no list of models."""
 MOST_LEVELS = 16
@@ -74,6 +79,34 @@ def models_of(url: str, access: Access, within_s: float = READY_TIMEOUT_S) -> li
         return _cards(json.loads(answer.body))
     except (AskError, ValueError, RecursionError) as error:
         raise TargetError(f"{url}/v1/models does not answer as a model server: {error}") from error
+
+
+def with_served_model(experiment: Experiment, is_named: bool) -> Experiment:
+    """The experiment with the name of the one model that all its endpoints serve.
+
+    With `is_named` the user gave the name, and it must be among theirs. An endpoint that does not answer, or
+    lists no models, changes nothing here: the run says so. Raises ConfigError with the names that are served.
+    """
+    target, model = experiment.target, experiment.model
+    if not target.list_models:
+        return experiment
+    try:
+        lists = [models_of(url, access_to(target), NAMES_TIMEOUT_S) for url in target.bases]
+    except TargetError:
+        return experiment
+    served = [[str(card.get("id", "")) for card in cards] for cards in lists]
+    names = [name for name in served[0] if name and all(name in others for others in served)]
+    if model.served_name in names or not names:
+        return experiment
+    shown = one_line(", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else ""))
+    if is_named:
+        raise ConfigError(
+            f"{target.bases[0]} does not serve {model.served_name}; choose model=NAME from: {shown}"
+        )
+    if len(names) > 1:
+        raise ConfigError(f"{target.bases[0]} serves {len(names)} models; choose model=NAME from: {shown}")
+    name = names[0] if model.name == UNKNOWN else model.name
+    return replace(experiment, model=replace(model, name=name, served_name=names[0]))
 
 
 def _cards(tree: Any) -> list[dict[str, Any]]:

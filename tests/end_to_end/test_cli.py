@@ -36,7 +36,7 @@ def test_what_is_refused_starts_nothing(tmp_path: Path) -> None:
 def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "--dry-run", f"out={tmp_path}"]) == 0
     said = capsys.readouterr().out
-    assert "name: chat_5600_140" in said and "345 s of load" in said
+    assert said.startswith(f'out: "{tmp_path}"  # default "runs"\n') and "345 s of load" in said
     assert "# 1 replica(s) on 1 node(s): 1 x TP8/EP8\n" in said
     assert not list(tmp_path.iterdir())
 

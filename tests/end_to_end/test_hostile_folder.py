@@ -373,7 +373,7 @@ def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.Capt
 def test_a_name_that_is_no_folder_in_out_is_refused(
     run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "answer", None)  # nothing may be started
+    monkeypatch.setattr(output, "measuring", None)  # nothing may be started
     words = [f"out={tmp_path}", f"run={run_name}"]
     for flags in ([], ["--dry-run"]):
         assert loading.main(["sweep", *words, *flags]) == 2

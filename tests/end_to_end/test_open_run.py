@@ -270,4 +270,4 @@ def test_what_was_asked_is_missing_or_broken(path: Path) -> None:
 )
 def test_a_column_that_there_is_not(column: str, hint: str) -> None:
     said = refused(load_run(GOLDEN).requests, columns=["seq", column])
-    assert said.startswith(f"requests have no column '{column}'{hint}") and "analysis.rows.metrics" in said
+    assert said.startswith(f"requests have no column '{column}'{hint}") and "latencies=True" in said

@@ -5,13 +5,16 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conf import ConfigError, load
 from conf.io.access import DEFAULT_ACCESS, Access
 from conf.io.secret import Secret
 from conf.specs.target import Endpoints
-from loadgen.run.endpoint import TargetError, access_to, located, models_of
+from loadgen.cli.short_words import spelled
+from loadgen.run.endpoint import TargetError, access_to, located, models_of, with_served_model
 from tests.support.servers.certificates import self_signed
 from tests.support.servers.threaded_server import Reply, reply, serving
 
@@ -114,3 +117,32 @@ def test_certificates_are_read_once_and_by_their_absolute_path(
 def test_nobody_there() -> None:
     with pytest.raises(TargetError, match="refused"):
         models_of("http://127.0.0.1:9", DEFAULT_ACCESS)
+
+
+def listing(*names: str) -> Any:
+    return serving(lambda *_: reply({"data": [{"id": name} for name in names]}))
+
+
+@pytest.mark.parametrize("word", ["", "model=llama31_405b_fp8"])
+def test_the_one_served_model_gives_the_name_in_requests(word: str) -> None:
+    with listing("org/mine") as url:
+        found = with_served_model(load(spelled([url, *filter(None, [word])])), is_named=False).model
+    assert found.served_name == "org/mine"
+    assert found.name == ("Llama-3.1-405B-Instruct-FP8" if word else "org/mine")
+
+
+def test_several_models_and_a_name_that_is_not_served_are_refused_with_the_names() -> None:
+    with listing("a", "b") as url:
+        with pytest.raises(ConfigError, match=r"serves 2 models; choose model=NAME from: a, b"):
+            with_served_model(load(spelled([url])), is_named=False)
+        with pytest.raises(ConfigError, match=r"does not serve c; choose model=NAME from: a, b"):
+            with_served_model(load(spelled([url, "model=c"])), is_named=True)
+        assert with_served_model(load(spelled([url, "model=b"])), is_named=True).model.served_name == "b"
+        with listing("b") as other:
+            both = with_served_model(load(spelled([url, other])), is_named=False)
+    assert both.model.served_name == "b"
+
+
+def test_an_endpoint_that_does_not_answer_is_left_to_the_run() -> None:
+    experiment = load(spelled(["http://127.0.0.1:9"]))
+    assert with_served_model(experiment, is_named=False) == experiment
