@@ -121,7 +121,8 @@ def recipe(arguments: argparse.Namespace) -> int:
 
     calibration_probes.refuse(arguments.words)
     experiment = typed.experiment_of(arguments.verb, arguments.words, arguments.config)
-    study = calibration_probes.of(experiment, engine_model.guess_qps(calibration_probes.checked(experiment)))
+    guess_qps = engine_model.guess_qps(calibration_probes.checked(experiment))
+    study = calibration_probes.CalibrationStudy(experiment, guess_qps)
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         config_check.refuse_misfit(part)
@@ -130,9 +131,8 @@ def recipe(arguments: argparse.Namespace) -> int:
         total = calibration_probes.total(parts, engine_model.closed_s)
         terminal.tell("\n".join([*map(calibration_probes.line, parts), total]))
         return summary.EXIT_OK
-    guess_qps = study.asked.rate_qps
     with output.measuring(arguments) as here:
-        verdict = here.ended(verbs.recipe(experiment, guess_qps, here.site, here.show))
+        verdict = here.ended(verbs.run_in_new_folder(study, here.site, here.show))
     return output.printed(verdict, arguments.json)
 
 

@@ -53,9 +53,10 @@ def progressive(arguments: argparse.Namespace) -> int:
     if virtual:
         return _print_models([predicted_ladder(one, terminal.note) for one in found], arguments)
     from loadgen.cli import verbs
+    from loadgen.studies.published_ladder_run import LadderStudy
 
     with output.measuring(arguments) as here:
-        verdict = verbs.progressive(found[0], here.site, here.show)
+        verdict = verbs.run_in_new_folder(LadderStudy(found[0]), here.site, here.show)
         if verdict.progressive:  # every level was played
             published_verdict.write(arguments.out, [verdict])
         verdict = here.ended(verdict)

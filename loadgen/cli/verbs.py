@@ -33,22 +33,16 @@ from loadgen.studies.gate_questions import ServiceInUse
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 
-PART_VERBS = {
-    calibration_probes.KIND: "probe",
-    published_ladder_run.KIND: published_ladder_run.KIND,
-    gate_evidence.KIND: gate_evidence.KIND,
-}
-"""Verb of a study's parts by its kind; those of others are sweeps."""
 OWN_WORDS = (calibration_probes.KIND, published_ladder_run.KIND, gate_evidence.KIND)
 """Kinds of studies whose verb has words of its own."""
 
 
-def sweep(asked: Experiment, site: Site, show: Emit) -> PartVerdict:
+def sweep(experiment: Experiment, site: Site, show: Emit) -> PartVerdict:
     """Search for the capacity: in one run, or in a study of several deployments or repeats."""
-    if asked.search.parts > 1:
-        return study.run(study.of(asked), measure.create(Folder, asked), part_runner(site, show), show)
-    folder = measure.create(RunFolder, asked)
-    return measure.measure(asked, "sweep", folder, measure.search, site, show)
+    if experiment.search.parts > 1:
+        return run_study(study.several_sweeps(experiment), measure.create(Folder, experiment), site, show)
+    folder = measure.create(RunFolder, experiment)
+    return measure.measure(experiment, "sweep", folder, measure.search, site, show)
 
 
 def matrix(
@@ -61,55 +55,46 @@ def matrix(
     folder = measure.create(Folder, cells.first)
     for name, tree in (beside or {}).items():
         folder.write_json(name, tree)
-    study_asked = matrix_study.begun(cells, folder)
+    grid = matrix_study.new_study(cells, folder)
     for line in matrix_cells.lines(cells, refused=True):
         folder.event("study", text=line)
         show("study", text=line)
-    return run_cells(cells, study_asked, folder, site, show)
+    return run_cells(grid, folder, site, show)
 
 
-def probe(asked: Experiment, site: Site, show: Emit, required: bool = False) -> RunVerdict:
+def probe(experiment: Experiment, site: Site, show: Emit, required: bool = False) -> RunVerdict:
     """Offer one load without a search, and judge it: one window, or as many as pass or fail it."""
-    folder = measure.create(RunFolder, asked)
+    folder = measure.create(RunFolder, experiment)
     act = measure.require if required else measure.hold
-    return measure.measure(asked, "probe", folder, act, site, show)
+    return measure.measure(experiment, "probe", folder, act, site, show)
 
 
 def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Search on A and replay its windows on B: a study of two parts."""
     folder = measure.create(Folder, a)
-    return run_study(comparison.begun(folder, a, b), folder, site, show)
+    return run_study(comparison.new_study(folder, a, b), folder, site, show)
 
 
 def quality(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Ask A and B the same questions, alone or beside a load: a study of two parts."""
     folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
-    asked = quality_study.begun(folder, a, b, in_use)
-    return run_study(asked, folder, replace(site, service=in_use.service), show)
+    gate = quality_study.new_study(folder, a, b, in_use)
+    return run_study(gate, folder, replace(site, service=in_use.service), show)
 
 
-def recipe(asked: Experiment, guess_qps: float | None, site: Site, show: Emit) -> StudyVerdict:
-    """Run the probes of the calibration recipe: a study."""
-    study_asked = calibration_probes.of(asked, guess_qps)
-    return study.run(study_asked, measure.create(Folder, asked), part_runner(site, show, "probe"), show)
+def run_in_new_folder(several: study.Study, site: Site, show: Emit) -> StudyVerdict:
+    """Run a study in the folder that its experiment names."""
+    return run_study(several, measure.create(Folder, several.experiment), site, show)
 
 
-def progressive(asked: Experiment, site: Site, show: Emit) -> StudyVerdict:
-    """Run the MI325X paper's benchmark: a study, each run of it on a service deployed anew."""
-    folder = measure.create(Folder, asked)
-    return study.run(
-        published_ladder_run.of(asked), folder, part_runner(site, show, published_ladder_run.KIND), show
-    )
-
-
-def run_study(asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
+def run_study(several: study.Study, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a study with a service for each of its parts."""
-    return study.run(asked, folder, part_runner(site, show, PART_VERBS.get(asked.kind, "sweep")), show)
+    return study.run(several, folder, part_runner(site, show, several.part_verb), show)
 
 
-def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
+def run_cells(grid: matrix_study.MatrixStudy, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a grid with one service for consecutive cells that need the same deployment."""
-    with closing(SharedService(site.service, list(cells.asked.values()), show)) as kept:
+    with closing(SharedService(site.service, list(grid.cells.asked.values()), show)) as kept:
         run_one = part_runner(replace(site, service=kept.service), show)
 
         def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
@@ -118,7 +103,7 @@ def run_cells(cells: Cells, asked: study.StudyPlan, folder: Folder, site: Site, 
                 kept.close()  # the next cell must not inherit what this one died of
             return verdict
 
-        return study.run(asked, folder, run_part, show)
+        return study.run(grid, folder, run_part, show)
 
 
 def part_runner(site: Site, show: Emit, verb: str = "sweep") -> study.RunPart:
@@ -147,7 +132,7 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
         except OSError as error:
             raise ConfigError(f"cannot resume: {error}") from error
         if studies.load_study(path)["study"] == matrix_study.KIND:
-            return run_cells(*matrix_study.again(path), folder, site, show)
+            return run_cells(matrix_study.saved_study(path), folder, site, show)
         in_use = ServiceInUse(site.service)
         begun = _study(path, experiment, in_use)
         return run_study(begun, folder, replace(site, service=in_use.service), show)
@@ -195,14 +180,14 @@ def _cut_short(path: Path) -> Run:
     return load_run(path)
 
 
-def _study(path: Path, asked: Experiment, in_use: ServiceInUse) -> study.StudyPlan:
-    kind = studies.load_study(path)["study"]
-    if kind == calibration_probes.KIND:
-        return calibration_probes.of(asked)
-    if kind == published_ladder_run.KIND:
-        return published_ladder_run.of(asked)
-    if kind == gate_evidence.KIND:
-        return quality_study.again(path, asked, in_use)
-    if kind == matrix_study.KIND:
-        return matrix_study.again(path)[1]
-    return comparison.again(path, asked) if kind == comparison.KIND else study.of(asked)
+def _study(path: Path, experiment: Experiment, in_use: ServiceInUse) -> study.Study:
+    match studies.load_study(path)["study"]:
+        case calibration_probes.KIND:
+            return calibration_probes.CalibrationStudy(experiment)
+        case published_ladder_run.KIND:
+            return published_ladder_run.LadderStudy(experiment)
+        case gate_evidence.KIND:
+            return quality_study.saved_study(path, experiment, in_use)
+        case comparison.KIND:
+            return comparison.saved_study(path, experiment)
+    return study.several_sweeps(experiment)

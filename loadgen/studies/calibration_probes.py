@@ -14,7 +14,8 @@ from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen.drive import fixed_rate
 from loadgen.run import measure
-from loadgen.studies.study import StudyPlan, seed_of
+from loadgen.run.measure import Act
+from loadgen.studies.study import Study, seed_of
 
 KIND = "recipe"
 WAVES, LEAST_REQUESTS = 10, 30
@@ -56,36 +57,48 @@ PARTS = (
 )
 
 
-def of(asked: Experiment, guess_qps: float | None = None) -> StudyPlan:
-    """The study; `guess_qps` (per node) stands in for `rate_qps` if the words give none.
+class CalibrationStudy(Study):
+    """The probes of one service; `guess_qps` (per node) stands in for `rate_qps` if the words give none.
 
     Raises ConfigError if neither is known, for more than one node, and for a scaled clock.
     """
-    expected = asked.rate_qps or guess_qps
-    if not expected:
-        raise ConfigError(
-            "recipe needs rate_qps=... (QPS that a node may serve): three shares of it are checked"
+
+    kind = verb = KIND
+    part_verb = "probe"
+    anew = True
+    ends = RECORDED
+
+    def __init__(self, experiment: Experiment, guess_qps: float | None = None) -> None:
+        expected = experiment.rate_qps or guess_qps
+        if not expected:
+            raise ConfigError(
+                "recipe needs rate_qps=... (QPS that a node may serve): three shares of it are checked"
+            )
+        if experiment.cluster.nodes != 1:
+            raise ConfigError(
+                f"recipe measures one node, not cluster.nodes={experiment.cluster.nodes}; choose one"
+            )
+        if experiment.time_scale != 1:
+            raise ConfigError(
+                f"recipe measures on the real clock, not at engine.time_scale={experiment.time_scale:g}; "
+                "leave it out"
+            )
+        rate_qps, duration_s = float(f"{expected:.3g}"), experiment.duration_s or CHECK_S
+        super().__init__(
+            replace(experiment, rate_qps=rate_qps, duration_s=duration_s), [part.name for part in PARTS]
         )
-    if asked.cluster.nodes != 1:
-        raise ConfigError(f"recipe measures one node, not cluster.nodes={asked.cluster.nodes}; choose one")
-    if asked.time_scale != 1:
-        raise ConfigError(
-            f"recipe measures on the real clock, not at engine.time_scale={asked.time_scale:g}; leave it out"
-        )
-    asked = replace(asked, rate_qps=float(f"{expected:.3g}"), duration_s=asked.duration_s or CHECK_S)
-    parts = {part.name: part for part in PARTS}
-    workloads = {name: _workload(name, asked) for name in {part.workload for part in PARTS}}
-    return StudyPlan(
-        kind=KIND,
-        verb=KIND,
-        asked=asked,
-        names=tuple(parts),
-        part=lambda name, _: probe(asked, parts[name], workloads[parts[name].workload]),
-        conclude=conclude,
-        act=lambda _: measure.hold,
-        anew=True,
-        results=RECORDED,
-    )
+        self._probes = {part.name: part for part in PARTS}
+        self._workloads = {name: _workload(name, experiment) for name in {part.workload for part in PARTS}}
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        part = self._probes[name]
+        return probe(self.experiment, part, self._workloads[part.workload])
+
+    def act(self, name: str) -> Act:
+        return measure.hold
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        return replace(verdict, evidence=f"{len(parts)} probes", remedy="")
 
 
 def refuse(words: Sequence[str]) -> None:
@@ -127,11 +140,6 @@ def probe(asked: Experiment, part: CalibrationProbe, workload: Workload) -> Expe
 def _workload(name: str, asked: Experiment) -> Workload:
     asks = asked.workload
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
-
-
-def conclude(verdict: StudyVerdict, done: Parts) -> StudyVerdict:
-    """The verdict once every probe is recorded."""
-    return replace(verdict, evidence=f"{len(done)} probes", remedy="")
 
 
 def line(asked: Experiment) -> str:

@@ -4,10 +4,9 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -35,7 +34,7 @@ from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
 from loadgen.search.window_plan import Outcome, Stop, WindowPlan
-from loadgen.studies.study import StudyPlan, seed_of
+from loadgen.studies.study import Study, seed_of
 
 KIND = "compare"
 Next = Callable[[Driver, "Original"], WindowPlan | Stop]
@@ -88,31 +87,50 @@ class Original:
         return window_pairs.pair(plan.pair, log_ratio, not place.aborted, theirs, mine)
 
 
-def of(a: Experiment, b: Experiment, path: Path) -> StudyPlan:
-    """The study that compares B with A in the folder `path`."""
-    # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
-    asked = {"a": a, "b": replace(b, seed=seed_of(a.seed, "b"))}
-    acts: dict[str, Act] = {"a": measure.search, "b": replay_of(path / "a")}
-    return StudyPlan(
-        kind=KIND,
-        verb=KIND,
-        asked=a,
-        names=("a", "b"),
-        part=lambda name, _: replace(asked[name], run=name),
-        conclude=lambda verdict, done: conclude(verdict, done, path, differences(a, b)),
-        act=lambda name: acts[name],
-    )
+class Comparison(Study):
+    """B beside A in the folder `path`: A is searched, B replays its windows."""
+
+    kind = verb = KIND
+
+    def __init__(self, a: Experiment, b: Experiment, path: Path) -> None:
+        super().__init__(a, ("a", "b"))
+        self._sides, self._path = {"a": a, "b": b}, path
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
+        seed = self.experiment.seed if name == "a" else seed_of(self.experiment.seed, name)
+        return replace(self._sides[name], run=name, seed=seed)
+
+    def act(self, name: str) -> Act:
+        return measure.search if name == "a" else replay_of(self._path / "a")
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """The verdict with the ratio, from the rows of both folders; too few pairs are an open end."""
+        original = Original.of(load_run(self._path / "a"))
+        pairs = PairedReplays.of(original, load_run(self._path / "b"))
+        found = pairs.ratio
+        evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
+        changed = {
+            key: tuple(values) for key, values in differences(self._sides["a"], self._sides["b"]).items()
+        }
+        verdict = replace(verdict, differs=changed, evidence=evidence)
+        if found is None or pairs.lack:
+            reason = f"{pairs.lack}; raise search.budget_s"
+            return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)
+        if found.unlike:
+            found = replace(found, estimate=unpaired(parts["a"], parts["b"]))
+        return replace(verdict, ratio=found)
 
 
-def begun(folder: Folder, a: Experiment, b: Experiment) -> StudyPlan:
+def new_study(folder: Folder, a: Experiment, b: Experiment) -> Comparison:
     """The study in its new folder, which stores B's configuration too."""
     folder.write_text(studies.OTHER, dump(b))
-    return of(a, b, folder.path)
+    return Comparison(a, b, folder.path)
 
 
-def again(path: Path, a: Experiment) -> StudyPlan:
+def saved_study(path: Path, a: Experiment) -> Comparison:
     """The study of an existing folder."""
-    return of(a, load(base=path / studies.OTHER), path)
+    return Comparison(a, load(base=path / studies.OTHER), path)
 
 
 def replay_of(path: Path, next_step: Next | None = None) -> Act:
@@ -159,24 +177,6 @@ class PairedReplays:
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
         return f"in {self.whole} whole pairs of windows too few or too many requests were over a bound"
-
-
-def conclude(
-    verdict: StudyVerdict, parts: Parts, path: Path, differs: Mapping[str, Sequence[Any]]
-) -> StudyVerdict:
-    """The verdict with the ratio, from the rows of both folders; too few pairs are an open end."""
-    original = Original.of(load_run(path / "a"))
-    pairs = PairedReplays.of(original, load_run(path / "b"))
-    found = pairs.ratio
-    evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
-    changed = {key: tuple(values) for key, values in differs.items()}
-    verdict = replace(verdict, differs=changed, evidence=evidence)
-    if found is None or pairs.lack:
-        reason = f"{pairs.lack}; raise search.budget_s"
-        return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)
-    if found.unlike:
-        found = replace(found, estimate=unpaired(parts["a"], parts["b"]))
-    return replace(verdict, ratio=found)
 
 
 def unpaired(a: PartVerdict, b: PartVerdict) -> Estimate:

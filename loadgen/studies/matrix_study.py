@@ -27,7 +27,7 @@ from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.studies import comparison
 from loadgen.studies.comparison import Original, PairedReplays, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
-from loadgen.studies.study import StudyPlan, result, seed_of
+from loadgen.studies.study import Study, result, seed_of
 
 KIND = matrix_table.KIND
 ENDS = (
@@ -42,7 +42,7 @@ ENDS = (
 """Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
 
 
-def begun(cells: Cells, folder: Folder) -> StudyPlan:
+def new_study(cells: Cells, folder: Folder) -> "MatrixStudy":
     """The study in its new folder, in which every cell already has its folder and configuration.
 
     Cells share the first one's arrivals; a simulated engine's noise and a cell's additional windows are its
@@ -53,11 +53,11 @@ def begun(cells: Cells, folder: Folder) -> StudyPlan:
         (folder.path / name).mkdir()
         one = replace(asked, run=name, out=str(folder.typed), seed=seed)
         folder.write_text(f"{name}/config.yaml", dump(one))
-    return of(cells, folder.path)
+    return MatrixStudy(cells, folder.path)
 
 
-def again(path: Path) -> tuple[Cells, StudyPlan]:
-    """The cells and the study of a folder as they were asked."""
+def saved_study(path: Path) -> "MatrixStudy":
+    """The study of an existing folder."""
     known = studies.load_verdict(path)
     cells = [
         Cell(row.name, row.at, _saved(path, row.name))
@@ -65,24 +65,44 @@ def again(path: Path) -> tuple[Cells, StudyPlan]:
         else Cell(row.name, row.at, None, row.reason)
         for row in known.cells or ()
     ]
-    found = Cells(known.axes or (), tuple(cells))
-    return found, of(found, path)
+    return MatrixStudy(Cells(known.axes or (), tuple(cells)), path)
 
 
-def of(cells: Cells, path: Path) -> StudyPlan:
-    """The study of `cells` in the folder `path`."""
-    names = tuple(cells.asked)
-    return StudyPlan(
-        kind=KIND,
-        verb="sweep",
-        asked=cells.first,
-        names=names,
-        part=lambda name, _: _saved(path, name),
-        conclude=lambda verdict, parts: conclude(verdict, cells, parts),
-        act=lambda name: act(path, names, name),
-        results=ENDS,
-        shown=lambda verdict, parts: replace(verdict, axes=cells.axes, cells=rows(cells, path, parts)),
-    )
+class MatrixStudy(Study):
+    """A sweep of each of the `cells` in the folder `path`."""
+
+    kind = KIND
+    ends = ENDS
+
+    def __init__(self, cells: Cells, path: Path) -> None:
+        super().__init__(cells.first, tuple(cells.asked))
+        self.cells, self._path = cells, path
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        return _saved(self._path, name)
+
+    def act(self, name: str) -> Act:
+        return act(self._path, self.names, name)
+
+    def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        return replace(verdict, axes=self.cells.axes, cells=rows(self.cells, self._path, parts))
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """As of a grid that is predicted, the exit code is the highest of the cells."""
+        codes = [summary.EXIT_USAGE for cell in self.cells.cells if cell.asked is None]
+        codes += [part.exit_code or summary.EXIT_OK for part in parts.values()]
+        worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
+        reason = (
+            f"{lacking} of {len(codes)} cells have no capacity; the highest exit code of theirs is {worst}"
+        )
+        return replace(
+            verdict,
+            evidence=f"{len(parts)} cells measured, {self.cells.deployments} deployment(s) needed",
+            valid=any(part.valid for part in parts.values()),
+            passed=not lacking,
+            exit_code=worst,
+            reason=reason if lacking else "",
+        )
 
 
 def act(path: Path, names: Sequence[str], name: str) -> Act:
@@ -157,22 +177,6 @@ def best(paired: PairedReplays, alone: Estimate) -> CellRatio:
     if one.unlike:
         return CellRatio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
     return CellRatio(one.estimate, PAIRED, pairs=paired.whole)
-
-
-def conclude(verdict: StudyVerdict, cells: Cells, parts: Parts) -> StudyVerdict:
-    """The verdict at the end; as of a grid that is predicted, the exit code is the highest of the cells."""
-    codes = [summary.EXIT_USAGE for cell in cells.cells if cell.asked is None]
-    codes += [part.exit_code or summary.EXIT_OK for part in parts.values()]
-    worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
-    reason = f"{lacking} of {len(codes)} cells have no capacity; the highest exit code of theirs is {worst}"
-    return replace(
-        verdict,
-        evidence=f"{len(parts)} cells measured, {cells.deployments} deployment(s) needed",
-        valid=any(part.valid for part in parts.values()),
-        passed=not lacking,
-        exit_code=worst,
-        reason=reason if lacking else "",
-    )
 
 
 def _ended(path: Path, names: Sequence[str]) -> dict[str, PartVerdict]:

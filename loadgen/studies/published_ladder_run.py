@@ -4,7 +4,6 @@
 """
 
 from dataclasses import replace
-from functools import partial
 
 import pyarrow as pa
 
@@ -19,30 +18,49 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import refuse_failing, warm_up
 from loadgen.run import verdicts
 from loadgen.run.lifecycle import Conclude
+from loadgen.run.measure import Act
 from loadgen.studies import published_ladder, published_verdict
-from loadgen.studies.study import StudyPlan, seed_of
+from loadgen.studies.study import Study, seed_of
 
 KIND = "progressive"
 ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
 """Exit codes of a run after which the next one begins: its figures stand, with their cautions."""
 
 
-def of(asked: Experiment) -> StudyPlan:
-    """The study of `progressive.runs` runs; one that was cut short is run anew."""
-    return StudyPlan(
-        kind=KIND,
-        verb=KIND,
-        asked=asked,
-        names=tuple(f"run-{number}" for number in range(1, asked.progressive.runs + 1)),
-        part=lambda name, _: replace(asked, seed=seed_of(asked.seed, name), run=name),
-        conclude=partial(verdict, asked),
-        act=lambda _: act,
-        anew=True,
-        results=ENDS,
-    )
+class LadderStudy(Study):
+    """`progressive.runs` runs of the benchmark; one that was cut short is run anew."""
+
+    kind = verb = part_verb = KIND
+    anew = True
+    ends = ENDS
+
+    def __init__(self, experiment: Experiment) -> None:
+        runs = experiment.progressive.runs
+        super().__init__(experiment, [f"run-{number}" for number in range(1, runs + 1)])
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        return replace(self.experiment, seed=seed_of(self.experiment.seed, name), run=name)
+
+    def act(self, name: str) -> Act:
+        return play_ladder
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """The verdict of all runs together; a level is void where it was in any of them."""
+        played = [part.progressive for part in parts.values() if part.progressive]
+        void: dict[int, str] = {}
+        for each in played:
+            void = {number: line.void for number, line in enumerate(each.levels) if line.void} | void
+        found = published_verdict.figures(self.experiment, [each.figures[0] for each in played], "wall", void)
+        return replace(
+            verdict,
+            windows=(),
+            evidence=f"{len(played)} runs, each of a service deployed anew",
+            remedy="",
+            **published_verdict.ending(found, void),
+        )
 
 
-def act(experiment: Experiment, driver: Driver) -> Conclude:
+def play_ladder(experiment: Experiment, driver: Driver) -> Conclude:
     """One run: every level in order, on a service that only the first phase warms up."""
     driver.replan(warmup_requests=0)
     warm_up(driver)
@@ -72,19 +90,3 @@ def run_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
     found = published_verdict.figures(experiment, [seen], "wall", void)
     seen_levels = replace(verdicts.of_levels(experiment, driver), clock="wall")
     return replace(seen_levels, **published_verdict.ending(found, void))
-
-
-def verdict(asked: Experiment, begun: StudyVerdict, parts: Parts) -> StudyVerdict:
-    """The verdict of all runs together; a level is void where it was in any of them."""
-    played = [part.progressive for part in parts.values() if part.progressive]
-    void: dict[int, str] = {}
-    for each in played:
-        void = {number: line.void for number, line in enumerate(each.levels) if line.void} | void
-    found = published_verdict.figures(asked, [each.figures[0] for each in played], "wall", void)
-    return replace(
-        begun,
-        windows=(),
-        evidence=f"{len(played)} runs, each of a service deployed anew",
-        remedy="",
-        **published_verdict.ending(found, void),
-    )

@@ -10,6 +10,7 @@ from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import Gate, GateRule
 from analysis.results import studies
+from analysis.results.studies import Parts
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 from conf.compose import dump
@@ -19,6 +20,7 @@ from loadgen.quality import pace
 from loadgen.run import verdicts
 from loadgen.run.folder import Folder
 from loadgen.run.lifecycle import Conclude
+from loadgen.run.measure import Act
 from loadgen.studies import gate_questions
 from loadgen.studies.gate_evidence import (
     KIND,
@@ -28,7 +30,7 @@ from loadgen.studies.gate_evidence import (
     told,
 )
 from loadgen.studies.gate_questions import ServiceInUse
-from loadgen.studies.study import StudyPlan
+from loadgen.studies.study import Study
 
 SIDES = ("a", "b")
 
@@ -74,34 +76,36 @@ class GateSide:
         return lambda: verdicts.of_answers(experiment, driver, said)
 
 
-def begun(folder: Folder, a: Experiment, b: Experiment, in_use: ServiceInUse) -> StudyPlan:
+class QualityStudy(Study):
+    """Both sides of the gate in the folder `path`; a side that was cut short is asked again."""
+
+    kind = verb = part_verb = KIND
+    anew = True
+
+    def __init__(self, a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> None:
+        super().__init__(a, SIDES)
+        self._sides = {"a": a, "b": b}
+        self._path, self._in_use = path, in_use
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        return replace(self._sides[name], run=name)
+
+    def act(self, name: str) -> Act:
+        return GateSide(self._path / name, self._path / "a", self.experiment.seed, self._in_use).alone
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """The verdict from the answers of both folders, its evidence written beside them."""
+        found = judged(self._path, self.experiment.quality)
+        evidence = f"{found.prompts} prompts; questions {pace.of(self.experiment).words}"
+        return told(replace(verdict, evidence=evidence), found, self._sides["a"], self._sides["b"])
+
+
+def new_study(folder: Folder, a: Experiment, b: Experiment, in_use: ServiceInUse) -> QualityStudy:
     """The study in its new folder, which stores B's configuration too."""
     folder.write_text(studies.OTHER, dump(b))
-    return of(a, b, folder.path, in_use)
+    return QualityStudy(a, b, folder.path, in_use)
 
 
-def again(path: Path, a: Experiment, in_use: ServiceInUse) -> StudyPlan:
+def saved_study(path: Path, a: Experiment, in_use: ServiceInUse) -> QualityStudy:
     """The study of an existing folder."""
-    return of(a, load(base=path / studies.OTHER), path, in_use)
-
-
-def of(a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> StudyPlan:
-    """The study of both sides in the folder `path`; a side that was cut short is asked again."""
-    asked = {"a": a, "b": b}
-    return StudyPlan(
-        kind=KIND,
-        verb=KIND,
-        asked=a,
-        names=SIDES,
-        part=lambda name, _: replace(asked[name], run=name),
-        conclude=lambda verdict, _: conclude(verdict, path, a, b),
-        act=lambda name: GateSide(path / name, path / "a", a.seed, in_use).alone,
-        anew=True,
-    )
-
-
-def conclude(verdict: StudyVerdict, path: Path, a: Experiment, b: Experiment) -> StudyVerdict:
-    """The verdict from the answers of both folders, its evidence written beside them."""
-    found = judged(path, a.quality)
-    evidence = f"{found.prompts} prompts; questions {pace.of(a).words}"
-    return told(replace(verdict, evidence=evidence), found, a, b)
+    return QualityStudy(a, load(base=path / studies.OTHER), path, in_use)

@@ -5,7 +5,8 @@ A part is measured like any other run, and what the parts say together is comput
 """
 
 import zlib
-from collections.abc import Callable, Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import MatrixCell, PartRow, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
+from conf.specs.experiment import Search
 from loadgen.drive.plan import Past
 from loadgen.run import measure
 from loadgen.run.folder import BusyError, Folder, LinkError
@@ -45,65 +47,86 @@ class Failed:
     verdict: PartVerdict | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StudyPlan:
-    """The experiments of the parts, and how their verdicts become one.
+class Study(ABC):
+    """Several runs that answer one question: the experiments of the parts, and how their verdicts become one.
 
-    - `names`: the parts in order.
-    - `part(name, done)`: the experiment of a part, given the verdicts before it. It is called once: a resumed
-      part keeps its experiment.
-    - `act(name)`: what a part does with its driver. An exit code in `results` ends a part well; any other
-      ends the study.
-    - `shown(verdict, parts)` adds to the verdict while parts are to come,
-      `conclude(verdict, parts)` at the end.
-    - `anew`: no part is continued; one that was cut short is measured again.
+    `experiment` is that of the study, `names` are its parts in order. A part that ends with one of the exit
+    codes `ends` has a result; any other ends the study. With `anew` no part is continued: one that was cut
+    short is measured again.
     """
 
     kind: str
-    verb: str
-    asked: Experiment
-    names: tuple[str, ...]
-    part: Callable[[str, Parts], Experiment]
-    conclude: Callable[[StudyVerdict, Parts], StudyVerdict]
-    act: Callable[[str], Act] = lambda _: measure.search
-    anew: bool = False
-    results: Collection[int] = (summary.EXIT_OK,)
-    shown: Callable[[StudyVerdict, Parts], StudyVerdict] = lambda verdict, _: verdict
+    verb = "sweep"
+    part_verb = "sweep"
+    anew = False
+    ends: Collection[int] = (summary.EXIT_OK,)
+
+    def __init__(self, experiment: Experiment, names: Sequence[str]) -> None:
+        self.experiment, self.names = experiment, tuple(names)
+
+    @abstractmethod
+    def part(self, name: str, done: Parts) -> Experiment:
+        """The experiment of a part, given the verdicts before it; a resumed part keeps its experiment."""
+
+    def act(self, name: str) -> Act:
+        """What a part does with its driver."""
+        return measure.search
+
+    def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """The verdict with what the parts show so far."""
+        return verdict
+
+    @abstractmethod
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """The verdict once every part has its result."""
 
 
-def of(asked: Experiment) -> StudyPlan:
-    """The study of a search with several deployments or repeats; a repeat pools its deployments first."""
-    kind = "repeats" if asked.search.repeats > 1 else "deployments"
-    count = getattr(asked.search, kind)
-    together = studies.mean_of_repeats if kind == "repeats" else studies.pooled_deployments
-    replicas_per_node = None if asked.engine.kind == "external" else asked.layout.replicas_per_node
-    return StudyPlan(
-        kind=kind,
-        verb="sweep",
-        asked=asked,
-        names=tuple(f"{kind.removesuffix('s')}-{number}" for number in range(1, count + 1)),
-        part=lambda name, done: part(asked, kind, name, done),
-        conclude=lambda verdict, done: together(verdict, done, replicas_per_node),
-    )
+class Deployments(Study):
+    """A search on several deployments, which share its budget; a later one begins where the first ended."""
 
+    kind = "deployments"
 
-def part(asked: Experiment, kind: str, name: str, done: Parts) -> Experiment:
-    """The experiment of one of several deployments or repeats.
+    def __init__(self, experiment: Experiment) -> None:
+        count: int = getattr(experiment.search, self.kind)
+        super().__init__(experiment, [f"{self.kind.removesuffix('s')}-{n}" for n in range(1, count + 1)])
 
-    Deployments share the budget; a later one begins where the first found the capacity. Repeats are whole,
-    ramp included.
-    """
-    if kind == "repeats":
-        search = replace(asked.search, repeats=1)
-    else:
-        count = asked.search.deployments
-        search = replace(asked.search, deployments=1, budget_s=asked.search.budget_s / count)
+    def part(self, name: str, done: Parts) -> Experiment:
+        whole, count = self.experiment.search, len(self.names)
+        search = replace(whole, deployments=1, budget_s=whole.budget_s / count)
         if done:
             first = next(iter(done.values())).capacity
             assert first is not None
             expected_qps = float(f"{first.qps_per_node.value:.4g}")
             search = replace(search, start="prediction", expected_qps=expected_qps)
-    return replace(asked, search=search, seed=seed_of(asked.seed, name), run=name)
+        return self._named(name, search)
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        return studies.pooled_deployments(verdict, parts, self._replicas_per_node)
+
+    @property
+    def _replicas_per_node(self) -> int | None:
+        is_external = self.experiment.engine.kind == "external"
+        return None if is_external else self.experiment.layout.replicas_per_node
+
+    def _named(self, name: str, search: Search) -> Experiment:
+        return replace(self.experiment, search=search, seed=seed_of(self.experiment.seed, name), run=name)
+
+
+class Repeats(Deployments):
+    """Whole searches, ramp included, each of which may pool several deployments."""
+
+    kind = "repeats"
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        return self._named(name, replace(self.experiment.search, repeats=1))
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        return studies.mean_of_repeats(verdict, parts, self._replicas_per_node)
+
+
+def several_sweeps(experiment: Experiment) -> Study:
+    """The study of a search with several repeats or deployments; a repeat pools its deployments first."""
+    return Repeats(experiment) if experiment.search.repeats > 1 else Deployments(experiment)
 
 
 def seed_of(seed: int, name: str) -> int:
@@ -114,7 +137,7 @@ def seed_of(seed: int, name: str) -> int:
     return int(entropy.generate_state(1)[0]) % SEEDS
 
 
-def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> StudyVerdict:
+def run(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> StudyVerdict:
     """Run the parts that have not ended; returns the verdict, which is on disk by then as study.json.
 
     A part without a result ends the study with its exit code. Raises ConfigError if a folder is in use or
@@ -122,7 +145,7 @@ def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> Stud
     """
     with closing(folder):
         (folder.path / SUMS).unlink(missing_ok=True)  # what it summed up is about to change
-        folder.write_text("config.yaml", dump(study.asked))
+        folder.write_text("config.yaml", dump(study.experiment))
         done, failed = _parts(study, folder, run_part, show)
         verdict = _ended(study, folder, done, failed)
         folder.write_json(studies.FILE, to_tree(verdict))
@@ -131,7 +154,7 @@ def run(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> Stud
         return verdict
 
 
-def _parts(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> tuple[Parts, Failed | None]:
+def _parts(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> tuple[Parts, Failed | None]:
     """The parts in order until one has no result; that one apart."""
     done: dict[str, PartVerdict] = {}
     for name in study.names:
@@ -142,7 +165,7 @@ def _parts(study: StudyPlan, folder: Folder, run_part: RunPart, show: Emit) -> t
         except KeyboardInterrupt:
             why = "interrupted between two runs"
             return done, Failed(PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why))
-        if verdict.exit_code not in study.results:
+        if verdict.exit_code not in study.ends:
             return done, Failed(studies.part_row(name, verdict), verdict)
         done[name] = verdict
     return done, None
@@ -158,13 +181,11 @@ def result(path: Path) -> PartVerdict | None:
     return None if verdict is None or summary.resumable(verdict) else verdict
 
 
-def _part(
-    study: StudyPlan, name: str, done: Parts, folder: Folder, run_part: RunPart, show: Emit
-) -> PartVerdict:
+def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPart, show: Emit) -> PartVerdict:
     """The verdict of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
     known = result(path)
-    if known is not None and (known.exit_code in study.results or not study.anew):
+    if known is not None and (known.exit_code in study.ends or not study.anew):
         return known
     if study.anew:
         _set_aside(path)
@@ -174,7 +195,7 @@ def _part(
     path.mkdir(exist_ok=True)
     try:
         if experiment.search.parts > 1:
-            return run(of(experiment), Folder(path), run_part, show)
+            return run(several_sweeps(experiment), Folder(path), run_part, show)
         if not (path / "manifest.json").exists():
             return run_part(experiment, RunFolder(path), study.act(name), None)
     except (BusyError, LinkError) as error:
@@ -195,14 +216,14 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
     show("study", text=text)
 
 
-def _running(study: StudyPlan, folder: Folder, parts: Parts) -> StudyVerdict:
+def _running(study: Study, folder: Folder, parts: Parts) -> StudyVerdict:
     verdict = StudyVerdict(
         study=study.kind,
         state="running",
         verb=study.verb,
         run_id=folder.run_id,
         folder=str(folder.typed),
-        asked=describe(study.asked),
+        asked=describe(study.experiment),
         names=study.names,
         parts=tuple(studies.part_row(name, part) for name, part in parts.items()),
         requests=studies.requests(parts.values()),
@@ -213,10 +234,10 @@ def _running(study: StudyPlan, folder: Folder, parts: Parts) -> StudyVerdict:
         exit_code=None,
         reason="not ended",
     )
-    return study.shown(verdict, parts)
+    return study.with_parts(verdict, parts)
 
 
-def _ended(study: StudyPlan, folder: Folder, done: Parts, failed: Failed | None) -> StudyVerdict:
+def _ended(study: Study, folder: Folder, done: Parts, failed: Failed | None) -> StudyVerdict:
     if failed is None:
         good = replace(
             _running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK, reason=""

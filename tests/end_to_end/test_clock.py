@@ -308,7 +308,7 @@ def test_verbs_without_use_for_another_clock_refuse_it() -> None:
     with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
         arguments.experiment_of("predict", [FAST_WORD], None)
     with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
-        calibration_probes.of(load([FAST_WORD]), guess_qps=5.0)
+        calibration_probes.CalibrationStudy(load([FAST_WORD]), guess_qps=5.0)
 
 
 def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:

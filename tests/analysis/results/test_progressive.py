@@ -427,7 +427,7 @@ def driven(experiment: Experiment, kind: type[Played] = Played) -> tuple[Driver,
 def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: dict[str, Any]) -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment)
-    verdict = published_ladder_run.act(experiment, driver)()
+    verdict = published_ladder_run.play_ladder(experiment, driver)()
     tree = to_tree(verdict)
     assert told.count("level") == len(published_ladder.levels(experiment)) == len(tree["windows"])
     here, virtual = (each["progressive"]["levels"] for each in (tree, replayed[LLAMA]))
@@ -435,7 +435,9 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
     study = StudyVerdict(study="progressive", asked=verdict.asked, names=(), parts=(), exit_code=0)
-    together = published_ladder_run.verdict(experiment, study, {"run-1": verdict, "run-2": verdict})
+    together = published_ladder_run.LadderStudy(experiment).conclude(
+        study, {"run-1": verdict, "run-2": verdict}
+    )
     found = together.progressive
     assert found and found.runs == 2 and found.levels[3].total_tok_s_spread
     assert found.levels[3].total_tok_s_spread.cov == 0
@@ -454,7 +456,7 @@ def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment, PlayedWithoutUsage)
     with pytest.raises(TargetLost, match=r"warm-up: failed 3 of 3: 3 x truncated no_usage \(no count"):
-        published_ladder_run.act(experiment, driver)
+        published_ladder_run.play_ladder(experiment, driver)
     assert told.count("window") == 1 and "level" not in told
 
 

@@ -47,13 +47,18 @@ class Site:
 def begun(out: Path, site: Site) -> dict[str, Any]:
     asked = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
     return to_tree(
-        study.run(calibration_probes.of(asked, guess_qps=5.0), measure.create(Folder, asked), site, silent)
+        study.run(
+            calibration_probes.CalibrationStudy(asked, guess_qps=5.0),
+            measure.create(Folder, asked),
+            site,
+            silent,
+        )
     )
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
     asked = arguments.experiment_of(verbs.verb(path), [], path / "config.yaml")
-    return to_tree(study.run(calibration_probes.of(asked), Folder(path), site, silent))
+    return to_tree(study.run(calibration_probes.CalibrationStudy(asked), Folder(path), site, silent))
 
 
 def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) 
 )
 def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        calibration_probes.of(load(words), guess_qps)
+        calibration_probes.CalibrationStudy(load(words), guess_qps)
 
 
 @pytest.mark.parametrize("word", ["concurrency=4", "search.deployments=2", "search.expected_qps=5"])

@@ -370,7 +370,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     a, b = asked([*VARIED, "search.budget_s=500", "seed=2"], tmp_path)
     site = Site(1.08)
     folder = measure.create(Folder, a)
-    tree = to_tree(study.run(comparison.begun(folder, a, b), folder, site, silent))
+    tree = to_tree(study.run(comparison.new_study(folder, a, b), folder, site, silent))
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"]) == (0, True)
@@ -383,10 +383,10 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert {one.seed for one in site.plans} == {a.seed}
     assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed
     text = concluded(tmp_path / "one")
-    assert text.startswith(f"VALID  B / A = {ratio['value']:.3f} [")
+    assert text.startswith(f"VALID  B / A = {estimate['value']:.3f} [")
     assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
     assert "B got A's arrivals and lengths" in text and "  b: " in text
-    again = comparison.again(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
+    again = comparison.saved_study(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
     ended = replace(from_tree(StudyVerdict, tree, "a test"), ratio=None)
 
     def compared() -> StudyVerdict:

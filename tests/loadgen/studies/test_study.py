@@ -90,12 +90,14 @@ def asked(out: Path, *words: str) -> Experiment:
 
 
 def ran(experiment: Experiment, site: Any) -> dict[str, Any]:
-    return to_tree(study.run(study.of(experiment), measure.create(Folder, experiment), site, silent))
+    return to_tree(
+        study.run(study.several_sweeps(experiment), measure.create(Folder, experiment), site, silent)
+    )
 
 
 def resumed(path: Path, site: Any) -> dict[str, Any]:
     experiment = load(base=path / "config.yaml")
-    return to_tree(study.run(study.of(experiment), Folder(path), site, silent))
+    return to_tree(study.run(study.several_sweeps(experiment), Folder(path), site, silent))
 
 
 def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp_path: Path) -> None:
