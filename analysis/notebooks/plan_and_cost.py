@@ -16,7 +16,6 @@ import os
 from pathlib import Path
 
 import analysis
-from analysis import planning
 
 EXAMPLE = Path(analysis.__file__).parents[1] / "tests" / "data" / "golden_run"
 RUN = os.environ.get("LOADGEN_RUN", str(EXAMPLE))
@@ -29,7 +28,7 @@ run = analysis.load_run(RUN)
 demand = analysis.Demand(peak_qps=PEAK_QPS, peak_factor=PEAK_OVER_MEAN)
 care = analysis.Margins(headroom=0.15, spare_nodes=1, node_hour_usd=NODE_HOUR_USD)
 plan = analysis.plan(run, demand, care)
-print(planning.text(planning.tree(plan)))
+print(plan.answer())
 
 # %% [markdown]
 # ## Nodes against demand
@@ -58,4 +57,4 @@ for basis in ("low", "certified", "estimate"):
 
 # %%
 large = analysis.plan(run, analysis.Demand(peak_qps=30_000.0), analysis.Margins(spare_nodes=10))
-print(planning.text(planning.tree(large)))
+print(large.answer())

@@ -131,6 +131,12 @@ class Plan:
         """The rule that asks for the most nodes: normal, degraded, both, or availability."""
         return self.sizing.binding if self.nodes == self.sizing.nodes else "availability"
 
+    def answer(self) -> str:
+        """The plan as `python -m analysis plan` prints it."""
+        from analysis.planning import plan_text, plan_tree  # they read plans
+
+        return plan_text.text(plan_tree.tree(self))
+
 
 def plan(
     source: Source, demand: Demand | float, care: Margins | None = None, others: Sequence[Source] = ()

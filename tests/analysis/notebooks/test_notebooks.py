@@ -1,6 +1,8 @@
 """analysis/notebooks on the golden run: each as a script, and one as a notebook."""
 
+import ast
 import json
+import re
 import runpy
 import shutil
 import statistics
@@ -132,6 +134,20 @@ def test_arrivals_during_an_answer_are_those_of_sql_over_all_rows_of_the_run(
     for over in (False, True):
         mean = statistics.mean(arrivals for _, it, arrivals in counted if it is over)
         assert f" {mean:.1f}" in said
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_uses_the_names_that_analysis_offers(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not [name for name in imported if str(name).startswith(("analysis.", "conf"))]
+    used = re.findall(r"\banalysis\.([a-zA-Z_]+)", ast.unparse(tree))
+    assert set(used) <= {*analysis.__all__, "__file__"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
