@@ -40,7 +40,7 @@ VERSION = "vllm_version"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Act on the words and return the exit code: 0, or 2 for wrong usage or a contradiction."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_intermixed_args(argv)
     try:
         terminal.data(_answer(arguments))
     except ValueError as error:  # ConfigError is one

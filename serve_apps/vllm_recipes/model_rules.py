@@ -1,9 +1,10 @@
-"""Rules about the model and its layout: how it may be split, and its kernels and KV."""
+"""Rules about the model and its layout: how it may be split, its ranks, its kernels and its KV."""
 
-from serve_apps.vllm_recipes.rank_rules import RANK_RULES
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, RecipeRule
 from serve_apps.vllm_recipes.vllm_flags import Version
 
+RANK_ARGS_LEFT = ("data_parallel_size", "data_parallel_backend")
+"""Arguments about data-parallel ranks that leave their number and place to the layout."""
 MORE_GPUS = ("pipeline_parallel_size", "prefill_context_parallel_size")
 
 
@@ -37,7 +38,34 @@ REFUSED_MODELS = {
         "model is cut; set layout.expert_parallel or choose another layout=NAME",
         "ours",
     ),
-    **RANK_RULES,
+    "data-parallel-dense": RecipeRule(
+        lambda d: d.layout.data_parallel > 1 and not d.model.experts,
+        "layout {d.layout.name} has data-parallel ranks but {d.model.name} is dense: vLLM runs such ranks as "
+        "engines of their own; use layout.replicas_per_node",
+        "vllm/v1/engine/core.py (DPEngineCoreProc) of 0.32.0",
+    ),
+    "data-parallel-cpu": RecipeRule(
+        lambda d: d.layout.data_parallel > 1 and d.engine.kind == "vllm_cpu",
+        "layout {d.layout.name} has data-parallel ranks: engine=vllm_cpu runs one process on one device; use "
+        "engine=simulated, or layout=dp1_tp1",
+        "ours",
+    ),
+    "data-parallel-emulated": RecipeRule(
+        lambda d: d.layout.data_parallel > 1 and d.engine.kind == "vllm_emulated",
+        "layout {d.layout.name} has data-parallel ranks: engine=vllm_emulated does not make a step of all "
+        "ranks last as long as the slowest; use engine=simulated",
+        "ours",
+    ),
+    "data-parallel": RecipeRule(
+        lambda d: (
+            d.args.get("data_parallel_size", 1) != d.layout.data_parallel
+            or any(name.startswith("data_parallel") and name not in RANK_ARGS_LEFT for name in d.args)
+        ),
+        "engine.args.data_parallel_*: ranks and their place are the layout's ({d.layout.name} has "
+        "data_parallel={d.layout.data_parallel}); ranks of a group fail and restart together; leave it out "
+        "and set layout.data_parallel or, for independent engines, layout.replicas_per_node",
+        "dp_server.py of ray 2.60",
+    ),
     "more-gpus": RecipeRule(
         lambda d: any(d.args.get(name, 1) != 1 for name in MORE_GPUS),
         "engine.args.pipeline_parallel_size or prefill_context_parallel_size: it multiplies the GPUs of a "

@@ -14,7 +14,6 @@ from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, Simul
 from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
 from serve_apps.vllm_recipes import kv_transfer, published, refusals, vllm_flags
 from serve_apps.vllm_recipes.kv_transfer import TRANSFER, Side
-from serve_apps.vllm_recipes.rank_rules import rank_args
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backend_of
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
@@ -173,7 +172,9 @@ def _modern(draft: VllmDeployment) -> Recipe:
     preset = published.tables().modern
     own = published.tables().modern_models.get(model.name, NO_SETTINGS)
     env = {**preset.env, **own.env} if draft.amd else {}
-    args: dict[str, Any] = {"tensor_parallel_size": draft.tp, **rank_args(layout)}
+    args: dict[str, Any] = {"tensor_parallel_size": draft.tp}
+    if layout.data_parallel > 1:
+        args["data_parallel_size"] = layout.data_parallel
     if layout.expert_parallel:
         args["enable_expert_parallel"] = True
     if model.kv_cache == "fp8" and not draft.mla:

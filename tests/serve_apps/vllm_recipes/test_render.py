@@ -131,7 +131,7 @@ def test_render_prints_a_shell_command_and_yaml(capsys: pytest.CaptureFixture[st
 
 
 def test_render_of_an_emulated_gpu_switches_it_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", "engine=vllm_emulated", TP8, "--json"]) == 0
+    assert main(["render", "--json", "engine=vllm_emulated", TP8]) == 0  # a flag may stand before words
     (replica,) = json.loads(capsys.readouterr().out)["replicas_of_a_node"]
     assert replica["env"]["MAXQPS_EMULATED_GPU"] == "1" and "HIP_VISIBLE_DEVICES" not in replica["env"]
     assert "--additional-config" in replica["command"] and "--tensor-parallel-size" in replica["command"]
