@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval
-
 from conf.io.check import require
 from conf.specs.lengths import Lengths
-from conf.specs.ranges import AtLeastOne, NotNegative, Positive, Whole
+from conf.specs.ranges import AtLeastOne, NotNegative, Positive, Range, Whole
 
 NAMING_TOKENS = 8
 """Unique tokens at the beginning of a character, a persona and a truncated history."""
@@ -66,7 +64,7 @@ class Conversations:
     """
 
     system_tokens: Whole
-    characters: Annotated[int, Interval(ge=1, le=10**7)]
+    characters: Annotated[int, Range(ge=1, le=10**7)]
     zipf: NotNegative
     character_tokens: Lengths
     persona_tokens: Lengths

@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval
-
 from conf.io.check import require
 from conf.io.secret import require_public
-from conf.specs.ranges import AtLeastOne, BelowOne, NotNegative, Positive, Whole
+from conf.specs.ranges import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole
 from conf.specs.step_time import KernelRatio
 
 
@@ -49,7 +47,7 @@ class SimulatedEngine(Engine):
     max_num_seqs: AtLeastOne = 1024
     max_model_len: AtLeastOne = 32768
     block_size: AtLeastOne = 16
-    gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] = 0.90
+    gpu_memory_utilization: Annotated[float, Range(gt=0, le=1)] = 0.90
     activation_bytes: NotNegative = 8e9
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool = True
@@ -63,7 +61,7 @@ class SimulatedEngine(Engine):
     stall_every_steps: Whole = 0
     stall_mean_s: Positive = 1.0
     time_scale: float = 1.0
-    defect: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    defect: Annotated[float, Range(ge=0, le=1)] = 0.0
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
     kernels: Literal["fitted", "aiter", "triton"] = "fitted"

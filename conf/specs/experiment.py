@@ -8,8 +8,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from annotated_types import Interval
-
 from conf.io.check import require
 from conf.specs import combinations
 from conf.specs.bounds import Slo
@@ -20,6 +18,7 @@ from conf.specs.machines import Cluster, Fleet, Hardware
 from conf.specs.model import Model
 from conf.specs.published_ladder import Progressive
 from conf.specs.quality import Quality
+from conf.specs.ranges import Range
 from conf.specs.routing import Routing
 from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Search
 from conf.specs.step_time import Constant, Efficiency, KernelRatio, StepTime
@@ -88,12 +87,12 @@ class Experiment:
     target: Endpoints = field(default_factory=Endpoints)
     progressive: Progressive = field(default_factory=Progressive)
     quality: Quality = field(default_factory=Quality)
-    rate_qps: Annotated[float, Interval(gt=0, le=MOST_QPS)] | None = None
+    rate_qps: Annotated[float, Range(gt=0, le=MOST_QPS)] | None = None
     profile_qps: list[list[float]] = field(default_factory=list)
     concurrency: int | None = None
-    requests: Annotated[int, Interval(ge=1, le=MOST_REQUESTS)] | None = None
-    duration_s: Annotated[float, Interval(gt=0, le=MOST_S)] | None = None
-    seed: Annotated[int, Interval(ge=0, le=MOST_SEED)] = 1
+    requests: Annotated[int, Range(ge=1, le=MOST_REQUESTS)] | None = None
+    duration_s: Annotated[float, Range(gt=0, le=MOST_S)] | None = None
+    seed: Annotated[int, Range(ge=0, le=MOST_SEED)] = 1
     out: str = "runs"
     run: str | None = None
 

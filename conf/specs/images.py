@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Interval
-
 from conf.io.check import require
-from conf.specs.ranges import Whole
+from conf.specs.ranges import Range, Whole
 
 MOST_IMAGES = 5
 """Most images of a request, as in the MI325X paper's vision workloads; no figure was published for more."""
 MOST_PX = 8192
-_Count = Annotated[int, Interval(ge=0, le=MOST_IMAGES)]
-_Side = Annotated[int, Interval(ge=1, le=MOST_PX)]
+_Count = Annotated[int, Range(ge=0, le=MOST_IMAGES)]
+_Side = Annotated[int, Range(ge=1, le=MOST_PX)]
 
 
 @dataclass(frozen=True, slots=True)

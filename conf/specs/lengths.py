@@ -3,10 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Interval
-
 from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, NotNegative
+from conf.specs.ranges import AtLeastOne, NotNegative, Range
 
 ROUNDED_SHARES = 1e-3
 """Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""
@@ -25,9 +23,9 @@ class Lengths:
     mean: int = 0
     kind: Literal["fixed", "lognormal", "uniform", "mixture", "empirical", "conversation"] = "fixed"
     cv: NotNegative = 0.0
-    spread: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    spread: Annotated[float, Range(ge=0, le=1)] = 0.0
     values: list[AtLeastOne] = field(default_factory=list)
-    weights: list[Annotated[float, Interval(gt=0, le=1)]] = field(default_factory=list)
+    weights: list[Annotated[float, Range(gt=0, le=1)]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._check_mixture()

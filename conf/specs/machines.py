@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Interval
-
-from conf.specs.ranges import AtLeastOne, NotNegative, Positive
+from conf.specs.ranges import AtLeastOne, NotNegative, Positive, Range
 from conf.specs.step_time import Efficiency
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
@@ -26,8 +24,8 @@ class Cluster:
     name: str
     session: Literal["local", "fake", "address"] = "local"
     address: str = "auto"
-    nodes: Annotated[int, Interval(ge=1, le=MOST_NODES)] = 1
-    gpus_per_node: Annotated[int, Interval(ge=1, le=MOST_GPUS)] = 8
+    nodes: Annotated[int, Range(ge=1, le=MOST_NODES)] = 1
+    gpus_per_node: Annotated[int, Range(ge=1, le=MOST_GPUS)] = 8
     recovery_s: NotNegative = 300.0
 
 
@@ -61,9 +59,9 @@ class Fleet:
     """
 
     name: str
-    actors: Annotated[int, Interval(ge=1, le=MOST_ACTORS)] = 1
+    actors: Annotated[int, Range(ge=1, le=MOST_ACTORS)] = 1
     cpus_per_actor: NotNegative = 1.0
     request_timeout_s: Positive | None = None
     drain_s: Positive = 30.0
-    warmup_requests: Annotated[int, Interval(ge=1, le=MOST_WARMUP)] = 64
+    warmup_requests: Annotated[int, Range(ge=1, le=MOST_WARMUP)] = 64
     record_itl: bool = True

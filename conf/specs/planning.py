@@ -3,10 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Interval
-
 from conf.io.check import require
-from conf.specs.ranges import BelowOne, Positive, Share
+from conf.specs.ranges import BelowOne, Positive, Range, Share
 
 MOST_SPARES = 1000
 MINUTES_PER_DAY = 1440
@@ -14,7 +12,7 @@ MOST_PLANNED_QPS = 1e9
 """A higher demand is a slip of the finger (our choice)."""
 
 Basis = Literal["low", "certified", "estimate"]
-_Rate = Annotated[float, Interval(gt=0, le=MOST_PLANNED_QPS)]
+_Rate = Annotated[float, Range(gt=0, le=MOST_PLANNED_QPS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Demand:
 
     peak_qps: _Rate | None = None
     mean_qps: _Rate | None = None
-    peak_factor: Annotated[float, Ge(1)] | None = None
+    peak_factor: Annotated[float, Range(ge=1)] | None = None
     hourly: str = ""
 
     def __post_init__(self) -> None:
@@ -85,12 +83,12 @@ class Margins:
 
     basis: Basis = "low"
     headroom: BelowOne = 0.15
-    spare_nodes: Annotated[int, Interval(ge=0, le=MOST_SPARES)] = 1
+    spare_nodes: Annotated[int, Range(ge=0, le=MOST_SPARES)] = 1
     node_hour_usd: Positive | None = None
     node_watts: Positive | None = None
     node_availability: Share | None = None
     target_availability: Share | None = None
-    scale_up_minutes: Annotated[float, Interval(ge=0, le=MINUTES_PER_DAY)] | None = None
+    scale_up_minutes: Annotated[float, Range(ge=0, le=MINUTES_PER_DAY)] | None = None
 
     def __post_init__(self) -> None:
         both = (self.node_availability is None) == (self.target_availability is None)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Interval
-
 from conf.io.check import require
+from conf.specs.ranges import Range
 
 MULTIPLIERS = {"quick": 0.5, "default": 1.0, "thorough": 3.0}
 MOST_PER_USER = 1000
@@ -23,8 +22,8 @@ class Progressive:
     """
 
     profile: Literal["quick", "default", "thorough"] = "default"
-    requests_per_user: Annotated[int, Interval(ge=0, le=MOST_PER_USER)] = 0
-    runs: Annotated[int, Interval(ge=1, le=100)] = 5
+    requests_per_user: Annotated[int, Range(ge=0, le=MOST_PER_USER)] = 0
+    runs: Annotated[int, Range(ge=1, le=100)] = 5
     clock: Literal["auto", "virtual", "wall"] = "auto"
     prompts: Literal["same", "unique"] = "same"
     lengths: Literal["paper", "workload"] = "paper"

@@ -4,10 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Interval
-
 from conf.io.check import require
-from conf.specs.ranges import Share
+from conf.specs.ranges import Range, Share
 from conf.specs.search import MOST_QPS
 
 MOST_PROMPTS, MOST_TOKENS = 10_000, 256
@@ -34,13 +32,13 @@ class Quality:
 
     name: str = "default"
     load: str = IDLE
-    prompts: Annotated[int, Interval(ge=1, le=MOST_PROMPTS)] = 768
-    prompt_tokens: Annotated[int, Interval(ge=1, le=MOST_PROMPT_TOKENS)] = 256
-    answer_tokens: Annotated[int, Interval(ge=1, le=MOST_TOKENS)] = 32
-    margin_nats: Annotated[float, Interval(gt=0, lt=MOST_NATS)] = 0.01
+    prompts: Annotated[int, Range(ge=1, le=MOST_PROMPTS)] = 768
+    prompt_tokens: Annotated[int, Range(ge=1, le=MOST_PROMPT_TOKENS)] = 256
+    answer_tokens: Annotated[int, Range(ge=1, le=MOST_TOKENS)] = 32
+    margin_nats: Annotated[float, Range(gt=0, lt=MOST_NATS)] = 0.01
     margin_broken: Share = 0.01
-    broken_divergence: Annotated[float, Interval(gt=0, lt=MOST_NATS)] = 0.2
-    alpha: Annotated[float, Interval(gt=0, le=MOST_ALPHA)] = 0.025
+    broken_divergence: Annotated[float, Range(gt=0, lt=MOST_NATS)] = 0.2
+    alpha: Annotated[float, Range(gt=0, le=MOST_ALPHA)] = 0.025
 
     def __post_init__(self) -> None:
         rate = self.rate_qps

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge
-
 from conf.io.check import require
-from conf.specs.ranges import AtLeastOne
+from conf.specs.ranges import AtLeastOne, Range
 
 DATA_PATHS = {
     "leastconn": ("haproxy",),
@@ -56,7 +54,7 @@ class Routing:
         "per_node",
     ] = "leastconn"
     vnodes: AtLeastOne = 1000
-    load_factor: Annotated[float, Ge(1)] = 1.25
+    load_factor: Annotated[float, Range(ge=1)] = 1.25
 
     def __post_init__(self) -> None:
         possible = DATA_PATHS[self.policy]

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Interval
-
 from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, Positive
+from conf.specs.ranges import AtLeastOne, Positive, Range
 
 MOST_QPS = 1e5
 """Highest rate per node: 150 times that of a load actor on one core (our choice)."""
@@ -29,18 +27,18 @@ class Search:
     """
 
     name: str
-    budget_s: Annotated[float, Interval(gt=0, le=MOST_S)]
+    budget_s: Annotated[float, Range(gt=0, le=MOST_S)]
     start: Literal["ramp", "prediction"] = "ramp"
     min_windows: AtLeastOne = 6
     ramp_step_s: Positive = 4.0
-    ramp_factor: Annotated[float, Gt(1)] = 2.0
+    ramp_factor: Annotated[float, Range(gt=1)] = 2.0
     first_transition_s: Positive = 30.0
     transition_s: Positive = 15.0
     window_s: Positive = 45.0
     settle_s: Positive = 120.0
     lowest_qps: Positive = 0.05
-    highest_qps: Annotated[float, Interval(gt=0, le=MOST_QPS)] = 200.0
-    confirm_s: Annotated[float, Interval(ge=0, le=MOST_S)] = 0.0
+    highest_qps: Annotated[float, Range(gt=0, le=MOST_QPS)] = 200.0
+    confirm_s: Annotated[float, Range(ge=0, le=MOST_S)] = 0.0
     expected_qps: Positive | None = None
     deployments: AtLeastOne = 1
     repeats: AtLeastOne = 1

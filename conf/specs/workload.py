@@ -4,13 +4,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from annotated_types import Interval
-
 from conf.io.check import require
 from conf.specs.conversation import Conversations
 from conf.specs.images import Images
 from conf.specs.lengths import Lengths
-from conf.specs.ranges import BelowOne, NotNegative, Positive, Whole
+from conf.specs.ranges import BelowOne, NotNegative, Positive, Range, Whole
 
 MOST_SESSIONS = 10_000_000
 """Most sessions: their numbers fit into the 32 bits of a row, and their set into a driver's memory."""
@@ -69,10 +67,10 @@ class Workload:
     trace: str = ""
     trace_from_s: NotNegative = 0.0
     trace_span_s: Positive | None = None
-    trace_block_tokens: Annotated[int, Interval(ge=1, le=2**20)] = 512
+    trace_block_tokens: Annotated[int, Range(ge=1, le=2**20)] = 512
     trace_seed: Whole = 0
     prefix_hit: BelowOne = 0.0
-    sessions: Annotated[int, Interval(ge=0, le=MOST_SESSIONS)] = 0
+    sessions: Annotated[int, Range(ge=0, le=MOST_SESSIONS)] = 0
     session_hit: BelowOne = 0.0
     images: Images = field(default_factory=Images)
     conversations: Conversations | None = None
