@@ -185,15 +185,14 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
     # numba takes a second to come, which `show` must not pay.
-    from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
-    from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+    from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve, serve_closed
 
     spec, replicas = experiment.engine, experiment.replicas
     assert isinstance(spec, SimulatedEngine)
-    machine = FastSpec.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    machine = kind_of(spec, experiment.model, experiment.hardware, experiment.layout)
     tokens = [asked.input_tokens, asked.output_tokens, asked.shared_tokens]
     if not asked.concurrency:
-        times = serve_open(machine, Requests(asked.due_s, tokens), Replicas(replicas, seed=experiment.seed))
+        times = serve(machine, Requests(asked.due_s, tokens), Replicas(replicas, seed=experiment.seed))
         return Served(times.sent_s, times.first_token_s, times.last_token_s)
     found = np.zeros((3, len(asked.due_s)))
     for replica in range(min(replicas, asked.concurrency)):

@@ -82,8 +82,7 @@ FLOORS = {
     ),
     "serve_apps": (
         ("routing", "engine_model/cost"),
-        ("vllm_recipes", "engine_model/scheduler"),
-        ("engine_model/compiled",),
+        ("vllm_recipes", "engine_model/engine"),
         ("engine_model/service",),
         ("simulated", "vllm_emulated"),
         ("vllm_engine",),

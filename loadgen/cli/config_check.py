@@ -16,7 +16,7 @@ from loadgen.cli.arguments import experiment_of
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
-from serve_apps.engine_model.scheduler.lockstep import engine_of
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
 from serve_apps.vllm_engine.prepared import prepared
@@ -65,13 +65,13 @@ def refuse_misfit(experiment: Experiment) -> None:
     try:
         refuse_experts(experiment.model, experiment.layout)
         refuse_small(*parts, "engine.max_model_len")
-        engine = engine_of(*parts)
+        engine = EngineKind.of(*parts)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     context = experiment.model.max_context_tokens
     if spec.max_model_len > context:
         raise ConfigError(f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens")
-    room = min(spec.max_model_len, engine.kv_blocks * spec.block_size)
+    room = min(spec.max_model_len, engine.blocks * spec.block_size)
     tokens = Traffic(experiment.workload).longest_request_tokens
     if tokens > room:
         raise ConfigError(

@@ -3,7 +3,6 @@
 `prediction` and `published_benchmark` ask it.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,24 +19,19 @@ from conf.specs.engine import Engine
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from loadgen.fleet.addresses import chosen
 from loadgen.predict import answer, replay
-from loadgen.predict.capacity import quiet
 from loadgen.predict.operating_point import PooledGaps, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
-from loadgen.traffic import trace
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
-from serve_apps.engine_model.compiled import fast_engine
-from serve_apps.engine_model.service import whole_service
+from serve_apps.engine_model.cost import node
+from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gaps_s
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
-from serve_apps.engine_model.service.block_prefixes import BlockPrefixes
-from serve_apps.engine_model.service.prefix_reuse import Prefixes, SharedBeginnings
-from serve_apps.engine_model.service.replay import late_gap_s, token_times
-from serve_apps.engine_model.service.replay import replay as served
-from serve_apps.engine_model.service.routed import Replicas, Requests
+from serve_apps.engine_model.service.prefixes import BlockPrefixes, Prefixes, SharedBeginnings
+from serve_apps.engine_model.service.service import Replicas, Requests, all_work, kind_of, serve
 
 HOUR_S = 3600.0
 """Virtual time of the prediction that places the first window."""
@@ -48,26 +42,12 @@ not (measured, 2026-11-22). It only says where a ramp begins."""
 
 
 def refuse_unknown_bounds(experiment: Experiment) -> None:
-    """Raise ConfigError for a bound on gaps between tokens or on the queue that the model does not know."""
-    layout, what = experiment.layout, ""
-    several = layout.prefill is not None or layout.data_parallel > 1
-    if several and "queue" in _metrics(experiment):
+    """Raise ConfigError for a bound on the queue that the model does not know."""
+    layout = experiment.layout
+    if layout.prefill is not None and "queue" in _metrics(experiment):
         raise ConfigError(
             f"the engine model knows no queue time of layout={layout.name}: leave slo.queue_... out, or take "
-            "a layout of whole engines without data-parallel ranks"
-        )
-    if not _metrics(experiment) & set(GAPS):
-        return
-    if experiment.workload.has_sessions:
-        what = "sessions"
-    elif several:
-        what = f"layout={layout.name}"
-    elif experiment.workload.replays_prefixes and (recorded := trace.of(experiment.workload)):
-        what = "prompts that share a trace's prefixes" if recorded.blocks else ""
-    if what:
-        raise ConfigError(
-            f"the engine model knows no gaps between tokens of {what}: leave slo.itl_... out, or measure "
-            "with sweep or probe"
+            "a layout of whole engines"
         )
 
 
@@ -76,36 +56,28 @@ def predict(
     parallel_map: ParallelMap = map,
     draws: int = DRAWS,
     sensitivity: bool = False,
-    say: Callable[[str], None] = quiet,
 ) -> PredictionVerdict:
     """The engine model's answer: a replay of requests, one rate, or the capacity.
 
     Raises ConfigError as `refuse_unknown_bounds` does.
     """
     refuse_unknown_bounds(experiment)
-    model = replace(MODEL, say=say)
     if experiment.is_replay:
         return replay.predict(experiment, replayed, parallel_map, draws)
     if experiment.rate_qps:
-        return answer.at_rate(experiment, model, parallel_map, draws)
-    return answer.predict(experiment, model, parallel_map, draws, sensitivity)
+        return answer.at_rate(experiment, MODEL, parallel_map, draws)
+    return answer.predict(experiment, MODEL, parallel_map, draws, sensitivity)
 
 
 def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -> replay.Replayed:
     """Times of all requests on the experiment's whole service, which begins empty; `seed` seeds the engine's
     noise.
-
-    Raises ConfigError for a closed loop on an engine that is simulated block by block.
     """
-    asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
-    sent_s, held = arrivals.due_ns / NS, arrivals.concurrency
-    try:
-        replicas = Replicas(experiment.replicas, balance(experiment), seed)
-        times, gap_s = served(*parts(experiment), Requests(sent_s, asked), replicas, held)
-    except fast_engine.UnsupportedByFastPath as why:
-        raise ConfigError(
-            f"concurrency={held}: predict cannot play a closed loop on this engine ({why}); use rate_qps=..."
-        ) from why
+    tokens = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
+    requests = Requests(arrivals.due_ns / NS, tokens)
+    replicas = Replicas(experiment.replicas, balance(experiment), seed)
+    times = serve(kind_of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=True)
+    gap_s = late_gaps_s(times.token_s, np.asarray(arrivals.output_tokens), LATE_GAP)
     return replay.Replayed(times.sent_s, times.first_token_s, times.last_token_s, gap_s, times.replica)
 
 
@@ -122,19 +94,19 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     Fewer nodes than the cluster has stand for all of them (`prefix_sharing.scattered`).
     """
     engines = nodes * experiment.layout.replicas_per_node
-    asked = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
+    tokens = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
     sent_s, by = arrivals.due_ns / NS, balance(experiment)
     served_s = sent_s[arrivals.phase != PHASES.index("warmup")]
     copies = 1.0 if by.by_session else max(1.0, experiment.cluster.nodes / nodes)
     shared, part = _shared(experiment.workload, arrivals, copies, seed)
     from_s = float(served_s.min()) if len(served_s) else 0.0
     replicas = Replicas(engines, by, seed)
-    seen = whole_service.serve(*parts(experiment), Requests(sent_s, asked, shared, from_s), replicas)
+    gaps = bool(_metrics(experiment) & set(GAPS))
+    seen = serve(kind_of(*parts(experiment)), Requests(sent_s, tokens, shared, from_s), replicas, tokens=gaps)
     replica = seen.replica if part is None else seen.replica + part * engines
-    work = whole_service.all_work(seen)
-    itl_s, gaps = _gaps(experiment, asked, seen, replicas)
+    itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), seen.token_s)
     times = seen.first_token_s, seen.last_token_s, seen.cached_tokens
-    return Simulated(*times, work, replica, itl_s, gaps, seen.queue_s)
+    return Simulated(*times, all_work(seen), replica, itl_s, pooled, seen.queue_s)
 
 
 def _shared(
@@ -160,27 +132,16 @@ def _metrics(experiment: Experiment) -> set[str]:
     return set(map(metric_of, experiment.slo.limits))
 
 
-def _gaps(
-    experiment: Experiment, asked: Sequence[Ints], seen: fast_engine.Times, replicas: Replicas
-) -> tuple[Floats | None, PooledGaps | None]:
-    """The quantile of every request's own gaps, and all gaps, where bounds ask for them.
-
-    Each engine serves what it got once more to tell them.
-    """
-    metrics, count = _metrics(experiment), len(asked[0])
+def _gaps(experiment: Experiment, outputs: Ints, token_s: Floats) -> tuple[Floats | None, PooledGaps | None]:
+    """The quantile of every request's own gaps, and all gaps, where bounds ask for them."""
+    metrics = _metrics(experiment)
     if not metrics & set(GAPS):
         return None, None
-    own_s, within = np.full(count, np.nan), experiment.slo.itl_within
-    all_s: list[Floats] = [np.zeros(0)] * count
-    fast = fast_engine.FastSpec.of(*parts(experiment))
-    for number, ends_s in token_times(fast, asked, seen, replicas):
-        if "itl" in metrics:
-            own_s[number] = late_gap_s(ends_s, within)
-        if "itl_pooled" in metrics:
-            all_s[number] = np.diff(ends_s)
-    counts = np.array([len(gaps) for gaps in all_s], dtype=np.int64)
-    pooled = PooledGaps(np.concatenate(all_s), counts) if "itl_pooled" in metrics else None
-    return own_s, pooled
+    own_s = late_gaps_s(token_s, outputs, experiment.slo.itl_within) if "itl" in metrics else None
+    if "itl_pooled" not in metrics:
+        return own_s, None
+    within = np.delete(np.diff(token_s), np.cumsum(outputs)[:-1] - 1)
+    return own_s, PooledGaps(within, outputs - 1)
 
 
 def balance(experiment: Experiment) -> Balance:
@@ -211,17 +172,15 @@ def _machine(experiment: Experiment) -> answer.NodePeaks:
     known = parts(experiment)
     layout = experiment.layout
     prefill = layout.prefill.per_node if layout.prefill else 0
-    shares = partial(whole_service.shares, *known)
-    return answer.NodePeaks(layout.replicas_per_node, *whole_service.peaks(*known), shares, prefill)
+    shares = partial(node.shares, *known)
+    return answer.NodePeaks(layout.replicas_per_node, *node.peaks(*known), shares, prefill)
 
 
 def guess_qps(experiment: Experiment) -> float | None:
     """QPS per node by the roofline; None if the hardware is unknown."""
     if experiment.engine.kind == "vllm_cpu":
         return CPU_GUESS_QPS  # the roofline is that of an accelerator
-    return whole_service.guess_qps(
-        experiment.workload, experiment.model, experiment.hardware, experiment.layout
-    )
+    return node.guess_qps(experiment.workload, experiment.model, experiment.hardware, experiment.layout)
 
 
 def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, PlacingPrediction | None]:

@@ -58,7 +58,7 @@ def answered(
     say: Callable[[str], None] = quiet,
 ) -> PredictionVerdict | GridVerdict:
     """The answer for the one experiment, or for every cell of a grid (`grid.experiments`)."""
-    act = partial(engine_model.predict, sensitivity=sensitivity, say=say)
+    act = partial(engine_model.predict, sensitivity=sensitivity)
     with processes() as parallel_map:
         if cells.axes:
             return grid.predicted(cells, found, act, parallel_map, say)

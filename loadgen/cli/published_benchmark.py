@@ -28,7 +28,7 @@ from loadgen.studies import published_tables, published_verdict
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model.compiled import fast_engine
+from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
 
 
 def progressive(arguments: argparse.Namespace) -> int:
@@ -82,32 +82,20 @@ def _checked(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
 
 
 def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet) -> PredictionVerdict:
-    """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own.
-
-    Raises ConfigError for an engine that the fast model does not play.
-    """
+    """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own."""
     runs = []
     for number in range(experiment.progressive.runs):
         say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
         one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
-        try:
-            runs.append(_run(one, quiet if number else say))
-        except fast_engine.UnsupportedByFastPath as why:
-            raise ConfigError(
-                f"progressive on the virtual clock cannot play this engine ({why}); use "
-                "progressive.clock=wall"
-            ) from why
+        runs.append(_run(one, quiet if number else say))
     return published_verdict.predicted(experiment, runs)
 
 
 def level_seconds(experiment: Experiment) -> list[float] | None:
-    """Seconds of each level by the engine model; None if the fast model cannot play this service."""
+    """Seconds of each level by the engine model; None for a service that is not one simulated engine."""
     if experiment.engine.kind != "simulated" or experiment.replicas != 1:
         return None
-    try:
-        return [level.seconds for level in _run(experiment)]
-    except fast_engine.UnsupportedByFastPath:
-        return None
+    return [level.seconds for level in _run(experiment)]
 
 
 def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[LevelFigures]:
@@ -117,11 +105,10 @@ def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[Lev
 def played(experiment: Experiment, number: int, level: ladder.LevelPlan) -> pa.Table:
     """The request rows of one level, a closed loop on one empty engine."""
     schedule = level.schedule(number, 0, 0)
-    asked = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
-    seed = ladder.drawn_seed(experiment.seed, number)
-    seen = fast_engine.serve_closed(
-        fast_engine.FastSpec.of(*engine_model.parts(experiment)), schedule.concurrency, asked, seed
-    )
+    tokens = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
+    replicas = Replicas(seed=ladder.drawn_seed(experiment.seed, number))
+    requests = Requests(schedule.due_ns / NS, tokens)
+    seen = serve(kind_of(*engine_model.parts(experiment)), requests, replicas, schedule.concurrency)
     times = seen.sent_s, seen.first_token_s, seen.last_token_s
     return played_rows(schedule, *times, seen.cached_tokens)
 

@@ -128,7 +128,7 @@ def predictions(
     """The answer for every shape, None for an infeasible one.
 
     After a first look at all, those that may be the best are predicted at length, under the draws of a
-    prediction, the same ones for all. The others get a few draws, or none (`shapes.WORTHLESS`).
+    prediction, the same ones for all. The others get a few draws (`shapes.WORTHLESS`).
     """
     good = [shape for shape in shapes if shape.asked]
     scouted = _mapped(parallel_map, [_task(shape, joint.SCOUT_S, 0) for shape in good], "looked at", say)
@@ -138,16 +138,11 @@ def predictions(
     tasks: dict[int, Task] = {}
     for place, (shape, answer) in enumerate(zip(good, scouted, strict=True)):
         likely = _qps(answer) >= joint.WORTHLESS * best[shape.hit]
-        if not isinstance(answer, str) and (likely or not _is_slow(answer)):
+        if not isinstance(answer, str):
             tasks[place] = _task(shape, joint.RANKING_S, DRAWS if likely else joint.FEW_DRAWS)
     drawn = dict(zip(tasks, _mapped(parallel_map, list(tasks.values()), "predicted", say), strict=True))
     known = iter([drawn.get(place, answer) for place, answer in enumerate(scouted)])
     return [next(known) if shape.asked else None for shape in shapes]
-
-
-def _is_slow(answer: PredictionVerdict) -> bool:
-    """True of an engine that is simulated block by block."""
-    return answer.forecast is not None and answer.forecast.busy is None
 
 
 def _task(shape: Shape, budget_s: float, draws: int) -> Task:
@@ -248,20 +243,15 @@ def _capacity(shape: Shape, answer: Answer | None) -> ShapeCapacity | UnrankedSh
         binding=answer.capacity.binding,
         ln_qps=joint.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS),
         draws=draws,
-        kv_full=_kv_full(shape.asked, answer),
+        kv_full=_kv_full(answer),
         assumed=answer.constants.assumed if answer.constants else (),
     )
 
 
-def _kv_full(asked: Experiment, answer: PredictionVerdict) -> bool:
-    """True where the KV cache holds the service back too; of an engine that is simulated block by block by
-    Little's law."""
-    found = answer.forecast
-    assert found is not None
-    used = found.kv_used
-    if used is None and found.in_flight_per_node is not None:
-        tokens = asked.workload.input_tokens.mean + asked.workload.output_tokens.mean / 2
-        used = found.in_flight_per_node * tokens / engine_model.MODEL.machine(asked).kv_tokens
+def _kv_full(answer: PredictionVerdict) -> bool:
+    """True where the KV cache holds the service back too."""
+    assert answer.forecast is not None
+    used = answer.forecast.kv_used
     return used is not None and used >= KV_FULL
 
 

@@ -31,12 +31,9 @@ from loadgen.predict import no_rate
 from loadgen.predict.capacity import (
     MANY_NODES,
     QUICK_S,
-    SLOW_S,
-    SLOWLY,
     PredictedCapacity,
     Solution,
     predicted_capacity,
-    quiet,
     simulated_nodes,
 )
 from loadgen.predict.drawn_quantiles import QuantileDraws, SimulatedQuantiles, figures, under_draws
@@ -46,8 +43,6 @@ from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessi
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
 SHARES = {"low": 0.025, "high": 0.975, "certified": 0.05}
-SLOW_DRAWS = 16
-"""Draws of the constants for an engine that is simulated block by block: fifteen seconds of two cores."""
 UNGUESSED_QPS = 5.0
 """Rate at which the search begins without a guess."""
 
@@ -72,15 +67,11 @@ class NodePeaks:
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The engine model as handed in; `guess_qps` is QPS per node by the roofline alone.
-
-    `say` gets a line about what makes an answer slow.
-    """
+    """The engine model as handed in; `guess_qps` is QPS per node by the roofline alone."""
 
     simulate: Simulate
     machine: Callable[[Experiment], NodePeaks]
     guess_qps: Callable[[Experiment], float | None]
-    say: Callable[[str], None] = quiet
 
 
 def predict(
@@ -96,10 +87,9 @@ def predict(
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
-    found = predicted_capacity(experiment, model.simulate, guess, model.say, machine.kv_tokens)
+    found = predicted_capacity(experiment, model.simulate, guess, machine.kv_tokens)
     point, side = found.answer.point, found.answer.root.side
     at_point = replace(_figures(experiment, point, machine), noise=_noise(found))
-    draws = min(draws, SLOW_DRAWS) if point.slow else draws
     if side:
         at_point = replace(
             at_point, of_rate=_under_draws(found.simulator, point.rate_qps, draws, parallel_map).summed
@@ -195,13 +185,9 @@ def at_rate(
     rough = RateSimulator(
         experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens
     )
-    slow = rough.at(experiment.rate_qps).slow
-    if slow:
-        model.say(SLOWLY)
-    budget_s = min(experiment.search.budget_s, SLOW_S if slow else math.inf)
-    simulator = RateSimulator(experiment, model.simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
+    effort = Effort.of(experiment.search.budget_s, nodes, whole)
+    simulator = RateSimulator(experiment, model.simulate, effort, kv_tokens)
     point = simulator.at(experiment.rate_qps)
-    draws = min(draws, SLOW_DRAWS) if slow else draws
     known = _under_draws(rough, experiment.rate_qps, draws, parallel_map)
     missed = [label(limit) for limit in point.slo.limits if point.excess(limit) > 0]
     verdict = base(

@@ -5,7 +5,6 @@ at which a p90 meets its bound. The engine model is handed in; its constants are
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from analysis.stats.quantiles import least_values
@@ -20,9 +19,6 @@ MOST_NODES = 64
 """Nodes simulated of a larger fleet with sessions (`operating_point.RateSimulator`)."""
 QUICK_S = 1200.0
 """Node seconds of one rough run: the constants move an answer far more than its noise does."""
-SLOW_S, SLOW_QUICK_S = 3600.0, 600.0
-"""Node seconds of a long and of a rough run for an engine that is simulated block by block."""
-SLOWLY = "this engine is simulated block by block: slower, on less virtual time and with fewer draws"
 ROUGH, FINE = 0.004, 0.002
 """Tolerances of ln rate."""
 DIGITS = 4
@@ -138,7 +134,6 @@ def predicted_capacity(
     experiment: Experiment,
     simulate: Simulate,
     guess_qps: float,
-    say: Callable[[str], None] = quiet,
     kv_tokens: float = 0.0,
 ) -> PredictedCapacity:
     """The capacity from `search.budget_s` node seconds at each rate; rough runs find the place.
@@ -157,13 +152,7 @@ def predicted_capacity(
     quick = solve(simulator, guess_qps, SLOPE, ROUGH)
     if quick.root.side:
         return PredictedCapacity(quick, quick, simulator)
-    budget_s = experiment.search.budget_s
-    if quick.point.slow:
-        say(SLOWLY)
-        budget_s = min(SLOW_S, budget_s)
-        rough = Effort.of(min(SLOW_QUICK_S, budget_s), simulator.effort.nodes, whole)
-        simulator = RateSimulator(experiment, simulate, rough, kv_tokens)
-        quick = solve(simulator, quick.root.rate_qps, quick.root.slope, ROUGH)
-    long = RateSimulator(experiment, simulate, Effort.of(budget_s, nodes, whole), kv_tokens)
+    budget = Effort.of(experiment.search.budget_s, nodes, whole)
+    long = RateSimulator(experiment, simulate, budget, kv_tokens)
     answer = solve(long, quick.root.rate_qps, quick.root.slope, FINE)
     return PredictedCapacity(at_simulated_rate(long, with_slope(long, answer)), quick, simulator)

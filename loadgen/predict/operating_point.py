@@ -37,8 +37,8 @@ class PooledGaps(NamedTuple):
 class Simulated(NamedTuple):
     """Times of requests that have all ended, in order of arrival, in seconds of the virtual clock.
 
-    `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps, nan
-    for an engine that is simulated block by block. Requests of phase `warmup` may have no times (nan).
+    `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps.
+    Requests of phase `warmup` may have no times (nan).
     `own_itl_s` is a quantile of each request's gaps between tokens, `gaps` are all of them, where a bound
     asks for it; `queue_s` is its time in the scheduler's queue, None where that is not known.
     """
@@ -147,11 +147,6 @@ class OperatingPoint:
     def bound_ms(self, limit: Limit) -> float:
         """The bound in ms; of a joint one 1, since it limits a ratio."""
         return 1.0 if metric_of(limit) == JOINT else self.slo.bound_ms(limit)
-
-    @property
-    def slow(self) -> bool:
-        """True if the engine was simulated block by block."""
-        return math.isnan(self.work["busy_s"])
 
     @property
     def binding(self) -> Limit:

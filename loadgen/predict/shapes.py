@@ -18,8 +18,7 @@ RANKING_S = 7200.0
 """The same for the ranking: Monte Carlo noise of 1.5 % (95 %), a twentieth of the interval."""
 WORTHLESS = 0.5
 """A shape with less than this part of the best one's QPS is not the best: constants that err by 12 % (sd) in
-each of the two, even unshared, leave four sd between them. It gets fewer draws, for its interval alone; where
-it is simulated block by block too, none: the first look stands, with Monte Carlo noise for an interval."""
+each of the two, even unshared, leave four sd between them. It gets fewer draws, for its interval alone."""
 FEW_DRAWS = 12
 
 

@@ -1,6 +1,16 @@
 """A vLLM replica as arithmetic: its steps and their times; no clock, no asyncio, no Ray."""
 
-from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
-from serve_apps.engine_model.service.virtual_service import RequestProgress, VirtualService
+from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
+from serve_apps.engine_model.engine.kinds import EngineKind, SplitKind
+from serve_apps.engine_model.service.service import RequestProgress, SessionPrompt, VirtualService, kind_of
 
-__all__ = ["BlockEngine", "GenerateRequest", "RequestProgress", "VirtualService"]
+__all__ = [
+    "Engine",
+    "EngineKind",
+    "GenerateRequest",
+    "RequestProgress",
+    "SessionPrompt",
+    "SplitKind",
+    "VirtualService",
+    "kind_of",
+]

@@ -19,7 +19,8 @@ from ray.serve.schema import LoggingConfig
 
 from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
-from serve_apps.engine_model.scheduler.lockstep import engine_of
+from serve_apps.engine_model.engine.engine import Engine
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.routing.loopback import listener, stay_on_loopback
 from serve_apps.routing.serve_routers import behind_router, request_router
 from serve_apps.simulated.openai_answers import ServedModel
@@ -93,7 +94,7 @@ def build_app(
     not fit the hardware.
     """
     decode, other = specs.sides
-    engine_of(*decode)  # refuses an engine that cannot run here, not in every replica
+    EngineKind.of(*decode)  # refuses an engine that cannot run here, not in every replica
     options = _options(ENGINES, Engines(replicas, bundles))
     router = request_router(routing) if routing else None
     if router is not None:
@@ -102,7 +103,7 @@ def build_app(
     if other is None:
         app = deployment.bind(specs, seed)
     else:
-        engine_of(*other)
+        EngineKind.of(*other)
         assert prefill is not None
         began_s = time.time()
         prompts = serve.deployment(**_options(PREFILL, prefill))(SimulatedPrefill)
@@ -129,7 +130,7 @@ def _options(name: str, engines: Engines) -> dict[str, Any]:
 
 def _started(specs: EngineSpecs, seed: int, began_s: float | None) -> RealtimeEngine:
     """The engine of this replica, running. `began_s` is the wall time at which its own time is 0."""
-    replica = engine_of(*specs, seed=seed + serve.get_replica_context().rank.rank)
+    replica = Engine(*specs, seed=seed + serve.get_replica_context().rank.rank)
     # Wall clocks jump, so the wall is looked at once; from then on the monotonic clock counts.
     epoch_s = None if began_s is None else time.monotonic() - (time.time() - began_s)
     engine = RealtimeEngine(replica, time_scale=specs.engine.time_scale, epoch_s=epoch_s)

@@ -12,9 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
-from serve_apps.engine_model.scheduler.lockstep import AnyEngine
-from serve_apps.engine_model.scheduler.request import Kv
+from serve_apps.engine_model.engine.engine import Engine, GenerateRequest, Kv
 from serve_apps.simulated.openai_answers import EngineMetrics
 from serve_apps.simulated.stream import EngineDead, Stream
 
@@ -22,8 +20,6 @@ TIMER_S = 1e-3
 """The event loop's timers count milliseconds: a shorter sleep would spin until it is over."""
 SPIN_S = 1e-4
 """uvloop does not sleep so briefly: a millisecond too many would be a third of a fast clock's step."""
-MOST_STARTS = 4096
-"""Steps of which the begin is remembered: more than any prompt takes (our choice)."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +32,7 @@ class RealtimeEngine:
 
     def __init__(
         self,
-        engine: AnyEngine,
+        engine: Engine,
         clock: Callable[[], float] = time.monotonic,
         time_scale: float = 1.0,
         epoch_s: float | None = None,
@@ -48,8 +44,6 @@ class RealtimeEngine:
         self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
         self._streams: dict[int, Stream] = {}
         self._without_blocks: set[int] = set()  # streams whose KV comes from elsewhere
-        self._holds = False
-        self._starts: dict[int, float] = {}  # of the last steps by their number, where KV is held for others
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._next_id = 0
@@ -91,7 +85,6 @@ class RealtimeEngine:
         state = self._engine.add(request, came_s)
         self._next_id += 1
         stream = self._streams[request.request_id] = Stream(state, came_s, kv)
-        self._holds |= kv == "held"
         if kv == "remote":
             self._without_blocks.add(request.request_id)
         self._arrived.set()
@@ -104,7 +97,7 @@ class RealtimeEngine:
     def kv_arrived(self, stream: Stream, at_s: float) -> None:
         """All KV of a stream's prompt is here at `at_s`, which may lie ahead."""
         stream.awaits_kv = False
-        self._mover.kv_arrived(stream.request_id, at_s)
+        self._engine.kv_arrived(stream.request_id, at_s)
         self._arrived.set()
 
     def close(self, stream: Stream) -> None:
@@ -116,16 +109,10 @@ class RealtimeEngine:
             self._engine.abort(stream.request_id)
             self._aborted += 1
             if stream.awaits_kv:  # none will come; until it did the blocks would be kept
-                self._mover.kv_arrived(stream.request_id, self.now_s())
+                self._engine.kv_arrived(stream.request_id, self.now_s())
         elif stream.kv == "held":
-            self._mover.release(stream.request_id)
+            self._engine.release(stream.request_id)
         self._arrived.set()  # another request may have waited for the blocks
-
-    @property
-    def _mover(self) -> BlockEngine:
-        """The engine as one that holds or awaits KV, which data-parallel ranks do not."""
-        assert isinstance(self._engine, BlockEngine)
-        return self._engine
 
     async def until(self, due_s: float) -> None:
         """Sleep until `due_s` of the engine's own time; at once if it is past."""
@@ -133,20 +120,20 @@ class RealtimeEngine:
         await asyncio.sleep(max(due_s - self.now_s(), 0) / self.time_scale)
 
     def metrics(self) -> EngineMetrics:
-        engine, scheduler = self._engine, self._engine.scheduler
+        engine = self._engine
         return EngineMetrics(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
-            preemptions=scheduler.preemptions,
-            prompt_tokens=scheduler.prompt_tokens_total,
-            generation_tokens=scheduler.generation_tokens_total,
+            preemptions=engine.total("preemptions"),
+            prompt_tokens=engine.total("prompt_tokens"),
+            generation_tokens=engine.total("generation_tokens"),
             finished=self._finished,
             aborted=self._aborted,
             steps=self._steps,
             late_steps=self._late_steps,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
+            prefix_queries=engine.total("prefix_queries"),
+            prefix_hits=engine.total("prefix_hits"),
         )
 
     async def _run(self) -> None:
@@ -160,17 +147,9 @@ class RealtimeEngine:
             if self._without_blocks:
                 self._tell_blocks(start_s)
             if planned_s is not None:  # None: what was about to arrive has been aborted
-                if self._holds:
-                    self._note_start(start_s)
                 await self._until(planned_s)
                 self._deliver(planned_s, planned_s - start_s)
                 end_s = planned_s
-
-    def _note_start(self, at_s: float) -> None:
-        """Remember when the step began, for a prompt that may begin with it."""
-        self._starts[self._mover.scheduler.progress.completed + 1] = at_s
-        if len(self._starts) > MOST_STARTS:
-            del self._starts[next(iter(self._starts))]
 
     async def _comes_before(self, due_s: float) -> bool:
         """Wait until `due_s`, or until something comes that may be ready earlier; True if it came."""
@@ -187,7 +166,7 @@ class RealtimeEngine:
 
     def _tell_blocks(self, at_s: float) -> None:
         """Tell the streams for whose KV the engine has just taken blocks."""
-        for state in self._mover.loading():
+        for state in self._engine.loading():
             self._without_blocks.discard(state.request_id)
             if stream := self._streams.get(state.request_id):
                 stream.take(at_s)
@@ -210,8 +189,6 @@ class RealtimeEngine:
         self._finished += len(self._engine.end_step())
         for state in emitting:
             if stream := self._streams.get(state.request_id):
-                if stream.kv == "held":
-                    stream.begun_s = self._starts.get(state.first_step, end_s - duration_s)
                 stream.put(end_s, state.finished, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

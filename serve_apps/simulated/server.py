@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Protocol
 
-from serve_apps.engine_model.scheduler.engine import QueueFull
+from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import ApiError, ApiRequest, OpenAiAnswer, ServedModel

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serve_apps.engine_model.cost.transfer import KvLink
-from serve_apps.engine_model.scheduler.engine import QueueFull
+from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
 from serve_apps.simulated.openai_images import SeenImages
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -79,7 +79,7 @@ class PrefillSide:
             return
         try:
             await stream.more_than(0)
-            yield PromptComputed(stream.begun_s, stream.emitted_s[0], stream.steps)
+            yield PromptComputed(stream.state.begun_s or stream.accepted_s, stream.emitted_s[0], stream.steps)
             await engine.until(stream.emitted_s[0] + HELD_S)
         except EngineDead as error:
             yield _refused(error)
@@ -199,13 +199,14 @@ class RemotePrompts:
         try:
             taken_s, tokens = await stream.blocks_taken()
             computed = await call.computed()
-        except Exception:  # noqa: BLE001  the stream knows it already, and tells its client
-            return
-        stream.prompt = computed.steps
-        if self._write:
-            end_s = self._link.written_s(computed.begun_s, computed.at_s, taken_s, tokens)
+            stream.prompt = computed.steps
+            if self._write:
+                end_s = self._link.written_s(computed.begun_s, computed.at_s, taken_s, tokens)
+            else:
+                end_s = self._link.end_s(taken_s, tokens)
+            self._engine.kv_arrived(stream, end_s)
+            await self._engine.until(end_s)
+        except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
+            stream.fail(f"the prompt's KV did not arrive: {_last_line(error)}")
         else:
-            end_s = self._link.end_s(taken_s, tokens)
-        self._engine.kv_arrived(stream, end_s)
-        await self._engine.until(end_s)
-        call.end()
+            call.end()

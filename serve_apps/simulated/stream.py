@@ -2,7 +2,7 @@
 
 import asyncio
 
-from serve_apps.engine_model.scheduler.request import Kv, RequestState
+from serve_apps.engine_model.engine.engine import Kv, RequestState
 from serve_apps.simulated.openai_answers import EngineSteps
 
 US = 1_000_000
@@ -17,8 +17,7 @@ class EngineDead(Exception):
 class Stream:
     """The tokens of one request as the engine hands them out; times are the engine's, in seconds.
 
-    `begun_s` is when the prompt's computation began, known with its first token and only if its KV is held
-    for another engine. `taken_s` is when blocks were taken for KV that is computed elsewhere; None before.
+    `taken_s` is when blocks were taken for KV that is computed elsewhere; None before.
     `prompt` counts the steps of the engine that computes it.
     """
 
@@ -30,7 +29,6 @@ class Stream:
         self.emitted_s: list[float] = []
         self.late_steps = 0
         self.finished = False
-        self.begun_s = accepted_s
         self.taken_s: float | None = None
         self.awaits_kv = False
         self.prompt: EngineSteps | None = None
@@ -76,7 +74,7 @@ class Stream:
         self._changed.set()
 
     def fail(self, reason: str) -> None:
-        self._failure = reason
+        self._failure = self._failure or reason
         self._changed.set()
 
     async def _change(self) -> None:

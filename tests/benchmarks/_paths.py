@@ -31,7 +31,7 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import Engine, VirtualService
 from serve_apps.routing.asgi import Message, Scope
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -152,10 +152,10 @@ def realtime() -> RealtimeEngine:
     return RealtimeEngine(_engine())
 
 
-def _engine() -> BlockEngine:
+def _engine() -> Engine:
     spec = EXPERIMENT.engine
     assert isinstance(spec, SimulatedEngine)
-    return BlockEngine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
+    return Engine(spec, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout)
 
 
 def application(engine: RealtimeEngine) -> SimulatedApp:
@@ -221,7 +221,7 @@ def on_virtual_clock(offers: Sequence[Offer]) -> list[Seen]:
 
 
 def _on_virtual_clock(offer: Offer) -> Seen:
-    schedule, service, spent = offer.schedule, VirtualService([_engine()]), Spent({})
+    schedule, service, spent = offer.schedule, VirtualService(_engine().kind), Spent({})
     columns = schedule.seq, schedule.due_ns / NS, schedule.input_tokens, schedule.output_tokens
     for key, at_s, *lengths, shared in zip(*columns, schedule.shared_tokens, strict=True):
         service.submit(int(key), float(at_s), *map(int, lengths), shared_tokens=int(shared))

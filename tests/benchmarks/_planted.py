@@ -602,12 +602,6 @@ FAULTS = (
         "1",
     ),
     Fault(
-        "least busy replica in order",
-        "serve_apps.engine_model.service.balancer:Balancer.choose",
-        "self._turn = found + 1",
-        "self._turn = 0",
-    ),
-    Fault(
         "lost replica still chosen",
         "serve_apps.engine_model.service.balancer:choice",
         "if each != loss.replica",
@@ -619,24 +613,6 @@ FAULTS = (
         "serve_apps.routing.hash_ring:starts",
         'side="right")',
         'side="right") + 1',
-    ),
-    Fault(
-        "last block of a prompt not shared",
-        "serve_apps.engine_model.scheduler.kv_cache:KvCache.blocks_for",
-        "-(-tokens // self.block_size)",
-        "tokens // self.block_size",
-    ),
-    Fault(
-        "freed blocks stay taken",
-        "serve_apps.engine_model.scheduler.kv_cache:KvCache.free",
-        "self.free_blocks += len(run)",
-        "pass",
-    ),
-    Fault(
-        "long prompts of one request alone cut",
-        "serve_apps.engine_model.scheduler.scheduler:Scheduler._long_prefill_limit",
-        "<= 1",
-        "<= 0",
     ),
     Fault(
         "late steps counted from their end",

@@ -26,9 +26,11 @@ from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import SimulatedEngine
 from loadgen.predict.draws import LAYOUT_SCALE
 from loadgen.traffic.processes import bench_arrivals_s
-from serve_apps.engine_model.compiled.fast_engine import FastEngine, FastSpec, checked, serve_closed
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
-from serve_apps.engine_model.service.replay import LATE_GAP, late_gap_s
+from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gaps_s
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service import service
+from serve_apps.engine_model.service.service import serve, serve_closed
 
 FOLDER = Path(__file__).with_name("published")
 REQUESTS = FOLDER / "mi300x_qwen3_235b_requests.csv"
@@ -146,14 +148,14 @@ def _asked(words: tuple[str, ...]) -> Experiment:
     return load([*words])
 
 
-def machine(experiment: Experiment, values: Values) -> FastSpec:
+def machine(experiment: Experiment, values: Values) -> EngineKind:
     """One replica with other constants."""
     asked = replaced(experiment, values)
     assert isinstance(asked.engine, SimulatedEngine)
-    return FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    return EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
 
 
-def replayed(served: FastSpec, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
+def replayed(served: EngineKind, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
     """TTFT and p99 gap (s) of each request of the blog's experiment at a rate, over replicas in turn."""
     sent_s = bench_arrivals_s(COUNT, rate_qps)
     ttft_s, gap_s = np.empty(COUNT), np.empty(COUNT)
@@ -163,13 +165,11 @@ def replayed(served: FastSpec, replicas: int, rate_qps: float) -> tuple[Floats, 
     return ttft_s, gap_s
 
 
-def _alone(served: FastSpec, sent_s: Floats) -> tuple[Floats, Floats]:
+def _alone(served: EngineKind, sent_s: Floats) -> tuple[Floats, Floats]:
     count = len(sent_s)
     columns = [np.full(count, tokens) for tokens in (INPUT, OUTPUT, 0)]
-    engine = FastEngine(served, OUTPUT, steps=count * (OUTPUT + 1))
-    first_s = engine.serve(sent_s, checked(served, columns)).first_token_s
-    gap_s = [late_gap_s(engine.token_times(number), LATE_GAP) for number in range(count)]
-    return first_s - sent_s, np.array(gap_s)
+    seen = serve(served, service.Requests(sent_s, columns), tokens=True)
+    return seen.first_token_s - sent_s, late_gaps_s(seen.token_s, columns[1], LATE_GAP)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Attainment:
         return np.array([attained(served, replicas, rate) for rate in self.rates_qps])
 
 
-def attained(served: FastSpec, replicas: int, rate_qps: float) -> float:
+def attained(served: EngineKind, replicas: int, rate_qps: float) -> float:
     """The share of requests within both of the blog's bounds."""
     ttft_s, gap_s = replayed(served, replicas, rate_qps)
     return float(np.mean((ttft_s < TTFT_BOUND_S) & (gap_s < GAP_BOUND_S)))

@@ -22,7 +22,9 @@ from conf import load
 from conf.kernels import BACKENDS
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, KernelRatio, SimulatedEngine
-from serve_apps.engine_model.compiled import fast_engine
+from serve_apps.engine_model.cost.step_time import Roofline
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.service import serve_closed
 from tests.benchmarks._published import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
 
 WORDS = (
@@ -66,20 +68,22 @@ def published(path: Path = ATTENTION) -> Published:
 
 
 @cache
-def machine() -> fast_engine.FastSpec:
+def machine() -> EngineKind:
     """The engine of the figure with the constants of conf/."""
     asked = load(WORDS)
     assert isinstance(asked.engine, SimulatedEngine)
-    return fast_engine.FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    return EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
 
 
 def told(concurrency: int, kv_read: float = 1.0, attention: float = 1.0) -> dict[str, float]:
     """What the engine model says of the bars: tok/s, and ms."""
     one, read, prefill = (Constant(value, "ratio", "tried") for value in (1.0, kv_read, attention))
-    served = replace(machine(), roofline=machine().roofline.with_kernels(KernelRatio(one, read, prefill)))
+    served = replace(
+        machine(), costs=Roofline(*machine().costs).with_kernels(KernelRatio(one, read, prefill)).costs
+    )
     count = round(WAVES * concurrency)
     asked = [np.full(count, tokens) for tokens in (LONG_INPUT, LONG_OUTPUT, 0)]
-    seen = fast_engine.serve_closed(served, concurrency, asked)
+    seen = serve_closed(served, concurrency, asked)
     first_s, last_s = seen.first_token_s - seen.sent_s, seen.last_token_s - seen.first_token_s
     return {
         "output_throughput": LONG_OUTPUT * count / float(seen.last_token_s.max()),

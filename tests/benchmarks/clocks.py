@@ -21,7 +21,7 @@ from analysis.rows import metrics
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.traffic.schedule import NS
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import VirtualService, kind_of
 
 RATE_QPS = 4.0
 SECONDS, QUICK_SECONDS = 240, 60
@@ -104,8 +104,7 @@ def virtual(rows: pa.Table, experiment: Experiment) -> tuple[np.ndarray, np.ndar
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
-    seeds = range(experiment.seed, experiment.seed + experiment.replicas)
-    service = VirtualService([BlockEngine(spec, *parts, seed) for seed in seeds])
+    service = VirtualService(kind_of(spec, *parts), experiment.replicas, seed=experiment.seed)
     due_s = metrics.numbers(rows, "due_ns") / NS
     names = ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
     prompt, output, shared = (metrics.numbers(rows, name) for name in names)

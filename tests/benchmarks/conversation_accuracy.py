@@ -14,7 +14,6 @@ import os
 import time
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +30,9 @@ from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import BlockEngine, VirtualService
-from serve_apps.engine_model.scheduler.request import RequestState
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
-from serve_apps.engine_model.service.virtual_service import SessionPrompt, Stepped
+from serve_apps.engine_model import SessionPrompt, VirtualService, kind_of
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.service import AnyKind
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
 from tests.support.search.searches import Found, answer
@@ -56,44 +54,33 @@ OFF = 0.10
 """The guess that places a search is too high or too low by so much (ln), in turn."""
 
 
-class Remembering(Stepped):
-    """A replica that keeps the state of every request, by the instant of its arrival in ns."""
-
-    def __init__(self, engine: BlockEngine) -> None:
-        super().__init__(engine)
-        self.came: dict[int, RequestState] = {}
-
-    def add(self, at_s: float, *lengths_and_chain: Any) -> int:
-        number = super().add(at_s, *lengths_and_chain)
-        self.came[round(at_s * NS)] = self._states[number]
-        return number
-
-
 class Chats(VirtualTarget):
-    """A node of one replica that knows prompts block by block, and tells what of each it had in its cache."""
+    """A node of one replica that knows what prompts share, and tells what of each it had in its cache."""
 
-    def __init__(self, engine: BlockEngine, workload: Workload) -> None:
-        self._replica, self._workload = Remembering(engine), workload
-        self._chats = VirtualService([self._replica])
+    def __init__(self, kind: AnyKind, workload: Workload) -> None:
+        self._chats, self._workload = VirtualService(kind), workload
+        self._number: dict[int, int] = {}
         super().__init__(self._chats)
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
-        cached = [self._replica.came[due_ns].cached_tokens for due_ns in seen.ended["due_ns"].to_pylist()]
+        numbers = [self._number[due_ns] for due_ns in seen.ended["due_ns"].to_pylist()]
+        cached = self._chats.service.arrays.requests["cached"][numbers]
         place = seen.ended.column_names.index("cached_tokens")
         return replace(
             seen, ended=seen.ended.set_column(place, "cached_tokens", pa.array(cached, pa.int32()))
         )
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
-        prefixes, size = (
-            Prefixes(*(shared_prefixes(schedule, self._workload) or ())),
-            self._replica.engine.block_size,
-        )
+        prefixes = Prefixes(*(shared_prefixes(schedule, self._workload) or ()))
+        names, blocks = prefixes.pieces(self._chats.service.answering.spec.block_size)
+        ends = np.cumsum(blocks, axis=0)
         for i, plan in enumerate(planned(schedule)):
             self._planned[plan.seq] = plan
-            lengths, chain = (plan.input_tokens, plan.output_tokens), prefixes.chain(i, size)
-            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, begins=SessionPrompt(chain=chain))
+            self._number[plan.due_ns] = self._chats.service.count
+            pieces = list(zip(names[:, i].tolist(), ends[:, i].tolist(), strict=True))
+            lengths = plan.input_tokens, plan.output_tokens
+            self._chats.submit(plan.seq, plan.due_ns / NS, *lengths, begins=SessionPrompt(pieces=pieces))
 
 
 @cache
@@ -108,7 +95,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
     start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = LoadPlan(one.search, one.slo, one.workload, 1, seed, start)
-    target = Chats(BlockEngine(*engine_model.parts(one)), one.workload)
+    target = Chats(kind_of(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import BlockEngine, GenerateRequest, VirtualService
-from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from serve_apps.engine_model.service.routed import Requests, serve_open
+from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.service import Requests, serve
 
 CLOSED_STEPS = 20_000
 VIRTUAL_S = 1800.0
@@ -21,18 +21,18 @@ LOOP_TURNS = 5_000_000
 LOOP_REQUESTS = 200_000
 
 
-def engine(caching: bool = True) -> BlockEngine:
+def engine(caching: bool = True) -> Engine:
     experiment = load()
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     spec = replace(spec, enable_prefix_caching=caching)
-    return BlockEngine(spec, experiment.model, experiment.hardware, experiment.layout)
+    return Engine(spec, experiment.model, experiment.hardware, experiment.layout)
 
 
 def closed_loop(
     running: int, shared_blocks: int = 0, output_tokens: int = 140, caching: bool = True
 ) -> float:
-    """Steps per CPU second, block by block, with `running` requests of 5600 tokens in the batch.
+    """Steps per CPU second, taken one by one, with `running` requests of 5600 tokens in the batch.
 
     Their first `shared_blocks` KV blocks are the same.
     """
@@ -55,7 +55,7 @@ def closed_loop(
 
 def open_loop(rate_qps: float) -> float:
     """Virtual seconds per CPU second of one replica under Poisson arrivals of 5600/140."""
-    service = VirtualService([engine()])
+    service = VirtualService(engine().kind)
     due_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, int(rate_qps * VIRTUAL_S)))
     for key, at_s in enumerate(due_s.tolist()):
         service.submit(key, at_s, 5600, 140)
@@ -68,12 +68,12 @@ def at_once(rate_qps: float) -> float:
     """Steps per CPU second of `loop` with Poisson arrivals of 5600/140, after a run that compiles it."""
     asked = load()
     assert isinstance(asked.engine, SimulatedEngine)
-    machine = FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
     sent_s = np.cumsum(np.random.default_rng(1).exponential(1 / rate_qps, LOOP_REQUESTS))
     columns = [np.full(LOOP_REQUESTS, tokens) for tokens in (5600, 140, 0)]
-    serve_open(machine, Requests(sent_s[:10], [column[:10] for column in columns]))
+    serve(machine, Requests(sent_s[:10], [column[:10] for column in columns]))
     start = time.process_time()
-    steps = serve_open(machine, Requests(sent_s, columns)).work.steps
+    steps = serve(machine, Requests(sent_s, columns)).work.steps
     return steps / (time.process_time() - start)
 
 

@@ -29,9 +29,9 @@ from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from loadgen.predict.grid import Asked, ratio
 from loadgen.predict.uncertainty import drawn_quantile
 from loadgen.traffic.processes import Floats, bench_arrivals_s
+from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gaps_s
 from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.replay import replay
-from serve_apps.engine_model.service.routed import Replicas, Requests
+from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
 
 COUNT, INPUT, OUTPUT = 100, 2000, 1000
 """Requests of the blog's experiment, and their tokens."""
@@ -72,7 +72,8 @@ def seen(experiment: Experiment, rate_qps: float) -> tuple[Floats, Floats]:
     sent_s = bench_arrivals_s(COUNT, rate_qps)
     asked = [np.full(COUNT, tokens) for tokens in (INPUT, OUTPUT, 0)]
     replicas = Replicas(experiment.replicas, Balance("roundrobin"))
-    times, gap_s = replay(*parts(experiment), Requests(sent_s, asked), replicas)
+    times = serve(kind_of(*parts(experiment)), Requests(sent_s, asked), replicas, tokens=True)
+    gap_s = late_gaps_s(times.token_s, np.asarray(asked[1]), LATE_GAP)
     return times.first_token_s - sent_s, gap_s
 
 

@@ -35,7 +35,8 @@ from loadgen.studies.published_tables import (
     outputs,
     read,
 )
-from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.service import serve_closed
 from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
 from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior
 
@@ -49,15 +50,15 @@ def shipped(subject: PublishedModel) -> Experiment:
     return load(["hardware=mi325x", *subject.words])
 
 
-def machine(experiment: Experiment, constants: Mapping[str, float]) -> FastSpec:
+def machine(experiment: Experiment, constants: Mapping[str, float]) -> EngineKind:
     """One replica with other constants."""
     asked = replaced(experiment, constants)
     spec = asked.engine
     assert isinstance(spec, SimulatedEngine)
-    return FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
+    return EngineKind.of(spec, asked.model, asked.hardware, asked.layout)
 
 
-def told(served: FastSpec, subject: PublishedModel, row: PublishedRow) -> tuple[float, float]:
+def told(served: EngineKind, subject: PublishedModel, row: PublishedRow) -> tuple[float, float]:
     """Total tokens/s and p99 (s) of a row's experiment on a machine."""
     asked = outputs(subject, row)
     prompts = np.full(len(asked), subject.prompt)

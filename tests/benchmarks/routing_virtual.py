@@ -24,10 +24,10 @@ from loadgen.predict.grid import ratio
 from loadgen.traffic.prefix_sharing import cache_warmup_s, shared_prefixes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.compiled.fast_engine import FastSpec
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import Balance, Loss
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
-from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.service import Replicas, Requests, serve
 from serve_apps.routing import hash_ring
 
 POLICIES = ("consistent_hash", "client_side", "bounded_hash", "leastconn", "pow2", "round_robin")
@@ -121,7 +121,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     """One replica of a fleet dies at `rate_qps` per node; the others take what comes from then on."""
     one = experiment(policy, nodes)
     parts = engine_model.parts(one)
-    machine = FastSpec.of(*parts)
+    machine = EngineKind.of(*parts)
     filled_s = cache_warmup_s(one.workload, rate_qps, nodes, machine.blocks * machine.spec.block_size)
     at_s, end_s = filled_s + BEFORE_S, filled_s + BEFORE_S + AFTER_S
     bounds = {"window": (0, round(end_s * NS))}
@@ -132,7 +132,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     due_s = drawn.due_ns / NS
     asked = drawn.input_tokens, drawn.output_tokens, drawn.shared_tokens
     requests = Requests(due_s, asked, Prefixes(*shared), filled_s)
-    seen = serve_open(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
+    seen = serve(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
     failed = (seen.replica == 0) & (seen.last_token_s > at_s)
     ttft_ms = np.where(failed, np.inf, (seen.first_token_s - due_s) * 1e3)
     hits = [seen.cached_tokens, drawn.input_tokens]

@@ -18,7 +18,7 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
 from loadgen.prompts.bodies import Prompts
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import VirtualService, kind_of
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 
 REPEATS = 12
@@ -30,7 +30,7 @@ def virtual(experiment: Experiment) -> tuple[float, float]:
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
-    service = VirtualService([BlockEngine(spec, *parts)])
+    service = VirtualService(kind_of(spec, *parts))
     service.submit(0, 0.0, 5600, 140)
     service.advance(60.0)
     (seen,) = service.observe()

@@ -14,9 +14,9 @@ from conf import load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from serve_apps.engine_model.service.block_prefixes import BlockPrefixes
-from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.prefixes import BlockPrefixes
+from serve_apps.engine_model.service.service import Replicas, Requests, serve
 
 UNLIMITED = 10_000_000
 """KV blocks of 16 tokens, more than any of the published traces fills."""
@@ -45,8 +45,8 @@ def main(words: Sequence[str]) -> int:
         for size in (UNLIMITED, None):
             engine = load([LONGEST, *([f"engine.num_gpu_blocks={size}"] if size else [])]).engine
             assert isinstance(engine, SimulatedEngine)
-            spec = FastSpec.of(engine, experiment.model, experiment.hardware, experiment.layout)
-            served = serve_open(spec, Requests(schedule.due_ns / 1e9, lengths, shared), Replicas(replicas))
+            spec = EngineKind.of(engine, experiment.model, experiment.hardware, experiment.layout)
+            served = serve(spec, Requests(schedule.due_ns / 1e9, lengths, shared), Replicas(replicas))
             hit = served.cached_tokens.sum() / schedule.input_tokens.sum()
             room = "unlimited cache" if size else f"{spec.blocks * engine.block_size:,} tokens of KV"
             print(f"{replicas:3d} nodes, {room:<26} served from the cache: {hit:.2%} of prompt tokens")

@@ -17,8 +17,8 @@ from loadgen.cli import config_check, engine_model
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
 from loadgen.studies import published_tables
-from serve_apps.engine_model.compiled import fast_engine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
+from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.benchmarks import backends
 from tests.support.runs.verdict_trees import text_of
 from tests.support.words.recipe_words import DEEPSEEK, env, resolve
@@ -139,8 +139,8 @@ def test_a_known_backend_scales_reads_and_prefill_attention_alone(backend: str) 
         "engine.kernel_ratio.kv_read",
         "engine.kernel_ratio.attention",
     }
-    machine = fast_engine.FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
-    assert machine.roofline == cost
+    machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    assert machine.costs == cost.costs
     assert "a figure of Qwen3-235B on MI300X" in kernel_lines(asked)[0]
 
 

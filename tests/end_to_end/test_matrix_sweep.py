@@ -32,7 +32,7 @@ from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import VirtualService, kind_of
 from tests.support.virtual.virtual_drivers import silent
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
@@ -64,8 +64,9 @@ class VirtualFleet(VirtualTarget):
         self, _count: int, _cpus: float, plan: Any, *_: Any, from_ns: int = 0, first_client: int = 0
     ) -> None:
         spec: Any = ASKED.engine
-        engine = BlockEngine(spec, ASKED.model, ASKED.hardware, ASKED.layout, seed=len(plan.urls[0]))
-        service: Any = Faster(VirtualService([engine]), float(plan.urls[0].removeprefix("http://")))
+        kind = kind_of(spec, ASKED.model, ASKED.hardware, ASKED.layout)
+        virtual = VirtualService(kind, seed=len(plan.urls[0]))
+        service: Any = Faster(virtual, float(plan.urls[0].removeprefix("http://")))
         super().__init__(service)
         self._now_ns = from_ns
 

@@ -10,10 +10,9 @@ import pytest
 from conf import load
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.scheduler.engine import BlockEngine
-from serve_apps.engine_model.scheduler.request import RequestState
-from serve_apps.engine_model.scheduler.scheduler import Scheduler
-from tests.support.virtual.engines import check_integrity
+from serve_apps.engine_model.engine import groups
+from serve_apps.engine_model.engine.engine import Engine, RequestState
+from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.real_core import Limits, Log, Work
 
 SPECS = load(["hardware=mi325x", "model=qwen3_235b_a22b_fp8", "engine=simulated", "layout=dp1_tp8_ep8"])
@@ -70,61 +69,55 @@ def step_time(
     return duration_s
 
 
-class RecordedScheduler(Scheduler):
-    """Records how many tokens of which request every step computes."""
-
-    steps: list[dict[int, int]]
-
-    def schedule(self) -> Batch | None:
-        decoding = [request for request in self.running if request._decoding]
-        self.chosen: dict[int, int] = {}
-        batch = super().schedule()
-        if batch is not None:
-            number = self._in_flight[-1].number
-            self.chosen |= {it.request_id: 1 for it in decoding if it._emits_in(number)}
-            self.steps.append(self.chosen)
-        check_integrity(self)
-        return batch
-
-    def _compute(self, request: RequestState, new: int, *rest: object) -> None:
-        self.chosen[request.request_id] = new
-        super()._compute(request, new, *rest)  # type: ignore[arg-type]
+def spec_of(limits: Limits) -> SimulatedEngine:
+    """The simulated engine with these limits."""
+    return SimulatedEngine(
+        num_gpu_blocks=limits.blocks,
+        block_size=limits.block_size,
+        max_num_batched_tokens=limits.budget,
+        max_num_seqs=limits.seqs,
+        enable_prefix_caching=limits.caching,
+        async_scheduling=limits.asynchronous,
+        long_prefill_token_threshold=limits.long_prefill,
+    )
 
 
-class RecordedEngine(BlockEngine):
-    """Records when its steps began, and every request that it got."""
+class RecordedEngine(Engine):
+    """Records the begin of its steps, the tokens of each request in them, and every request that it got."""
 
     def __init__(self, limits: Limits, layout: Layout) -> None:
-        spec = SimulatedEngine(
-            num_gpu_blocks=limits.blocks,
-            block_size=limits.block_size,
-            max_num_batched_tokens=limits.budget,
-            max_num_seqs=limits.seqs,
-            enable_prefix_caching=limits.caching,
-            async_scheduling=limits.asynchronous,
-            long_prefill_token_threshold=limits.long_prefill,
-        )
-        super().__init__(spec, MODEL, SPECS.hardware, layout)
+        super().__init__(spec_of(limits), MODEL, SPECS.hardware, layout)
         self.starts: list[float] = []
+        self.steps: list[dict[int, int]] = []
         self.states: list[RequestState] = []
-        self.scheduler.__class__ = RecordedScheduler
-        self.scheduler.steps = []  # type: ignore[attr-defined]
 
     def add(self, *args: Any) -> RequestState:
         self.states.append(super().add(*args))
         return self.states[-1]
 
     def begin_step(self, now_s: float) -> float | None:
-        end_s = super().begin_step(now_s)
-        if end_s is not None:
-            self.starts.append(now_s)
-        return end_s
+        begun = groups.begin(self.arrays.address, 0, now_s)
+        self._note()
+        if not begun:
+            return None
+        self.starts.append(now_s)
+        groups.begin_ahead(self.arrays.address, 0)
+        self._note()
+        return float(self.arrays.groups["end_s"][0])
+
+    def _note(self) -> None:
+        """Note the step that was scheduled last, if it is new."""
+        number = self.total("scheduled")
+        if number > len(self.steps):
+            self.steps.append(chosen(self.arrays, number))
+        check_integrity(self.arrays)
 
     def log(self) -> Log:
         """What happened, after the last request has ended."""
         log = Log()
-        for start_s, chosen in zip(self.starts, self.scheduler.steps, strict=True):  # type: ignore[attr-defined]
-            log.steps.append((start_s, sorted((str(name), new) for name, new in chosen.items())))
+        for start_s, tokens in zip(self.starts, self.steps, strict=True):
+            named = {str(self.states[serial].request_id): new for serial, new in tokens.items()}
+            log.steps.append((start_s, sorted(named.items())))
         for state in self.states:
             assert state.finished and state.first_token_s is not None and state.last_token_s is not None
             log.first_s[str(state.request_id)] = state.first_token_s

@@ -15,15 +15,19 @@ import numpy as np
 import pytest
 from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
-from conf.specs.experiment import Constant, Layout
+from conf import load
+from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
-from serve_apps.engine_model.scheduler.lockstep import RankBalancer
-from serve_apps.engine_model.service.split_service import SplitService
-from serve_apps.engine_model.service.virtual_service import SessionPrompt
+from serve_apps.engine_model.engine import groups
+from serve_apps.engine_model.engine.kinds import EngineKind, SplitKind, empty_arrays
+from serve_apps.engine_model.service import loop
+from serve_apps.engine_model.service.balancer import Balance, choice
+from serve_apps.engine_model.service.service import Replicas, Service
+from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.moving_kv import run_pair
-from tests.vllm.real_core import Limits
-from tests.vllm.recorded import MODEL, SPECS, Prompt, RecordedEngine, assert_same, step_time, token_ids
+from tests.vllm.real_core import Limits, Log
+from tests.vllm.recorded import MODEL, SPECS, Prompt, assert_same, spec_of, step_time, token_ids
 
 pytestmark = pytest.mark.vllm
 
@@ -35,15 +39,86 @@ class Case:
     layout: Layout
 
 
-def run_ours(case: Case) -> tuple[RecordedEngine, RecordedEngine]:
-    prefill, decode = (RecordedEngine(limits, case.layout.decode_side) for limits in case.limits)
-    service = SplitService([prefill], [decode], case.layout, MODEL)
-    for number, prompt in enumerate(case.prompts):
-        lengths = prompt.input_tokens, prompt.output_tokens
-        chain = prompt.hashes(case.limits[0].block_size)
-        service.submit(number, prompt.at_s, *lengths, begins=SessionPrompt(-1, chain))
-    service.advance(1e6)
-    return prefill, decode
+def run_ours(case: Case) -> tuple[Log, Log]:
+    """The logs of the prefill and the decode engine, and that the compiled loop serves as this one does."""
+    prefill, decode = (
+        EngineKind.of(spec_of(limits), MODEL, SPECS.hardware, case.layout.decode_side)
+        for limits in case.limits
+    )
+    link = SplitKind.of(spec_of(case.limits[0]), MODEL, SPECS.hardware, case.layout).seconds
+    kind, caching = SplitKind(decode, prefill, link, 1, 1), case.limits[0].caching
+    tokens = [
+        np.array([getattr(it, name) for it in case.prompts]) for name in ("input_tokens", "output_tokens")
+    ]
+    names, shared = (np.array([[it[k]] for it in case.prompts]) for k in (4, 3))
+    due_s = np.array([it.at_s for it in case.prompts])
+    services = [Service(kind, Replicas(), 1000) for _ in range(2)]
+    for service, until_s in zip(services, (-1.0, 1e6), strict=True):
+        service.append(*tokens, names, shared // case.limits[0].block_size * caching)
+        routed = choice(Balance(), 1, 0, due_s)
+        service.send(np.arange(len(due_s)), due_s, np.full(len(due_s), -1), routed, until_s)
+    recorded, whole = services
+    logs = RecordedService(recorded).run(due_s)
+    for name in ("first_s", "last_s", "cached"):
+        assert (recorded.arrays.requests[name] == whole.arrays.requests[name]).all()
+    return logs
+
+
+class RecordedService:
+    """The loop of a split service in steps that can be looked at."""
+
+    def __init__(self, service: Service) -> None:
+        self._arrays = service.arrays
+        self._count = service.count
+        self._logs = {1: Log(), 0: Log()}
+        self._steps: dict[int, list[dict[int, int]]] = {0: [], 1: []}
+
+    def run(self, due_s: Any) -> tuple[Log, Log]:
+        """All requests to their end; the logs of the prefill and of the decode engine."""
+        arrays, address = self._arrays, self._arrays.address
+        while True:
+            g, arrived = int(arrays.heap[0]), int(arrays.service["arrived"][0])
+            group = arrays.groups[g]
+            arrival_s = due_s[arrived] if arrived < self._count else float("inf")
+            if group["due_s"] > arrival_s or (not group["in_flight"] and group["due_s"] == arrival_s < 1e9):
+                loop.send(address, arrival_s)
+            elif group["due_s"] == float("inf"):
+                return self._ended(1), self._ended(0)
+            else:
+                self._serve(g, float(group["due_s"]), bool(group["in_flight"]))
+
+    def _serve(self, g: int, at_s: float, ends: bool) -> None:
+        address = self._arrays.address
+        if ends:
+            groups.end(address, g)
+            loop.finish(address, g)
+        else:
+            begun = groups.begin(address, g, at_s)
+            self._note(g)
+            if begun:
+                self._logs[g].steps.append((at_s, []))
+                groups.begin_ahead(address, g)
+                self._note(g)
+            loop.start(address, g)
+        loop.refresh(address, g)
+
+    def _note(self, g: int) -> None:
+        number = int(self._arrays.engines["scheduled"][g])
+        if number > len(self._steps[g]):
+            self._steps[g].append(chosen(self._arrays, number, g))
+        check_integrity(self._arrays, g)
+
+    def _ended(self, g: int) -> Log:
+        log = self._logs[g]
+        for (_, work), tokens in zip(log.steps, self._steps[g], strict=True):
+            work += sorted((str(serial // 2), new) for serial, new in tokens.items())
+        for number, request in enumerate(self._arrays.requests[g::2][: self._count]):
+            log.first_s[str(number)], log.last_s[str(number)] = (
+                float(request["first_s"]),
+                float(request["last_s"]),
+            )
+            log.cached[str(number)] = int(request["cached"])
+        return log
 
 
 def drawn(seed: int, writes: bool, asynchronous: bool, caching: bool) -> Case:
@@ -96,8 +171,8 @@ def test_the_same_steps_on_both_engines(
     durations = step_time(case.prompts, engine, 0), step_time(case.prompts, engine, 1)
     ours = run_ours(case)
     real = run_pair(token_ids(case.prompts), case.limits, durations, link, writes, tmp_path)
-    for engine, there, side in zip(ours, real, ("prefill", "decode"), strict=True):
-        assert_same(engine.log(), there, side)
+    for here, there, side in zip(ours, real, ("prefill", "decode"), strict=True):
+        assert_same(here, there, side)
 
 
 RANKS = 8
@@ -115,20 +190,28 @@ def front_end() -> Any:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_requests_go_to_the_ranks_that_vllm_takes(seed: int) -> None:
-    rng, client, balancer = np.random.default_rng(seed), front_end(), RankBalancer(RANKS)
+    rng, client = np.random.default_rng(seed), front_end()
+    specs = load(["layout=dp8_attention_ep8"])
+    kind = EngineKind.of(SimulatedEngine(), specs.model, specs.hardware, specs.layout)
+    arrays, _ = empty_arrays([(kind, 1)], 10, [0])
+    engines = arrays.engines
     taken: list[int] = []
     for number in range(400):
         if rng.random() < 0.1:  # the counts of a while ago are published
             counts = [
                 (int(rng.integers(5)), int(rng.integers(20)), float(rng.random())) for _ in range(RANKS)
             ]
-            balancer.publish(number * 1.0, counts)
+            columns = zip(*counts, strict=True)
+            engines["told_waiting"], engines["told_running"], engines["told_usage"] = map(list, columns)
+            engines["sent_since"] = 0
             client.lb_engines = [list(each) for each in counts]
         while taken and rng.random() < 0.45:  # some end
             rank = taken.pop(int(rng.integers(len(taken))))
-            balancer.in_flight[rank] -= 1
+            engines["open"][rank] -= 1
             client.engine_inflight[client.core_engines[rank]] -= 1
-        asked = SimpleNamespace(request_id=f"{number}", data_parallel_rank=None, pooling_params=None)
-        theirs = client.core_engines.index(client.get_core_engine_for_request(asked))
-        assert balancer.choose() == theirs, number
+        request = SimpleNamespace(request_id=f"{number}", data_parallel_rank=None, pooling_params=None)
+        theirs = client.core_engines.index(client.get_core_engine_for_request(request))
+        rank = int(groups.choose_rank(arrays.address, 0, 0.0))
+        engines["open"][rank] += 1
+        assert rank == theirs, number
         taken.append(theirs)

@@ -1,4 +1,4 @@
-"""`serve_apps.engine_model.scheduler` against vLLM's own scheduler, on a virtual clock.
+"""`serve_apps.engine_model.engine` against vLLM's own scheduler, on a virtual clock.
 
 Both get the same arrivals and step times. Demanded equal are the start of every step, the tokens of every
 request in it, all first and last token times and the cached tokens found at admission.
@@ -15,7 +15,7 @@ import pytest
 import vllm
 from packaging.version import Version
 
-from serve_apps.engine_model.scheduler.engine import GenerateRequest
+from serve_apps.engine_model.engine.engine import GenerateRequest
 from tests.vllm.real_core import Limits, run_real
 from tests.vllm.recorded import SPECS, Prompt, RecordedEngine, assert_same, step_time, token_ids
 
@@ -115,4 +115,4 @@ def test_the_same_steps_as_vllm(name: str, caching: bool, asynchronous: bool, tm
     ours = run_ours(prompts, limits)
     real = run_real(token_ids(prompts), limits, step_time(prompts, SPECS.layout), tmp_path)
     assert_same(ours.log(), real)
-    assert (ours.scheduler.preemptions > 0) == (name in PREEMPTING)
+    assert (ours.total("preemptions") > 0) == (name in PREEMPTING)

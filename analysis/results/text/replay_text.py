@@ -77,8 +77,6 @@ def lines(prediction: PredictionVerdict) -> list[str]:
     whole = f" of all {asked.nodes} nodes" if asked.nodes > 1 else ""
     out.append(f"  throughput{whole}: {rates}")
     out.append(f"  makespan {_figure(figures['makespan_s'])} s")
-    if figures["gap_ms.p50"] is None and figures["tpot_ms.p50"] is not None:
-        out.append("  gaps between tokens are unknown: this engine is simulated block by block")
     if asked.replicas > 1:
         out.append(f"  {asked.replicas} replicas behind one balancer, routing {asked.routing}")
     return [*out, *_evidence(it), *(f"  {line}" for line in constants_text.lines(prediction))]

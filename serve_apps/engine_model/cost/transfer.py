@@ -37,9 +37,13 @@ class TransferSeconds:
 
         They can be pushed since `taken_s`, when there are blocks for them. The last layer always is left.
         """
-        work_s = self.work_s(tokens)
-        flown_s = max(0.0, computed_s - max(begun_s, taken_s))
-        return max(work_s - flown_s, work_s * self.last_share)
+        return left_s(self.work_s(tokens), self.last_share, begun_s, computed_s, taken_s)
+
+
+def left_s(work_s: float, last_share: float, begun_s: float, computed_s: float, taken_s: float) -> float:
+    """The same of a transfer of `work_s`; of plain numbers, so that numba can compile it."""
+    flown_s = max(0.0, computed_s - max(begun_s, taken_s))
+    return max(work_s - flown_s, work_s * last_share)
 
 
 class KvLink:

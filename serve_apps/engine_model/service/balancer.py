@@ -4,7 +4,7 @@ Behind HAProxy or a Serve proxy the same rules decide; the ring, its hash and it
 (`serve_apps.routing.hash_ring`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_apps.engine_model.service import route_loop
+from serve_apps.engine_model.service.choice import BOUNDED, FEWER, GIVEN, LEAST
 from serve_apps.routing import hash_ring
 
 Ints = NDArray[np.int64]
@@ -52,11 +52,12 @@ class Loss(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The choices for `route_loop.route`: `mode`, and the columns that it needs.
+    """The choices for `choice.choose`: `mode`, and the columns that it needs.
 
     `one` is the replica, or with `other` a pair of which the less busy one is taken, or the start on the
     ring, whose replicas are `owners`. From `lost_s` on replica `lost` is passed over; -1 is none. A request
-    before `from_s` is in flight nowhere, and goes where it would if no replica were busy.
+    before `from_s` is in flight nowhere, and goes where it would if no replica were busy. The number of the
+    first request is `first`.
     """
 
     mode: int
@@ -67,6 +68,7 @@ class Choice(NamedTuple):
     lost: int
     lost_s: float
     from_s: float = 0.0
+    first: int = 0
 
 
 NOTHING: Ints = np.zeros(0, np.int64)
@@ -79,6 +81,7 @@ def choice(
     due_s: NDArray[np.float64],
     session: Ints | None = None,
     loss: Loss | None = None,
+    first: int = 0,
 ) -> Choice:
     """The policy over requests that are due at `due_s`, in order of arrival; `seed` draws random choices.
 
@@ -89,20 +92,18 @@ def choice(
     before = len(due_s) if loss is None else int(np.searchsorted(due_s, loss.at_s))
     left = everyone if loss is None else tuple(each for each in everyone if each != loss.replica)
     lost = (-1, 0.0) if loss is None else tuple(loss)
-    rest = balance.load_factor, *lost
+    rest = balance.load_factor, *lost, 0.0, first
     if balance.policy == "bounded_hash":
         places, owners = _ring(balance, everyone, seed)
-        return Choice(route_loop.BOUNDED, _starts(places, _known(session)), NOTHING, owners, *rest)
+        return Choice(BOUNDED, _starts(places, _known(session)), NOTHING, owners, *rest)
     if balance.policy == "leastconn":
-        return Choice(route_loop.LEAST, NOTHING, NOTHING, NOTHING, *rest)
-    first, second = (
-        _fixed(balance, who, seed, at, None if session is None else session[at])
+        return Choice(LEAST, NOTHING, NOTHING, NOTHING, *rest)
+    parts = (
+        _fixed(balance, who, seed, first + at, None if session is None else session[at])
         for who, at in ((everyone, np.arange(before)), (left, np.arange(before, len(due_s))))
     )
-    one, other = (np.concatenate(pair) for pair in zip(first, second, strict=True))
-    return Choice(
-        route_loop.FEWER if balance.policy == "pow2" else route_loop.GIVEN, one, other, NOTHING, *rest
-    )
+    one, other = (np.concatenate(pair) for pair in zip(*parts, strict=True))
+    return Choice(FEWER if balance.policy == "pow2" else GIVEN, one, other, NOTHING, *rest)
 
 
 def _fixed(balance: Balance, replicas: tuple[int, ...], seed: int, at: Ints, session: Ints | None) -> Any:
@@ -158,30 +159,3 @@ def _ring(balance: Balance, replicas: tuple[int, ...], seed: int) -> tuple[Any, 
 def _starts(places: Any, session: Ints) -> Ints:
     known, inverse = np.unique(session, return_inverse=True)
     return hash_ring.starts(places, map(hash_ring.session_key, known.tolist()))[inverse]
-
-
-class Balancer:
-    """The same choices one by one, for a service that is simulated block by block."""
-
-    def __init__(self, balance: Balance, replicas: int, seed: int = 0) -> None:
-        self._balance, self._replicas, self._seed = balance, tuple(range(replicas)), seed
-        self._asked = self._turn = 0
-
-    def choose(self, session: int, in_flight: Sequence[int]) -> int:
-        """The replica of the next request; `in_flight` are the open requests of each."""
-        balance, everyone, asked = self._balance, self._replicas, np.array([session])
-        number, count = self._asked, len(everyone)
-        self._asked += 1
-        if balance.policy == "leastconn":
-            in_turn = [(self._turn + offset) % count for offset in range(count)]
-            found = min(in_turn, key=in_flight.__getitem__)
-            self._turn = found + 1
-            return found
-        if balance.policy == "bounded_hash":
-            places, owners = _ring(balance, everyone, self._seed)
-            walk = np.roll(owners, -_starts(places, asked)[0])
-            most = hash_ring.bound(sum(in_flight), count, balance.load_factor)
-            return next(int(each) for each in walk if in_flight[each] < most)
-        fixed = _fixed(balance, everyone, self._seed, np.array([number]), asked)
-        one, *other = (int(each) for column in fixed for each in column)
-        return other[0] if other and in_flight[other[0]] < in_flight[one] else one

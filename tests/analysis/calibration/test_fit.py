@@ -23,8 +23,8 @@ from analysis.stats.map_fit import Z95, Floats, ParameterPrior, around, fit
 from conf import Experiment, load
 from conf.compose import dump
 from conf.constants import constants, covariance, replaced
-from serve_apps.engine_model.compiled.fast_engine import FastSpec, Times, serve_closed
-from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.service import Replicas, Requests, Times, serve, serve_closed
 from tests.support.runs.golden import GOLDEN
 
 TRUTH = {
@@ -87,12 +87,12 @@ def served(
     experiment: Experiment, concurrency: int, tokens: tuple[int, int, int], count: int, qps: float
 ) -> Times:
     spec = experiment.engine
-    machine = FastSpec.of(spec, experiment.model, experiment.hardware, experiment.layout)
+    machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
     asked = [np.full(count, length) for length in tokens]
     if concurrency:
         return serve_closed(machine, concurrency, asked, seed=7)
     gaps_s = np.random.default_rng(3).exponential(1 / qps, count)
-    return serve_open(machine, Requests(np.cumsum(gaps_s), asked), Replicas(seed=7))
+    return serve(machine, Requests(np.cumsum(gaps_s), asked), Replicas(seed=7))
 
 
 @pytest.fixture(scope="module")

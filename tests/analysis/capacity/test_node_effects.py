@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,8 @@ from loadgen.search.window_plan import Outcome, Start, WindowPlan, counted_windo
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import VirtualService, kind_of
+from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.verdict_trees import text_of
 from tests.support.servers.mock_server import MockServer
@@ -61,30 +62,20 @@ def of_stream(schedule: ArrivalSchedule, stream: int) -> ArrivalSchedule:
     return schedule.where(schedule.stream == stream)
 
 
-class Slowed(BlockEngine):
-    """An engine whose steps last `factor` times as long as the model says."""
-
-    factor = 1.0
-
-    def begin_step(self, now_s: float) -> float | None:
-        end_s = super().begin_step(now_s)
-        if end_s is not None:
-            end_s = self._step_end_s = now_s + self.factor * (end_s - now_s)
-        return end_s
-
-
 def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
     """A driver over one virtual node for each factor, which knows about where the capacity is."""
     experiment = load([*FOUR, f"cluster.nodes={len(factors)}", "search.start=prediction", *words])
-    engines = []
-    for node, factor in enumerate(factors):
-        spec: Any = experiment.engine
-        engine = Slowed(spec, experiment.model, experiment.hardware, experiment.layout, seed=node)
-        engine.factor = factor
-        engines.append(engine)
+    spec: Any = experiment.engine
+    kind = kind_of(spec, experiment.model, experiment.hardware, experiment.layout)
+    virtual = VirtualService(kind, len(factors))
+    arrays = virtual.service.arrays
+    names = [field.name for field in fields(Roofline)]
+    timed = np.array([name.endswith("_s") for name in names])
+    arrays.set(costs=np.array([np.where(timed, factor, 1.0) * arrays.costs[0] for factor in factors]))
+    arrays.engines["kind"] = range(len(factors))
     it, start = experiment, Start(5.1, 3.35)
     plan = LoadPlan(it.search, it.slo, it.workload, it.cluster.nodes, it.seed, start, streams=it.streams)
-    return Driver(VirtualTarget(VirtualService(engines)), plan, lambda *_, **__: None), experiment
+    return Driver(VirtualTarget(virtual), plan, lambda *_, **__: None), experiment
 
 
 def test_every_node_has_an_independent_stream_of_the_full_rate_per_node() -> None:

@@ -14,7 +14,7 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.results.text import prediction_text
 from analysis.rows import metrics, records
-from conf import ConfigError, Experiment, load
+from conf import ConfigError, Experiment
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from loadgen import __main__ as root
@@ -245,25 +245,6 @@ def test_a_prediction_honours_nodes_and_one_rate() -> None:
     assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
     with pytest.raises(ConfigError, match="duration_s belongs to probe"):
         typed.experiment_of("predict", ["rate_qps=10", "duration_s=5"], None)
-
-
-@pytest.mark.slow
-def test_block_by_block_is_the_same_service_only_slower() -> None:
-    asked = load(["workload=chat_5600_140_varied", "workload.prefix_hit=.5", "seed=4"])
-    # More sequences than a step has tokens keep the compiled loop away.
-    booked: Any = replace(asked.engine, max_num_seqs=10**4)  # type: ignore[call-arg]
-    fixed = replace(asked.workload, input_tokens=load().workload.input_tokens)
-    simulator = RateSimulator(replace(asked, workload=fixed), engine_model.simulate, Effort(1, 60.0))
-    fast, slow = (
-        b.at(6.0) for b in (simulator, simulator.varied(replace(simulator.experiment, engine=booked)))
-    )
-    assert (fast.slow, slow.slow) == (False, True)
-    assert slow.ttft_ms == pytest.approx(fast.ttft_ms) and slow.tpot_ms == pytest.approx(fast.tpot_ms)
-    assert slow.cached_tokens == pytest.approx(fast.cached_tokens, rel=0.01)
-    figures = text_of(
-        at_rate(replace(simulator.experiment, rate_qps=6.0, engine=booked), engine_model.MODEL, draws=0)
-    )
-    assert "KV cache unknown in use" in figures
 
 
 def test_plain_columns_have_the_latencies_of_the_request_table() -> None:

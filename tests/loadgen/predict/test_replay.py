@@ -150,15 +150,6 @@ def test_what_does_not_apply_is_unknown() -> None:
     assert one["probe"]["limits"]["tpot"]["passed"] is None and "does not apply" in text_of(one)
 
 
-def test_gaps_that_nobody_kept_are_unknown_and_said_to_be() -> None:
-    def unkept(*asked: Any) -> replay.Replayed:
-        return simple(*asked)._replace(gap_s=np.full(9, np.nan))
-
-    tree = to_tree(replay.predict(only_layer("rate_qps=8", "requests=9"), unkept, draws=4))
-    assert tree["replay"]["figures"]["gap_ms.p90"] is None
-    assert "gaps between tokens are unknown: this engine is simulated block by block" in text_of(tree)
-
-
 def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
     found = grid.experiments(lambda words: only_layer(*words), asked)

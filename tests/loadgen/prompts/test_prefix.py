@@ -25,7 +25,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.metrics_scraper import figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import VirtualService, kind_of
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
@@ -130,13 +130,14 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(tmp_path: Path) -> Non
 def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     spec = HALF.engine
     assert isinstance(spec, SimulatedEngine)
-    engine = BlockEngine(spec, HALF.model, HALF.hardware, HALF.layout)
-    target = VirtualTarget(VirtualService([engine]))
+    virtual = VirtualService(kind_of(spec, HALF.model, HALF.hardware, HALF.layout))
+    target = VirtualTarget(virtual)
     schedule = drawn(HALF.workload)
     seen = target.run(schedule, 60 * NS)
     assert seen.ended["status"].to_pylist() == ["ok"] * len(schedule)
     assert seen.ended["shared_tokens"].to_pylist() == schedule.shared_tokens.tolist()
-    assert engine.scheduler.prefix_hits / engine.scheduler.prefix_queries == pytest.approx(0.5, abs=0.01)
+    (engine,) = virtual.service.arrays.engines
+    assert engine["prefix_hits"] / engine["prefix_queries"] == pytest.approx(0.5, abs=0.01)
 
 
 async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str, int | float]]:

@@ -24,7 +24,7 @@ from loadgen.traffic.prefix_sharing import (
 )
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
+from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.support.prompts.chats import common
 from tests.support.prompts.shared_bodies import bodies
 
@@ -56,7 +56,11 @@ def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: lis
     schedule = drawn(one, 1.0, 40.0) if "character" in words[0] else drawn(one, 1.0, 20.0)
     shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None
-    chains = [Prefixes(*shared).chain(i, 16) for i in range(len(schedule))]
+    names, blocks = Prefixes(*shared).pieces(16)
+    chains = [
+        [(name, at) for name, count in zip(*columns, strict=True) for at in range(count)]
+        for columns in zip(names.T.tolist(), blocks.T.tolist(), strict=True)
+    ]
     some = 0
     for i in range(len(schedule)):
         for j in range(i):

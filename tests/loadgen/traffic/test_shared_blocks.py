@@ -16,11 +16,9 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic import trace
 from loadgen.traffic.schedule import ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from serve_apps.engine_model.scheduler.lockstep import engine_of
-from serve_apps.engine_model.service.block_prefixes import BlockPrefixes
-from serve_apps.engine_model.service.routed import Replicas, Requests, serve_open
-from serve_apps.engine_model.service.virtual_service import SessionPrompt, VirtualService
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.prefixes import BlockPrefixes
+from serve_apps.engine_model.service.service import Replicas, Requests, serve
 
 IDS = load().workload
 SIZE = 32
@@ -113,7 +111,7 @@ def test_prompts_of_any_length_share_no_more_than_they_have(
 def test_an_unlimited_cache_finds_what_the_trace_reuses(
     tmp_path_factory: pytest.TempPathFactory, prompts: Any
 ) -> None:
-    """Block by block and by the compiled loop, one request at a time."""
+    """One request at a time."""
     traffic = recorded(tmp_path_factory.getbasetemp(), prompts)
     schedule, asked = replayed(traffic), load(["engine.num_gpu_blocks=100000"])
     if schedule.begins is None or schedule.reusable_tokens is None:
@@ -124,22 +122,14 @@ def test_an_unlimited_cache_finds_what_the_trace_reuses(
     runs = [[(owner - own, end) for owner, end in row] for row in schedule.begins]
     shared = BlockPrefixes(runs, np.zeros(len(runs), np.int64))
     lengths = [schedule.input_tokens, schedule.output_tokens, np.zeros_like(schedule.seq)]
-    seen = serve_open(FastSpec.of(*parts), Requests(schedule.due_ns / 1e9, lengths, shared), Replicas())
+    seen = serve(EngineKind.of(*parts), Requests(schedule.due_ns / 1e9, lengths, shared), Replicas())
     most = np.minimum(schedule.reusable_tokens, schedule.input_tokens - 1) // size * size
     assert seen.cached_tokens.tolist() == most.tolist()
-    engine = engine_of(*parts)
-    service = VirtualService([engine])
-    for i, at_s in enumerate((schedule.due_ns / 1e9).tolist()):
-        chain = shared.chain(i, size)
-        service.submit(i, at_s, int(lengths[0][i]), 4, begins=SessionPrompt(-1, chain))
-    service.advance(1e6)
-    assert engine.scheduler.prefix_hits == most.sum()
 
 
 def test_parts_of_a_fleet_share_nothing() -> None:
     runs = [(), ((0, 64),), ((0, 64),), ((0, 64),)]
     shared = BlockPrefixes(runs, np.array([0, 1, 0, 1]))
-    assert shared.chain(0, 16) == shared.chain(2, 16) != shared.chain(1, 16) == shared.chain(3, 16)
     names = shared.pieces(16).names[0]
     assert names[0] == names[2] != names[1] == names[3]
 

@@ -8,7 +8,7 @@ import pytest
 
 from conf.specs.images import MOST_IMAGES, MOST_PX, Images
 from loadgen.prompts.images import ImageParts
-from serve_apps.engine_model.scheduler.engine import BlockEngine
+from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps
 from serve_apps.simulated.stream import EngineDead, Stream
@@ -133,7 +133,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         await asyncio.wait([tasks[1]])
         left = served.engine.metrics().running
         await asyncio.wait(tasks)
-        check_integrity(served.plain.scheduler)
+        check_integrity(served.plain.arrays)
         return running, left, served
 
     running, left, served = run(story())
@@ -155,11 +155,11 @@ def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> N
     assert run(story()) == 5
 
 
-class Broken(BlockEngine):
+class Broken(Engine):
     """An engine that dies in its tenth step."""
 
     def begin_step(self, now_s: float) -> float | None:
-        if self.scheduler.generation_tokens_total >= 9:
+        if self.total("generation_tokens") >= 9:
             raise RuntimeError("the tenth step")
         return super().begin_step(now_s)
 

@@ -11,7 +11,7 @@ import pytest
 
 from conf.specs.experiment import PrefillEngines, SimulatedEngine
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
-from serve_apps.engine_model.scheduler.engine import BlockEngine
+from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import split_engines
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -55,7 +55,7 @@ class Node:
         layout = split(mode, connector)
         assert isinstance(SPECS.engine, SimulatedEngine)
         parts = replace(SPECS.engine, **spec), SPECS.model, SPECS.hardware
-        self.plain = [BlockEngine(*parts, side) for side in (layout.prefill_side, layout.decode_side)]
+        self.plain = [Engine(*parts, side) for side in (layout.prefill_side, layout.decode_side)]
         epoch_s = loop.time()
         self.prefill, self.decode = (
             RealtimeEngine(each, loop.time, time_scale, epoch_s) for each in self.plain
@@ -106,7 +106,7 @@ def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) 
         assert events[-2]["maxqps"]["steps"] == 5 + i + 1, "the step that computed the prompt is one of them"
     assert node.empty()
     for engine in node.plain:
-        check_integrity(engine.scheduler)
+        check_integrity(engine.arrays)
     told = node.prefill.metrics(), node.decode.metrics()
     assert [each.finished for each in told] == [4, 4]
     assert told[0].prompt_tokens == 700 + 1000 + 1300 + 1600
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(mode: str, after_s: float) -
     node = run(story())
     assert node.empty()
     for engine in node.plain:
-        check_integrity(engine.scheduler)
+        check_integrity(engine.arrays)
 
 
 def test_a_prefill_engine_refuses_for_the_whole_service() -> None:
@@ -220,6 +220,19 @@ def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_k
         return str(lost.value)
 
     assert run(story()) == "the prefill engine is lost: actor died"
+
+
+def test_an_error_while_kv_comes_fails_the_client_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such transfer")
+
+    async def story() -> Call:
+        node = Node()
+        monkeypatch.setattr(node.decode, "kv_arrived", broken)
+        return await node.call(prompt=[1] * 1000, max_tokens=4).done()
+
+    call = run(story())
+    assert call.status == 500 and b"KV did not arrive: no such transfer" in call.content
 
 
 def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,7 +362,7 @@ def test_the_modern_preset_fits_every_model_but_dense_ones_with_experts_apart(
 
 
 def test_the_users_words_go_over_both_sides_and_the_layouts_limits_over_the_recipes() -> None:
-    limits = ["layout.prefill.max_num_seqs=16", "engine.profile=maximum"]
+    limits = ["layout.max_num_seqs=64", "layout.prefill.max_num_seqs=16", "engine.profile=maximum"]
     own = ["engine.args.max_num_batched_tokens=2048", "engine.env.MINE=1"]
     own.append("engine.args.kv_transfer_config.kv_connector_extra_config.backend=xgmi")
     decode = resolve([SPLIT, *limits, *own])

@@ -227,8 +227,8 @@ def test_render_prints_both_sides_of_a_split_node(mode: str, capsys: pytest.Capt
     for one in (prefill, decode):
         words = one["command"]
         assert "--no-enable-prefix-caching" in words and "--enable-expert-parallel" in words
-        assert words[words.index("--max-num-seqs") + 1] == "64"
         assert words[words.index("--max-num-batched-tokens") + 1] == "4096"
+    assert prefill["command"][prefill["command"].index("--max-num-seqs") + 1] == "64"
     assert tree["proxy_by_hand"] == [
         "python",
         "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_server.py",

@@ -6,12 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model import BlockEngine, VirtualService
-from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.prefix_reuse import Prefixes
-from serve_apps.engine_model.service.virtual_service import SessionPrompt
-from tests.support.virtual.engines import check_integrity
+from serve_apps.engine_model.service.prefixes import Prefixes
 
 
 class Chats(NamedTuple):
@@ -62,47 +57,6 @@ def chats(
         (prompt.astype(np.int64), answer.astype(np.int64)),
         Prefixes(*(c.astype(np.int64) for c in ends)),
     )
-
-
-def by_blocks(
-    parts: tuple[SimulatedEngine, Model, Hardware, Layout],
-    asked: Chats,
-    balance: Balance,
-    replicas: int,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """What the engine that keeps books of every block makes of them; columns in order of arrival."""
-    engines = [BlockEngine(*parts, seed=seed) for _ in range(replicas)]
-    states: dict[float, Any] = {}
-    for engine in engines:
-        _watch(engine, states)
-    service = VirtualService(engines, balance, seed)
-    size = engines[0].block_size
-    for key, at_s in enumerate(asked.due_s.tolist()):
-        lengths = int(asked.asked[0][key]), int(asked.asked[1][key])
-        session = int(asked.prefixes.session[key])
-        service.submit(key, at_s, *lengths, begins=SessionPrompt(session, asked.prefixes.chain(key, size)))
-    service.advance(1e9)
-    seen = sorted(service.observe())
-    for engine in engines:
-        check_integrity(engine.scheduler)
-    return {
-        "replica": np.array([one.replica for one in seen]),
-        "first": np.array([one.first_token_s for one in seen]),
-        "last": np.array([one.last_token_s for one in seen]),
-        "cached": np.array([states[at_s].cached_tokens for at_s in asked.due_s.tolist()]),
-        "preemptions": sum(engine.scheduler.preemptions for engine in engines),
-    }
-
-
-def _watch(engine: Any, states: dict[float, Any]) -> None:
-    add = engine.add
-
-    def added(request: Any, now_s: float) -> Any:
-        states[now_s] = add(request, now_s)
-        return states[now_s]
-
-    engine.add = added
 
 
 def common(one: Sequence[Any], other: Sequence[Any]) -> int:

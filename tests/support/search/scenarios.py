@@ -11,8 +11,8 @@ import numpy as np
 from conf import Experiment, load
 from conf.specs.bounds import GAPS, metric_of
 from serve_apps.engine_model import VirtualService
-from serve_apps.engine_model.compiled.fast_engine import FastSpec
-from tests.support.virtual.engines import FastReplica, GapService
+from serve_apps.engine_model.engine.kinds import EngineKind
+from tests.support.virtual.engines import GapService
 from tests.support.virtual.fluid import Fluid
 from tests.support.virtual.shared_processor import SharedProcessor
 from tests.support.virtual.toy_services import Failing, OneAtATime
@@ -94,8 +94,6 @@ slower and 2.14 at 5 % faster, by brute force."""
 TRUTH = Path(__file__).with_name("search_truth.csv")
 FASTER = 1.03
 """How much faster than A the B of a comparison serves everything."""
-STEPS = 1_000_000
-"""Steps whose ends are kept where gaps are asked for: hours of a search."""
 GUESS_QPS, GUESS_SPREAD = 3.7, 0.35
 """What a search is told beforehand is wrong by up to this (ln) to either side."""
 
@@ -123,13 +121,11 @@ def guess_qps(scenario: str) -> float:
 def service(asked: Experiment, seed: int, factor: float = 1.0) -> Service:
     """One fresh node of our engine, whose gaps are told as of one that is `factor` times as fast."""
     spec: Any = asked.engine
-    machine = FastSpec.of(spec, asked.model, asked.hardware, asked.layout)
+    machine = EngineKind.of(spec, asked.model, asked.hardware, asked.layout)
     if any(metric_of(limit) in GAPS for limit in asked.slo.limits):
         most_s = (asked.slo.strictest_ms("itl_pooled") or math.inf) / 1e3
-        told = FastReplica(machine, spec.max_model_len, seed, STEPS)
-        return GapService(told, asked.slo.itl_within, most_s, factor)
-    replica: Any = FastReplica(machine, spec.max_model_len, seed)
-    return VirtualService([replica])
+        return GapService(machine, seed, asked.slo.itl_within, most_s, factor)
+    return VirtualService(machine, seed=seed)
 
 
 def node(scenario: str, seed: int) -> Service:

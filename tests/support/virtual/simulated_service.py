@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.scheduler.engine import BlockEngine, GenerateRequest
+from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
@@ -47,9 +47,9 @@ def run(story: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(story)
 
 
-def engine(**changes: Any) -> BlockEngine:
+def engine(**changes: Any) -> Engine:
     assert isinstance(SPECS.engine, SimulatedEngine)
-    return BlockEngine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
+    return Engine(replace(SPECS.engine, **changes), SPECS.model, SPECS.hardware, SPECS.layout)
 
 
 def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:

@@ -13,7 +13,7 @@ from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import BlockEngine, VirtualService
+from serve_apps.engine_model import VirtualService, kind_of
 from tests.support.virtual.virtual_target import Patient, VirtualTarget
 
 
@@ -26,7 +26,7 @@ def engines(experiment: Experiment, seed: int = 0) -> VirtualService:
     """The simulated engines of an experiment behind their balancer, on a virtual clock."""
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualService([BlockEngine(spec, *parts, seed=seed + i) for i in range(experiment.replicas)])
+    return VirtualService(kind_of(spec, *parts), experiment.replicas, seed=seed)
 
 
 def virtual(experiment: Experiment, seed: int = 0) -> VirtualTarget:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from conf import ConfigError, load
 from conf.constants import replaced
 from conf.specs.experiment import Experiment, SimulatedEngine
-from serve_apps.engine_model.compiled.fast_engine import FastSpec, serve_closed
+from serve_apps.engine_model.cost.node import guess_qps
 from serve_apps.engine_model.cost.step_time import Batch, RanksTime, Roofline, ranks_time, roofline
-from serve_apps.engine_model.service.whole_service import guess_qps
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.service.service import serve_closed
 from tests.support.virtual.engines import QWEN, specs
 
 KIMI = "kimi_k25_int4"
@@ -72,7 +73,7 @@ def test_an_idle_prompt_of_2000_tokens_takes_what_was_measured(layout: str, meas
     """First requests of the published per-request rows (tests/benchmarks/published)."""
     asked = specs(layout=layout, hardware="mi300x")
     assert isinstance(asked.engine, SimulatedEngine)
-    machine = FastSpec.of(asked.engine, asked.model, asked.hardware, asked.layout)
+    machine = EngineKind.of(asked.engine, asked.model, asked.hardware, asked.layout)
     alone = serve_closed(machine, 1, [np.array([tokens]) for tokens in (2000, 1000, 0)])
     assert (alone.first_token_s - alone.sent_s) * 1e3 == pytest.approx(measured_ms, rel=0.2)
 

@@ -1,4 +1,4 @@
-"""serve_apps/engine_model/service/balancer.py: policies choose alike one by one, in arrays and compiled."""
+"""serve_apps/engine_model/service/balancer.py: policies choose, in arrays and compiled."""
 
 from typing import Any
 
@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.fleet.addresses import chosen
-from serve_apps.engine_model.service import route_loop
-from serve_apps.engine_model.service.balancer import POLICIES, Balance, Balancer, Loss, choice, pairs
+from serve_apps.engine_model.engine import records
+from serve_apps.engine_model.engine.memory import Arrays
+from serve_apps.engine_model.service import choice as compiled
+from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss, choice, pairs
 
 GIVEN = ("roundrobin", "round_robin", "random", "consistent_hash", "client_side")
 
@@ -24,27 +26,48 @@ def sessions(count: int = 400, users: int = 90) -> Any:
 
 @pytest.mark.parametrize("policy", GIVEN)
 @pytest.mark.parametrize("replicas", [1, 2, 5])
-def test_what_nobody_needs_to_watch_is_chosen_alike_in_arrays_and_one_by_one(
-    policy: str, replicas: int
-) -> None:
-    session = sessions()
-    whole = choice(balance(policy), replicas, 7, np.arange(400.0), session)
-    one = Balancer(balance(policy), replicas, 7)
-    assert whole.mode == route_loop.GIVEN
-    assert whole.one.tolist() == [one.choose(each, [0] * replicas) for each in session.tolist()]
+def test_the_choices_of_requests_do_not_depend_on_where_one_begins(policy: str, replicas: int) -> None:
+    session, due_s = sessions(), np.arange(400.0)
+    whole = choice(balance(policy), replicas, 7, due_s, session)
+    parts = [
+        choice(balance(policy), replicas, 7, due_s[at], session[at], first=at.start).one
+        for at in (slice(0, 150), slice(150, 151), slice(151, 400))
+    ]
+    assert whole.mode == compiled.GIVEN
+    assert whole.one.tolist() == np.concatenate(parts).tolist()
 
 
-def test_the_less_busy_of_two_and_the_next_with_room() -> None:
-    two = Balancer(balance("pow2"), 4, 3)
+def chosen_by(policy: str, in_flight: list[int], session: int = 0, number: int = 0, seed: int = 3) -> int:
+    """The replica of a request, with so many in flight on each."""
+    count = len(in_flight)
+    routed = choice(balance(policy), count, seed, np.zeros(1), np.array([session]), first=number)
+    state, columns = np.zeros(1, records.BALANCER), np.zeros((4, 1), np.int64)
+    state["mode"], state["load_factor"], state["lost"] = routed.mode, routed.load_factor, -1
+    state["alive"], state["in_flight"], state["fewest"] = count, sum(in_flight), min(in_flight)
+    for row, column in enumerate((routed.one, routed.other)):
+        columns[row, : len(column)] = column
+    with_open = np.bincount(in_flight, minlength=20)[None].astype(np.int64)
+    arrays = Arrays(
+        balancer=state,
+        open=np.array(in_flight),
+        replicas_with=with_open,
+        choices=columns,
+        owners=np.ascontiguousarray(routed.owners, np.int64),
+    )
+    return int(compiled.choose(arrays.address, 0, 0))
+
+
+def test_the_least_busy_the_less_busy_of_two_and_the_next_with_room() -> None:
+    assert chosen_by("leastconn", [2, 2, 1]) == 2
     for number in range(50):
         one, other = pairs(3, 4, np.array([number]))[0].tolist()
         busy = [9 if each == one else 1 for each in range(4)]
-        assert one != other and two.choose(0, busy) == other
-    ring, bounded = Balancer(balance("consistent_hash"), 4, 3), Balancer(balance("bounded_hash"), 4, 3)
+        assert one != other and chosen_by("pow2", busy, number=number) == other
     for session in range(50):
-        home = ring.choose(session, [0] * 4)
+        home = chosen_by("consistent_hash", [0] * 4, session)
         full = [6 if each == home else 1 for each in range(4)]
-        assert bounded.choose(session, [1] * 4) == home != bounded.choose(session, full)
+        assert chosen_by("bounded_hash", [1] * 4, session) == home
+        assert chosen_by("bounded_hash", full, session) != home
 
 
 def test_a_sticky_client_uses_the_rule_of_the_load_generator() -> None:

@@ -1,15 +1,8 @@
-"""`serve_apps.engine_model.service.balancer` and `serve_apps.routing.hash_ring`: known choices."""
+"""`serve_apps.routing.hash_ring`: known choices."""
 
 import pytest
 
-from serve_apps.engine_model.service.balancer import Balance, Balancer
 from serve_apps.routing import hash_ring
-
-
-def test_equally_busy_replicas_take_turns() -> None:
-    balancer = Balancer(Balance("leastconn"), 3)
-    assert [balancer.choose(-1, [0, 0, 0]) for _ in range(4)] == [0, 1, 2, 0]
-    assert balancer.choose(-1, [2, 2, 1]) == 2
 
 
 @pytest.mark.parametrize(

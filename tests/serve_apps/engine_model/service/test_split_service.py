@@ -1,19 +1,22 @@
-"""serve_apps/engine_model/service/split_service.py: the parts of a latency by hand, blocks held."""
+"""Split nodes on the virtual clock (service/loop.py): the parts of a latency by hand, blocks held."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
+from serve_apps.engine_model import RequestProgress, SplitKind, VirtualService
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.cost.transfer import TransferSeconds
-from serve_apps.engine_model.scheduler.engine import IDLE_POLL_S
-from serve_apps.engine_model.service.split_service import SplitService
-from serve_apps.engine_model.service.virtual_service import RequestProgress
-from tests.support.virtual.engines import check_integrity, specs
+from serve_apps.engine_model.engine.steps import IDLE_POLL_S
+from serve_apps.engine_model.service.balancer import Balance
+from serve_apps.engine_model.service.service import Replicas, Requests, serve
+from tests.support.virtual.books import check_integrity
+from tests.support.virtual.engines import specs
 
 ASKED = specs()
 FRONT_S, LATENCY_S = 0.003, 0.007
@@ -40,11 +43,12 @@ def layout(prefill: int = 1, decode: int = 1, **changes: Any) -> Layout:
     )
 
 
-def service(asked: Layout, **engine: Any) -> SplitService:
-    return SplitService.of(SimulatedEngine(**engine), MODEL, ASKED.hardware, asked)
+def service(asked: Layout, **engine: Any) -> VirtualService:
+    kind = SplitKind.of(SimulatedEngine(**engine), MODEL, ASKED.hardware, asked)
+    return VirtualService(kind, asked.replicas_per_node)
 
 
-def serve(served: SplitService, requests: list[tuple[float, int, int]]) -> list[RequestProgress]:
+def finished(served: VirtualService, requests: list[tuple[float, int, int]]) -> list[RequestProgress]:
     """All to their end, by key."""
     for key, request in enumerate(requests):
         served.submit(key, *request)
@@ -52,9 +56,10 @@ def serve(served: SplitService, requests: list[tuple[float, int, int]]) -> list[
     done = sorted(served.observe())
     assert [each.key for each in done] == list(range(len(requests))) and all(each.finished for each in done)
     assert served.observe() == []
-    for each in served._engines:
-        check_integrity(each.engine.scheduler)
-        assert each.engine.kv_usage == 0
+    arrays = served.service.arrays
+    for engine in range(len(arrays.engines)):
+        check_integrity(arrays, engine)
+    assert (arrays.engines["free"] == arrays.engines["blocks"]).all()
     return done
 
 
@@ -70,7 +75,7 @@ def step_s(batch: Batch, asked: Layout) -> float:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_first_token_of_one_request_comes_after_the_sum_of_its_parts(asynchronous: bool) -> None:
     asked = layout()
-    (alone,) = serve(service(asked, async_scheduling=asynchronous), [(1.0, 5600, 3)])
+    (alone,) = finished(service(asked, async_scheduling=asynchronous), [(1.0, 5600, 3)])
     prompt, decode = Batch(sequences=1), Batch(decode_tokens=1, context_tokens=5599, sequences=1)
     prompt.add_chunk(5600, 0)
     transfer_s = TransferSeconds.of(MODEL, asked).work_s(5600) + LATENCY_S
@@ -85,7 +90,8 @@ def test_the_first_token_of_one_request_comes_after_the_sum_of_its_parts(asynchr
 def test_writing_while_the_prompt_is_computed_saves_the_transfer_and_a_front_end() -> None:
     asked = layout()
     read, written = (
-        serve(service(replace(asked, transfer_mode=mode)), [(0.0, 5600, 3)])[0] for mode in ("read", "write")
+        finished(service(replace(asked, transfer_mode=mode)), [(0.0, 5600, 3)])[0]
+        for mode in ("read", "write")
     )
     seconds = TransferSeconds.of(MODEL, asked)
     saved_s = ttft(read) - ttft(written)
@@ -98,17 +104,14 @@ def test_blocks_held_for_a_transfer_delay_the_next_prompt() -> None:
         asked, transfer=replace(asked.transfer, latency_ms=Constant(500.0, "ms per prompt", "test"))
     )
     two = [(0.0, 5600, 2), (0.0, 5600, 2)]
-    ample, tight = (
-        serve(SplitService.of(replace(spec), MODEL, ASKED.hardware, slow), two)
-        for spec in (SimulatedEngine(num_gpu_blocks=1000), SimulatedEngine(num_gpu_blocks=360))
-    )
+    ample, tight = (finished(service(slow, num_gpu_blocks=blocks), two) for blocks in (1000, 360))
     assert ttft(tight[0]) == pytest.approx(ttft(ample[0]))
     assert ttft(tight[1]) - ttft(ample[1]) > 0.5  # the prompt was begun when the first one was away
 
 
 def test_each_decode_engine_has_a_link_of_its_own() -> None:
     two = [(0.0, 5600, 2), (0.0, 5600, 2)]
-    one_way, two_ways = (serve(service(layout(2, decode)), two) for decode in (1, 2))
+    one_way, two_ways = (finished(service(layout(2, decode)), two) for decode in (1, 2))
     work_s = TransferSeconds.of(MODEL, layout()).work_s(5600)
     assert ttft(two_ways[1]) == pytest.approx(ttft(two_ways[0]))
     assert abs(ttft(one_way[1]) - ttft(one_way[0])) > 0.9 * work_s  # one waits for the other
@@ -124,7 +127,7 @@ def test_a_shared_prefix_is_found_on_the_prefill_engine_and_need_not_be_read_aga
     assert (first.cached_tokens, second.cached_tokens) == (0, 3200)
     work_s = TransferSeconds.of(MODEL, layout()).work_s(3200)
     assert ttft(first) - ttft(second, 5.0) > work_s
-    assert service(layout(connector="moriio"))._prefill[0].engine.scheduler.kv.caching is False
+    assert not service(layout(connector="moriio")).service.arrays.engines["caching"].any()
 
 
 def test_a_service_is_watched_as_any_other() -> None:
@@ -138,20 +141,45 @@ def test_a_service_is_watched_as_any_other() -> None:
     served.advance(1.6)
     (seen,) = served.observe()
     assert 0 < seen.tokens < 30 and not seen.finished
-    served.submit(9, 5.0, 10**6, 1)
     with pytest.raises(ValueError, match="the engine holds"):
-        served.advance(5.0)
+        served.submit(9, 5.0, 10**6, 1)
 
 
-def test_engines_that_wait_for_each_other_for_ever_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_wait_for_each_other_for_ever_are_an_error() -> None:
     served = service(layout(transfer_mode="write"))
-    monkeypatch.setattr(served._replicas[0].engine, "kv_arrived", lambda *_: None)
+    served.service.arrays.service["token_s"] = np.inf  # no transfer ends
     served.submit(0, 0.0, 5600, 2)
     with pytest.raises(ValueError, match="num_gpu_blocks"):
         served.advance(60.0)
 
 
-@pytest.mark.parametrize("sides", [([], [1]), ([1], [])])
-def test_both_sides_need_an_engine(sides: Any) -> None:
-    with pytest.raises(ValueError, match="at least one prefill and one decode"):
-        SplitService(*sides, layout(), MODEL)
+@pytest.mark.parametrize("mode", ["read", "write"])
+@pytest.mark.parametrize("policy", ["leastconn", "roundrobin", "pow2"])
+def test_in_one_call_or_in_many_the_same_engines_serve_alike(policy: str, mode: str) -> None:
+    asked = layout(3, 2, transfer_mode=mode)
+    kind = SplitKind.of(SimulatedEngine(num_gpu_blocks=1500), MODEL, ASKED.hardware, asked)
+    rng = np.random.default_rng(5)
+    sent_s = np.cumsum(rng.exponential(0.05, 80))
+    lengths = [rng.integers(1, 3000, 80), rng.integers(1, 60, 80), np.zeros(80, np.int64)]
+    whole = serve(kind, Requests(sent_s, lengths), Replicas(2, Balance(policy), 3))
+    served = VirtualService(kind, 2, policy, 3)
+    for key, at_s in enumerate(sent_s.tolist()):
+        served.submit(key, at_s, int(lengths[0][key]), int(lengths[1][key]))
+    seen: dict[int, RequestProgress] = {}
+    for until_s in np.arange(0.03, 60, 0.03).tolist():
+        served.advance(until_s)
+        seen |= {each.key: each for each in served.observe() if each.finished}
+    assert [seen[key].last_token_s for key in range(80)] == whole.last_token_s.tolist()
+    assert [seen[key].replica for key in range(80)] == whole.replica.tolist()
+
+
+def test_work_adds_up_on_both_sides() -> None:
+    kind = SplitKind.of(SimulatedEngine(), MODEL, ASKED.hardware, layout())
+    inputs, outputs = np.arange(100, 150) * 10, np.arange(1, 51)
+    found = serve(kind, Requests(np.arange(50) / 10, [inputs, outputs, np.zeros(50, np.int64)]))
+    own, prompts = found.work, found.prefill_work
+    assert prompts is not None
+    assert (prompts.prefill_tokens, prompts.decode_tokens) == (inputs.sum(), 0)
+    # The last token of each prompt is computed once more, where its answer is decoded.
+    assert (own.prefill_tokens, own.decode_tokens) == (0, outputs.sum())
+    assert own.sequences == outputs.sum() and own.kv_token_seconds > 0

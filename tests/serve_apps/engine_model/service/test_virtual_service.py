@@ -1,4 +1,4 @@
-"""serve_apps/engine_model/service/virtual_service.py: the balancer, and what is observed."""
+"""serve_apps/engine_model/service/service.py on the virtual clock: the balancer, and what is observed."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import BlockEngine, RequestProgress, VirtualService
+from serve_apps.engine_model import RequestProgress, VirtualService, kind_of
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.support.virtual.engines import specs
 
@@ -18,10 +18,7 @@ SPECS = specs()
 def service(replicas: int = 1, policy: str = "leastconn", seed: int = 0, cv: float = 0.0) -> VirtualService:
     assert isinstance(SPECS.engine, SimulatedEngine)
     spec = replace(SPECS.engine, step_noise_cv=cv)
-    engines = [
-        BlockEngine(spec, SPECS.model, SPECS.hardware, SPECS.layout, seed + i) for i in range(replicas)
-    ]
-    return VirtualService(engines, policy)
+    return VirtualService(kind_of(spec, SPECS.model, SPECS.hardware, SPECS.layout), replicas, policy, seed)
 
 
 def poisson(served: VirtualService, qps: float, count: int, seed: int = 1) -> list[float]:
@@ -128,7 +125,7 @@ def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
     no_front_end = replace(SPECS.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
     model = replace(SPECS.model, step_time=no_front_end)
     assert isinstance(SPECS.engine, SimulatedEngine)
-    served = VirtualService([BlockEngine(SPECS.engine, model, SPECS.hardware, SPECS.layout)])
+    served = VirtualService(kind_of(SPECS.engine, model, SPECS.hardware, SPECS.layout))
     for key in (1, 2):
         served.submit(key, 1.0, 100, 5)
     served.advance(1.0)
@@ -149,7 +146,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="leastconn, roundrobin"):
         service(policy="nonsense")
     with pytest.raises(ValueError, match="at least one engine"):
-        VirtualService([])
+        service(replicas=0)
     served = service()
     served.advance(5.0)
     with pytest.raises(ValueError, match="lies before"):

@@ -1,1 +1,0 @@
-"""The scheduling rules once more, compiled, at constant cost per step."""

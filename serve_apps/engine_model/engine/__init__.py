@@ -1,0 +1,1 @@
+"""vLLM's engine, compiled: KV blocks, scheduling rules, steps and data-parallel ranks."""

@@ -1,0 +1,136 @@
+"""Requests as the steps move them on: what exists of their answers, and how they join and leave the
+decoders."""
+
+from typing import Any
+
+from serve_apps.engine_model.engine import memory
+from serve_apps.engine_model.engine.kv import blocks_for
+from serve_apps.engine_model.engine.lists import COUNT, NONE, PREVIOUS, TAIL, append, insert_after, remove
+from serve_apps.engine_model.engine.native import inlined, native
+from serve_apps.engine_model.engine.records import ENDS, PARTIAL, PARTIALS, TOUCHED, TOUCHES
+
+
+@inlined
+def emitted(engine: Any, request: Any) -> Any:
+    """Output tokens that exist."""
+    return max(request.joined, min(request.most, request.ahead + engine.completed))
+
+
+@inlined
+def scheduled(engine: Any, request: Any) -> Any:
+    """Output tokens that exist or are being computed."""
+    return request.ahead + engine.scheduled if request.decoding else request.most
+
+
+@inlined
+def context(engine: Any, request: Any) -> Any:
+    """Tokens of a decoder that have their KV, those of the steps in flight included."""
+    return request.prompt + scheduled(engine, request) - 1
+
+
+@inlined
+def missing(request: Any) -> Any:
+    """Tokens to compute before a request that does not decode gets its next one."""
+    return request.prompt + request.most - request.computed
+
+
+@inlined
+def emits_in(request: Any, step: Any) -> bool:
+    return request.joined < request.ahead + step <= request.most  # type: ignore[no-any-return]
+
+
+@native
+def hashed(engine: Any, request: Any) -> Any:
+    """Full blocks that vLLM has hashed: all of known tokens, a step later where they are still computed.
+
+    A token in flight is unknown when the step after it is scheduled, so its block is hashed only then.
+    """
+    computed = context(engine, request) if request.decoding else request.computed
+    known = scheduled(engine, request)
+    unknown = known > emitted(engine, request) and known > request.joined + 1
+    return (computed - (1 if unknown else 0)) // engine.block
+
+
+@native
+def join(arrays: Any, r: Any, i: Any, step: Any) -> None:
+    """The request's next token is computed in `step`, and one more in each that follows."""
+    request = memory.requests(arrays)[i]
+    request.joined = request.most
+    request.ahead = request.most + 1 - step
+    request.most = request.output
+    request.decoding = 1
+    _touch(arrays, r, i, step)
+    memory.emits(arrays)[r, step & 1] += 1
+    _count(arrays, r, request, 1)
+    ending, links = _ending(arrays, r, request), memory.links(arrays)[ENDS]
+    before = ending[TAIL]  # those that end in one step are freed in the order of their admission
+    while before != NONE and memory.requests(arrays)[before].order > request.order:
+        before = links[before, PREVIOUS]
+    insert_after(ending, links, before, i)
+
+
+@native
+def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
+    """The request gets no token beyond those already scheduled."""
+    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    if request.ahead + engine.completed > request.joined:
+        request.last_s = engine.at_s
+    request.most = request.ahead + engine.scheduled
+    request.decoding = 0
+    if request.last_step != engine.scheduled:
+        request.last_step, request.new = engine.scheduled, 1
+    request.computed = request.prompt + request.most - 1
+    request.blocks = blocks_for(engine, request.computed)
+    if last_in_flight > engine.completed and emits_in(request, last_in_flight):
+        _touch(arrays, r, i, last_in_flight)
+    _count(arrays, r, request, -1)
+    if request.most < request.output:
+        remove(_ending(arrays, r, request), memory.links(arrays)[ENDS], i)
+
+
+@native
+def drop_emissions(arrays: Any, r: Any, i: Any) -> None:
+    """The steps in flight emit nothing of this request."""
+    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    for step in range(engine.completed + 1, engine.scheduled + 1):
+        if emits_in(request, step):
+            memory.emits(arrays)[r, step & 1] -= 1
+
+
+@native
+def set_partial(arrays: Any, r: Any, i: Any, kind: Any) -> None:
+    """The request runs without decoding (`records.WHOLE`, `DUE`), or else does not (0)."""
+    request, queue = memory.requests(arrays)[i], memory.queues(arrays)[r, PARTIAL]
+    if kind and not request.partial:
+        append(queue, memory.links(arrays)[PARTIALS], i)
+    elif request.partial and not kind:
+        remove(queue, memory.links(arrays)[PARTIALS], i)
+    request.partial = kind
+
+
+@inlined
+def partials(arrays: Any, r: Any) -> Any:
+    return memory.queues(arrays)[r, PARTIAL, COUNT]
+
+
+@inlined
+def _touch(arrays: Any, r: Any, i: Any, step: Any) -> None:
+    """The request's times change when `step` is complete."""
+    if not memory.requests(arrays)[i].touched:
+        memory.requests(arrays)[i].touched = 1
+        append(memory.queues(arrays)[r, TOUCHED + (step & 1)], memory.links(arrays)[TOUCHES], i)
+
+
+@inlined
+def _ending(arrays: Any, r: Any, request: Any) -> Any:
+    """The decoders that end in the same step."""
+    return memory.ring(arrays)[r, (request.output - request.ahead) & (memory.ring(arrays).shape[1] - 1)]
+
+
+@native
+def _count(arrays: Any, r: Any, request: Any, one: Any) -> None:
+    engine = memory.engines(arrays)[r]
+    base = request.prompt + request.ahead - 1
+    engine.decoders += one
+    engine.contexts += one * base
+    memory.needing(arrays)[r, -base % engine.block] += one

@@ -1,0 +1,374 @@
+"""One engine replica as a state machine: requests in, timed tokens out.
+
+Time is an argument. The tokens of a step exist at the end that `begin_step` returns, when `end_step` is due.
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.engine import groups, kinds, records, rules, steps
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.engine.lists import COUNT, NONE
+from serve_apps.engine_model.engine.records import ARRIVING, KEPT, LOADING, NOWHERE, RUNNING, WAITING
+
+Kv = Literal["own", "held", "remote"]
+"""Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
+KV: dict[Kv, int] = {"own": records.OWN, "held": records.HELD, "remote": records.REMOTE}
+ROOM = 64
+"""Requests for which a new engine has room; more is taken when it is needed."""
+LARGEST_NAME = (1 << 62) - 1
+
+
+class QueueFull(ValueError):
+    """A queue limit refuses a request that the engine could serve later; the message is vLLM's."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
+
+    `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: prompts that begin
+    alike have the same ones. Blocks beyond them are not shared. `new_image_tokens` of the prompt are
+    images that must be decoded and encoded first.
+
+    With `kv` held the blocks stay after the end until `Engine.release`. With remote the prompt is
+    computed elsewhere: the request takes blocks, appears in `Engine.loading` and waits for `kv_arrived`.
+    """
+
+    request_id: int
+    input_tokens: int
+    output_tokens: int
+    hashes: tuple[Hashable, ...] = ()
+    new_image_tokens: int = 0
+    kv: Kv = "own"
+
+
+class RequestState:
+    """What an engine knows of a request; times in seconds, None before they are."""
+
+    def __init__(self, engine: "Engine", request: GenerateRequest, row: int) -> None:
+        self.request_id = request.request_id
+        self.prompt_tokens, self.output_tokens = request.input_tokens, request.output_tokens
+        self.kv = request.kv
+        self._engine, self.row = engine, row
+        self._last: Any = None
+
+    @property
+    def _now(self) -> Any:
+        return self._engine.arrays.requests[self.row] if self._last is None else self._last
+
+    def end(self) -> None:
+        """Keep what is known now: the engine forgets the request."""
+        self._last = self._now.copy()
+
+    @property
+    def emitted(self) -> int:
+        """Output tokens that exist."""
+        now = self._now
+        completed = self._engine.arrays.engines["completed"][now["engine"]]
+        if self._last is not None:
+            return int(now["most"])
+        return int(max(now["joined"], min(now["most"], now["ahead"] + completed)))
+
+    @property
+    def finished(self) -> bool:
+        return self.emitted == self.output_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        return _known(self._now["first_s"])
+
+    @property
+    def last_token_s(self) -> float | None:
+        """Time of the latest token; None before the first."""
+        now = self._now
+        if self._last is None and now["decoding"] and self.emitted > now["joined"]:
+            return float(self._engine.arrays.engines["at_s"][now["engine"]])
+        return _known(now["last_s"])
+
+    @property
+    def begun_s(self) -> float | None:
+        """The begin of the first step that computed it, after a preemption anew."""
+        return _known(self._now["begun_s"])
+
+    @property
+    def queue_s(self) -> float | None:
+        """Time in the scheduler's queue, up to the first step that computes it."""
+        return _known(self._now["scheduled_s"] - self._now["queued_s"])
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that had their KV when first admitted, another engine's included; -1 before."""
+        return int(self._now["cached"])
+
+    @property
+    def tokens_to_load(self) -> int:
+        """Prompt tokens of which another engine's KV is awaited, or was."""
+        return int(self._now["to_load"])
+
+
+def _known(time_s: float) -> float | None:
+    return None if math.isnan(time_s) else float(time_s)
+
+
+class Engine:
+    """vLLM's scheduler, or data-parallel ranks of it, over a step-time model, behind a serial front end.
+
+    Raises ValueError if the weights do not fit or a needed hardware figure is unknown.
+    """
+
+    def __init__(
+        self, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout, seed: int = 0
+    ) -> None:
+        self.kind = kind = EngineKind.of(spec, model, hardware, layout)
+        arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
+        books = records.empty_books(kind.blocks * kind.width, ROOM)
+        arrays.set(**dict(zip(("runs", "cells", "table", "pool"), books, strict=True)))
+        self.arrays = arrays
+        self._states: dict[int, RequestState] = {}
+        self._rows: dict[int, RequestState] = {}
+        self._ids: dict[int, int] = {}  # rows of held requests that are over, by id
+        self._free: list[int] = []
+        self._leaving: list[tuple[int, int]] = []  # rows that a step in flight may still name, and its number
+        self._added = self._names = self._most_cells = 0
+        self._out = np.zeros(0, np.int64)
+
+    def add(self, request: GenerateRequest, now_s: float) -> RequestState:
+        """Pass the front end, then wait in turn; returns the request's live state, to be read only.
+
+        Raises ValueError for a request that can never be served, or whose id is open already, and
+        QueueFull where a queue limit refuses it now.
+        """
+        if request.request_id in self._states or request.request_id in self._ids:
+            raise ValueError(f"request {request.request_id} is open already; ids must be unique")
+        self.check(request)
+        rank = int(groups.choose_rank(self.arrays.address, 0, now_s))
+        self._refuse_beyond_limits(rank)
+        row = self._new_row()
+        state = self._states[request.request_id] = self._rows[row] = RequestState(self, request, row)
+        self._fill(row, request)
+        steps.add(self.arrays.address, rank, row, now_s, request.new_image_tokens * self.kind.image_token_s)
+        return state
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise ValueError for a request that this engine can never serve."""
+        self.kind.refuse_impossible(
+            f"request {request.request_id}", request.input_tokens, request.output_tokens
+        )
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and free its blocks; unknown or finished ids are ignored.
+
+        Blocks for which KV is on its way stay until `kv_arrived`.
+        """
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        rank = self._rank(state)
+        steps.abort(self.arrays.address, rank, state.row)
+        self._forget(state, int(self.arrays.engines["scheduled"][rank]))
+
+    def loading(self) -> list[RequestState]:
+        """Requests that took blocks since the last call: the transfer of `tokens_to_load` may begin."""
+        found = []
+        while (row := steps.pop_started(self.arrays.address, 0)) != NONE:
+            found.append(self._rows[row])
+        return found
+
+    def kv_arrived(self, request_id: int, at_s: float) -> None:
+        """The transfer to a request ends at `at_s`, which may lie ahead; ids that await none are ignored.
+
+        vLLM's workers look for it when a step is handed to them, and its scheduler learns it when that step
+        is over (`KVConnectorOutput.finished_recving`).
+        """
+        state = self._states.get(request_id)
+        row = self._ids.get(request_id, NONE) if state is None else state.row
+        self._transfer_ends(row, at_s)
+
+    def release(self, request_id: int, at_s: float = -math.inf) -> None:
+        """The transfer from a finished `held` request ends at `at_s`; others are ignored.
+
+        Noticed as `kv_arrived` is (`finished_sending`). Raises ValueError for a request that is not finished.
+        """
+        if request_id in self._states:
+            raise ValueError(f"request {request_id} is not finished; release it after its last token")
+        self._transfer_ends(self._ids.get(request_id, NONE), at_s)
+
+    def begin_step(self, now_s: float) -> float | None:
+        """Start a step at `now_s`; returns its end, at which `end_step` is due, or None without work."""
+        if groups.lacks_noise(self.arrays.address, 0):
+            kinds.draw(self.arrays, 0, self._noise)
+        if not groups.begin(self.arrays.address, 0, now_s):
+            return None
+        groups.begin_ahead(self.arrays.address, 0)
+        return float(self.arrays.groups["end_s"][0])
+
+    def emitting(self) -> list[RequestState]:
+        """The requests that get a token from the step begun last; valid until `end_step`."""
+        if len(self._out) < len(self.arrays.requests):
+            self._out = np.zeros(len(self.arrays.requests), np.int64)
+        found = []
+        for rank in range(self.kind.width):
+            if self.arrays.engines["stepping"][rank]:
+                count = rules.emitting(self.arrays.address, rank, self._out)
+                found += [self._rows[row] for row in self._out[:count].tolist()]
+        return found
+
+    def end_step(self) -> list[RequestState]:
+        """Emit the tokens of the step begun last; returns the requests that finished."""
+        groups.end(self.arrays.address, 0)
+        finished = []
+        for rank in range(self.kind.width):
+            while (row := steps.pop_finished(self.arrays.address, rank)) != NONE:
+                state = self._rows[row]
+                del self._states[state.request_id]
+                self._forget(state, 0)
+                finished.append(state)
+        if self._leaving:
+            self._recycle()
+        return finished
+
+    def ready_s(self) -> float:
+        """Earliest time a step has work: -inf when it is there already, inf when the engine is empty."""
+        return min(float(steps.ready_s(self.arrays.address, rank)) for rank in range(self.kind.width))
+
+    @property
+    def running(self) -> int:
+        return self._count(RUNNING)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the front end, queued, or without the KV that another engine computes."""
+        return self._count(ARRIVING) + self._count(WAITING) + self._count(LOADING)
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks of one rank, which a request must fit."""
+        return self.kind.blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.kind.spec.block_size
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return float(1 - self.arrays.engines["free"].sum() / self.arrays.engines["blocks"].sum())
+
+    def total(self, counter: str) -> int:
+        """A counter of `records.ENGINE`, such as preemptions, over all ranks."""
+        return int(self.arrays.engines[counter].sum())
+
+    def rank_of(self, request_id: int) -> int | None:
+        """The rank of an open request."""
+        state = self._states.get(request_id)
+        return None if state is None else self._rank(state)
+
+    def _rank(self, state: RequestState) -> int:
+        return int(self.arrays.requests["engine"][state.row])
+
+    def _count(self, place: int) -> int:
+        return int(self.arrays.queues[:, place, COUNT].sum())
+
+    def _refuse_beyond_limits(self, rank: int) -> None:
+        """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
+        spec = self.kind.spec
+        if spec.max_num_queued_reqs is None and spec.max_num_queued_tokens is None:
+            return
+        mine = [state for state in self._states.values() if rank == self._rank(state)]
+        if spec.max_num_queued_reqs is not None and len(mine) >= spec.max_num_queued_reqs:
+            raise QueueFull(
+                "The engine is currently busy and cannot accept new requests. "
+                "Please try again later or on a different instance."
+            )
+        in_prefill = sum(state.prompt_tokens for state in mine if state.first_token_s is None)
+        if spec.max_num_queued_tokens is not None and in_prefill >= spec.max_num_queued_tokens:
+            raise QueueFull(
+                "The engine has reached its prefill token backlog limit. "
+                "Please try again later or on a different instance."
+            )
+
+    def _new_row(self) -> int:
+        if not self._free:
+            held = len(self.arrays.requests)
+            more, links = records.empty_requests(max(ROOM, held))
+            self.arrays.set(
+                requests=np.concatenate([self.arrays.requests, more]),
+                links=np.concatenate([self.arrays.links, links], axis=1),
+            )
+            self._free = list(range(len(self.arrays.requests) - 1, held - 1, -1))
+        row = self._free.pop()
+        self.arrays.requests[row : row + 1] = records.empty_requests(1)[0]
+        return row
+
+    def _fill(self, row: int, request: GenerateRequest) -> None:
+        kind, hashes = self.kind, request.hashes[: request.input_tokens // self.block_size]
+        names = [_name(each) for each in hashes] if kind.spec.enable_prefix_caching else []
+        at = self._room_for_names(len(names))
+        self.arrays.names[at : at + len(names)] = names
+        self.arrays.ends[at : at + len(names)] = np.arange(1, len(names) + 1)
+        state = self.arrays.requests[row]
+        state["serial"], state["piece"], state["pieces"] = self._added, at, len(names)
+        state["prompt"], state["output"] = request.input_tokens, request.output_tokens
+        state["kv"] = KV[request.kv]
+        self._added += 1
+        self._names += len(names)
+        # No request has more cells than blocks, and those of open requests are all that there are.
+        self._most_cells += 2 + (request.input_tokens + request.output_tokens) // self.block_size
+        if len(self.arrays.cells) <= self._most_cells:
+            more = np.empty(self._most_cells + 1, records.CELL)
+            self.arrays.set(cells=np.concatenate([self.arrays.cells, more]))
+
+    def _room_for_names(self, count: int) -> int:
+        """The first row for so many names; those of requests that are gone are left out if all are full."""
+        if self._names + count > len(self.arrays.names):
+            kept = [(row, self.arrays.requests[row]) for row in self._rows]
+            parts = [(row, slice(each["piece"], each["piece"] + each["pieces"])) for row, each in kept]
+            names = np.concatenate([np.zeros(0, np.int64), *(self.arrays.names[part] for _, part in parts)])
+            ends = np.concatenate([np.zeros(0, np.int64), *(self.arrays.ends[part] for _, part in parts)])
+            self._names = 0
+            for row, part in parts:
+                self.arrays.requests["piece"][row] = self._names
+                self._names += part.stop - part.start
+            room = np.zeros(self._names + 2 * count + ROOM, np.int64)
+            both = (np.concatenate([each, room]) for each in (names, ends))
+            self.arrays.set(**dict(zip(("names", "ends"), both, strict=True)))
+        return self._names
+
+    def _transfer_ends(self, row: int, at_s: float) -> None:
+        if row == NONE:
+            return
+        state = self.arrays.requests[row]
+        if state["place"] in (LOADING, KEPT) and not state["loaded"] and math.isnan(state["moved_s"]):
+            steps.transfer_ends(self.arrays.address, int(state["engine"]), row, at_s)
+
+    def _forget(self, state: RequestState, step: int) -> None:
+        """A request is over; its row is free once no step up to `step` is in flight and its blocks are
+        free."""
+        if self.arrays.requests["place"][state.row] == KEPT:
+            self._ids[state.request_id] = state.row
+        state.end()
+        self._leaving.append((state.row, step))
+
+    def _recycle(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for row, step in leaving:
+            request = self.arrays.requests[row]
+            if request["place"] != NOWHERE or self.arrays.engines["completed"][request["engine"]] < step:
+                self._leaving.append((row, step))
+                continue
+            state = self._rows.pop(row)
+            self._ids.pop(state.request_id, None)
+            self._most_cells -= 2 + (state.prompt_tokens + state.output_tokens) // self.block_size
+            self._free.append(row)
+
+
+def _name(each: Hashable) -> int:
+    """The number of a hash: its own, if it is one."""
+    return (each if isinstance(each, int) else hash(each)) & LARGEST_NAME

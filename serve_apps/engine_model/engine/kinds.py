@@ -1,0 +1,189 @@
+"""What kinds of engines there are: their limits, KV blocks and step time, and arrays of them that are
+empty."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.noise import CHUNK_STEPS, Noise
+from serve_apps.engine_model.cost.step_time import ranks_time, roofline
+from serve_apps.engine_model.cost.transfer import TransferSeconds
+from serve_apps.engine_model.engine import records
+from serve_apps.engine_model.engine.lists import NONE
+from serve_apps.engine_model.engine.memory import Arrays
+
+Ints = NDArray[np.int64]
+
+
+class LinkSeconds(NamedTuple):
+    """Transfers of KV, as `cost.transfer` has them; with `writes` KV flows while its prompt is computed."""
+
+    token_s: float = 0.0
+    latency_s: float = 0.0
+    last_share: float = 1.0
+    writes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """Engines of one kind: `width` ranks each, with so many KV `blocks` and such costs of a step.
+
+    `shared_costs` are those of the experts that all ranks share.
+    """
+
+    spec: SimulatedEngine
+    blocks: int
+    width: int
+    costs: tuple[float, ...]
+    shared_costs: tuple[float, ...]
+    front_end_s: float
+    latency_s: float
+    image_token_s: float
+
+    @classmethod
+    def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "EngineKind":
+        """One replica of `layout`, of a split one a decode engine.
+
+        Raises ValueError if the weights do not fit, a hardware figure that is needed is unknown, or the ranks
+        of a model without experts should share some.
+        """
+        spec, layout = replace(spec, **layout.step_limits), layout.decode_side
+        if layout.data_parallel > 1:
+            ranks = ranks_time(model, hardware, layout, spec.kernel_ratio)
+            costs = ranks.own.costs, ranks.shared.costs
+        else:
+            costs = (roofline(model, hardware, layout, spec.kernel_ratio).costs,) * 2
+        times, blocks = model.step_time, kv_blocks(spec, model, hardware, layout)
+        if blocks < 1:
+            raise ValueError(
+                f"a KV cache of {blocks} blocks serves nothing; set num_gpu_blocks to at least 1"
+            )
+        return cls(
+            spec,
+            blocks,
+            layout.data_parallel,
+            *costs,
+            times.front_end_ms.value * 1e-3,
+            times.front_end_latency_ms.value * 1e-3,
+            times.image_token_us.value * 1e-6,
+        )
+
+    def refuse_impossible(self, name: str, input_tokens: int, output_tokens: int) -> None:
+        """Raise ValueError for a request that such an engine can never serve."""
+        if input_tokens < 1 or output_tokens < 1:
+            raise ValueError(f"{name} needs at least one prompt and one output token")
+        longest = min(self.spec.max_model_len, self.blocks * self.spec.block_size)
+        if input_tokens + output_tokens > longest:
+            raise ValueError(
+                f"{name} asks for {input_tokens} + {output_tokens} tokens but the engine holds {longest}; "
+                "shorten it, or raise max_model_len or num_gpu_blocks"
+            )
+
+    def refuse_any(self, input_tokens: Ints, output_tokens: Ints) -> None:
+        """The same for requests of which one can never be served."""
+        if len(input_tokens):
+            shortest, longest = np.minimum(input_tokens, output_tokens), input_tokens + output_tokens
+            for at in (int(shortest.argmin()), int(longest.argmax())):
+                self.refuse_impossible("a request", int(input_tokens[at]), int(output_tokens[at]))
+
+
+@dataclass(frozen=True, slots=True)
+class SplitKind:
+    """Prefill and decode engines of a split node, and the way of the KV between them."""
+
+    decode: EngineKind
+    prefill: EngineKind
+    seconds: LinkSeconds
+    decode_per_node: int
+    prefill_per_node: int
+
+    @classmethod
+    def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "SplitKind":
+        """Raises as `EngineKind.of`, and for a layout that is not split. MoRI-IO needs the prefix cache
+        off."""
+        seconds, side = TransferSeconds.of(model, layout), layout.prefill_side
+        assert side is not None
+        if layout.connector == "moriio":
+            spec = replace(spec, enable_prefix_caching=False)
+        writes = int(layout.transfer_mode == "write")
+        return cls(
+            EngineKind.of(spec, model, hardware, layout.decode_side),
+            EngineKind.of(spec, model, hardware, side),
+            LinkSeconds(seconds.per_token_s, seconds.latency_s, seconds.last_share, writes),
+            layout.replicas_per_node,
+            side.replicas_per_node,
+        )
+
+
+def empty_arrays(
+    kinds: Sequence[tuple[EngineKind, int]],
+    longest_output: int,
+    seeds: Sequence[int],
+    seconds: LinkSeconds = LinkSeconds(),  # noqa: B008  # frozen
+) -> tuple[Arrays, list[Noise]]:
+    """So many replicas of each kind that have seen nothing, without requests, and the noise of each.
+
+    `longest_output` is in tokens. Of two kinds the second one only computes prompts.
+    """
+    first, last = kinds[0][0], kinds[-1][0]
+    widths = np.array([kind.width for kind, count in kinds for _ in range(count)])
+    groups, engines = np.zeros(len(widths), records.GROUP), np.zeros(widths.sum(), records.ENGINE)
+    groups["width"], groups["first"] = widths, np.cumsum(widths) - widths
+    noises = [Noise(first.spec, seed) for seed in seeds]
+    groups["drift"] = [noise.drift for noise in noises]
+    at = 0
+    for place, (kind, count) in enumerate(kinds):
+        _fill(engines[at : at + count * kind.width], kind, place)
+        at += count * kind.width
+    noisy = not noises[0].silent
+    chunk = CHUNK_STEPS if noisy else 0
+    queues = np.full((len(engines), records.QUEUES, 3), NONE, np.int64)
+    ring = np.full((len(engines), 1 << (longest_output + 2).bit_length(), 3), NONE, np.int64)
+    queues[:, :, 2] = ring[:, :, 2] = 0
+    groups["drawn"] = chunk
+    service = np.zeros(1, records.SERVICE)
+    service["drift_sd"], service["drift_memory_s"] = noises[0].drift_sd, noises[0].memory_s
+    service["noisy"] = noisy
+    for name, value in seconds._asdict().items():
+        service[name] = value
+    arrays = Arrays(
+        service=service,
+        engines=engines,
+        groups=groups,
+        batches=np.zeros(len(engines), records.BATCH),
+        queues=queues,
+        needing=np.zeros((len(engines), first.spec.block_size), np.int64),
+        ring=ring,
+        emits=np.zeros((len(engines), 2), np.int64),
+        noise=np.zeros((len(groups), chunk, 3)),
+        costs=np.array([first.costs, last.costs, first.shared_costs], np.float64),
+    )
+    return arrays, noises
+
+
+def draw(arrays: Arrays, g: int, noise: Noise) -> None:
+    """The noise of the next steps of a replica."""
+    arrays.noise[g], arrays.groups["drawn"][g] = _chunk(noise), 0
+
+
+def _chunk(noise: Noise) -> Any:
+    noise.draw()
+    return np.column_stack([noise.factors, noise.stalls_s, noise.gauss])
+
+
+def _fill(engines: Any, kind: EngineKind, place: int) -> None:
+    spec = kind.spec
+    engines["max_tokens"], engines["max_seqs"] = spec.max_num_batched_tokens, spec.max_num_seqs
+    engines["long_prefill"] = spec.long_prefill_token_threshold
+    engines["asynchronous"], engines["caching"] = spec.async_scheduling, spec.enable_prefix_caching
+    engines["block"], engines["blocks"], engines["kind"] = spec.block_size, kind.blocks, place
+    engines["front_end_s"], engines["latency_s"] = kind.front_end_s, kind.latency_s
+    engines["free"] = engines["blank"] = kind.blocks
+    engines["ahead_first"] = NONE
+    for name in ("front_free_s", "at_s", "idle_until_s", "link_free_s"):
+        engines[name] = -np.inf

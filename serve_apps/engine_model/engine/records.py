@@ -1,0 +1,146 @@
+"""The arrays behind all engines of a service, and how they stand for vLLM's objects.
+
+A row of `requests` is a Request; the queues of an engine (`queues`) are its running list, its waiting deque
+and what surrounds them, as linked lists of request numbers. Decoders are a count and a sum of contexts, with
+the number that opens a KV block in each coming step (`needing`) and the requests that end in it (`ring`):
+one token each and step, they are walked through only where their order matters. Blocks that are held by the
+same requests are one row of `runs` (`kv`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from serve_apps.engine_model.engine.lists import NONE
+
+OWN, HELD, REMOTE = range(3)
+"""Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
+NOWHERE, ARRIVING, WAITING, RUNNING, LOADING, KEPT = range(6)
+"""The place of a request: in the front end, queued, scheduled, awaiting KV, or over with blocks held."""
+PARTIAL, STARTED, ENDED, UNREAD, TOUCHED, ENDING, SEEN = 6, 7, 8, 9, 10, 12, 14
+"""Further queues: running without decoding; took blocks for KV, untold; transfers that ended, or whose end an
+empty step saw. By the parity of a step in flight: requests whose times it sets, that end in it, whose
+transfers it saw."""
+QUEUES = 16
+PLACES, PARTIALS, ENDS, TOUCHES, MOVES = range(5)
+"""The links of queues that a request may be in at once."""
+WHOLE, DUE = 1, 2
+"""A running request that does not decode is at the end of its known tokens, or has some to compute."""
+
+TIMES = (
+    *("sent_s", "ready_s", "queued_s", "scheduled_s", "begun_s"),
+    *("first_s", "last_s", "moved_s", "taken_s", "computed_s"),
+)
+REQUEST = np.dtype(
+    [
+        *((name, np.float64) for name in TIMES),
+        *((name, np.int64) for name in ("serial", "piece", "token", "mate")),
+        *((name, np.int64) for name in ("engine", "prompt", "output", "pieces", "own_blocks", "kv")),
+        *((name, np.int64) for name in ("place", "partial", "touched", "loaded", "moving")),
+        *(
+            (name, np.int64)
+            for name in ("cached", "to_load", "own", "computed", "new", "blocks", "named", "cell")
+        ),
+        *((name, np.int64) for name in ("first_step", "last_step", "ahead", "joined", "most", "order")),
+        ("decoding", np.int64),
+    ]
+)
+"""A request. It is sent, is through the front end, is seen by the scheduler and first scheduled; its
+computation begins; its first and last token exist; a transfer of its KV ends; blocks were taken for KV, and
+its prompt was computed elsewhere (s, nan before).
+
+Its hashed blocks are `pieces` from row `piece` of the names on, and after a preemption its `own_blocks`.
+`mate` is the same request on the other side of a split node, and `token` its first place in `tokens`. Of its
+prompt `cached` tokens had their KV at admission (-1 before); tokens beyond `own` are decoded. `computed`
+tokens have KV in `blocks` blocks, of which `named` are in the cache's index, by the cells from `cell` on;
+`new` of them were computed in `last_step`, unless it decodes.
+
+A decoder gets one output token in every step: after `n` steps it has `ahead + n` of them, once it has joined
+the others, at `joined` tokens, and until it leaves them, at `most`.
+"""
+ENGINE = np.dtype(
+    [
+        # Limits, and the costs of a step by their place in `costs`.
+        *((name, np.int64) for name in ("max_tokens", "max_seqs", "long_prefill", "asynchronous", "caching")),
+        *((name, np.int64) for name in ("block", "blocks", "kind")),
+        *((name, np.float64) for name in ("front_end_s", "latency_s", "front_free_s")),
+        # KV: free blocks, those among them that cache nothing, and the queue of the others.
+        *((name, np.int64) for name in ("free", "blank", "idle_first", "idle_last")),
+        # Steps scheduled and completed; requests admitted so far, open, and loaded.
+        *((name, np.int64) for name in ("scheduled", "completed", "admitted", "open", "loaded")),
+        *((name, np.int64) for name in ("decoders", "contexts")),
+        # KV comes from elsewhere; comes or goes; nothing happens before an arrival or the end of a transfer.
+        *((name, np.int64) for name in ("receives", "moves", "stalled")),
+        # A step is scheduled ahead; the first request that it admitted. One runs.
+        *((name, np.int64) for name in ("ahead", "ahead_first", "stepping")),
+        *((name, np.float64) for name in ("at_s", "idle_until_s", "link_free_s")),
+        # Counters, as vLLM's metrics have them.
+        *((name, np.int64) for name in ("preemptions", "prompt_tokens", "generation_tokens")),
+        *((name, np.int64) for name in ("prefix_queries", "prefix_hits")),
+        # Sums over all steps, as `Batch` counts them, and KV in use.
+        *((name, np.int64) for name in ("decode_sum", "prefill_sum", "context_sum", "sequence_sum")),
+        *((name, np.float64) for name in ("pair_sum", "kv_token_seconds")),
+        # What a rank last published, and requests sent to it since.
+        *((name, np.int64) for name in ("told_waiting", "told_running", "sent_since")),
+        ("told_usage", np.float64),
+    ]
+)
+"""One scheduler with its KV cache, front end and counters: an engine, or a rank of one."""
+BATCH = np.dtype(
+    [(name, np.int64) for name in ("decode", "prefill", "context", "sequences")] + [("pairs", "f8")]
+)
+"""Work of a step (`cost.step_time.Batch`)."""
+GROUP = np.dtype(
+    [(name, np.int64) for name in ("first", "width", "steps", "in_flight", "drawn", "start", "place", "side")]
+    + [(name, np.float64) for name in ("due_s", "free_s", "began_s", "end_s", "busy_s")]
+    + [(name, np.float64) for name in ("looks", "drift", "drifted_at_s")]
+)
+"""A replica: its engines step together. The step that runs, the noise used, the state of the choice of a
+rank, and, for the loop of a service, its balancer, its next event and its place in the heap of them."""
+RUN = np.dtype(
+    [("name", np.int64)]
+    + [(name, np.int64) for name in ("start", "end", "refs", "before", "next", "previous", "older", "newer")]
+)
+"""KV blocks `start` to `end` of the text `name`, held by `refs` requests; 0 is no run."""
+CELL = np.dtype([(name, np.int64) for name in ("run", "start", "below")])
+"""A request holds `run`, and what was split off it back to block `start`; the cell `below` was there
+before."""
+NAME_KEY, NAME_FIRST, NAME_LAST, NAME_TWINS = range(4)
+FRESH_RUN, FREE_RUN, FRESH_CELL, FREE_CELL = range(4)
+
+
+SERVICE = np.dtype(
+    [
+        (name, np.float64)
+        for name in ("drift_sd", "drift_memory_s", "token_s", "latency_s", "last_share", "from_s")
+    ]
+    + [(name, np.int64) for name in ("noisy", "writes", "closed", "coupled", "apart", "arrived")]
+)
+"""One row: the noise of steps, transfers of KV as `cost.transfer` has them (with `writes` KV flows while its
+prompt is computed), and what the loop of a service needs.
+
+Requests before `from_s` only fill caches. In a `closed` loop each end sends the next request. The engines of
+a `coupled` service take their events in the order of time; none looks at the others where they are `apart`.
+So many of the requests that are due have `arrived`."""
+BALANCER = np.dtype(
+    [(name, np.int64) for name in ("mode", "first", "fewest", "in_flight", "alive", "lost", "turn")]
+    + [(name, np.float64) for name in ("load_factor", "lost_s")]
+)
+"""A balancer over replicas from number `first` on: the fewest open requests of one, requests in flight, how
+many are alive, the lost one or none, and where the next search for the least busy one begins."""
+
+
+def empty_requests(count: int) -> tuple[Any, Any]:
+    """Rows for requests, and the links of their queues."""
+    requests = np.zeros(count, REQUEST)
+    for name in TIMES[2:]:
+        requests[name] = np.nan
+    requests["cached"] = requests["mate"] = NONE
+    return requests, np.full((5, count, 2), NONE, np.int64)
+
+
+def empty_books(runs: int, cells: int) -> tuple[Any, Any, Any, Any]:
+    """Room for so many runs of blocks and cells; memory is taken as they are used."""
+    table = np.zeros((1 << (2 * runs + 8).bit_length(), 4), np.int64)
+    pool = np.array([1, 0, 1, 0], np.int64)
+    return np.empty(runs + 1, RUN), np.empty(cells + 1, CELL), table, pool

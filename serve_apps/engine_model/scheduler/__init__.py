@@ -1,1 +1,0 @@
-"""vLLM's scheduling rules, block by block."""

@@ -1,0 +1,210 @@
+"""The one event loop of every service, compiled: when an engine's step ends, choose, send, go on.
+
+Open and closed loops, split nodes and lost replicas differ in who chooses (`choice`), in what an end triggers
+and in who is alive. Of one instant the ends of steps come first, then arrivals, then the begins of steps.
+"""
+
+import math
+from typing import Any
+
+from serve_apps.engine_model.cost.transfer import left_s
+from serve_apps.engine_model.engine import groups, kv, memory, steps
+from serve_apps.engine_model.engine.lists import NONE
+from serve_apps.engine_model.engine.native import inlined, native
+from serve_apps.engine_model.service.choice import choose, lose, recount
+
+REACHED, OUT_OF_NOISE, STANDSTILL = range(3)
+"""Results: the instant is reached; more noise is due; requests are open that no event will serve."""
+
+_left_s = native(left_s)
+
+
+@native
+def run(arrays: Any, until_s: Any) -> int:
+    """Send what is due by `until_s`, end every step that ends by then, begin none at that instant."""
+    service, due_s = memory.service(arrays)[0], memory.due_s(arrays)
+    while service.arrived < min(service.closed, memory.due(arrays).shape[1]):
+        send(arrays, 0.0)
+    while True:
+        comes = service.arrived < len(due_s) and not service.closed and due_s[service.arrived] <= until_s
+        horizon_s = due_s[service.arrived] if comes else until_s
+        g = memory.heap(arrays)[0]
+        group = memory.groups(arrays)[g]
+        waits = group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s)
+        if comes and (service.apart or waits):
+            lose(arrays, horizon_s)
+            send(arrays, horizon_s)
+        elif waits:
+            stands = group.due_s == math.inf and memory.balancer(arrays)[0].in_flight > 0
+            return STANDSTILL if stands else REACHED
+        elif not _serve(arrays, g, horizon_s):
+            return OUT_OF_NOISE
+
+
+@native
+def refresh(arrays: Any, g: Any) -> None:
+    """Find the next event of a replica anew, and its place among those of all."""
+    memory.groups(arrays)[g].due_s = groups.due_s(arrays, g)
+    heap, at = memory.heap(arrays), memory.groups(arrays)[g].place
+    while at > 0 and _before(arrays, g, heap[(at - 1) >> 1]):
+        _put(arrays, at, heap[(at - 1) >> 1])
+        at = (at - 1) >> 1
+    while 2 * at + 1 < len(heap):
+        child = 2 * at + 1
+        if child + 1 < len(heap) and _before(arrays, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(arrays, heap[child], g):
+            break
+        _put(arrays, at, heap[child])
+        at = child
+    _put(arrays, at, g)
+
+
+@inlined
+def _before(arrays: Any, g: Any, other: Any) -> bool:
+    """Order of events: by time, ends before begins, then by number."""
+    one, two = memory.groups(arrays)[g], memory.groups(arrays)[other]
+    if one.due_s != two.due_s:
+        return one.due_s < two.due_s  # type: ignore[no-any-return]
+    if one.in_flight != two.in_flight:
+        return one.in_flight > two.in_flight  # type: ignore[no-any-return]
+    return g < other  # type: ignore[no-any-return]
+
+
+@inlined
+def _put(arrays: Any, at: Any, g: Any) -> None:
+    memory.heap(arrays)[at] = g
+    memory.groups(arrays)[g].place = at
+
+
+@native
+def _serve(arrays: Any, g: Any, horizon_s: Any) -> bool:
+    """Take the event that is due on a replica, and all of its events up to `horizon_s` if none else matters.
+
+    False if its noise has to be drawn.
+    """
+    group, coupled = memory.groups(arrays)[g], memory.service(arrays)[0].coupled
+    drawn = True
+    while True:
+        if group.in_flight:
+            groups.end(arrays, g)
+            finish(arrays, g)
+        elif groups.lacks_noise(arrays, g):
+            drawn = False
+            break
+        elif groups.begin(arrays, g, group.due_s):
+            groups.begin_ahead(arrays, g)
+            start(arrays, g)
+        else:
+            start(arrays, g)
+        group.due_s = groups.due_s(arrays, g)
+        if coupled or group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s):
+            break
+    refresh(arrays, g)
+    return drawn
+
+
+@native
+def send(arrays: Any, now_s: Any) -> None:
+    """Send the next request: choose, and hand it to the engine, or to both of a split node."""
+    service, k = memory.service(arrays)[0], memory.service(arrays)[0].arrived
+    service.arrived += 1
+    i, g = memory.due(arrays)[0, k], memory.due(arrays)[1, k]
+    request = memory.requests(arrays)[i]
+    if g == NONE:
+        g = choose(arrays, 0, k)
+    request.sent_s = now_s
+    if now_s < service.from_s:
+        _fill_caches(arrays, g, i, k)
+        return
+    recount(arrays, 0, g, 1)
+    if request.mate == NONE:
+        _hand_over(arrays, g, i, now_s)
+        return
+    request.engine = g
+    if service.writes:
+        _hand_over(arrays, g, i, now_s)
+    prefill = choose(arrays, 1, k)
+    recount(arrays, 1, prefill, 1)
+    _hand_over(arrays, prefill, request.mate, now_s)
+
+
+@native
+def _hand_over(arrays: Any, g: Any, i: Any, now_s: Any) -> None:
+    """Give a request to a replica."""
+    steps.add(arrays, groups.choose_rank(arrays, g, now_s), i, now_s, 0.0)
+    refresh(arrays, g)
+
+
+@inlined
+def _fill_caches(arrays: Any, g: Any, i: Any, k: Any) -> None:
+    """The request is in the cache of its replica from now on, and nothing else happens."""
+    request, group = memory.requests(arrays)[i], memory.groups(arrays)[g]
+    _cache(arrays, group.first + k % group.width, i)
+    if request.mate != NONE:
+        _cache(arrays, choose(arrays, 1, k), request.mate)
+
+
+@native
+def _cache(arrays: Any, r: Any, i: Any) -> None:
+    """Take blocks for a whole request, and give them back."""
+    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request.engine = r
+    if engine.caching:
+        found, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block)
+        kv.hold(arrays, r, i, found)
+        kv.extend(arrays, r, i, request.prompt + request.output - 1)
+        kv.free(arrays, r, i, (request.prompt + request.output - 1) // engine.block)
+
+
+@inlined
+def finish(arrays: Any, g: Any) -> None:
+    """What the ends of requests trigger: the next one of a closed loop, or the decoding of a prompt."""
+    group, service = memory.groups(arrays)[g], memory.service(arrays)[0]
+    for r in range(group.first, group.first + group.width):
+        if not memory.engines(arrays)[r].stepping:
+            continue
+        i = steps.pop_finished(arrays, r)
+        while i != NONE:
+            recount(arrays, group.side, g, -1)
+            request = memory.requests(arrays)[i]
+            if group.side == 1:
+                memory.requests(arrays)[request.mate].computed_s = group.end_s
+                if service.writes:
+                    _transfer(arrays, request.mate)
+                else:
+                    decode = memory.requests(arrays)[request.mate].engine
+                    _hand_over(arrays, decode, request.mate, group.end_s)
+            elif service.closed and service.arrived < memory.due(arrays).shape[1]:
+                send(arrays, group.end_s)
+            i = steps.pop_finished(arrays, r)
+
+
+@inlined
+def start(arrays: Any, g: Any) -> None:
+    """Blocks were taken for the KV of some requests: it may come."""
+    group = memory.groups(arrays)[g]
+    i = steps.pop_started(arrays, group.first)
+    while i != NONE:
+        memory.requests(arrays)[i].taken_s = group.began_s
+        _transfer(arrays, i)
+        i = steps.pop_started(arrays, group.first)
+
+
+@native
+def _transfer(arrays: Any, i: Any) -> None:
+    """Carry the KV of request `i` over as soon as it is computed and has blocks to go to."""
+    request, service = memory.requests(arrays)[i], memory.service(arrays)[0]
+    ready_s = max(request.computed_s, request.taken_s)
+    if not (request.computed_s < math.inf and request.taken_s < math.inf):  # nan: not yet
+        return
+    prompt = memory.requests(arrays)[request.mate]
+    work_s, engine = request.to_load * service.token_s, memory.engines(arrays)[request.engine]
+    if service.writes:
+        work_s = _left_s(work_s, service.last_share, prompt.begun_s, request.computed_s, request.taken_s)
+    engine.link_free_s = max(engine.link_free_s, ready_s) + work_s
+    end_s = engine.link_free_s + service.latency_s
+    steps.transfer_ends(arrays, request.engine, i, end_s)
+    refresh(arrays, request.engine)
+    steps.transfer_ends(arrays, prompt.engine, request.mate, end_s)
+    refresh(arrays, prompt.engine)

@@ -1,0 +1,506 @@
+"""Replicas behind a balancer on one virtual clock: hours of service in seconds."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.engine import kinds, records
+from serve_apps.engine_model.engine.kinds import EngineKind, Ints, SplitKind
+from serve_apps.engine_model.engine.lists import NONE
+from serve_apps.engine_model.service import loop
+from serve_apps.engine_model.service.balancer import Balance, Choice, Loss, choice
+from serve_apps.engine_model.service.choice import FEWER, GIVEN
+from serve_apps.engine_model.service.prefixes import SharedBeginnings
+
+Floats = NDArray[np.float64]
+PREFILL_STREAM = 1 << 20
+"""Added to the seed for choices among prefill engines: they are not those among decode engines."""
+PREFILL_BALANCE = Balance("pow2")
+"""The one of two prefill engines, drawn at random, with fewer requests in flight, as Serve's handles do."""
+STANDSTILL = (
+    "prefill and decode engines wait for each other's KV blocks for ever, as vLLM's would; "
+    "raise num_gpu_blocks, or use layout.transfer_mode=read"
+)
+SPARE_RUNS = 4
+"""Runs of blocks beside those of the pieces that a request shares, of which it may need room for."""
+PREFILL = "prefill_"
+"""The prefix of the fields of `Work` of engines that only compute prompts."""
+AnyKind = EngineKind | SplitKind
+
+
+class Work(NamedTuple):
+    """Work of all engines together: steps, tokens and pairs as `Batch` counts them, and busy seconds.
+
+    `kv_token_seconds` is the KV in use, in tokens of whole blocks, times how long.
+    """
+
+    steps: int
+    busy_s: float
+    decode_tokens: int
+    prefill_tokens: int
+    context_tokens: int
+    attention_pairs: float
+    sequences: int
+    kv_token_seconds: float
+
+
+class Times(NamedTuple):
+    """Times of requests, in order of their arrival; seconds on the virtual clock.
+
+    `replica` served it; `cached_tokens` of its prompt were in the prefix cache. Of split engines `work` is
+    that of those that answer, and `prefill_work` that of the others. `queue_s` is how long each waited to be
+    first scheduled once the scheduler had seen it, None on a split node, where it waits twice. `token_s` are
+    the times of all tokens, request by request, where they are kept.
+    """
+
+    sent_s: Floats
+    first_token_s: Floats
+    last_token_s: Floats
+    cached_tokens: Ints
+    replica: Ints
+    work: Work
+    prefill_work: Work | None = None
+    queue_s: Floats | None = None
+    token_s: Floats = np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests in order of arrival: when each is sent, and its prompt, output and shared tokens (`asked`).
+
+    Where they share more than one prefix, `prefixes` takes the place of the shared tokens. Requests before
+    `from_s` fill the caches and nothing else: they have no times (nan).
+    """
+
+    sent_s: Floats
+    asked: Sequence[Ints]
+    prefixes: SharedBeginnings | None = None
+    from_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one kind behind a balancer; `seed` draws their noise and the balancer's random choices."""
+
+    count: int = 1
+    balance: Balance = Balance()  # noqa: RUF009  # frozen
+    seed: int = 0
+    loss: Loss | None = None
+
+
+def kind_of(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> AnyKind:
+    """The engines of a layout; raises ValueError as `EngineKind.of` does."""
+    kind = EngineKind if layout.prefill is None else SplitKind
+    return kind.of(spec, model, hardware, layout)
+
+
+class Service:
+    """`replicas` of a kind, of a split node its decode engines, on the clock of `loop`.
+
+    Requests are appended, then sent: `longest_output` (tokens) is that of any. With `tokens` the time of
+    every token is kept, from row 1 of `arrays.tokens` on; row 0 is for those that no client sees.
+    """
+
+    def __init__(self, kind: AnyKind, replicas: Replicas, longest_output: int, tokens: bool = False) -> None:
+        self.kind, self.replicas = kind, replicas
+        self.split = isinstance(kind, SplitKind)
+        self.answering = kind.decode if isinstance(kind, SplitKind) else kind
+        sides, link = [(self.answering, replicas.count)], kinds.LinkSeconds()
+        if isinstance(kind, SplitKind):
+            prefill = replicas.count // kind.decode_per_node * kind.prefill_per_node
+            sides, link = [*sides, (kind.prefill, prefill)], kind.seconds
+        self._counts = [count for _, count in sides]
+        total = sum(self._counts)
+        self.arrays, self._noises = kinds.empty_arrays(
+            sides, longest_output, range(replicas.seed, replicas.seed + total), link
+        )
+        self.blocks = int(self.arrays.engines["blocks"].sum())
+        balancer = np.zeros(len(sides), records.BALANCER)
+        balancer["first"], balancer["alive"], balancer["lost"] = (
+            (0, replicas.count)[: len(sides)],
+            self._counts,
+            NONE,
+        )
+        self.arrays.groups["side"], self.arrays.groups["place"] = (
+            np.repeat(range(len(sides)), self._counts),
+            range(total),
+        )
+        self.arrays.groups["due_s"] = np.inf
+        counts = np.zeros((len(sides), 2), np.int64)
+        counts[:, 0] = self._counts
+        self.arrays.set(
+            balancer=balancer,
+            open=np.zeros(total, np.int64),
+            replicas_with=counts,
+            heap=np.arange(total, dtype=np.int64),
+        )
+        self.arrays.service["coupled"] = self.split
+        self.arrays.set(tokens=np.zeros(int(tokens)))
+        self.count = self._names = 0
+        self._tokens = int(tokens)
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of a request: one, or one on each side of a split node."""
+        return 1 + self.split
+
+    def append(self, prompt: Ints, output: Ints, names: Ints, ends: Ints, room: int | None = None) -> None:
+        """More requests, with the pieces of each prompt that others share: their names, and the blocks where
+        they end.
+        """
+        count, levels = names.shape
+        self.answering.refuse_any(prompt, output)
+        self._make_room(self.count + count, levels, room)
+        rows = np.arange(self.count * self.rows_each, (self.count + count) * self.rows_each)
+        each = np.repeat(np.arange(count), self.rows_each)
+        requests, at = self.arrays.requests, self._names
+        requests["serial"][rows] = rows
+        requests["prompt"][rows], requests["output"][rows] = prompt[each], output[each]
+        requests["piece"][rows], requests["pieces"][rows] = at + each * levels, levels
+        flat = slice(at, at + count * levels)
+        self.arrays.names[flat] = names.ravel()
+        block = self.answering.spec.block_size
+        self.arrays.ends[flat] = np.minimum(ends, (prompt // block)[:, None]).ravel()
+        if self._tokens:
+            requests["token"][rows[:: self.rows_each]] = self._tokens + np.cumsum(output) - output
+            self._tokens += int(output.sum())
+            if self._tokens > len(self.arrays.tokens):
+                more = np.zeros(2 * self._tokens - len(self.arrays.tokens))
+                self.arrays.set(tokens=np.concatenate([self.arrays.tokens, more]))
+        if self.split:
+            decode, prefill = rows[::2], rows[1::2]
+            requests["mate"][decode], requests["mate"][prefill] = prefill, decode
+            requests["kv"][decode], requests["kv"][prefill] = records.REMOTE, records.HELD
+            requests["output"][prefill] = 1
+        self.count += count
+        self._names += count * levels
+
+    def send(self, numbers: Ints, due_s: Floats, to: Ints, routed: Choice, until_s: float) -> None:
+        """Send these requests, and serve up to `until_s`, arrivals at that instant included.
+
+        `to` names the replica of each, or none (-1). Raises ValueError at a standstill.
+        """
+        service, balancer = self.arrays.service[0], self.arrays.balancer
+        balancer["mode"][0], balancer["load_factor"][0] = routed.mode, routed.load_factor
+        balancer["lost"][0], balancer["lost_s"][0] = routed.lost, routed.lost_s
+        columns = np.zeros((4, len(numbers)), np.int64)
+        for row, column in enumerate((routed.one, routed.other)):
+            if len(column):
+                columns[row] = column
+        if self.split:
+            balancer["mode"][1] = FEWER
+            drawn = choice(
+                PREFILL_BALANCE,
+                self._counts[1],
+                self.replicas.seed + PREFILL_STREAM,
+                due_s,
+                first=routed.first,
+            )
+            columns[2], columns[3] = drawn.one, drawn.other
+        due = np.ascontiguousarray(np.stack([numbers * self.rows_each, to]))
+        self.arrays.set(due=due, due_s=due_s, choices=columns, owners=routed.owners)
+        service["arrived"], service["from_s"] = 0, routed.from_s
+        while (why := loop.run(self.arrays.address, until_s)) == loop.OUT_OF_NOISE:
+            for g in np.flatnonzero(self.arrays.groups["drawn"] == self.arrays.noise.shape[1]).tolist():
+                kinds.draw(self.arrays, g, self._noises[g])
+        if why == loop.STANDSTILL:
+            raise ValueError(STANDSTILL)
+
+    def work(self, side: int = 0) -> Work:
+        """The work of the engines of a side."""
+        mine = self.arrays.groups["side"] == side
+        groups = self.arrays.groups[mine]
+        engines = self.arrays.engines[np.repeat(mine, self.arrays.groups["width"])]
+        sums = ("decode_sum", "prefill_sum", "context_sum", "pair_sum", "sequence_sum", "kv_token_seconds")
+        totals = (engines[name].sum().item() for name in sums)
+        return Work(int(groups["steps"].sum()), float(groups["busy_s"].sum()), *totals)
+
+    def _make_room(self, count: int, levels: int, room: int | None) -> None:
+        held, rows = len(self.arrays.requests), count * self.rows_each
+        if rows > held:
+            size = max(rows, 2 * held) - held
+            more, links = records.empty_requests(size)
+            self.arrays.set(
+                requests=np.concatenate([self.arrays.requests, more]),
+                links=np.concatenate([self.arrays.links, links], axis=1),
+            )
+            counts = np.zeros((len(self._counts), size), np.int64)
+            self.arrays.set(replicas_with=np.concatenate([self.arrays.replicas_with, counts], axis=1))
+        named = self._names + (count - self.count) * levels
+        if named > len(self.arrays.names):
+            spare = np.zeros(max(named, 2 * self._names) - len(self.arrays.names), np.int64)
+            for name in ("names", "ends"):
+                self.arrays.set(**{name: np.concatenate([getattr(self.arrays, name), spare])})
+        if not len(self.arrays.runs):
+            runs = self.blocks if room is None else min(self.blocks, room)
+            books = records.empty_books(runs, runs if room else 0)
+            self.arrays.set(**dict(zip(("runs", "cells", "table", "pool"), books, strict=True)))
+        cells = rows * (2 * levels + SPARE_RUNS)
+        if room is None and cells > len(self.arrays.cells):
+            more = np.empty(2 * cells - len(self.arrays.cells), records.CELL)
+            self.arrays.set(cells=np.concatenate([self.arrays.cells, more]))
+
+
+def serve(
+    kind: AnyKind,
+    requests: Requests,
+    replicas: Replicas = Replicas(),  # noqa: B008  # frozen
+    concurrency: int = 0,
+    tokens: bool = False,
+) -> Times:
+    """All requests to their end, each sent at its time, or `concurrency` of them in flight.
+
+    Requests before `requests.from_s` only fill caches. With `tokens` the time of each token is kept. Raises
+    ValueError for a request that can never be served, a standstill of a split node, and for limits of the
+    queue, whose refusals it does not model.
+    """
+    spec = (kind.decode if isinstance(kind, SplitKind) else kind).spec
+    if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
+        raise ValueError(
+            "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
+            "engine.max_num_queued_tokens, or measure with sweep or probe"
+        )
+    names, ends = _pieces(kind, requests)
+    room = len(requests.sent_s) * (1 + isinstance(kind, SplitKind)) * (names.shape[1] + SPARE_RUNS) + 64
+    while True:
+        try:
+            return _served(kind, requests, (names, ends), replicas, concurrency, tokens, room)
+        except MemoryError:  # prompts were cut in more pieces than was thought
+            room *= 2
+
+
+def serve_closed(kind: AnyKind, concurrency: int, lengths: Sequence[Ints], seed: int = 0) -> Times:
+    """A closed loop over one engine; `lengths`: prompt, output and shared tokens."""
+    requests = Requests(np.zeros(len(lengths[0])), lengths)
+    return serve(kind, requests, Replicas(seed=seed), concurrency)
+
+
+def _served(
+    kind: AnyKind,
+    requests: Requests,
+    pieces: tuple[Ints, Ints],
+    replicas: Replicas,
+    concurrency: int,
+    tokens: bool,
+    room: int,
+) -> Times:
+    prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.asked)
+    sent_s, count = np.ascontiguousarray(requests.sent_s, np.float64), len(prompt)
+    service = Service(kind, replicas, int(output.max(initial=1)), tokens)
+    service.append(prompt, output, *pieces, room)
+    session = None if requests.prefixes is None else requests.prefixes.session
+    due_s = np.zeros(count) if concurrency else sent_s
+    routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)
+    if requests.prefixes is not None and not concurrency:
+        routed = routed._replace(from_s=requests.from_s)
+    one_way = routed.mode == GIVEN or replicas.count == 1
+    state = service.arrays.service
+    state["closed"], state["coupled"] = concurrency, service.split or (concurrency > 0 and replicas.count > 1)
+    state["apart"] = one_way and not service.split and not concurrency and service.answering.width == 1
+    service.send(np.arange(count), due_s, np.full(count, NONE), routed, np.inf)
+    return _times(service)
+
+
+def _times(service: Service) -> Times:
+    each = service.rows_each
+    rows, first_group = service.arrays.requests[::each][: service.count], service.arrays.groups["width"][0]
+    before = rows["sent_s"] < service.arrays.service["from_s"]
+    first_s, last_s = (np.where(before, np.nan, rows[name]) for name in ("first_s", "last_s"))
+    cached = service.arrays.requests[each - 1 :: each]["cached"][: service.count]
+    queue_s = None if service.split else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"])
+    tokens = service.arrays.tokens
+    return Times(
+        rows["sent_s"].copy(),
+        first_s,
+        last_s,
+        np.maximum(cached, 0),
+        rows["engine"] // first_group,
+        service.work(),
+        service.work(1) if service.split else None,
+        queue_s,
+        tokens[1 : 1 + int(rows["output"].sum())],
+    )
+
+
+def _pieces(kind: AnyKind, requests: Requests) -> tuple[Ints, Ints]:
+    """Names and ends of the pieces of each prompt, a row per request."""
+    spec = (kind.decode if isinstance(kind, SplitKind) else kind).spec
+    count = len(requests.sent_s)
+    if not spec.enable_prefix_caching:
+        return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.int64)
+    if requests.prefixes is not None:
+        pieces = requests.prefixes.pieces(spec.block_size)
+        return pieces.names.T, np.cumsum(pieces.blocks, axis=0).T
+    shared = np.asarray(requests.asked[2], np.int64) // spec.block_size
+    if not shared.any():
+        return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.int64)
+    return np.zeros((count, 1), np.int64), shared[:, None]
+
+
+def all_work(times: Times) -> dict[str, float]:
+    """The work of all engines by name; that of engines that only compute prompts with `PREFILL` before it."""
+    found: dict[str, float] = times.work._asdict()
+    if times.prefill_work is not None:
+        found |= {f"{PREFILL}{name}": value for name, value in times.prefill_work._asdict().items()}
+    return found
+
+
+class RequestProgress(NamedTuple):
+    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last.
+
+    `cached_tokens` of its prompt were in its prefill engine's cache; -1 where it has none, or did not begin.
+    `queue_s` is its time in the scheduler's queue, told at its end; None where that is not known.
+    """
+
+    key: int
+    replica: int
+    first_token_s: float | None
+    last_token_s: float | None
+    tokens: int
+    finished: bool
+    cached_tokens: int = -1
+    queue_s: float | None = None
+
+
+class SessionPrompt(NamedTuple):
+    """The session of a request, and the pieces that its prompt shares: names, and the blocks where they
+    end."""
+
+    session: int = -1
+    pieces: Sequence[tuple[int, int]] = ()
+
+
+class _Arrival(NamedTuple):
+    at_s: float
+    number: int
+    replica: int
+    session: int
+
+
+class VirtualService:
+    """Replicas behind a balancer; requests come one by one, and one that names its replica bypasses it.
+
+    `policy` is one of `balancer.POLICIES`, or one with its settings; `seed` draws its random choices and the
+    engines' noise. Raises ValueError for an unknown one, or no engine.
+    """
+
+    def __init__(
+        self,
+        kind: AnyKind,
+        replicas: int = 1,
+        policy: str | Balance = "leastconn",
+        seed: int = 0,
+        tokens: bool = False,
+    ) -> None:
+        if replicas < 1:
+            raise ValueError("a service needs at least one engine")
+        balance = Balance(policy) if isinstance(policy, str) else policy
+        longest = (kind.decode if isinstance(kind, SplitKind) else kind).spec.max_model_len
+        self.service = Service(kind, Replicas(replicas, balance, seed), longest, tokens)
+        self._arrivals: list[_Arrival] = []
+        self._open: dict[int, int] = {}
+        self._keys: list[int] = []
+        self._routed = 0
+        self.now_s = 0.0
+
+    def submit(
+        self,
+        key: int,
+        at_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        replica: int | None = None,
+        shared_tokens: int = 0,
+        begins: SessionPrompt = SessionPrompt(),  # noqa: B008  # frozen
+    ) -> None:
+        """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
+
+        The first `shared_tokens` of its prompt are those of every other request; or `begins` says what it
+        shares. Raises ValueError for a request that can never be served.
+        """
+        if at_s < self.now_s:
+            raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
+        answering = self.service.answering
+        answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
+        pieces = list(begins.pieces)
+        if not pieces and shared_tokens >= answering.spec.block_size:
+            pieces = [(0, shared_tokens // answering.spec.block_size)]
+        if not answering.spec.enable_prefix_caching:
+            pieces = []
+        names, ends = (np.array([[each[k] for each in pieces]], np.int64).reshape(1, -1) for k in (0, 1))
+        prompt, output = (np.array([each], np.int64) for each in (input_tokens, output_tokens))
+        number = self.service.count
+        self.service.append(prompt, output, names, ends)
+        self._keys.append(key)
+        where = NONE if replica is None else replica
+        heapq.heappush(self._arrivals, _Arrival(at_s, number, where, begins.session))
+
+    def retract(self, after_s: float) -> None:
+        """Forget planned arrivals that are due after `after_s`."""
+        self._arrivals = [arrival for arrival in self._arrivals if arrival.at_s <= after_s]
+        heapq.heapify(self._arrivals)
+
+    def advance(self, until_s: float) -> None:
+        """Run all replicas up to `until_s`, arrivals at that instant included.
+
+        Raises ValueError where prefill and decode engines stand still.
+        """
+        due: list[_Arrival] = []
+        while self._arrivals and self._arrivals[0].at_s <= until_s:
+            due.append(heapq.heappop(self._arrivals))
+        columns = list(zip(*due, strict=True)) or [(), (), (), ()]
+        due_s = np.array(columns[0], np.float64)
+        numbers, to, session = (np.array(column, np.int64) for column in columns[1:])
+        free = to == NONE
+        replicas = self.service.replicas
+        routed = choice(
+            replicas.balance, replicas.count, replicas.seed, due_s[free], session[free], first=self._routed
+        )
+        self._routed += int(free.sum())
+        self._open |= {self._keys[number]: int(number) for number in numbers}
+        self.service.send(numbers, due_s, to, _spread(routed, free), until_s)
+        self.now_s = max(self.now_s, until_s)
+
+    def observe(self) -> list[RequestProgress]:
+        """All open requests that have arrived, and once those finished since the last call."""
+        seen = [self._progress(key, number) for key, number in self._open.items()]
+        for progress in seen:
+            if progress.finished:
+                del self._open[progress.key]
+        return seen
+
+    def _progress(self, key: int, number: int) -> RequestProgress:
+        service, each = self.service, self.service.rows_each
+        request = service.arrays.requests[number * each]
+        engine = service.arrays.engines[request["engine"]]
+        done = request["ahead"] + engine["completed"] if request["prompt"] else 0
+        tokens = int(max(request["joined"], min(request["most"], done)))
+        first_s = None if np.isnan(request["first_s"]) else float(request["first_s"])
+        last_s = float(
+            engine["at_s"] if request["decoding"] and tokens > request["joined"] else request["last_s"]
+        )
+        finished = tokens == request["output"]
+        replica = int(request["engine"]) // service.answering.width
+        cached = int(service.arrays.requests[number * each + 1]["cached"]) if service.split else -1
+        queue_s = (
+            float(request["scheduled_s"] - request["queued_s"]) if finished and not service.split else None
+        )
+        return RequestProgress(
+            key, replica, first_s, last_s if tokens else None, tokens, bool(finished), cached, queue_s
+        )
+
+
+def _spread(routed: Choice, free: NDArray[np.bool_]) -> Choice:
+    """The columns of the requests that are routed, at their places among all."""
+    columns = []
+    for column in (routed.one, routed.other):
+        spread = np.zeros(len(free) if len(column) else 0, np.int64)
+        if len(column):
+            spread[free] = column
+        columns.append(spread)
+    return routed._replace(one=columns[0], other=columns[1])
