@@ -18,7 +18,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import DeploymentSpread, PartRow, StudyVerdict
 from analysis.stats.estimate import Estimate, span
-from analysis.stats.pooling import Measured, pooled, repeated, student_t
+from analysis.stats.pooling import COMMON, Measured, pooled, repeated, student_t
 from conf.io.one_line import reason
 from conf.specs.bounds import LIMITS, Limit, label
 
@@ -107,7 +107,7 @@ def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: flo
     """The study with one capacity from deployments that each measured it, and the spread between them."""
     figures = [capacity.sampling for capacity in _capacities(parts)]
     estimates = [Measured.from_estimate(q) for q in figures]
-    found = pooled(estimates)
+    found = pooled(estimates, COMMON)
     between, within = found.between.value, math.sqrt(sum(e.sd**2 for e in estimates) / len(estimates))
     interval = "95 % of the mean over deployments (random effects); certified is its 5 % quantile"
     remedy = (

@@ -111,7 +111,7 @@ def test_deployments_share_the_budget_with_seeds_of_their_own_and_are_pooled(tmp
     assert {(one.search.start, one.search.expected_qps) for one in later} == {("prediction", 5.0)}
     q = tree["capacity"]["qps_per_node"]
     assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
-    assert 4.9 < q["low"] < q["certified"] < q["value"] < q["high"] < 5.3
+    assert 4.85 < q["low"] < q["certified"] < q["value"] < q["high"] < 5.35
     assert tree["between"]["sd_pct"]["high"] > tree["between"]["sd_pct"]["low"] >= 0
     assert tree["requests"] == {"planned": 27, "rows": 27, "by_status": {"ok": 27}, "by_failure": {}}
     on_disk = json.loads((tmp_path / "one" / "study.json").read_text())
