@@ -254,7 +254,7 @@ def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_windows=3", "search.budget_s=210"], 1.0, 1.0)
     found = sweep(drive)
     tree = to_tree(verdicts.of_sweep(experiment, drive, found, "virtual"))
-    assert found.capacity is not None and 2.9 < found.capacity.qps_per_node < 3.7
+    assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high  # the truth
     assert tree["capacity"]["windows_used"] == list(range(len(found.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2
     said = text_of(tree)
