@@ -1,8 +1,8 @@
 """The arrays behind all engines of a service, which compiled functions reach by one address.
 
 numba hands every array over in seven parts, each time one function calls another: with all arrays as
-arguments the engine's sixty functions take 95 CPU seconds to compile, with one address of a table of them 15.
-The table has five numbers for each array: where its data is, and up to three lengths. `Arrays` keeps both
+arguments the engine's sixty functions take 95 CPU seconds to compile, with one address of a table of them 27.
+The table has four numbers for each array: where its data is, and up to three lengths. `Arrays` keeps both
 alive.
 """
 
