@@ -16,15 +16,14 @@ from analysis import exchange, planning
 from analysis import report as pages
 from analysis.calibration import command as calibration
 from analysis.calibration.observed import RecordedLoad, Served
-from analysis.exchange import side_by_side
 from analysis.into_service import IntoService
 from analysis.recommendation import recommended
-from analysis.results import integrity, locations, recount, studies, summary
+from analysis.results import integrity, locations, recount, studies
 from analysis.results.rejudged import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from analysis.results.text import recommendation_text
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
+from analysis.views import answers, foreign, recommend, side_by_side
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -96,9 +95,9 @@ def show(arguments: argparse.Namespace) -> int:
     if recommended.is_recommendation(path):
         if arguments.words or arguments.recompute:
             raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
-        terminal.tell(recommendation_text.text(recommended.read(path)))
+        terminal.tell(recommend.text(recommended.read(path)))
     elif exchange.is_foreign(path):
-        terminal.tell(exchange.show(path, arguments.words))
+        terminal.tell(foreign.show(path, arguments.words))
     elif arguments.words:
         terminal.tell(_rejudged(path, arguments.words, arguments.recompute))
     elif arguments.recompute:
@@ -106,7 +105,7 @@ def show(arguments: argparse.Namespace) -> int:
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
     else:
-        terminal.tell(summary.concluded(path))
+        terminal.tell(str(answers.of_folder(path)))
     return EXIT_OK
 
 
@@ -116,7 +115,7 @@ def _rejudged(path: Path, words: Sequence[str], recompute: bool) -> str:
         raise RunError("--recompute is by the run's own bounds; leave either it or the words out")
     if studies.is_study(path):
         raise RunError(f"{path} is a study: judge one of its parts by other bounds, {path}/NAME")
-    return summary.text(rejudge(load_run(path), *words))
+    return str(answers.answer(rejudge(load_run(path), *words)))
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -74,9 +74,10 @@ FLOORS = {
         ("rows",),
         ("capacity", "quality"),
         ("results",),
-        ("calibration", "planning", "exchange", "live"),
+        ("calibration", "planning", "exchange"),
         ("autoscaling", "recommendation"),
-        ("figures",),
+        ("views",),
+        ("figures", "live"),
         ("report",),
         ("notebooks",),
     ),
@@ -141,6 +142,10 @@ def floor(room: str, inside: str) -> tuple[int, str]:
     return len(FLOORS[room]), ""
 
 
+SHOWING = ("analysis/results/runs.py", "analysis/results/study_folder.py")
+"""Files that open a result and hand out its answer: they import `analysis.views` where it is asked for."""
+
+
 def upward(path: Path, imports: set[str]) -> set[str]:
     """Which imports of a file are from a floor that is not below its own."""
     room, *inside = path.relative_to(ROOT).with_suffix("").parts
@@ -149,7 +154,8 @@ def upward(path: Path, imports: set[str]) -> set[str]:
     for name in imports:
         if name.startswith(f"{room}."):
             there, other = floor(room, name.removeprefix(f"{room}."))
-            if other and other != folder and there >= height:
+            shows = str(path.relative_to(ROOT)) in SHOWING and other == "views"
+            if other and other != folder and there >= height and not shows:
                 found.add(name)
     return found
 

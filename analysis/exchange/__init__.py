@@ -2,8 +2,7 @@
 
 from analysis.exchange.exporting import FORMATS, export
 from analysis.exchange.foreign import Foreign
-from analysis.exchange.foreign_text import show
 from analysis.exchange.readers import is_foreign, load_foreign
 from analysis.exchange.side_by_side import CapacityRatio, compare
 
-__all__ = ["FORMATS", "CapacityRatio", "Foreign", "compare", "export", "is_foreign", "load_foreign", "show"]
+__all__ = ["FORMATS", "CapacityRatio", "Foreign", "compare", "export", "is_foreign", "load_foreign"]

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.capacity.paired_ratio import unpaired
-from analysis.exchange import foreign_text
 from analysis.exchange.foreign import Foreign
 from analysis.exchange.readers import is_foreign, load_foreign
 from analysis.results import matrix_table, studies, summary
@@ -38,15 +37,6 @@ class ComparedResult:
             return self.foreign.name
         path = self.path.resolve()
         return f"{path.parent.name}/{path.name}" if studies.is_study(path.parent) else path.name
-
-    @property
-    def headline(self) -> str:
-        """Verdict and capacity, the first line of `show`."""
-        if self.foreign:
-            return foreign_text.headline(self.foreign)
-        if self.verdict is None:
-            return "UNFINISHED  no result yet"
-        return summary.text(self.verdict).splitlines()[0]
 
     @property
     def capacity(self) -> Estimate | None:

@@ -93,6 +93,13 @@ class Foreign:
         return float(np.nanmax(end) - np.nanmin(self.sent_ns)) / NS_PER_S
 
     @property
+    def sent_qps(self) -> float | None:
+        """Requests per second between the first and the last send; None if unknown."""
+        sent_ns = self.sent_ns[~np.isnan(self.sent_ns)]
+        span_s = float(np.ptp(sent_ns)) / NS_PER_S if len(sent_ns) > 1 else 0.0
+        return (len(sent_ns) - 1) / span_s if span_s else None
+
+    @property
     def from_send(self) -> pa.Table:
         """The measured requests with times from the actual send, as other tools count."""
         return sent_at_due(self.measured) if self.due_known else self.measured

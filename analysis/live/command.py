@@ -10,9 +10,9 @@ from analysis.live.address import Address
 from analysis.live.followed import Followed, followed
 from analysis.live.server import LiveServer, invitation, serving
 from analysis.live.view import LiveView
-from analysis.results import summary
 from analysis.results.integrity import WRONG_KIND
 from analysis.results.runs import RunError
+from analysis.views import answers
 from conf import ConfigError
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -51,6 +51,6 @@ def _follow(source: Followed, server: LiveServer, stop: threading.Event) -> None
 def concluded(path: Path) -> str:
     """The result of a run or study that has ended, or one line that says why it cannot be read."""
     try:
-        return summary.concluded(path)
+        return str(answers.of_folder(path))
     except (RunError, ConfigError, OSError, *WRONG_KIND) as error:
         return f"the result cannot be read: {reason(error)}"

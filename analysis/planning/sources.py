@@ -13,7 +13,6 @@ from analysis.results import joint, locations, matrix_table, studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.text import capacity_text
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.prediction_verdict import (
     GridCell,
@@ -165,7 +164,7 @@ def of_predicted(source: Predicted) -> Evidence:
 def _simulated(verdict: Measured, capacity: CapacityFigures) -> str:
     """The caution on a simulated capacity; empty for a measured one."""
     kind = joint.kind(verdict.asked, capacity)
-    return f"simulated, not measured; the interval is {kind}: {capacity_text.held(capacity)}" if kind else ""
+    return f"simulated, not measured; the interval is {kind}: {joint.held(capacity)}" if kind else ""
 
 
 def _watts(power: PowerFigures) -> MeasuredWatts | None:

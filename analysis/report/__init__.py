@@ -15,12 +15,10 @@ from analysis.results import studies
 from analysis.results.locations import REPORT, local
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.study_folder import Study, load_study
+from analysis.views.shown import environment
 from conf.io import durable
 
 __all__ = ["build_report", "command", "write", "write_plan"]
-
-MOST_LETTERS = 40_000
-"""Most letters of any one text, so that no server's words make a page large (our choice)."""
 
 
 def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
@@ -81,26 +79,7 @@ def _opened(path: Path) -> Run | Study:
 
 
 def html(page: Page) -> str:
-    """The page as text; words of servers and users are escaped, and cut if absurdly long."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("analysis.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_cut,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["kind"] = lambda block: type(block).__name__
+    """The page as text."""
     css = resources.files("analysis.report").joinpath("page.css").read_text()
     css += f"@media screen and (prefers-color-scheme: dark) {{\n{canvas.dark_rules()}\n}}"
-    return environment.get_template("page.html.j2").render(page=page, css=css)
-
-
-def _cut(value: Any) -> Any:
-    """A value for the page; markup, which has `__html__`, is our own and stays whole."""
-    if not isinstance(value, str) or hasattr(value, "__html__") or len(value) <= MOST_LETTERS:
-        return value
-    return f"{value[:MOST_LETTERS]} ... (cut here; the run's files have all of it)"
+    return environment().get_template("page.html.j2").render(page=page, css=css)

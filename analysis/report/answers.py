@@ -1,4 +1,4 @@
-"""Tables behind a verdict: the asked load, p90s against their bounds, windows, errors."""
+"""Tables behind a verdict: windows, percentiles, errors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,22 +9,15 @@ import pyarrow.compute as pc
 
 from analysis.figures.exhibit import NoData
 from analysis.figures.run_data import RunData, WindowRows
-from analysis.report.blocks import Facts, Missing, Section, Table
-from analysis.report.wording import UNKNOWN, bound, figure, table, value
-from analysis.results.text.probe_text import unknown_interval
-from analysis.results.types.probe_figures import HoldFigures, ProbeFigures, Quantile
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import RequestCounts, WindowRow
-from analysis.results.types.study_verdict import StudyVerdict
-from analysis.rows import failures, metrics, records
+from analysis.report.blocks import Missing, Section
+from analysis.report.wording import UNKNOWN, figure, table
+from analysis.results.types.shared_figures import WindowRow
+from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
-from analysis.stats.estimate import interval, middle, number, span
+from analysis.stats.estimate import number
 from analysis.stats.quantiles import quantile
-from conf.labels import named
-from conf.specs.bounds import Limit, label, quantile_of
+from analysis.views.shown import Table
 
-OF_ONE = ("compare", "matrix")
-"""Studies with a configuration per part; study.json has that of the first."""
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
 """Our choice; requests/*.parquet has all of them."""
 KINDS = ("status", "error_kind", "http_status")
@@ -32,77 +25,6 @@ SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e
 SHARES = (0.5, 0.9, 0.95, 0.99)
 PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
 _METRICS = tuple(one for one in METRICS if one.name in SHOWN_METRICS)
-
-
-def rests_on(verdict: RunVerdict | StudyVerdict) -> Facts:
-    """The configuration, and the amount of evidence."""
-    asked, rows = verdict.asked, []
-    if isinstance(verdict, StudyVerdict) and verdict.study in OF_ONE:
-        rows.append(("these are of", f"{verdict.names[0]}, the first part"))
-    bounds = ", ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
-    rows += [("bounds", bounds), ("engine", asked.engine)]
-    if asked.engine == "external":
-        nodes = f"{asked.nodes}, as was said of the endpoints, of {named('hardware', asked.hardware)}"
-        rows += [("model", asked.model), ("nodes", nodes), ("layout", asked.layout)]
-    else:
-        nodes = f"{asked.nodes} x {asked.hardware}, {value(asked.replicas)} replica(s)"
-        routing = f"{asked.layout}, {asked.routing} by {asked.data_path or UNKNOWN}"
-        rows += [("model", asked.model), ("nodes", nodes), ("layout, routing", routing)]
-    rows += [
-        ("workload", f"{asked.load}, arrivals {asked.arrivals}"),
-        ("search, seed", f"{asked.search}, {asked.seed}"),
-        ("evidence", verdict.evidence or "none"),
-        ("requests", _counted(verdict.requests)),
-    ]
-    if verdict.capacity and claims(verdict) and (replica := verdict.capacity.qps_per_replica):
-        rows.append(("per replica", f"{span(replica)} QPS (95 %)"))
-    if isinstance(verdict, RunVerdict) and verdict.prediction:
-        q, how = verdict.prediction.qps_per_node, verdict.prediction.how
-        rows.append(("predicted before", f"{span(q)} QPS per node (95 %; {how})"))
-    return Facts(tuple(rows))
-
-
-def claims(verdict: RunVerdict | StudyVerdict) -> bool:
-    """True if a capacity is a number: valid, with both ends of its interval known."""
-    capacity = verdict.capacity
-    return verdict.valid and capacity is not None and not (capacity.open_above or capacity.open_below)
-
-
-def confirmation_run(hold: HoldFigures) -> Table:
-    """The confirmation run: p90s at the rate that was held, and whether they veto the answer."""
-    held_qps = f"{figure(hold.rate_qps_per_node)} QPS per node, the 5 % quantile of the sampling noise"
-    rate = f"{held_qps}, held for {hold.window_s:.0f} s"
-    if not hold.valid:
-        return p90s(f"{rate}: void ({hold.void_reason}), which confirms nothing", hold)
-    most = f"alone it shows at most {number(hold.capacity_high_qps_per_node)} QPS per node (97.5 %)"
-    return p90s(f"{rate}: {most} and {'vetoes' if hold.vetoed else 'does not veto'} the answer", hold)
-
-
-def p90s(caption: str, measured: ProbeFigures | HoldFigures) -> Table:
-    """Each limited quantile with its interval against its bound, of a probe or a confirmation run."""
-    rows = [_quantile(limit, found) for limit, found in measured.limits.items()]
-    states = tuple(
-        "ok" if row[-1] == "within" else "failed" if row[-1] == "over" else "unknown" for row in rows
-    )
-    return Table(
-        caption,
-        ("bound on", "measured", "95 % interval", "bound", "verdict"),
-        tuple(rows),
-        tones=states,
-        state=4,
-    )
-
-
-def _quantile(limit: Limit, found: Quantile) -> tuple[str, ...]:
-    verdict = {True: "within", False: "over", None: "unknown or does not apply"}[found.passed]
-    if found.share is not None:
-        least = f"at least {100 * quantile_of(limit):g} %"
-        return label(limit), f"{100 * found.share:.1f} %", UNKNOWN, least, verdict
-    spread = f"unknown: {unknown_interval(found)}"
-    if found.ms and found.has_interval:
-        spread = f"{interval(found.ms)} ms"
-    measured = f"{middle(found.ms)} ms" if found.ms else UNKNOWN
-    return label(limit), measured, spread, f"{figure(found.bound_ms)} ms", verdict
 
 
 def windows(lines: Sequence[WindowRow]) -> Table:
@@ -186,12 +108,3 @@ def errors_table(data: RunData) -> pa.Table:
     counted = pa.table({**{name: found[name] for name in KINDS}, **columns})
     order = [("requests", "descending"), *((name, "ascending") for name in KINDS)]
     return counted.sort_by(order).slice(0, MOST_ROWS)
-
-
-def _counted(counted: RequestCounts | None) -> str:
-    if not counted:
-        return UNKNOWN
-    states = ", ".join(f"{count:,} {status}" for status, count in sorted(counted.by_status.items()))
-    failed = failures.line(counted.by_failure, counted.rows)
-    rows = f"{counted.rows:,} rows of {counted.planned:,} planned requests ({states or 'none'})"
-    return "; ".join(filter(None, (rows, failed)))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from analysis.capacity.check import Check
 from analysis.capacity.rules import MEANINGS
-from analysis.report.blocks import Table
 from analysis.report.wording import UNKNOWN, figure
+from analysis.views.shown import Table
 
 STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
 """Outcomes of a check with the tone of its row. A note does not make a window void."""

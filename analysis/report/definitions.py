@@ -1,9 +1,10 @@
 """Definitions on the page: words and formula of every metric, the capacity and its interval."""
 
-from analysis.report.blocks import Block, Paragraph, Section, Table
+from analysis.report.blocks import Block, Paragraph, Section
 from analysis.report.wording import bound
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.rows.metrics import METRICS
+from analysis.views.shown import Table
 
 METHOD = (
     "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.figures.run_data import RunData
-from analysis.report import answers, banner, checks, definitions, exhibits, power, provenance, quality, study
-from analysis.report.blocks import Block, Cell, Link, Missing, Page, Paragraph, Section
+from analysis.report import answers, checks, definitions, exhibits, power, provenance, quality, study
+from analysis.report.blocks import Block, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
 from analysis.report.wording import across, moment, table
 from analysis.results import integrity, tables
@@ -18,6 +18,9 @@ from analysis.results.study_folder import Study
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.results.types.study_verdict import StudyVerdict
+from analysis.views import answers as views
+from analysis.views import study as view
+from analysis.views.shown import Answer, Cell, Link
 
 TRUST = "May the number be believed?"
 CAPACITIES = {
@@ -42,12 +45,12 @@ CAPACITIES = {
     "requests": "requests",
 }
 """Columns of `tables.capacity_table` with the answer first, and their words."""
-PURPOSE = "What was asked, how much was seen, and every check with its worst figure."
+PURPOSE = "How much was seen, and every check with its worst figure."
 
 
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
-    verdict, claim, asked, data = run.verdict, banner.of_run(run), _asked(run), RunData.whole(run)
+    verdict, claim, asked, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
     shown = [*exhibits.sections(data, Room()), answers.errors(data)]
     main = [replace(one, blocks=(*one.blocks, *answers.percentiles(data))) for one in shown[:1]]
     shown += power.sections(verdict.power if verdict else None)
@@ -60,15 +63,15 @@ def of_run(run: Run) -> Page:
 
 def of_study(found: Study, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
-    verdict, claim, room = found.verdict, banner.of_study(found.path, found.verdict), Room()
+    verdict, claim, room = found.verdict, _of_study(found), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in verdict.names}
-    parts: list[Block] = [study.parts(verdict, links)]
-    parts += [block for block in (study.together(verdict), study.differences(verdict)) if block]
+    parts: list[Block] = [replace(view.table(verdict, links), title="Parts of the study (study.json)")]
+    parts += [differing] if (differing := study.differences(verdict)) else []
     parts += exhibits.of_study(verdict, room)
     sections = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
         *quality.sections(found, room),
-        Section("trust", TRUST, PURPOSE, (*_checks(verdict), answers.rests_on(verdict))),
+        Section("trust", TRUST, PURPOSE, tuple(_checks(verdict))),
         *_beside(found.parts, room),
         *provenance.of_study(verdict, found.parts),
         definitions.section(verdict.asked, verdict.capacity),
@@ -92,7 +95,7 @@ def of_runs(runs: Sequence[Run]) -> Page:
     ]
     names = ", ".join(run.name for run in runs)
     changed = [line for run in runs for line in integrity.altered(run.path)]
-    claim = banner.altered(changed) if changed else None
+    claim = _altered(changed) if changed else None
     return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, claim, sections)
 
 
@@ -103,7 +106,7 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
         known = run.verdict.checks if run.verdict else None
         trust = [Paragraph(checks.counted(known))] if known else []
         blocks = (
-            banner.of_run(run),
+            _answer(run),
             *trust,
             *exhibits.main(RunData(run), room, f"{place}-"),
             *provenance.brief(run),
@@ -116,11 +119,7 @@ def _trust(verdict: RunVerdict | None) -> Section:
     if verdict is None:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
         return Section("trust", TRUST, PURPOSE, (Missing("Checks", why),))
-    blocks: list[Block] = [*_checks(verdict), answers.rests_on(verdict)]
-    if verdict.probe:
-        blocks.append(answers.p90s("Both p90s against their bounds", verdict.probe))
-    if verdict.hold:
-        blocks.append(answers.confirmation_run(verdict.hold))
+    blocks: list[Block] = _checks(verdict)
     if verdict.windows:
         blocks.append(answers.windows(verdict.windows))
     return Section("trust", TRUST, PURPOSE, tuple(blocks))
@@ -132,6 +131,24 @@ def _checks(verdict: RunVerdict | StudyVerdict) -> list[Block]:
     if isinstance(verdict, StudyVerdict):
         return [Paragraph("The checks of each part are in its own report.")]
     return [Missing("Checks", "no window was judged")]
+
+
+def _answer(run: Run) -> Answer:
+    """The answer of a run, killed or ended."""
+    if found := integrity.altered(run.path):
+        return _altered(found)
+    return views.unfinished(run) if run.verdict is None else views.answer(run.verdict)
+
+
+def _of_study(found: Study) -> Answer:
+    changed = integrity.altered(found.path)
+    return _altered(changed) if changed else views.answer(found.verdict)
+
+
+def _altered(found: Sequence[str]) -> Answer:
+    """The answer of a folder whose files changed since they were written."""
+    headline = "No capacity is claimed: its files are not as they were written"
+    return Answer("ALTERED", "bad", headline, notes=tuple(found[: integrity.MOST_NAMED]))
 
 
 def _asked(run: Run) -> AskedExperiment:

@@ -6,9 +6,10 @@ from typing import Any
 
 from analysis.figures.plan import Nodes
 from analysis.planning import plan_text
-from analysis.report.blocks import Banner, Code, Facts, Missing, Page, Paragraph, Section
+from analysis.report.blocks import Code, Facts, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room, block
 from analysis.report.wording import value
+from analysis.views.shown import Answer
 
 Tree = Mapping[str, Any]
 
@@ -20,7 +21,7 @@ def of_plan(tree: Tree) -> Page:
     """The page of a plan, or of its refusal."""
     word, _, answer = plan_text.headline(tree).partition("  ")
     if not tree["valid"]:
-        claim = Banner(word, "bad", "Nothing is planned", sentences=(f"{answer}.",))
+        claim = Answer(word, "bad", "Nothing is planned", notes=(f"{answer}.",))
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
     room, on = Room(), tree["planned_on"]
     subtitle = f"Planned on {on['name']}, {on['found_by']}: {on['load']}"
@@ -30,7 +31,7 @@ def of_plan(tree: Tree) -> Page:
         *(Section(*head, tuple(map(_line, lines))) for head, lines in _told(tree) if lines),
         _settings(tree),
     ]
-    return Page(f"{word}: {on['name']}", "Plan of a service", subtitle, _banner(tree, word, answer), sections)
+    return Page(f"{word}: {on['name']}", "Plan of a service", subtitle, _answer(tree, word, answer), sections)
 
 
 def _whole(tree: Tree) -> Code:
@@ -38,7 +39,7 @@ def _whole(tree: Tree) -> Code:
     return Code("The plan as JSON, every figure with its unit", text, folded=True)
 
 
-def _banner(tree: Tree, word: str, answer: str) -> Banner:
+def _answer(tree: Tree, word: str, answer: str) -> Answer:
     fleet, _, efficiency = answer.partition("; ")
     planned, care = tree["answer"], tree["care"]
     figures = (
@@ -48,7 +49,8 @@ def _banner(tree: Tree, word: str, answer: str) -> Banner:
     )
     said = f"{efficiency}.", *([f"{tree['reason']}."] if tree["reason"] else [])
     tone = "short" if tree["exit_code"] else "good"
-    return Banner(word, tone, fleet, figures, said, label=tree["planned_on"]["caution"] or "")
+    caution = tree["planned_on"]["caution"]
+    return Answer(word, tone, fleet, figures, notes=(*said, *([caution] if caution else [])))
 
 
 def _told(tree: Tree) -> list[tuple[tuple[str, str, str], list[str]]]:

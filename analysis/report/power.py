@@ -1,9 +1,10 @@
 """Power and energy of a run: each node, each window, or why they are unknown."""
 
-from analysis.report.blocks import Block, Missing, Paragraph, Section, Table
+from analysis.report.blocks import Block, Missing, Paragraph, Section
 from analysis.report.wording import figure
 from analysis.results.energy import WHOLE
 from analysis.results.types.power_figures import NodeFigures, PowerFigures, WindowEnergy
+from analysis.views.shown import Table
 
 TITLE = "Power and energy"
 PURPOSE = "What the nodes drew, and what a request costs of it."

@@ -12,17 +12,18 @@ from analysis.figures.gate import GateEvidence, GateIntervals, GatePositions
 from analysis.quality import answer_file, evidence_table
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateRule
-from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures
+from analysis.quality.gate_verdict import GateVerdict
 from analysis.report import exhibits
-from analysis.report.blocks import Block, Missing, Section, Table
+from analysis.report.blocks import Block, Missing, Section
 from analysis.report.exhibits import Room
 from analysis.report.wording import UNKNOWN, figure
 from analysis.results.study_folder import Study
+from analysis.views import quality as gate
+from analysis.views.shown import Table
 from conf import load
 from conf.io.one_line import reason
 
 PURPOSE = "Whether the answers are still those of the first part (A)."
-NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
 
 
 def sections(found: Study, room: Room) -> list[Section]:
@@ -36,8 +37,7 @@ def sections(found: Study, room: Room) -> list[Section]:
 
 
 def _blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:
-    yield _intervals(verdict)
-    yield _pairs(verdict)
+    yield from gate.tables(verdict)
     try:
         found = evidence_table.read(path / evidence_table.FILE)
         rule = GateRule.of(load(base=path / "config.yaml").quality)
@@ -47,52 +47,6 @@ def _blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) 
         yield _worst(verdict, *(answer_file.read(path / side / answer_file.FILE) for side in (base, name)))
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))
-
-
-def _intervals(verdict: GateVerdict) -> Table:
-    rows = [
-        ("mean excess divergence, nats per token", verdict.excess_nats, verdict.nats, 1.0),
-        ("excess of broken prompts, %", 100 * verdict.excess_broken, verdict.broken, 100.0),
-        ("excess of unanswered prompts, %", None, verdict.unanswered, 100.0),
-    ]
-    return Table(
-        f"{verdict.verdict} after {verdict.prompts} prompts: B beyond A's own repeat",
-        ("quantity", "estimate", "lower end", "upper end", "margin", "shown"),
-        tuple(_interval(name, estimate, ends, unit) for name, estimate, ends, unit in rows),
-        note=f"The ends hold at every moment (95 %). {NO_SIGN}",
-    )
-
-
-def _interval(name: str, estimate: float | None, ends: MeanInterval, unit: float) -> tuple[str, ...]:
-    shown = "below the margin" if ends.is_below else "above the margin" if ends.is_above else "neither"
-    known = UNKNOWN if estimate is None else figure(estimate)
-    return name, known, *(figure(unit * end) for end in (ends.low, ends.high, ends.margin)), shown
-
-
-def _pairs(verdict: GateVerdict) -> Table:
-    failed = verdict.failed
-    rows = (
-        ("A again", verdict.again, failed.again),
-        ("B", verdict.candidate, failed.candidate),
-    )
-    heads = (
-        "answers",
-        "mean divergence, nats",
-        "broken prompts",
-        "other tokens",
-        "positions at risk",
-        "unanswered",
-    )
-    return Table(
-        "Each beside A's first answers",
-        heads,
-        tuple((name, *_pair(pair), str(missing)) for name, pair, missing in rows),
-        note=f"{verdict.compared} prompts were answered by all; {failed.base} not by A the first time.",
-    )
-
-
-def _pair(pair: PairFigures) -> tuple[str, ...]:
-    return figure(pair.mean_nats), str(pair.broken), str(pair.flips), str(pair.at_risk)
 
 
 def _worst(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:

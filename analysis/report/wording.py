@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.report.blocks import Cell, Table
+from analysis.views.shown import Cell, Table
 from conf.io.one_line import one_line
 from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
@@ -73,7 +73,7 @@ def across(found: Table) -> Table:
     columns = tuple(zip(*found.rows, strict=True))
     (first, *heads), (names, *cells) = found.heads, columns
     rows = tuple((head, *line) for head, line in zip(heads, cells, strict=True))
-    return Table(found.caption, (first, *(str(name) for name in names)), rows)
+    return Table(found.title, (first, *(str(name) for name in names)), rows)
 
 
 def table(caption: str, found: pa.Table, null: str = UNKNOWN) -> Table:

@@ -1,4 +1,4 @@
-"""Checks of a measurement: the worst figure of each over all windows, and each as a line of the screen."""
+"""Checks of a measurement: the worst figure of each over all windows."""
 
 import math
 from collections.abc import Sequence
@@ -17,20 +17,6 @@ def worst_checks(verdicts: Sequence[Verdict]) -> tuple[Check, ...]:
         if (_RANK[check.passed], _distance(check)) > (_RANK[known.passed], _distance(known)):
             worst[check.name] = check
     return tuple(worst.values())
-
-
-def check_line(check: Check) -> str:
-    """A check with its figure, bound and outcome; one without a reason is a note and decides nothing."""
-    failed = "FAILED" if check.reason else "note"
-    state = {True: "ok", False: failed, None: "unknown"}[check.passed]
-    unit = f" {check.unit}" if check.unit else ""
-    sign = ">=" if check.least else "<="
-    value, bound = _figure(check.value), _figure(check.bound)
-    return f"check {check.name:<20} {value}{unit} ({sign} {bound}{unit}) {state}"
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
 
 
 def _distance(check: Check) -> float:

@@ -15,6 +15,11 @@ LEAD = "SIMULATED, "
 """Stands before the word of a verdict whose certified values are simulated."""
 AND_CONSTANTS = "; joined with what is unknown of the engine model's constants"
 NOT_RECORDED = "the result does not hold it"
+HELD = (
+    "the uncertainty of the engine model's constants, and sampling noise; what the model lacks is not in it"
+)
+MISSING = "what is unknown of the engine model's constants is not in it ({})"
+"""What the interval of a simulated capacity holds, and what it lacks."""
 
 
 def joined(capacity: CapacityFigures, constants: Estimate | str) -> CapacityFigures:
@@ -48,6 +53,11 @@ def kind(asked: AskedExperiment, capacity: CapacityFigures) -> str:
     if not asked.is_modelled:
         return ""
     return JOINT if capacity.constants else ALONE
+
+
+def held(capacity: CapacityFigures) -> str:
+    """What the interval of a simulated capacity holds, or lacks."""
+    return HELD if capacity.constants else MISSING.format(why_unknown(capacity))
 
 
 def why_unknown(capacity: CapacityFigures) -> str:

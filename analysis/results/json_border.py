@@ -76,7 +76,8 @@ def _strict(schema: Any) -> Any:
         return [_strict(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {key: _strict(each) for key, each in schema.items() if key != "serialization"}
+    # The configuration's reader leaves its own strictness on the specs.
+    schema = {key: _strict(each) for key, each in schema.items() if key not in ("serialization", "config")}
     if schema.get("type") not in STRICT:
         return schema
     schema["strict"] = True

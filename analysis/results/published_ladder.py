@@ -11,19 +11,16 @@ from numpy.typing import NDArray
 
 from analysis.results.json_border import to_tree
 from analysis.results.types.ladder_figures import (
-    LadderFigures,
     LadderLevel,
     LevelErrors,
     LevelFigures,
     LevelSpread,
     PublishedLevel,
 )
-from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.verdict import Verdict
 from analysis.rows import metrics, records
 from analysis.stats.pooling import repeated
 from analysis.stats.quantiles import Floats, quantile
-from conf.labels import named
 
 NS = 1e9
 SUCCESS, SLOWER, GAIN = 0.95, 2.0, 1.05
@@ -197,131 +194,3 @@ def _flat(line: LadderLevel) -> dict[str, Any]:
         row |= {f"published_{name}": value for name, value in published.items()}
         row |= {"error_total": line.beside.error_total, "error_p99": line.beside.error_p99}
     return row
-
-
-def text(verdict: Verdict, found: LadderFigures) -> str:
-    """The table of one model, and what must be read beside it."""
-    asked = verdict.asked
-    engines = f"{asked.replicas} replica(s), layout {asked.layout}, of {asked.hardware}"
-    if asked.engine == "external":
-        engines = f"{asked.nodes} node(s) of {named('hardware', asked.hardware)}"
-    head = f"{named('model', asked.model)} on {engines}"
-    out = [f"{head}, {asked.engine} engine, {found.clock} clock", f"  {found.how}", _heads(found)]
-    phase = ""
-    for line in found.levels:
-        out.append(_line(line, line.phase if line.phase != phase else ""))
-        phase = line.phase
-    out += [f"  {note}" for note in notes(found)]
-    if verdict.reason:
-        out.append(f"  {verdict.reason}")
-    if not isinstance(verdict, PredictionVerdict) and verdict.folder:
-        out.append(f"  run folder {verdict.folder}")
-    return "\n".join(out)
-
-
-def _heads(found: LadderFigures) -> str:
-    ours = f"  {'phase':<11}{'C':>5}{'N':>6} {'tok/s':>7}{'out':>6}{'p99 s':>8}{'ok %':>6}  {'status':<10}"
-    ours += f"{'in flight':>9}{'hits %':>7}  {'answers':<26}"
-    apart = "error" if found.as_published else "other counts"
-    theirs = f"| {'paper tok/s':>11}{'p99 s':>8}  {'status':<10}{apart:>17}"
-    return (ours + (theirs if any(line.beside for line in found.levels) else "")).rstrip()
-
-
-def _line(line: LadderLevel, phase: str) -> str:
-    hit = "unknown" if line.prefix_hit is None else f"{100 * line.prefix_hit:.0f}"
-    mark = f"{line.status}{'' if line.capacity else ' *'}"
-    answers = f"{line.shape}: {line.answers}" if line.shape else line.answers
-    out = (
-        f"  {phase:<11}{line.concurrency:>5}{line.requests:>6} {line.total_tok_s:>7.0f}"
-        f"{line.output_tok_s:>6.0f}{line.p99_s:>8.2f}{100 * line.success:>6.1f}  {mark:<11}"
-        f"{line.in_flight:>8.1f}{hit:>7}  {answers:<26}"
-    )
-    if beside := line.beside:
-        published = beside.published
-        errors = f"{100 * beside.error_total:+.1f} / {100 * beside.error_p99:+.1f} %"
-        out += (
-            f"| {published.total_tok_s:>11.0f}{published.p99_s:>8.2f}  {published.status or '-':<10}"
-            f"{errors:>17}{' x' if published.left_out else ''}"
-        )
-    return (out + (f"  VOID: {line.void}" if line.void else "")).rstrip()
-
-
-def notes(found: LadderFigures) -> list[str]:
-    """The paper's blind spots in this table, in sentences."""
-    lines = found.levels
-    few = [line for line in lines if not line.capacity]
-    out = []
-    if few:
-        out.append(
-            f"* not a capacity: fewer than {PER_USER} requests for each one in flight, in {len(few)} of "
-            f"{len(lines)} levels; progressive.requests_per_user={PER_USER} sends as many"
-        )
-    if found.caution:
-        out.append(found.caution)
-    out += _short_of(lines) + _spread_notes(found) + _image_notes(lines) + _status_notes(lines)
-    out += [
-        f"x not fitted: {line.phase} {line.concurrency}, {line.beside.published.left_out}"
-        for line in lines
-        if line.beside and line.beside.published.left_out
-    ]
-    if found.rms is not None:
-        out.append(
-            f"rms of ln error over the published rows that were fitted: {100 * found.rms:.1f} %; the "
-            f"fit's own training error is {100 * (found.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
-        )
-    return out
-
-
-def _short_of(lines: Sequence[LadderLevel]) -> list[str]:
-    """Levels in which far fewer are in flight than the table says."""
-    short = [line for line in lines if line.in_flight < 0.5 * line.concurrency]
-    if not short:
-        return []
-    worst = min(short, key=lambda line: line.in_flight / line.concurrency)
-    return [
-        f"C is not what was in flight: {worst.in_flight:.0f} in the mean at C = {worst.concurrency} "
-        f"({worst.phase}), less than half of C in {len(short)} of {len(lines)} levels"
-    ]
-
-
-def _spread_notes(found: LadderFigures) -> list[str]:
-    runs = found.runs
-    known = [(line, line.total_tok_s_spread) for line in found.levels if line.total_tok_s_spread]
-    if runs < 2 or not known:
-        return [f"{runs} run: no interval"] if runs < 2 else []
-    covs = [spread.cov for _, spread in known]
-    if max(covs) < 1e-9:
-        return [
-            f"{runs} runs, all the same: this engine has no noise (engine=simulated_aiter has the paper's)"
-        ]
-    widest, half = max(
-        ((line, (spread.mean.high or math.inf) - line.total_tok_s) for line, spread in known),
-        key=lambda pair: pair[1],
-    )
-    return [
-        f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t interval "
-        f"{widest.total_tok_s:.0f} +- {half:.0f} tok/s (C = {widest.concurrency}); "
-        "--json and --out have all"
-    ]
-
-
-def _status_notes(lines: Sequence[LadderLevel]) -> list[str]:
-    known = [
-        (line, line.beside.published.status) for line in lines if line.beside and line.beside.published.status
-    ]
-    apart = [line for line, status in known if line.status != status]
-    if not apart:
-        return []
-    which = ", ".join(f"{line.phase} {line.concurrency}" for line in apart)
-    return [f"the status is not the paper's in {len(apart)} of {len(known)} levels: {which}"]
-
-
-def _image_notes(lines: Sequence[LadderLevel]) -> list[str]:
-    most = max(lines, key=lambda line: line.total_tok_s)
-    if not most.image_tok_s:
-        return []
-    return [
-        f"of {most.total_tok_s:.0f} tok/s at most, {most.image_tok_s:.0f} are image tokens, "
-        f"{most.total_tok_s - most.image_tok_s - most.output_tok_s:.0f} text and "
-        f"{most.output_tok_s:.0f} output: totals do not compare with those of text alone"
-    ]

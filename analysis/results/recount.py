@@ -21,10 +21,9 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import RECENTRED_SD, Capacity, posterior
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
-from analysis.results import joint, studies
+from analysis.results import claims, joint, studies
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.text import capacity_text
 from analysis.rows import metrics
 from conf.specs.bounds import Slo
 
@@ -110,7 +109,7 @@ def text(run: Run) -> tuple[str, bool]:
     if again.capacity is None:
         lines.append("capacity: recorded, but the files hold no prior to compute it from")
         return "\n".join(lines), False
-    figures = capacity_text.figures(again.capacity, None)
+    figures = claims.figures(again.capacity, None)
     if run.verdict and run.verdict.capacity:
         figures = joint.joined_like(figures, run.verdict.capacity)
     fresh = json.loads(json.dumps(to_tree(figures)))

@@ -15,10 +15,10 @@ from analysis.capacity.check import Check
 from analysis.capacity.posterior import Capacity
 from analysis.capacity.rules import RULES, Facts, WindowEvidence
 from analysis.capacity.window_counts import Window
+from analysis.results import claims
 from analysis.results.asked import describe
 from analysis.results.recount import Recount, recount
 from analysis.results.runs import Run, RunError
-from analysis.results.text import capacity_text
 from analysis.results.types.run_verdict import RunVerdict
 from conf import ConfigError, load
 from conf.specs.bounds import Slo, label, metric_of
@@ -45,7 +45,7 @@ def rejudge(run: Run, *words: str) -> RunVerdict:
     assert again.capacity is not None, "a search has a prior"
     _refuse_beyond(run, again, again.capacity, words)
     replicas = verdict.asked.replicas / verdict.asked.nodes if verdict.asked.replicas else None
-    capacity = capacity_text.figures(again.capacity, replicas)
+    capacity = claims.figures(again.capacity, replicas)
     return replace(
         verdict,
         asked=replace(verdict.asked, slo=describe(replace(run.config, slo=slo)).slo),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,9 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.rows import gathering, latency_columns, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import plain, reason
+
+if TYPE_CHECKING:
+    from analysis.views.shown import Answer
 
 RECORDED = (0, 3, 6)
 """Exit codes of a probe that measured what it says, be it that its bounds are missed, or are not shown."""
@@ -75,15 +78,16 @@ class Run:
     @property
     def headline(self) -> str:
         """The verdict in one line: a word, and the capacity or why there is none."""
-        from analysis.results import summary  # its words read runs
+        answer = self.answer()
+        return f"{answer.word}  {answer.headline}"
 
-        return summary.headline(self.verdict) if self.verdict else "UNFINISHED  no sweep.json"
+    def answer(self) -> "Answer":
+        """The verdict as `python -m analysis show` prints it, of a killed run how far it came; Jupyter shows
+        it as HTML.
+        """
+        from analysis.views import answers  # shows what this file opens
 
-    def answer(self) -> str:
-        """The verdict as `python -m analysis show` prints it; of a killed run how far it came."""
-        from analysis.results import summary
-
-        return summary.of_run(self)
+        return answers.of_opened(self)
 
     @property
     def capacity(self) -> Mapping[str, Any] | None:

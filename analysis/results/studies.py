@@ -1,4 +1,4 @@
-"""Studies: a study's folder read and shown, and the verdict of several runs together.
+"""Studies: a study's folder read, and the verdict of several runs together.
 
 The statistics are those of `analysis.stats.pooling`.
 """
@@ -17,10 +17,10 @@ from analysis.results.runs import RECORDED, RunError
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import DeploymentSpread, PartRow, StudyVerdict
-from analysis.stats.estimate import Estimate, span
+from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import COMMON, Measured, pooled, repeated, student_t
 from conf.io.one_line import reason
-from conf.specs.bounds import LIMITS, Limit, label
+from conf.specs.bounds import LIMITS, Limit
 
 FILE = STUDY
 OTHER = "config-b.yaml"
@@ -143,35 +143,6 @@ def mean_of_repeats(study: StudyVerdict, parts: Parts, replicas_per_node: float 
     )
 
 
-def lines(study: StudyVerdict) -> list[str]:
-    """The parts of a study on the screen, under its verdict."""
-    if study.is_matrix:
-        return matrix_table.lines(study)
-    shown = []
-    if between := study.between:
-        sds = f"sd between them {_pct(between.sd_pct)}, within {between.within_sd_pct:.1f} %"
-        shown.append(f"  pooled over {study.evidence}: {sds}")
-    if study.variation_pct:
-        shown.append(f"  mean of {study.evidence}: coefficient of variation {_pct(study.variation_pct)}")
-    known = {row.name: row for row in study.parts}
-    said = _recorded if study.study in ("recipe", "quality") else _part
-    shown += [f"  {name}: {said(known[name]) if name in known else 'no result yet'}" for name in study.names]
-    return shown + ([f"  {study.remedy}"] if study.remedy else [])
-
-
-def _recorded(row: PartRow) -> str:
-    return "recorded" if row.exit_code in RECORDED else f"no result (exit {row.exit_code})"
-
-
-def _part(row: PartRow) -> str:
-    q = row.qps_per_node
-    if row.exit_code or not q:
-        return f"no result (exit {row.exit_code})"
-    kind = f" (SIMULATED, {row.simulated})" if row.simulated else ""
-    limit = label(row.binding) if row.binding else "unknown"
-    return f"{span(q)} QPS per node (95 %){kind}, limited by {limit}, seed {row.seed}"
-
-
 def _capacities(parts: Parts) -> list[CapacityFigures]:
     return [part.capacity for part in parts.values() if part.capacity]
 
@@ -210,7 +181,3 @@ def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:
             totals[limit] += (likely if limit == one.binding else rest) / len(capacities)
     binding = max(totals, key=totals.__getitem__)
     return binding, totals[binding]
-
-
-def _pct(percent: Estimate) -> str:
-    return f"{span(percent)} %"

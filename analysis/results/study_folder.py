@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from analysis.results import locations, studies, summary
+from analysis.results import locations, studies
 from analysis.results.runs import Run, load_run
 from analysis.results.types.study_verdict import StudyVerdict
+
+if TYPE_CHECKING:
+    from analysis.views.shown import Answer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -18,16 +22,19 @@ class Study:
     parts: tuple[Run, ...]
 
     def __repr__(self) -> str:
-        return f"<Study {self.path}: {summary.headline(self.verdict)}>"
+        answer = self.answer()
+        return f"<Study {self.path}: {answer.word}  {answer.headline}>"
 
     @property
     def name(self) -> str:
         """The folder's name."""
         return self.path.resolve().name
 
-    def answer(self) -> str:
-        """The verdict as `python -m analysis show` prints it."""
-        return summary.text(self.verdict)
+    def answer(self) -> "Answer":
+        """The verdict as `python -m analysis show` prints it; Jupyter shows it as HTML."""
+        from analysis.views import answers  # shows what this file opens
+
+        return answers.answer(self.verdict)
 
 
 def load_study(path: Path | str) -> Study:

@@ -87,9 +87,9 @@ class Estimate:
 
 UNKNOWN, OPEN = "unknown", "open"
 """Words of a number that nobody knows, and of an end of an interval that nothing bounds."""
-DIGITS, WIDTH_DIGITS = 3, 2
-"""Fewest significant digits of an estimate, and of the width of its interval (our choice)."""
-MOST_DECIMALS = 12
+DIGITS, WIDTH_DIGITS, MOST_DIGITS = 3, 2, 5
+"""Fewest significant digits of an estimate and of the width of its interval, and most of an estimate (our
+choice)."""
 ALMOST = 1e-6
 """Share of the last digit that a rate may lack of the next one: binary fractions are off by far less."""
 
@@ -162,12 +162,17 @@ def _decimal(value: float, like: Estimate) -> str:
 
 
 def _decimals(estimate: Estimate) -> int:
-    """Decimals that show the value to `DIGITS` digits and the width of its interval to `WIDTH_DIGITS`."""
+    """Decimals that show the value to `DIGITS` digits and the width of its interval to `WIDTH_DIGITS`.
+
+    A value that is small beside its interval has the digits of a tenth of the interval.
+    """
     low, high = estimate.ends
-    width = 0.0 if low is None or high is None else high - low
-    wanted = [
-        digits - 1 - math.floor(math.log10(abs(figure)))
-        for figure, digits in ((estimate.value, DIGITS), (width, WIDTH_DIGITS))
-        if figure and math.isfinite(figure)
-    ]
-    return min(max([0, *wanted]), MOST_DECIMALS)
+    width = 0.0 if low is None or high is None or not math.isfinite(high - low) else high - low
+    size = max(abs(estimate.value), width / 10) if math.isfinite(estimate.value) else width
+    if not size:
+        return DIGITS - 1
+    first = -math.floor(math.log10(size))
+    wanted = first + DIGITS - 1
+    if width:
+        wanted = max(wanted, WIDTH_DIGITS - 1 - math.floor(math.log10(width)))
+    return max(0, min(wanted, first + MOST_DIGITS - 1))

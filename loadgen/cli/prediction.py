@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from analysis.results import grid_columns
 from analysis.results.json_border import to_tree
 from analysis.results.runs import refuse_out
-from analysis.results.text import prediction_text, replay_text
 from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
+from analysis.views import prediction as prediction_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.matrix import Matrix, matrix
@@ -111,9 +112,9 @@ def predict(arguments: argparse.Namespace) -> int:
     cells = matrix(arguments.words)
     cell = partial(checked, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
-    texts = replay_text if grid.are_replays(found) else prediction_text
+    are_replays = grid.are_replays(found)
     refuse_out(arguments.out, *export.SUFFIXES)
-    if arguments.requests and texts is prediction_text:
+    if arguments.requests and not are_replays:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
     refuse_out(arguments.requests, *export.TABLES, flag="--requests")
     if arguments.dry_run:
@@ -123,9 +124,11 @@ def predict(arguments: argparse.Namespace) -> int:
         export.write(arguments.requests, requests(cells, found), to_tree(answer))
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
-        export.write(arguments.out, texts.rows(rows), {"event": "result", **to_tree(answer)})
+        export.write(
+            arguments.out, grid_columns.rows(rows, are_replays), {"event": "result", **to_tree(answer)}
+        )
     if isinstance(answer, GridVerdict) and not arguments.json:
         kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
-        terminal.tell("\n".join([texts.table(answer.axes, answer.cells), *kernels]))
+        terminal.tell("\n".join([prediction_view.grid_text(answer), *kernels]))
         return answer.exit_code
     return output.printed(answer, arguments.json)

@@ -15,6 +15,7 @@ from analysis.results.runs import refuse_out
 from analysis.results.types.ladder_figures import LevelFigures
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.rows import records
+from analysis.views import answers
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import config_check, engine_model, machine_check, output
@@ -69,7 +70,7 @@ def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Nam
     if arguments.json:
         terminal.data(json.dumps(finite(whole), default=str))
     else:
-        terminal.tell("\n\n".join(map(summary.text, verdicts)))
+        terminal.tell("\n\n".join(str(answers.answer(one)) for one in verdicts))
     return int(whole["exit_code"])
 
 

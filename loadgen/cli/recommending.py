@@ -16,11 +16,10 @@ from analysis.planning.plan import DemandRates
 from analysis.planning.sources import of_predicted
 from analysis.recommendation import recommended
 from analysis.recommendation.recommended import ShapeCapacity
-from analysis.results import summary
+from analysis.results import recommendation_columns, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError, refuse_out
-from analysis.results.text import recommendation_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.recommendation import (
     ProposedMeasurement,
@@ -28,6 +27,7 @@ from analysis.results.types.recommendation import (
     ShapeRanking,
     UnrankedShape,
 )
+from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import config_check, engine_model, machine_check, output, prediction
@@ -79,7 +79,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         return error.exit_code
     if arguments.out:
         tree = {"event": "result", **to_tree(verdict)}
-        export.write(arguments.out, recommendation_text.rows(verdict), tree)
+        export.write(arguments.out, recommendation_columns.rows(verdict), tree)
     if arguments.measure:
         return _measure(arguments, question, shapes, verdict)
     return shown(verdict, arguments.json)
@@ -90,7 +90,7 @@ def shown(verdict: RecommendationVerdict, as_json: bool) -> int:
     if as_json:
         terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
     else:
-        terminal.tell(recommendation_text.text(verdict))
+        terminal.tell(recommend_view.text(verdict))
     return verdict.exit_code
 
 

@@ -17,6 +17,7 @@ from analysis.capacity.rules import ACTOR_LOST
 from analysis.capacity.validity import Verdict, judge_run
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
+from analysis.results import claims
 from analysis.results.asked import describe
 from analysis.results.checks import worst_checks
 from analysis.results.summary import (
@@ -27,7 +28,6 @@ from analysis.results.summary import (
     EXIT_VOID,
     status_counts,
 )
-from analysis.results.text import capacity_text
 from analysis.results.types.probe_figures import (
     HoldFigures,
     ProbeFigures,
@@ -85,8 +85,8 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,
-        capacity=capacity_text.figures(capacity, replicas_per_node),
-        nodes=capacity_text.node_spread(effects) if effects else None,
+        capacity=claims.figures(capacity, replicas_per_node),
+        nodes=claims.node_spread(effects) if effects else None,
     )
     if not whole.valid:
         return _ended(verdict, EXIT_VOID, f"{whole.reason}: {whole.remedy}", valid=False)
@@ -230,7 +230,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     windows = [in_window(driver.windows.requests(o.plan.index), o.counts) for o in used]
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
     window_s = sum(outcome.counts.seconds for outcome in used)
-    capacity = None if look.capacity is None else capacity_text.figures(look.capacity, None)
+    capacity = None if look.capacity is None else claims.figures(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
         _base(experiment, driver, acceptance.prior_at(experiment.rate_qps)),

@@ -14,11 +14,12 @@ from analysis.capacity.paired_ratio import Ratio
 from analysis.results import matrix_table, studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
-from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.stats.estimate import Estimate
+from analysis.views import study as study_view
+from analysis.views.shown import table_lines
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
@@ -33,6 +34,7 @@ from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import VirtualService, kind_of
+from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
@@ -165,9 +167,11 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     assert len(seeds) == 4 and 2 in seeds
     text = concluded(path).splitlines()
     assert text[0] == "SIMULATED, VALID  4 of 4 cells have a capacity"
-    assert text[1].split()[:3] == ["cell", "engine.max_num_seqs", "slo.tpot_p90_ms"]
-    assert [line.split()[0] for line in text[2:6]] == ["cell-1", "cell-2", "cell-3", "cell-4"]
-    assert text[4].endswith("paired") and text[3].endswith("unpaired")
+    heads = ["cell", "engine.max_num_seqs", "slo.tpot_p90_ms"]
+    at = next(place for place, line in enumerate(text) if line.split()[:3] == heads)
+    rows = text[at + 1 : at + 5]
+    assert [line.split()[0] for line in rows] == ["cell-1", "cell-2", "cell-3", "cell-4"]
+    assert rows[2].endswith("paired") and rows[1].endswith("unpaired")
     assert any(line.strip().startswith("unpaired, cell-2, cell-4: slo differs") for line in text)
 
 
@@ -178,7 +182,7 @@ def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, silent))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
     assert concluded(tmp_path / "grid").startswith(
-        "VALID  0 of 1 cells have a capacity\n  1 of 1 cells have no"
+        "VALID  0 of 1 cells have a capacity\n  why: 1 of 1 cells have no"
     )
     assert [cell["ratio"] for cell in tree["cells"]] == [None]
 
@@ -317,7 +321,7 @@ def test_a_cell_without_an_answer_is_said_and_has_no_ratio() -> None:
     every = [whole, above, replace(whole, exit_code=4, valid=False, reason="client_limited"), None]
     rows = tuple(matrix_table.row(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
     study = StudyVerdict(study="matrix", asked=asked, names=(), parts=(), exit_code=0)
-    _, *lines = matrix_table.lines(replace(study, axes=("layout",), cells=rows))
+    _, *lines = table_lines(study_view.table(replace(study, axes=("layout",), cells=rows)))
     assert lines[0].split()[2:6] == ["5.00", "[4.80,", "5.20]", "4.85"]
     assert "at least 4.80" in lines[1]
     assert lines[2].endswith("no result (exit 4): client_limited") and lines[3].endswith("not measured yet")

@@ -12,10 +12,11 @@ from pyarrow import fs
 
 from analysis import load_run, load_runs
 from analysis.__main__ import main
-from analysis.results import recount, studies, summary, tables
+from analysis.results import recount, studies, tables
 from analysis.results.runs import Run, RunError
 from conf import ConfigError
 from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.verdict_trees import screen_of_folder
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_what_the_search_took_back_did_not_fail_in_a_killed_run(path: Path) -> N
     (path / "sweep.json").unlink()
     counted = load_run(GOLDEN).sweep["requests"]["by_status"]
     said = ", ".join(f"{count} {status}" for status, count in counted.items())
-    assert "retracted" in counted and f"  requests: {said}\n" in summary.unfinished(load_run(path))
+    assert "retracted" in counted and f"  requests on record: {said}\n" in screen_of_folder(path)
 
 
 def test_the_command_line_takes_a_uri(capsys: pytest.CaptureFixture[str]) -> None:

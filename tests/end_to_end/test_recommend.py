@@ -14,11 +14,11 @@ from analysis.__main__ import main as analysis
 from analysis.recommendation import recommended
 from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.text import recommendation_text
 from analysis.results.types.recommendation import RecommendationVerdict
 from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
 from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
+from analysis.views import recommend as recommend_view
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
@@ -250,7 +250,7 @@ def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> N
     (ranking,) = found.measured
     assert ranking.first.layout == "dp1_tp8_ep8" and ranking.first.probability_best > 0.99
     assert ranking.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
-    assert "the choice changes from dp2_tp4_ep4 8192" in recommendation_text.text(found)
+    assert "the choice changes from dp2_tp4_ep4 8192" in recommend_view.text(found)
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
     (tmp_path / "study.json").write_text(json.dumps(to_tree(study)))
     found = recommended.read(tmp_path)
     assert found.exit_code == summary.EXIT_INTERRUPTED and not found.passed
-    text = recommendation_text.text(found)
+    text = recommend_view.text(found)
     assert "no result: dp1_tp8_ep8 8192: not measured yet" in text
     assert f"to go on: python -m loadgen resume {tmp_path}" in text
 

@@ -171,4 +171,4 @@ def test_a_refused_plan_has_a_page_that_plans_nothing(tmp_path: Path) -> None:
     refused = {"valid": False, "exit_code": 4, "reason": "the <b>run is void"}
     report.write_plan(refused, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
-    assert "VOID" in page and "the &lt;b&gt;run is void." in page and "<svg" not in page
+    assert "VOID" in page and "The &lt;b&gt;run is void." in page and "<svg" not in page

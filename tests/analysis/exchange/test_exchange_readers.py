@@ -15,14 +15,13 @@ from analysis.exchange import (
     guidellm,
     is_foreign,
     load_foreign,
-    show,
-    side_by_side,
     vllm_bench,
 )
 from analysis.exchange.foreign import failure
-from analysis.exchange.foreign_text import NO_CLAIM
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
+from analysis.views import side_by_side
+from analysis.views.foreign import NO_CLAIM, show
 
 FOLDER = Path(__file__).parents[2] / "data" / "foreign"
 VLLM, GUIDELLM = FOLDER / "vllm-0.32.0.json", FOLDER / "guidellm-0.8.1.json"

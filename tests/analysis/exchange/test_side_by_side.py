@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from analysis import Run, RunError, load_run
 from analysis.capacity.paired_ratio import Ratio, unpaired
-from analysis.exchange import compare, side_by_side
+from analysis.exchange import compare
 from analysis.results.json_border import to_tree
 from analysis.stats.estimate import Estimate, span
+from analysis.views import side_by_side
 from conf import Experiment
 from conf.compose import dump
 

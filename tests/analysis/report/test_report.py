@@ -22,17 +22,18 @@ from analysis.capacity.check import Check
 from analysis.capacity.rules import MEANINGS
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
-from analysis.report import answers, banner, checks, exhibits
+from analysis.report import answers, checks, exhibits
 from analysis.report.blocks import FigureBlock, Missing
 from analysis.results import matrix_table, studies
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.text import probe_text
 from analysis.results.types.probe_figures import ProbeFigures, Quantile
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import foreign_words, records
 from analysis.stats.estimate import Estimate
+from analysis.views import answers as views
+from analysis.views import probe as probe_view
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
@@ -134,7 +135,7 @@ def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple
     for figure in (q["value"], q["low"], q["high"]):
         assert f"{figure:.2f}" in above
     assert "certified 2.59" in above
-    assert "A simulated engine" in above and "p90 TPOT" in above
+    assert "a simulated engine" in above and "p90 TPOT" in above
     for check in tree["checks"]:
         assert check["name"] in text and checks.MEANINGS[check["name"]] in html.unescape(text)
 
@@ -247,14 +248,14 @@ def test_what_is_not_claimed_is_not_shown(
     assert reason.partition(": ")[2] in page.text
 
 
-@pytest.mark.parametrize(("end", "said"), [("open_above", "At least 5.00"), ("open_below", "At most 7.00")])
+@pytest.mark.parametrize(("end", "said"), [("open_above", "at least 5.00"), ("open_below", "at most 7.00")])
 def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
     tree = load_run(GOLDEN).sweep
     q = {"value": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
     tree["capacity"] |= {"qps_per_node": q, end: True}
     tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
-    found = banner.of_verdict(from_tree(RunVerdict, tree, GOLDEN))
-    assert found.headline.startswith(said) and found.tone == "short" and not found.figures
+    found = views.answer(from_tree(RunVerdict, tree, GOLDEN))
+    assert found.headline.startswith(said) and found.tone == "short"
     assert str(CLAIMED) not in str(found)
 
 
@@ -262,7 +263,7 @@ def test_a_killed_run_says_so(copy: Path, tmp_path: Path, undrawn: None) -> None
     (copy / "sweep.json").unlink()
     (copy / "windows.parquet").unlink()
     page = built(copy, tmp_path / "out.html")
-    assert "UNFINISHED" in page.text and "Requests on record: 1,203 ok, 3 retracted." in page.text
+    assert "UNFINISHED" in page.text and "requests on record 1203 ok, 3 retracted" in page.text
     assert f"python -m loadgen resume {copy}" in page.text
     assert "QPS per node, 95 %" not in page.text
 
@@ -279,7 +280,7 @@ def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_p
 
     changed(copy, nothing)
     page = built(copy, tmp_path / "out.html")
-    assert "NO RESULT" in page.text and "The deployment failed" in page.text
+    assert "NO RESULT" in page.text and "the deployment failed" in page.text
     assert not page.all("svg")
     assert page.text.count(" Not shown: ") >= len(figures.EXHIBITS)
 
@@ -318,13 +319,13 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
 ) -> None:
     ttft, tpot = (Quantile(ms=None, bound_ms=1.0, passed=one) for one in passed)
     probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft, "tpot": tpot})
-    assert probe_text.verdict(probe) == said
+    assert probe_view.outcome(probe) == said
 
 
 def test_a_probe_too_short_for_an_interval_says_so() -> None:
     ttft = Quantile(ms=Estimate(0.5), bound_ms=1.0, passed=True, needs_s=600.0)
     probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft})
-    assert probe_text.verdict(probe) == "within the bounds as measured; too short for an interval"
+    assert probe_view.outcome(probe) == "within the bounds as measured; too short for an interval"
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:
@@ -451,7 +452,7 @@ def test_a_studys_page_has_its_own_answer_and_leads_to_its_parts(tmp_path: Path,
         assert "3.31 QPS per node" in Page((folder / link).read_text()).text
     q = pooled["capacity"]["qps_per_node"]
     above = page.text[: page.text.index("Contents")]
-    assert f"[{q['low']:.2f}, {q['high']:.2f}]" in above and "spread between deployments" in page.text
+    assert f"[{q['low']:.2f}, {q['high']:.2f}]" in above and "pooled over 3 deployments sd" in page.text
     assert len(page.all("figure")) == 1
     assert f"python -m loadgen sweep --config {folder}/config.yaml run=study-again" in page.text
 
@@ -465,8 +466,8 @@ def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: N
     }
     page = built(studied(tmp_path / "study", "compare", "a", "b", **more), tmp_path / "out.html")
     above = page.text[: page.text.index("Contents")]
-    assert "B carries 0.900 times the load of A: B is worse" in above and "[0.850, 0.970]" in above
-    assert "layout.name one two" in page.text and "these are of a, the first part" in page.text
+    assert "B / A = 0.900 [0.850, 0.970] (95 %): B is worse" in above
+    assert "layout.name one two" in page.text and "service of a" in page.text
 
 
 def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None) -> None:
@@ -486,7 +487,7 @@ def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None)
     }
     page = built(studied(tmp_path / "study", "matrix", "c1", **more), tmp_path / "out.html")
     assert "1 of 3 cells have a capacity" in page.text[: page.text.index("Contents")]
-    assert "exit 2: the weights do not fit" in page.text and "not measured yet" in page.text
+    assert "refused (exit 2): the weights do not fit" in page.text and "not measured yet" in page.text
 
 
 def test_a_study_that_still_runs_claims_nothing(tmp_path: Path, undrawn: None) -> None:

@@ -38,4 +38,4 @@ def test_a_slope_that_nobody_expects_is_said() -> None:
 def test_users_who_stay_make_an_answer_lean_low() -> None:
     tree = copy.deepcopy(load_run(GOLDEN).sweep)
     tree["asked"]["conversations"] = "cache-aware"
-    assert "leans low: users who stay for longer than a search" in text_of(tree)
+    assert "biased 2 to 3 % low: users stay for longer than a search" in text_of(tree)

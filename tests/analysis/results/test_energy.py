@@ -15,17 +15,18 @@ from analysis.__main__ import main
 from analysis.report import exhibits
 from analysis.report import power as power_section
 from analysis.report.blocks import Page
-from analysis.results import energy, summary
+from analysis.results import energy
 from analysis.results.energy import figures
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.text import power_text
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import records, time_series
+from analysis.views import power as power_view
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.runs.planned_sweeps import sweep
 from tests.support.runs.run_in_memory import request
+from tests.support.runs.verdict_trees import screen
 
 NS = 1_000_000_000
 WINDOW = {"nodes": 2, "start_ns": 0, "aborted": False, "concurrency": 0, "kind": "window", "valid": True}
@@ -164,7 +165,7 @@ def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
     busy = [row for row in TWO if not row["idle"]]
     found = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
     assert found.windows[0].watts_per_node and found.windows[0].idle_share is None
-    assert "idle share unknown" in power_text.lines(golden().asked, found)[0]
+    assert "idle share unknown" in power_view.facts(golden().asked, found)[0][1]
 
 
 def golden() -> RunVerdict:
@@ -172,17 +173,17 @@ def golden() -> RunVerdict:
 
 
 def test_the_screen_says_whose_watts_and_a_run_without_power_says_none() -> None:
-    assert golden().power is None and "power" not in summary.text(golden())
-    told = summary.text(replace(golden(), power=KNOWN))
+    assert golden().power is None and "power" not in screen(golden())
+    told = screen(replace(golden(), power=KNOWN))
     assert (
-        "power 4,800 W per node (GPUs alone, 16 GPUs of 2 node(s)) at 10.00 QPS per node, "
+        "power: 4,800 W per node (GPUs alone, 16 GPUs of 2 node(s)) at 10 QPS per node, "
         "1,120 W idle, 23% of it" in told
     )
-    assert "energy 0.267 Wh per request, 0.0476 kWh per 1M input tokens, 1.9 per 1M output tokens" in told
+    assert "energy: 0.267 Wh per request, 0.0476 kWh per 1M input tokens, 1.9 per 1M output tokens" in told
     unknown = replace(golden(), power=PowerFigures("nobody tells"))
-    assert "power" not in summary.text(unknown)  # a simulated engine, of which nobody expects it
+    assert "power" not in screen(unknown)  # a simulated engine, of which nobody expects it
     real = replace(unknown, asked=replace(unknown.asked, engine="vllm"))
-    assert "power unknown: nobody tells" in summary.text(real)
+    assert "power: unknown: nobody tells" in screen(real)
 
 
 def test_figures_survive_their_file() -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from analysis import figures, load_run, planning, report
-from analysis.exchange import side_by_side
-from analysis.results import joint, recount, studies, summary, tables
+from analysis.results import joint, recount, studies, tables
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.stats.estimate import Estimate
+from analysis.views import side_by_side
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
+from tests.support.runs.verdict_trees import screen, screen_of_folder
 
 SAMPLING = Estimate(3.0, 2.9, 3.2, 2.92)
 CONSTANTS = Estimate(1.0, 0.8, 1.25, 0.83)
@@ -72,7 +73,7 @@ def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None
 
 
 def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
-    first, second, third, *_ = summary.text(golden()).splitlines()
+    first, second, third, *_ = screen(golden()).splitlines()
     assert first == "SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [2.49, 4.19], certified 2.59"
     assert second.startswith("  joint: the uncertainty of the engine model's constants, and sampling noise")
     assert third == "  sampling noise of this run alone: 95 % interval [2.90, 3.62]"
@@ -86,7 +87,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
     report.command([GOLDEN], page)
     other = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "other")))
     shown = {
-        "show": summary.concluded(GOLDEN),
+        "show": screen_of_folder(GOLDEN),
         "report": page.read_text(),
         "plan": planning.text(planning.command([GOLDEN], ["demand.peak_qps=200"])),
         "compare": side_by_side.text([GOLDEN, other]),
@@ -118,7 +119,7 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
     if why != joint.NOT_RECORDED:
         verdict = replace(verdict, capacity=joint.joined(verdict.capacity, why))
     verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
-    first, second, *_ = summary.text(verdict).splitlines()
+    first, second, *_ = screen(verdict).splitlines()
     assert first.startswith(
         "SIMULATED, VALID  3.31 QPS per node, sampling noise alone: 95 % interval [2.90, 3.62]"
     )
@@ -127,11 +128,11 @@ def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: 
 
 def test_a_measured_run_and_a_void_one_say_nothing_of_it() -> None:
     verdict = unjoined(golden())
-    real = summary.text(replace(verdict, asked=replace(verdict.asked, engine="vllm")))
-    assert real.startswith("VALID  3.31 QPS per node, 95 % interval [2.90, 3.62], certified 2.96\n  limited")
-    assert summary.text(replace(golden(), valid=False, exit_code=4)).startswith(
-        "VOID  no capacity is claimed"
+    real = screen(replace(verdict, asked=replace(verdict.asked, engine="vllm")))
+    assert real.startswith(
+        "VALID  3.31 QPS per node, 95 % interval [2.90, 3.62], certified 2.96\n  to quote: 2.96"
     )
+    assert screen(replace(golden(), valid=False, exit_code=4)).startswith("VOID  no capacity is claimed")
 
 
 def test_pooled_runs_have_the_constants_in_common() -> None:
@@ -143,8 +144,8 @@ def test_pooled_runs_have_the_constants_in_common() -> None:
     )
     assert pooled.capacity.constants == verdict.capacity.constants
     assert pooled.capacity.sampling == alone.capacity.qps_per_node
-    first, *lines = summary.text(pooled).splitlines()
+    first, *lines = screen(pooled).splitlines()
     assert first.startswith("SIMULATED, VALID  3.31 QPS per node, joint 95 % interval [")
     assert lines[1].startswith("  sampling noise of these runs alone: 95 % interval [")
-    said = "  a: 3.31 [2.49, 4.19] QPS per node (95 %) (SIMULATED, joint), limited by"
-    assert said in "\n".join(lines)
+    said = ["a", "3.31", "[2.49,", "4.19]", "2.59", "p90", "TPOT"]
+    assert any(line.split()[:7] == said for line in lines)

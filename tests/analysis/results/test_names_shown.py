@@ -27,7 +27,7 @@ def measured(experiment: Experiment) -> dict[str, Any]:
 def test_the_screen_of_external_endpoints_says_what_is_unknown() -> None:
     text = text_of(measured(EXTERNAL))
     assert text.splitlines()[0].endswith("certified 2.59; requests of 200/50 tokens")
-    assert f"  unknown model on unknown hardware, external engine, {LOAD}, arrivals poisson" in text
+    assert f"  service: unknown model on unknown hardware, external engine, {LOAD}, arrivals poisson" in text
     assert "Qwen" not in text and "MI325X" not in text and "dp1" not in text
 
 
@@ -41,7 +41,7 @@ def test_a_plan_on_external_endpoints_names_no_machine_and_counts_no_gpus() -> N
 
 def test_an_overridden_layout_is_shown_as_it_is_and_its_gpus_are_counted() -> None:
     text = text_of(measured(OVERRIDDEN))
-    assert ": 4 replica(s), layout 4 x TP2/EP2, on 1 node(s) of MI325X, routing leastconn" in text
+    assert "4 replica(s), layout 4 x TP2/EP2, on 1 node(s) of MI325X, routing leastconn" in text
     assert "dp1_tp8" not in text and LOAD in text
     tree = planning.tree(planning.plan(measured(OVERRIDDEN), 200))
     assert tree["answer"]["gpus"] == 8 * tree["answer"]["nodes"]

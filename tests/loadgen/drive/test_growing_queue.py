@@ -8,6 +8,7 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
+from tests.support.runs.verdict_trees import screen
 from tests.support.search import scenarios
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import driver
@@ -46,7 +47,7 @@ def test_a_queue_that_still_grew_makes_a_capacity_an_upper_bound(words: tuple[st
     assert verdict.capacity is not None and verdict.capacity.open_below and not verdict.capacity.open_above
     q = verdict.capacity.qps_per_node
     assert q.low is None and q.certified is None and q.high is not None and q.high > CEILING_QPS
-    said = summary.text(verdict).splitlines()
+    said = screen(verdict).splitlines()
     claim = f"VALID  at most {q.high:.2f} QPS per node (the queue still grew: an upper bound only)"
     assert said[0] == f"SIMULATED, {claim}; {LENGTHS}"
     assert "longer search.window_s" in said[1]
@@ -69,7 +70,7 @@ def test_a_queue_that_comes_and_goes_near_the_capacity_is_none(scenario: str) ->
 def test_a_probe_whose_queue_still_grew_is_within_its_bounds_only_so_far() -> None:
     verdict = probed(11.0, 60)
     assert (verdict.valid, verdict.passed, verdict.exit_code) == (True, False, summary.EXIT_OPEN)
-    assert summary.headline(verdict) == (
+    assert screen(verdict).splitlines()[0] == (
         f"VALID  11 QPS per node: within the bounds so far, not shown: the queue still grew; {LENGTHS}"
     )
     assert verdict.reason.startswith("the window is too short to show that the bounds are kept; offer longer")
@@ -82,7 +83,7 @@ def test_a_probe_of_few_requests_is_within_its_bounds_and_shows_nothing() -> Non
     assert verdict.probe is not None and verdict.probe.limits
     assert (ttft := verdict.probe.limits["ttft"]).passed and not ttft.has_interval
     assert (verdict.valid, verdict.passed, verdict.exit_code) == (True, False, summary.EXIT_OPEN)
-    assert summary.headline(verdict) == (
+    assert screen(verdict).splitlines()[0] == (
         "VALID  1 QPS per node: within the bounds so far, not shown: "
         f"57 requests, and the interval of p90 TTFT and p90 TPOT needs 100; {LENGTHS}"
     )
@@ -92,4 +93,4 @@ def test_a_probe_of_few_requests_is_within_its_bounds_and_shows_nothing() -> Non
 def test_a_p99_needs_more_requests_than_a_p90() -> None:
     verdict = probed(7.0, 60, "slo.ttft_p99_ms=30000")
     assert verdict.exit_code == summary.EXIT_OPEN
-    assert summary.headline(verdict).endswith(f"and the interval of p99 TTFT needs 1000; {LENGTHS}")
+    assert screen(verdict).splitlines()[0].endswith(f"and the interval of p99 TTFT needs 1000; {LENGTHS}")

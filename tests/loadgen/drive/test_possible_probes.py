@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results import summary
 from analysis.results.types.probe_figures import Quantile
 from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.traffic.schedule import ArrivalSchedule
+from tests.support.runs.verdict_trees import screen
 from tests.support.virtual.virtual_drivers import driver, virtual
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -58,7 +58,7 @@ def check(rate_qps: float, seconds: float, seed: int, spread: float) -> None:
     assert verdict.probe is not None
     for found in verdict.probe.limits.values():
         possible(found)
-    assert not re.search(r"\bnan\b|-\d+(\.\d+)? ms", summary.text(verdict))
+    assert not re.search(r"\bnan\b|-\d+(\.\d+)? ms", screen(verdict))
 
 
 def possible(found: Quantile) -> None:

@@ -50,7 +50,7 @@ def test_far_from_the_knee_the_answer_is_clear(rate_qps: float, verdict: str, ex
     assert [look["verdict"] for look in looks] == ["undecided"] * (len(looks) - 1) + [verdict]
     first, second = text_of(tree).splitlines()[:2]
     assert first == f"VALID  {rate_qps:g} QPS per node: {verdict}; requests of 5600/140 tokens"
-    assert second == f"  {tree['reason']}" and looks[-1]["text"].endswith(tree["reason"])
+    assert second == f"  why: {tree['reason']}" and looks[-1]["text"].endswith(tree["reason"])
 
 
 def test_at_the_knee_a_short_look_says_so_with_the_remedy() -> None:

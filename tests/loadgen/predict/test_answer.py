@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.results import summary
+from analysis.results import grid_columns, summary
 from analysis.results.json_border import to_tree
-from analysis.results.text import prediction_text
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment
 from conf.matrix import matrix
@@ -24,7 +23,7 @@ from loadgen.predict import answer, grid, uncertainty
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.runs.verdict_trees import at_rate, cells, predict, text_of
+from tests.support.runs.verdict_trees import at_rate, cells, grid_screen, predict, text_of
 from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, only_layer, simulate
 
 
@@ -76,7 +75,7 @@ def test_open_ends_are_bounds_and_no_numbers() -> None:
     assert above["forecast"]["noise"]["noise_pct"] is None
     text = text_of(above)
     assert "at least 3.00 QPS per node: the bounds are kept even there (search.highest_qps)" in text
-    assert "has an interval" not in text and "per replica at least 3.00 QPS" in text
+    assert "has an interval" not in text and "per replica: at least 3.00 QPS" in text
     shared = predict(only_layer("search.highest_qps=4.5"), MODEL, draws=16)
     assert "the bounds are kept in 6" in text_of(shared) or "the bounds are kept in 7" in text_of(shared)
     below = predict(only_layer("slo.tpot_p90_ms=0.5"), MODEL, draws=0)
@@ -136,15 +135,14 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
         grid.predicted(rates, found, lambda one: answer.at_rate(one, MODEL, draws=8), map, said.append)
     )
     assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
-    _, slow, fast, *below = prediction_text.table(tree["axes"], cells(tree["cells"])).splitlines()
+    _, slow, fast, *below = grid_screen(tree).splitlines()
     assert [line.split()[0] for line in below] == ["measured:", "fitted:", "assumed:"]
-    assert slow.split()[:8] == ["2", "2.00", "kept", "in", "100", "%", "-", "100"]
-    assert fast.split()[1:9] == ["8.00", "kept", "in", "0", "%", "TPOT", "100", "160"]
+    assert slow.split()[:8] == ["2", "2", "kept", "in", "100", "%", "-", "100"]
+    assert fast.split()[1:9] == ["8", "kept", "in", "0", "%", "TPOT", "100", "160"]
     assert len(fast.split()) == 13
-    row = prediction_text.rows(
-        cells([{"at": {"rate_qps": 2}, "answer": predict(only_layer(), MODEL, draws=0)}])
-    )
-    assert row.schema == prediction_text.rows(cells(tree["cells"])).schema
+    other = {"at": {"rate_qps": 2}, "answer": predict(only_layer(), MODEL, draws=0)}
+    row = grid_columns.rows(cells([other]), False)
+    assert row.schema == grid_columns.rows(cells(tree["cells"]), False).schema
 
 
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
@@ -191,9 +189,9 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
         and refused["answer"]["exit_code"] == 2
     )
     assert tree["exit_code"] == 2
-    table = prediction_text.table(tree["axes"], cells(tree["cells"])).splitlines()
+    table = grid_screen(tree).splitlines()
     assert len(table) == 8 and "unknown choice" in table[2]
-    pq.write_table(prediction_text.rows(cells(tree["cells"])), tmp_path / "grid.parquet")
+    pq.write_table(grid_columns.rows(cells(tree["cells"]), False), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
     assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
     assert rows[0]["qps_per_node"] == pytest.approx(first["answer"]["capacity"]["qps_per_node"]["value"])

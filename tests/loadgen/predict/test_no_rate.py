@@ -15,6 +15,7 @@ from loadgen.predict import answer, no_rate
 from loadgen.predict.capacity import MOST_NOISE
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.runs.verdict_trees import screen
 
 
 def asked(*words: str) -> Experiment:
@@ -42,9 +43,9 @@ def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval() ->
     over = f"{gap_ms:.1f} ms, {100 * (gap_ms / 150 - 1):.0f} % over it"
     said = f"one prompt beside an answer makes a gap of {over}"
     assert found.reason.startswith(f"no rate keeps p99 ITL <= 150 ms where requests meet: {said}")
-    screen = summary.text(found)
-    assert screen.startswith("PREDICTED  no rate keeps the bounds; requests of 5600/140 tokens\n")
-    assert "95 %" not in screen and "noise" not in screen
+    said = screen(found)
+    assert said.startswith("PREDICTED  no rate keeps the bounds; requests of 5600/140 tokens\n")
+    assert "95 %" not in said and "noise" not in said
 
 
 def test_a_bound_on_gaps_takes_no_capacity_that_another_bound_limits() -> None:

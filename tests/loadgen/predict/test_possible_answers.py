@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.shared_figures import CapacityFigures
@@ -25,6 +24,7 @@ from loadgen.predict.answer import NodePeaks
 from loadgen.predict.capacity import MOST_NOISE
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from tests.support.runs.verdict_trees import screen
 from tests.support.virtual.known_answer import MODEL, only_layer
 
 ABSURD = re.compile(r"\bnan\b|[^\w]-\d|\binf %")
@@ -42,7 +42,7 @@ def possible(verdict: PredictionVerdict, highest_qps: float) -> None:
         _forecast(verdict.forecast)
     if verdict.probe:
         _latencies(verdict.probe)
-    assert not ABSURD.search(summary.text(verdict)), summary.text(verdict)
+    assert not ABSURD.search(screen(verdict)), screen(verdict)
 
 
 def _capacity(found: CapacityFigures, highest_qps: float) -> None:

@@ -10,9 +10,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.results import summary
+from analysis.results import grid_columns, summary
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.text import replay_text
 from analysis.stats.estimate import Estimate, span
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
@@ -22,7 +21,7 @@ from loadgen.cli import engine_model
 from loadgen.predict import grid, replay
 from loadgen.traffic.processes import bench_arrivals_s
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.runs.verdict_trees import cells, text_of
+from tests.support.runs.verdict_trees import cells, grid_screen, text_of
 from tests.support.virtual.known_answer import only_layer
 
 QUIET = "workload.arrivals.kind=constant"
@@ -154,7 +153,7 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
     found = grid.experiments(lambda words: only_layer(*words), asked)
     tree = to_tree(grid.predicted(asked, found, lambda one: replay.predict(one, simple, draws=4), map))
-    heads, slow, fast, *grounds = replay_text.table(tree["axes"], cells(tree["cells"])).splitlines()
+    heads, slow, fast, *grounds = grid_screen(tree).splitlines()
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
     # The same constants err in both: at twice the rate the throughput is known better than in either.
@@ -165,16 +164,12 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert from_tree(Estimate, tree["cells"][0]["ratio"], "the cell") == Estimate(1.0, 1.0, 1.0)
     assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
     assert fast.endswith(span(Estimate(**ratio)))
-    rows = replay_text.rows(cells(tree["cells"]))
+    rows = grid_columns.rows(cells(tree["cells"]), True)
     assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
     assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
-    assert (
-        rows.schema
-        == replay_text.rows(
-            cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
-        ).schema
-    )
+    refused = cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
+    assert rows.schema == grid_columns.rows(refused, True).schema
     mixed = grid.experiments(
         lambda words: only_layer(*words), matrix(["matrix.requests=[null,9]", "rate_qps=8"])
     )

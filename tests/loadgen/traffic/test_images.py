@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.results.asked import describe
-from analysis.results.text import prediction_text
 from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
@@ -31,6 +30,7 @@ from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
 from serve_apps.simulated.openai_images import PREFIX, SeenImages
+from tests.support.runs.verdict_trees import screen
 
 SEEING = ["workload=vision_100_200", "model=qwen3_vl_235b_bf16", "layout=dp1_tp8"]
 SERVED = ServedModel("m", 32768, 151936, block_size=16, image_token_px=32)
@@ -280,6 +280,6 @@ def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
     for images in (1024.0, 0.0):
         forecast = replace(found, image_tokens_per_s_per_node=images)
         answer = PredictionVerdict(asked=describe(load()), forecast=forecast, exit_code=0)
-        shown.append("\n".join(prediction_text.lines(answer)))
+        shown.append(screen(answer))
     assert "1124 input (of these 1024 image tokens, 100 text)" in shown[0]
     assert "image tokens" not in shown[1]

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.results import summary
+from analysis.results import grid_columns
 from analysis.results.json_border import to_tree
-from analysis.results.text import prediction_text
 from analysis.results.types.prediction_verdict import GridCell
 from conf import Experiment, load
 from loadgen.cli import arguments, engine_model
@@ -27,6 +26,7 @@ from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.service.prefixes import Prefixes
 from tests.support.prompts.chats import common
 from tests.support.prompts.shared_bodies import bodies
+from tests.support.runs.verdict_trees import screen
 
 
 def asked(*words: str) -> Experiment:
@@ -126,10 +126,11 @@ def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     assert sticky["cached_share_of_input"] > spread["cached_share_of_input"] + 0.1
     assert (sticky["replicas_per_session"], sticky["simulated_nodes"]) == (1.0, 3)
     assert 2 < spread["replicas_per_session"] <= 3 and spread["max_over_mean_share"] < 1.1
-    text = summary.text(found[0])
+    text = screen(found[0])
     assert "sessions by consistent_hash: hit rate 9" in text and "(at most 95." in text
     assert "1.00 replicas per session" in text and "3 of 3 nodes simulated, after" in text
-    assert prediction_text.rows([GridCell(at={}, answer=found[1])]).to_pylist()[0]["replicas_per_session"] > 2
+    (row,) = grid_columns.rows([GridCell(at={}, answer=found[1])], False).to_pylist()
+    assert row["replicas_per_session"] > 2
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ from typing import Any
 
 from analysis import load_run
 from analysis.capacity import window_table
+from analysis.results.claims import figures
 from analysis.results.joint import joined_like
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
 from analysis.results.runs import Run
-from analysis.results.text.capacity_text import figures
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
 from conf.compose import dump

@@ -1,14 +1,15 @@
 """Verdicts as tests read them: as the tree that goes to JSON, and the screen of such a tree."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from analysis.results import summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
+from analysis.views import answers, prediction
 from loadgen.predict import answer
 
 PREDICTED = ("forecast", "replay", "calibration")
@@ -26,11 +27,26 @@ def verdict_of(tree: Mapping[str, Any], source: object) -> Verdict | GridVerdict
     return from_tree(kind, tree, source)
 
 
+def screen(verdict: Verdict) -> str:
+    """The screen of a verdict."""
+    return str(answers.answer(verdict))
+
+
+def grid_screen(tree: Mapping[str, Any]) -> str:
+    """The screen of a grid of predictions."""
+    return prediction.grid_text(from_tree(GridVerdict, tree, "a test's grid"))
+
+
+def screen_of_folder(path: Path) -> str:
+    """The screen of a run or a study."""
+    return str(answers.of_folder(path))
+
+
 def text_of(tree: Mapping[str, Any]) -> str:
     """The screen of a verdict's tree."""
     verdict = verdict_of(tree, "a test's tree")
     assert not isinstance(verdict, GridVerdict)
-    return summary.text(verdict)
+    return screen(verdict)
 
 
 def predict(*asked: Any, **how: Any) -> dict[str, Any]:

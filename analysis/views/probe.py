@@ -1,4 +1,4 @@
-"""Rates against their bounds, as the screen shows them: a probe, a required rate, a confirmation run."""
+"""The answer at one load: each limited quantile against its bound, of a probe, a required rate or a hold."""
 
 import math
 
@@ -11,22 +11,29 @@ from analysis.results.types.probe_figures import (
 )
 from analysis.stats.estimate import UNKNOWN, interval, middle, number
 from analysis.stats.quantile_interval import QuantileInterval
+from analysis.views.shown import Fact
 from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 
 MANY_MINUTES = 300
 """Minutes of measuring from which on no figure is given (our choice)."""
+HELD = "the 5 % quantile of the sampling noise"
+
+
+def headline(probe: ProbeFigures) -> str:
+    """The load that was offered, and the verdict on it."""
+    return f"{load(probe)}: {outcome(probe)}"
 
 
 def load(probe: ProbeFigures) -> str:
     """The load that was offered. A closed loop throttles its own load, so that its rate is no capacity."""
     if probe.loop == "closed":
-        rate = f"{probe.rate_qps_per_node:.3g} requests/s per node"
+        rate = f"{number(probe.rate_qps_per_node, 3)} requests/s per node"
         return f"closed loop, {probe.concurrency} in flight, {rate} (not a capacity)"
-    mean = f"{probe.rate_qps_per_node:.4g} QPS per node"
+    mean = f"{number(probe.rate_qps_per_node)} QPS per node"
     return f"mean {mean}, {probe.offered}" if probe.varies else mean
 
 
-def verdict(probe: ProbeFigures) -> str:
+def outcome(probe: ProbeFigures) -> str:
     """The verdict on one load; an unknown quantile is not within its bound."""
     if probe.required:
         return probe.required.verdict
@@ -42,28 +49,24 @@ def verdict(probe: ProbeFigures) -> str:
     return ", ".join([*kept, f"{' and '.join(unknown)} unknown or not applicable"])
 
 
-def lines(probe: ProbeFigures) -> list[str]:
+def facts(probe: ProbeFigures) -> list[Fact]:
     """Each limited quantile against its bound, and the pieces of a profile."""
-    return _limit_lines(probe) + [_piece_line(piece) for piece in probe.pieces or ()]
+    return [*limit_facts(probe), *map(_piece, probe.pieces or ())]
 
 
-def hold_lines(hold: HoldFigures) -> list[str]:
+def hold_facts(hold: HoldFigures) -> list[Fact]:
     """The confirmation run at the 5 % quantile of the sampling noise, the certified rate of a real engine."""
-    rate = f"{hold.rate_qps_per_node:.4g} QPS per node, the 5 % quantile of the sampling noise,"
+    rate = f"{number(hold.rate_qps_per_node)} QPS per node, {HELD}"
     if not hold.valid:
-        return [f"  not confirmed: the hold at {rate} was void ({hold.void_reason})"]
+        return [("not confirmed", f"the hold at {rate}, was void ({hold.void_reason})")]
     word = "vetoes the answer" if hold.vetoed else "does not veto the answer"
     shown = f"alone it shows at most {number(hold.capacity_high_qps_per_node)} (97.5 %) and {word}"
-    return [f"  {rate} held for {hold.window_s:.0f} s: {shown}", *_limit_lines(hold)]
+    return [(f"held for {hold.window_s:.0f} s", f"{rate}: {shown}"), *limit_facts(hold)]
 
 
-def spread(found: Quantile) -> str:
-    """The 95 % interval of a quantile; of a prediction also the part of it that is Monte Carlo noise."""
-    assert found.ms is not None
-    whole = f"95 % {interval(found.ms)}"
-    if not found.by_constants or not found.by_noise:
-        return whole
-    return f"{whole} (Monte Carlo noise alone {interval(found.by_noise)})"
+def limit_facts(measured: RateFigures) -> list[Fact]:
+    """Each limited quantile with its interval against its bound."""
+    return [(_name(limit, found), _against(limit, found)) for limit, found in measured.limits.items()]
 
 
 def unknown_interval(found: Quantile | QuantileInterval) -> str:
@@ -77,33 +80,38 @@ def unknown_interval(found: Quantile | QuantileInterval) -> str:
     return f"too few independent stretches, measure {longer}"
 
 
-def _limit_lines(measured: RateFigures) -> list[str]:
-    return [f"  {_limit_line(limit, found)}" for limit, found in measured.limits.items()]
+def _name(limit: Limit, found: Quantile) -> str:
+    if found.share is None:
+        return label(limit)
+    return "requests" if metric_of(limit) == JOINT else "gaps between tokens"
 
 
-def _limit_line(limit: Limit, found: Quantile) -> str:
+def _against(limit: Limit, found: Quantile) -> str:
     if found.passed is None:
-        return f"{label(limit)} does not apply or is unknown"
-    side = "within" if found.passed else "over"
+        return "does not apply or is unknown"
     if found.share is not None:
         least = 100 * quantile_of(limit)
         kept = "keeps" if found.passed else "misses"
-        figure = f"{100 * found.share:.1f} % of the {_kept(limit)} within the bounds"
-        return f"{figure}: {kept} the {least:g} % that are asked for"
-    around = spread(found) if found.has_interval else f"interval unknown: {unknown_interval(found)}"
-    return f"{label(limit)} {_ms(found)}, {around}: {side} the bound {found.bound_ms:g} ms"
+        return f"{100 * found.share:.1f} % are within the bounds: {kept} the {least:g} % that are required"
+    side = "within" if found.passed else "over"
+    around = _spread(found) if found.has_interval else f"interval unknown: {unknown_interval(found)}"
+    return f"{_ms(found)}, {around}: {side} the bound {found.bound_ms:g} ms"
 
 
-def _kept(limit: Limit) -> str:
-    return "requests are" if metric_of(limit) == JOINT else "gaps between tokens are"
-
-
-def _piece_line(piece: ProfilePiece) -> str:
-    stretch = f"{piece.from_s:g} to {piece.to_s:g} s"
-    offered = f"{piece.requests} requests, {piece.rate_qps_per_node:.3g} QPS per node"
-    figures = (f"{label(limit)} {_ms(found)}" for limit, found in piece.limits.items())
-    return f"  {stretch}: {offered}, {', '.join(figures)}"
+def _spread(found: Quantile) -> str:
+    """The 95 % interval of a quantile; of a prediction also the part of it that is Monte Carlo noise."""
+    assert found.ms is not None
+    whole = f"95 % {interval(found.ms)}"
+    if not found.by_constants or not found.by_noise:
+        return whole
+    return f"{whole} (Monte Carlo noise alone {interval(found.by_noise)})"
 
 
 def _ms(found: Quantile) -> str:
     return f"{middle(found.ms)} ms" if found.ms else UNKNOWN
+
+
+def _piece(piece: ProfilePiece) -> Fact:
+    offered = f"{piece.requests} requests, {number(piece.rate_qps_per_node, 3)} QPS per node"
+    figures = (f"{label(limit)} {_ms(found)}" for limit, found in piece.limits.items())
+    return f"{piece.from_s:g} to {piece.to_s:g} s", f"{offered}, {', '.join(figures)}"

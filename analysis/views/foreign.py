@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.exchange.foreign import NS_PER_S, Foreign, Trio
+from analysis.exchange.foreign import Foreign, Trio
 from analysis.exchange.readers import load_foreign
 from analysis.results.runs import RunError
-from analysis.results.text.probe_text import unknown_interval
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats
 from analysis.stats.quantile_interval import quantile_interval
 from analysis.stats.quantiles import quantile
+from analysis.views.probe import unknown_interval
 from conf.io.one_line import printable
 from conf.specs.bounds import LIMITS, QUANTILE, column
 
@@ -99,15 +99,8 @@ def load(foreign: Foreign) -> list[str]:
     ]
 
 
-def sent_qps(foreign: Foreign) -> float | None:
-    """Requests per second between the first and the last send; None if unknown."""
-    sent_ns = foreign.sent_ns[~np.isnan(foreign.sent_ns)]
-    span_s = float(np.ptp(sent_ns)) / NS_PER_S if len(sent_ns) > 1 else 0.0
-    return (len(sent_ns) - 1) / span_s if span_s else None
-
-
 def _sent(foreign: Foreign) -> str:
-    rate = sent_qps(foreign)
+    rate = foreign.sent_qps
     return "the rate that was sent is unknown" if rate is None else f"{rate:.3g} requests/s sent"
 
 

@@ -1,1 +1,0 @@
-"""Results as lines of the screen; computes nothing."""

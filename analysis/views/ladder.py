@@ -1,0 +1,155 @@
+"""The answer of the published ladder: its levels beside the paper's, and what the paper could not show."""
+
+import math
+from collections.abc import Sequence
+
+from analysis.results.published_ladder import PER_USER
+from analysis.results.summary import word
+from analysis.results.types.ladder_figures import LadderFigures, LadderLevel
+from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.types.verdict import Verdict
+from analysis.views.shown import Answer, Fact, Table
+from analysis.views.verdict import lead, tone
+from conf.labels import named
+
+HEADS = ("phase", "C", "N", "tok/s", "out", "p99 s", "ok %", "status", "in flight", "hits %", "answers")
+PUBLISHED = ("paper tok/s", "p99 s", "status")
+
+
+def answer(verdict: Verdict, ladder: LadderFigures) -> Answer:
+    """The levels of one model, and what must be read beside them."""
+    asked = verdict.asked
+    engines = f"{asked.replicas} replica(s), layout {asked.layout}, of {asked.hardware}"
+    if asked.engine == "external":
+        engines = f"{asked.nodes} node(s) of {named('hardware', asked.hardware)}"
+    head = f"{named('model', asked.model)} on {engines}, {asked.engine} engine, {ladder.clock} clock"
+    facts: list[Fact] = [("how", ladder.how)]
+    if verdict.reason:
+        facts.append(("why", verdict.reason))
+    if not isinstance(verdict, PredictionVerdict) and verdict.folder:
+        facts.append(("run folder", verdict.folder))
+    first = f"{lead(verdict)}{word(verdict)}"
+    return Answer(first, tone(verdict), head, tuple(facts), (_table(ladder),), tuple(notes(ladder)))
+
+
+def _table(ladder: LadderFigures) -> Table:
+    beside = any(line.beside for line in ladder.levels)
+    apart = "error of both" if ladder.as_published else "apart, other counts"
+    heads = (*HEADS, *((*PUBLISHED, apart) if beside else ()), "")
+    rows = tuple((*_level(line), *(_beside(line) if beside else ()), _mark(line)) for line in ladder.levels)
+    tones = tuple("failed" if line.void else "" for line in ladder.levels)
+    return Table("", heads, rows, tones=tones, folded=False)
+
+
+def _level(line: LadderLevel) -> tuple[str, ...]:
+    return (
+        line.phase,
+        str(line.concurrency),
+        str(line.requests),
+        f"{line.total_tok_s:.0f}",
+        f"{line.output_tok_s:.0f}",
+        f"{line.p99_s:.2f}",
+        f"{100 * line.success:.1f}",
+        f"{line.status}{'' if line.capacity else ' *'}",
+        f"{line.in_flight:.1f}",
+        "unknown" if line.prefix_hit is None else f"{100 * line.prefix_hit:.0f}",
+        f"{line.shape}: {line.answers}" if line.shape else line.answers,
+    )
+
+
+def _beside(line: LadderLevel) -> tuple[str, ...]:
+    if line.beside is None:
+        return ("",) * (len(PUBLISHED) + 1)
+    published = line.beside.published
+    errors = f"{100 * line.beside.error_total:+.1f} / {100 * line.beside.error_p99:+.1f} %"
+    return (
+        f"{published.total_tok_s:.0f}",
+        f"{published.p99_s:.2f}",
+        published.status or "-",
+        f"{errors}{' x' if published.left_out else ''}",
+    )
+
+
+def _mark(line: LadderLevel) -> str:
+    return f"VOID: {line.void}" if line.void else ""
+
+
+def notes(found: LadderFigures) -> list[str]:
+    """The paper's blind spots in this table, in sentences."""
+    lines = found.levels
+    few = [line for line in lines if not line.capacity]
+    out = []
+    if few:
+        out.append(
+            f"* not a capacity: fewer than {PER_USER} requests for each one in flight, in {len(few)} of "
+            f"{len(lines)} levels; progressive.requests_per_user={PER_USER} sends as many"
+        )
+    if found.caution:
+        out.append(found.caution)
+    out += _short_of(lines) + _spread_notes(found) + _image_notes(lines) + _status_notes(lines)
+    out += [
+        f"x not fitted: {line.phase} {line.concurrency}, {line.beside.published.left_out}"
+        for line in lines
+        if line.beside and line.beside.published.left_out
+    ]
+    if found.rms is not None:
+        out.append(
+            f"rms of ln error over the published rows that were fitted: {100 * found.rms:.1f} %; the "
+            f"fit's own training error is {100 * (found.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
+        )
+    return out
+
+
+def _short_of(lines: Sequence[LadderLevel]) -> list[str]:
+    """Levels in which far fewer are in flight than the table says."""
+    short = [line for line in lines if line.in_flight < 0.5 * line.concurrency]
+    if not short:
+        return []
+    worst = min(short, key=lambda line: line.in_flight / line.concurrency)
+    return [
+        f"C is not what was in flight: {worst.in_flight:.0f} in the mean at C = {worst.concurrency} "
+        f"({worst.phase}), less than half of C in {len(short)} of {len(lines)} levels"
+    ]
+
+
+def _spread_notes(found: LadderFigures) -> list[str]:
+    runs = found.runs
+    known = [(line, line.total_tok_s_spread) for line in found.levels if line.total_tok_s_spread]
+    if runs < 2 or not known:
+        return [f"{runs} run: no interval"] if runs < 2 else []
+    covs = [spread.cov for _, spread in known]
+    if max(covs) < 1e-9:
+        return [
+            f"{runs} runs, all the same: this engine has no noise (engine=simulated_aiter has the paper's)"
+        ]
+    widest, half = max(
+        ((line, (spread.mean.high or math.inf) - line.total_tok_s) for line, spread in known),
+        key=lambda pair: pair[1],
+    )
+    return [
+        f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t interval "
+        f"{widest.total_tok_s:.0f} +- {half:.0f} tok/s (C = {widest.concurrency}); "
+        "--json and --out have all"
+    ]
+
+
+def _status_notes(lines: Sequence[LadderLevel]) -> list[str]:
+    known = [
+        (line, line.beside.published.status) for line in lines if line.beside and line.beside.published.status
+    ]
+    apart = [line for line, status in known if line.status != status]
+    if not apart:
+        return []
+    which = ", ".join(f"{line.phase} {line.concurrency}" for line in apart)
+    return [f"the status is not the paper's in {len(apart)} of {len(known)} levels: {which}"]
+
+
+def _image_notes(lines: Sequence[LadderLevel]) -> list[str]:
+    most = max(lines, key=lambda line: line.total_tok_s)
+    if not most.image_tok_s:
+        return []
+    return [
+        f"of {most.total_tok_s:.0f} tok/s at most, {most.image_tok_s:.0f} are image tokens, "
+        f"{most.total_tok_s - most.image_tok_s - most.output_tok_s:.0f} text and "
+        f"{most.output_tok_s:.0f} output: totals do not compare with those of text alone"
+    ]

@@ -1,0 +1,204 @@
+"""The answer of `recommend`: the first shape of a node, the ranking of all, and what to measure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from analysis.results.types.recommendation import (
+    ProposedMeasurement,
+    RankedShape,
+    RecommendationVerdict,
+    ShapeRanking,
+)
+from analysis.stats.estimate import span
+from analysis.views.shown import Answer, Fact, Table
+from conf.specs.bounds import short
+
+LEAST_SHOWN = 0.01
+"""Shapes with at least this probability are shown beside the best of each layout (our choice)."""
+NAMED = 4
+HEADS = ("rank", "layout", "node", "tokens", "GPUs", "nodes", "QPS per node", "P(best)", "limit", "assumed")
+BASES = {"low": "the low end", "certified": "the certified figure", "estimate": "the estimate"}
+
+
+def answers(verdict: RecommendationVerdict) -> list[Answer]:
+    """An answer for each hit rate; measured ones first, and the grounds of all with the last."""
+    found = [_measured(verdict, ranking) for ranking in verdict.measured]
+    if verdict.folder and not verdict.measured:
+        headline = "no shape has been measured yet; what was predicted stands below"
+        found.append(Answer("UNFINISHED", "bad", headline, tuple(_study(verdict))))
+    found += [_predicted(verdict, ranking) for ranking in verdict.rankings]
+    *first, last = found
+    facts, notes = (*last.facts, *_grounds(verdict)), (*last.notes, *verdict.notes)
+    return [*first, replace(last, facts=facts, notes=notes)]
+
+
+def text(verdict: RecommendationVerdict) -> str:
+    """The screen of a recommendation."""
+    return "\n".join(map(str, answers(verdict)))
+
+
+def _measured(verdict: RecommendationVerdict, ranking: ShapeRanking) -> Answer:
+    facts = (*_certainty(ranking), *_against(verdict, ranking), *_study(verdict))
+    tone = "good" if not verdict.exit_code else "short"
+    head = _headline(verdict, ranking)
+    return Answer("MEASURED", tone, head, facts, (_table(ranking),), _unranked(ranking))
+
+
+def _predicted(verdict: RecommendationVerdict, ranking: ShapeRanking) -> Answer:
+    notes = (*_unranked(ranking), *(() if verdict.measured else _proposed(ranking.proposed)))
+    facts = tuple(_certainty(ranking))
+    return Answer("PREDICTED", "good", _headline(verdict, ranking), facts, (_table(ranking),), notes)
+
+
+def _study(verdict: RecommendationVerdict) -> Iterator[Fact]:
+    if verdict.reason:
+        yield "why", verdict.reason
+    yield "study", f"{verdict.folder}, {verdict.measured_with} engine"
+    if verdict.exit_code:
+        yield "to go on", f"python -m loadgen resume {verdict.folder}"
+
+
+def _against(verdict: RecommendationVerdict, ranking: ShapeRanking) -> Iterator[Fact]:
+    """What was measured over what was predicted, and whether the choice changed."""
+    predicted = next((each for each in verdict.rankings if each.hit == ranking.hit), None)
+    if predicted is None:
+        return
+    before = {shape.name: shape.qps_per_node.value for shape in predicted.shapes}
+    known = [(each, before[each.name]) for each in ranking.shapes if each.name in before]
+    ratios = ", ".join(f"{each.name} {each.qps_per_node.value / qps:.2f}" for each, qps in known)
+    changed = ranking.first.name != predicted.first.name
+    choice = f"the choice changes from {predicted.first.name}" if changed else "the choice stays"
+    yield "measured over predicted QPS", f"{ratios}; {choice}"
+
+
+def _headline(verdict: RecommendationVerdict, ranking: ShapeRanking) -> str:
+    first = ranking.first
+    at_high = first.nodes_at.get("high")
+    upper = "" if at_high is None else f" ({at_high:,} at the upper end)"
+    hit = "" if ranking.hit is None else f", prefix hit {100 * ranking.hit:g} %"
+    cost = "" if first.usd_per_hour is None else f", ${first.usd_per_hour:,.2f} an hour"
+    return (
+        f"{first.layout} ({first.shape}, {first.budget_tokens} tokens a step): {first.nodes:,} nodes"
+        f" of {verdict.gpus_per_node} GPUs{upper} for {verdict.peak_qps:,g} QPS at the peak{hit}{cost}"
+    )
+
+
+def _certainty(ranking: ShapeRanking) -> Iterator[Fact]:
+    """How sure the choice is, and the shapes that are not told from it."""
+    first = ranking.first
+    layout = sum(shape.probability_best for shape in ranking.shapes if shape.layout == first.layout)
+    yield (
+        "probability that it needs the fewest nodes",
+        f"{_share(first.probability_best)}, of its layout with any budget {_share(layout)}; a tie in whole"
+        f" nodes ({_share(ranking.tie_probability)} of the draws) counts in equal parts",
+    )
+    tied = [shape.name for shape in ranking.shapes if shape.rank == first.rank and shape is not first]
+    if tied:
+        yield "a tie", f"{_names(tied)} need{'s' * (len(tied) == 1)} as many nodes"
+    close = [shape.name for shape in ranking.shapes if not shape.told_apart and shape is not first]
+    if close:
+        yield "not told apart from it (no strict order in 95 % of the draws)", _names(close)
+    likely = max(ranking.shapes, key=lambda shape: shape.probability_best)
+    if likely.probability_best > first.probability_best:
+        why = "the order is that of the planned nodes, which wide intervals raise"
+        yield "more often the best", f"{likely.name} ({_share(likely.probability_best)}); {why}"
+    shared = set.intersection(*(set(shape.assumed) for shape in ranking.shapes))
+    if undrawn := [shape.name for shape in ranking.shapes if not shape.draws and not shape.cell]:
+        yield "far behind, Monte Carlo noise alone", _names(undrawn)
+    if shared:
+        yield "assumed of all", ", ".join(sorted(map(_short, shared)))
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _table(ranking: ShapeRanking) -> Table:
+    shown = _shown(ranking.shapes)
+    shared = set.intersection(*(set(shape.assumed) for shape in ranking.shapes))
+    rows: list[tuple[str, ...]] = [_row(shape, shared) for shape in shown]
+    heads: tuple[str, ...] = HEADS
+    if not any(row[-1] for row in rows):
+        rows, heads = [row[:-1] for row in rows], HEADS[:-1]
+    note = ""
+    if rest := [shape for shape in ranking.shapes if shape not in shown]:
+        fewest, most = min(shape.nodes for shape in rest), max(shape.nodes for shape in rest)
+        note = f"{len(rest)} more (other budgets): {fewest:,} to {most:,} nodes; --json and --out have all"
+    return Table("", heads, tuple(rows), note=note)
+
+
+def _shown(shapes: Sequence[RankedShape]) -> list[RankedShape]:
+    """The best shape of each layout, and others that may well be the best."""
+    layouts: set[str] = set()
+    out = []
+    for shape in shapes:
+        if shape.layout not in layouts or shape.probability_best >= LEAST_SHOWN:
+            out.append(shape)
+        layouts.add(shape.layout)
+    return out
+
+
+def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
+    at = [shape.nodes_at.get(end) for end in ("high", "low")]
+    ends = ", ".join("open" if nodes is None else f"{nodes:,}" for nodes in at)
+    own = sorted(_short(path) for path in shape.assumed if path not in shared)
+    return (
+        f"{shape.rank}{'=' * shape.tied}",
+        shape.layout,
+        shape.shape,
+        str(shape.budget_tokens),
+        str(shape.gpus),
+        f"{shape.nodes:,} [{ends}]",
+        span(shape.qps_per_node),
+        _share(shape.probability_best),
+        short(shape.binding) + (", KV full" if shape.kv_full else ""),
+        ", ".join(own),
+    )
+
+
+def _short(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _share(probability: float) -> str:
+    return "<.01" if 0 < probability < 0.005 else f"{probability:.2f}"
+
+
+def _unranked(ranking: ShapeRanking) -> tuple[str, ...]:
+    return tuple(f"{each.kind}: {each.name}: {each.reason}" for each in ranking.unranked)
+
+
+def _proposed(found: Sequence[ProposedMeasurement]) -> list[str]:
+    if not found:
+        return []
+    lines = ["measure to be sure (--measure searches each shape that these name, once, in one study):"]
+    for number, one in enumerate(found, 1):
+        lines += [f"  {number}. {one.command}", f"     {one.load_s / 60:.0f} min of load"]
+    return lines
+
+
+def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
+    asked, care = verdict.asked, verdict.care
+    spares = care.get("spare_nodes", 0)
+    yield (
+        "service",
+        f"{asked.model} on {asked.hardware}, routing {asked.routing}, workload {asked.load}, "
+        f"arrivals {asked.arrivals}, seed {asked.seed}",
+    )
+    yield "bounds", asked.slo.text
+    yield (
+        "nodes [at the upper end, at the low end of the capacity]",
+        f"planned with {_basis(care)}, {100 * care.get('headroom', 0.0):g} % headroom and {spares} spare"
+        f" node{'s' * (spares != 1)}; E(n) = 1 is assumed",
+    )
+    yield (
+        "predicted",
+        "the interval is what is unknown of the engine model's constants, drawn jointly for all shapes, and"
+        " Monte Carlo noise; what the model lacks is not in it",
+    )
+
+
+def _basis(care: Mapping[str, Any]) -> str:
+    return BASES.get(str(care.get("basis")), "an end")

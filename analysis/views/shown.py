@@ -1,0 +1,175 @@
+"""An answer before it is laid out: a headline, named facts, tables and notes; as text and as HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from jinja2 import Environment
+
+Fact = tuple[str, str]
+"""A name and its value."""
+MOST_ROWS = 200
+"""Most rows of a table on a page (our choice); the file behind the table has all of them."""
+MOST_LETTERS = 40_000
+"""Most letters of any one text, so that no server's words make a page large (our choice)."""
+NO_NUMBERS = "", "unknown", "infinite", "none", "not claimed", "open"
+"""Texts in the place of a number."""
+INDENT = "  "
+UNWRAPPED = 10_000
+"""Columns of a text whose lines are not wrapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cell that links to another page."""
+
+    text: str
+    href: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cell = str | Link
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells under `heads`; `tones` colours each row, most of all in the column `state`.
+
+    A tone is `ok`, `note`, `failed` or `unknown`; empty is plain. `words` are the columns, from 0, whose text
+    may be broken into lines. A `folded` table opens by its title; one that `stacks` lays the cells of a row
+    over each other on a narrow screen.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    tones: tuple[str, ...] = ()
+    state: int | None = None
+    words: frozenset[int] = frozenset()
+    folded: bool = False
+    stacks: bool = False
+
+    @property
+    def first_rows(self) -> tuple[tuple[Cell, ...], ...]:
+        """The rows on a page."""
+        return self.rows[:MOST_ROWS]
+
+    @property
+    def remark(self) -> str:
+        """The note below the table, with the number of rows that are left out."""
+        left_out = f"The first {MOST_ROWS} of {len(self.rows):,} rows." if len(self.rows) > MOST_ROWS else ""
+        return f"{left_out} {self.note}".strip()
+
+    @property
+    def looks(self) -> tuple[str, ...]:
+        """Layout of each column: `number` at the right, `words` in lines, `state` in colour."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
+        return tuple(self._look(place, cells) for place, cells in enumerate(columns))
+
+    def _look(self, place: int, cells: tuple[Cell, ...]) -> str:
+        if place == self.state:
+            return "state"
+        if place in self.words:
+            return "words"
+        texts = [cell for cell in cells if isinstance(cell, str) and cell not in NO_NUMBERS]
+        return "number" if texts and all(text.lstrip("-")[:1].isdigit() for text in texts) else ""
+
+    def to_arrow(self) -> "pa.Table":
+        """The cells as an Arrow table of text under the heads."""
+        import pyarrow as pa
+
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
+        named = zip(self.heads, columns, strict=True)
+        return pa.table({head: pa.array(map(str, cells), pa.string()) for head, cells in named})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verdict says: a word above everything else, a headline, facts, tables and notes.
+
+    `tone` is `good`, `short` (valid, but a target was missed) or `bad`.
+    """
+
+    word: str
+    tone: str
+    headline: str
+    facts: tuple[Fact, ...] = ()
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        macros: Any = environment().get_template("answer.html.j2").module
+        return str(macros.whole(self))
+
+
+def text(answer: Answer, width: int | None = None) -> str:
+    """The answer as lines of text, wrapped at `width` columns where given."""
+    lines = [INDENT + line for line in (*_facts(answer.facts), *answer.notes)]
+    at = len(answer.facts)
+    tables = [line for table in answer.tables for line in table_lines(table, width)]
+    wrapped = [fill(line, width, subsequent_indent=2 * INDENT) if width else line for line in lines]
+    return "\n".join([f"{answer.word}  {answer.headline}", *wrapped[:at], *tables, *wrapped[at:]])
+
+
+def _facts(facts: Sequence[Fact]) -> list[str]:
+    return [f"{name}: {value}" for name, value in facts]
+
+
+def table_lines(table: Table, width: int | None = None) -> list[str]:
+    """A table as aligned lines, its title above and its note below."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head, look in zip(table.heads, table.looks, strict=True):
+        grid.add_column(Text(head), justify="right" if look == "number" else "left", no_wrap=width is None)
+    for row in table.rows:
+        grid.add_row(*(Text(str(cell)) for cell in row))
+    console = Console(width=width or UNWRAPPED, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(grid)
+    rows = [f"{INDENT}{INDENT}{line.rstrip()}" for line in captured.get().splitlines()]
+    title = [f"{INDENT}{table.title}"] if table.title else []
+    return [*title, *rows, *([f"{INDENT}{table.note}"] if table.note else [])]
+
+
+@cache
+def environment() -> "Environment":
+    """Jinja's environment of all pages; words of servers and users are escaped, and cut if absurdly long."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader("analysis.views", "."), PackageLoader("analysis.report", ".")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_cut,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["kind"] = lambda block: type(block).__name__
+    made.filters["sentence"] = _sentence
+    return made
+
+
+def _sentence(line: str) -> str:
+    """A line with a capital if it begins with a plain word."""
+    return line[:1].upper() + line[1:] if line.partition(" ")[0].strip(",:").isalpha() else line
+
+
+def _cut(value: Any) -> Any:
+    """A value for the page; markup, which has `__html__`, is our own and stays whole."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or len(value) <= MOST_LETTERS:
+        return value
+    return f"{value[:MOST_LETTERS]} ... (cut here; the run's files have all of it)"
