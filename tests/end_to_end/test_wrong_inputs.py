@@ -162,7 +162,6 @@ SWEPT = {
     "predict concurrency=8 workload.arrivals.kind=gamma": "a closed loop, which has no arrivals",
     "predict rate_qps=8 requests=9 cluster.nodes=4 routing=per_node": "but routing=per_node makes 4",
     "predict rate_qps=8 requests=9 workload.arrivals.kind=vllm_bench seed=4294967296": "takes 0 to 42949672",
-    "predict concurrency=8 engine.long_prefill_token_threshold=512": "cannot play a closed loop on this",
     "predict concurrency=8 requests=9 workload.input_tokens.mean=9000000": "exceed the",
     "predict matrix.requests=[null,9] rate_qps=8": "some cells are replays of a number of requests and some",
     "sweep progressive.runs=3": "progressive.* belongs to the verb progressive",

@@ -363,14 +363,6 @@ def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) 
         published_ladder.is_virtual(ready(*words))
 
 
-@pytest.mark.parametrize("word", ["engine.max_num_queued_reqs=5", "engine.num_gpu_blocks=1200"])
-def test_an_engine_that_the_fast_model_does_not_play_is_refused_in_a_line(word: str) -> None:
-    asked = ready("progressive.runs=1", word)
-    with pytest.raises(ConfigError, match="cannot play this engine .*; use progressive.clock=wall"):
-        to_tree(published_benchmark.predicted_ladder(asked))
-    assert published_benchmark.level_seconds(asked) is None
-
-
 def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
     asked = of(LLAMA)
     good = FIGURES
