@@ -285,5 +285,5 @@ def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     assert line["goodput_qps_per_node"] == pytest.approx(good / seconds)
     assert line["tpot_p99_ms"] == quantile(tpot, 0.99) and line["ttft_p50_ms"] == quantile(ttft, 0.5)
     assert line["tpot_phi"] == capacity["limits"]["tpot"]["phi"]
-    unused = [row for row in table.to_pylist() if row["index"] not in capacity["dwells_used"]]
+    unused = [row for row in table.to_pylist() if row["index"] not in capacity["windows_used"]]
     assert unused and {row["tpot_phi"] for row in unused} == {None}

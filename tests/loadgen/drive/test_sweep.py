@@ -43,9 +43,9 @@ def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
-    # The engine model's own long runs put the knee near 3.35 QPS.
-    assert 2.9 < q["low"] < q["certified"] < q["value"] < q["high"] < 3.8
-    assert 3.2 < q["value"] < 3.5
+    # The engine model's own long runs put the knee near 3.84 QPS.
+    assert 3.3 < q["low"] < q["certified"] < q["value"] < q["high"] < 4.4
+    assert 3.7 < q["value"] < 4.0
     assert [kind for kind, _ in events].count("window_done") == len(tree["windows"])
     assert "QPS per node, sampling noise alone: 95 % interval" in text_of(tree)
 
@@ -256,7 +256,7 @@ def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None
 def test_a_service_that_hangs_is_lost_and_no_low_capacity(from_s: float) -> None:
     words = ["search=standard", "search.settle_s=20"]
     drive, _, events = driver(words, target=Hanging(load(words), from_s))
-    with pytest.raises(TargetLost, match="waited [23][0-9] s without a token: the service hangs"):
+    with pytest.raises(TargetLost, match="waited [23][0-9.]+ s without a token: the service hangs"):
         sweep(drive)
     assert events[-1][0] == "target_lost"
 
