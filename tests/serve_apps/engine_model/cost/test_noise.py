@@ -1,6 +1,7 @@
 """loadgen/predict/capacity.py, drawn_quantiles.py: Monte Carlo noise, and p90s under drawn constants."""
 
 import math
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -68,8 +69,8 @@ def test_a_p90_at_a_rate_has_the_interval_of_the_constants() -> None:
     assert ends(tpot["ms"]) == pytest.approx(ends(tpot["by_constants"]), rel=0.01)
     assert ends(tpot["by_noise"]) == pytest.approx((80, 80), rel=0.01)
     text = text_of(tree)
-    assert "p90 TPOT 80.0 ms, 95 % [64.0, " in text or "p90 TPOT 80.0 ms, 95 % [63." in text
-    assert "(Monte Carlo noise alone [80.0, 80.0])" in text
+    assert re.search(r"p90 TPOT: 80\.0 ms, 95 % \[6[34]", text), text
+    assert "Monte Carlo noise alone" in text
     exact = to_tree(at_rate(unsure({}, "rate_qps=4"), MODEL))["probe"]["limits"]["tpot"]
     assert exact["by_constants"] is None and exact["ms"] == exact["by_noise"]
 
