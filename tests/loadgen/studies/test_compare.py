@@ -386,7 +386,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     text = concluded(tmp_path / "one")
     assert text.startswith(f"VALID  B / A = {estimate['value']:.3f} [")
     assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
-    assert "B got A's arrivals and lengths" in text and "  b: " in text
+    assert "B got A's arrivals and lengths" in text and "\n    b " in text
     again = comparison.saved_study(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
     ended = replace(from_tree(StudyVerdict, tree, "a test"), ratio=None)
 
