@@ -56,7 +56,7 @@ def p90s_ms(run: Run) -> tuple[Any, Any]:
     rows = rows.filter(pa.array(~metrics.status_in(rows, *metrics.UNSENT, records.PENDING)))
     experiment = without_front_end(SIMULATED)
     served = simulate(experiment, arrivals(rows), experiment.cluster.nodes, run.config.seed)
-    (window,) = run.dwells().to_pylist()
+    (window,) = run.windows().to_pylist()
     due_ns = rows["due_ns"].to_numpy()
     at = np.flatnonzero((due_ns >= window["window_start_ns"]) & (due_ns < window["window_end_ns"]))
     inside = rows.take(pa.array(at))
@@ -88,5 +88,9 @@ def arrivals(rows: pa.Table) -> ArrivalSchedule:
     }
     no_phase = np.zeros(rows.num_rows, dtype=np.int64)
     return ArrivalSchedule(
-        dwell=0, seq=rows["seq"].to_numpy(), due_ns=rows["due_ns"].to_numpy(), phase=no_phase, **columns
+        window_index=0,
+        seq=rows["seq"].to_numpy(),
+        due_ns=rows["due_ns"].to_numpy(),
+        phase=no_phase,
+        **columns,
     )

@@ -11,7 +11,7 @@ CHUNK_STEPS = 4096
 
 
 class Noise:
-    """Lengthens steps as the engine's `step_noise_cv`, `drift_sd` and `stall_every_steps` say; 0 is none.
+    """Draws of what lengthens steps: `step_noise_cv`, `drift_sd` and `stall_every_steps`; 0 is none.
 
     Each source has a generator of its own, so that switching one on leaves the others' draws as they were.
     All is drawn in chunks of steps: `factors` multiply durations, `stalls_s` are added, `gauss` drive drift.
@@ -26,23 +26,8 @@ class Noise:
         self._steps, self._drifts, self._stalls = (
             np.random.default_rng([seed, source]) for source in (1, 2, 3)
         )
-        self.silent = not (self._sigma or self.drift_sd or self._stall_share)
-        self.drift = self.drift_sd * float(self._drifts.standard_normal())
-        self._drifted_at_s = 0.0
-        self._next = CHUNK_STEPS
-
-    def lengthen(self, duration_s: float, now_s: float) -> float:
-        """The duration of a step that begins at `now_s`, which never goes back."""
-        if self.silent:
-            return duration_s
-        if self._next == CHUNK_STEPS:
-            self.draw()
-        step = self._next
-        self._next += 1
-        gap_s, self._drifted_at_s = now_s - self._drifted_at_s, now_s
-        if self.drift_sd:
-            self.drift = drifted(self.drift, gap_s, self.drift_sd, self.memory_s, float(self.gauss[step]))
-        return duration_s * float(self.factors[step]) * math.exp(self.drift) + float(self.stalls_s[step])
+        self.silent = not (self._sigma or spec.drift_sd or self._stall_share)
+        self.drift = spec.drift_sd * float(self._drifts.standard_normal())
 
     def draw(self) -> None:
         """The next chunk."""
@@ -53,7 +38,6 @@ class Noise:
         self.stalls_s: NDArray[np.float64] = np.where(
             stalls, self._stalls.exponential(self._stall_s, size), 0.0
         )
-        self._next = 0
 
 
 def drifted(drift: float, gap_s: float, sd: float, memory_s: float, gauss: float) -> float:

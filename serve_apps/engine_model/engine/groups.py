@@ -147,15 +147,6 @@ def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
     return found
 
 
-@native
-def open_requests(arrays: Any, g: Any) -> Any:
-    """Requests of a replica that have arrived and not ended."""
-    group, count = memory.groups(arrays)[g], 0
-    for r in range(group.first, group.first + group.width):
-        count += memory.engines(arrays)[r].open
-    return count
-
-
 @inlined
 def _lengthened_s(arrays: Any, g: Any, duration_s: Any, now_s: Any) -> Any:
     """The duration of a step that begins at `now_s`, with its noise."""
