@@ -23,7 +23,7 @@ from analysis.results.rejudged import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
-from analysis.views import answers, foreign, recommend, side_by_side
+from analysis.views import answers, brief, foreign, recommend, side_by_side
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -99,23 +99,24 @@ def show(arguments: argparse.Namespace) -> int:
     elif exchange.is_foreign(path):
         terminal.tell(foreign.show(path, arguments.words))
     elif arguments.words:
-        terminal.tell(_rejudged(path, arguments.words, arguments.recompute))
+        terminal.tell(_rejudged(path, arguments.words, arguments.recompute, arguments.all))
     elif arguments.recompute:
         text, agrees = recount.recomputed(path)
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
     else:
-        terminal.tell(str(answers.of_folder(path)))
+        terminal.tell(str(answers.of_folder(path) if arguments.all else brief.of_folder(path)))
     return EXIT_OK
 
 
-def _rejudged(path: Path, words: Sequence[str], recompute: bool) -> str:
+def _rejudged(path: Path, words: Sequence[str], recompute: bool, whole: bool) -> str:
     """The verdict of a run under other bounds. Raises RunError for a study."""
     if recompute:
         raise RunError("--recompute is by the run's own bounds; leave either it or the words out")
     if studies.is_study(path):
         raise RunError(f"{path} is a study: judge one of its parts by other bounds, {path}/NAME")
-    return str(answers.answer(rejudge(load_run(path), *words)))
+    verdict = rejudge(load_run(path), *words)
+    return str(answers.answer(verdict) if whole else brief.answer(verdict))
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -71,6 +71,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("words", nargs="*", default=[], metavar="slo.key=value", help=bounds)
         again = "compute counts and capacity again from Parquet; exit 1 if they differ"
         add("--recompute", action="store_true", help=again)
+        add("--all", action="store_true", help="every figure and check, not only what a plan needs")
     elif verb == "report":
         add("runs", nargs="+", type=Path, metavar="RUN", help="run folders or studies")
         add("--out", type=Path, metavar="FILE", help="default: report.html in the folder of a single run")

@@ -21,7 +21,7 @@ from analysis.capacity.window_counts import (
     latency_so_far,
     parts_over,
 )
-from analysis.rows import metrics, parquet, routing_spread
+from analysis.rows import metrics, parquet, records, routing_spread
 from analysis.rows.parquet import Column, schema
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import ITL_WITHIN, LIMITS, PER_REQUEST, Bound, Limit, Slo, metric_of, quantile_of
@@ -76,6 +76,13 @@ _COLUMNS: tuple[Column, ...] = (
         "requests/s",
         "answered within all bounds on a request",
     ),
+    (
+        "prompt_token_rate_per_node",
+        pa.float64(),
+        "tokens/s",
+        "prompt tokens of the answers, as the server counts them, else as planned",
+    ),
+    ("output_token_rate_per_node", pa.float64(), "tokens/s", "output tokens of the answers"),
     *(
         (f"{limit}_p{q}_ms", pa.float64(), "ms", f"{q} % quantile of {limit.upper()}; a failure is infinite")
         for limit in LIMITS
@@ -228,6 +235,7 @@ def row(
         "void_reason": verdict.reason,
         "work_qps_per_node": math.exp(counts.log_work),
         "goodput_qps_per_node": int(good.sum()) / counts.seconds / counts.nodes if counts.seconds else None,
+        **token_rates(rows, counts.seconds * counts.nodes),
         **{f"{limit}_p{q}_ms": quantile(latency[limit], q / 100) for limit in LIMITS for q in QUANTILES},
         "prefix_hit": metrics.prefix_hit(rows),
         "prefix_hit_intended": None if routing_spread.with_sessions(rows) else metrics.prefix_shared(rows),
@@ -243,6 +251,21 @@ def row(
         "bounds": [_bound(counts, bound, rows, basis.counted_ns) for bound in others(basis.slo)],
         "reason": reason,
     }
+
+
+def token_rates(rows: pa.Table, node_s: float) -> dict[str, float | None]:
+    """Tokens per second and node of the answers among the requests of a window of `node_s` node-seconds."""
+    names = "prompt_token_rate_per_node", "output_token_rate_per_node"
+    if not node_s:
+        return dict.fromkeys(names)
+    answered = rows.filter(pa.array(metrics.status_in(rows, records.OK)))
+    prompt, planned = (
+        metrics.numbers(answered, name) for name in ("prompt_tokens", "requested_input_tokens")
+    )
+    tokens = np.where(np.isnan(prompt), planned, prompt), metrics.numbers(answered, "output_tokens")
+    unknown = (bool(len(counts)) and np.isnan(counts).all() for counts in tokens)
+    rates = (float(np.nansum(counts)) / node_s for counts in tokens)
+    return {name: None if no else rate for name, no, rate in zip(names, unknown, rates, strict=True)}
 
 
 def others(slo: Slo) -> list[Bound]:

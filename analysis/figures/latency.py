@@ -10,10 +10,11 @@ import numpy as np
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look, Style
 from analysis.figures.exhibit import Exhibit, Row
-from analysis.figures.run_data import UNKNOWN, VOID, RunData, WindowRows, draw_points
+from analysis.figures.run_data import RunData, WindowRows, draw_points
 from analysis.figures.words import ms, qps
 from analysis.results.runs import Run
 from analysis.stats.quantile_interval import quantile_interval
+from analysis.views.rates import UNKNOWN, VOID
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, column
 
 SHOWN = {

@@ -18,7 +18,9 @@ from analysis.figures.canvas import Axes, Floats, Look
 from analysis.figures.exhibit import NoData
 from analysis.results.runs import Run
 from analysis.rows import metrics, records
-from conf.specs.bounds import LIMITS, Limit, Slo, allowed_over, column
+from analysis.views import rates
+from analysis.views.rates import COUNTED, FAIL, PASS, UNKNOWN, VOID
+from conf.specs.bounds import LIMITS, Limit, Slo
 
 COLUMNS = (
     *("due_ns", "window_index", "phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
@@ -26,10 +28,7 @@ COLUMNS = (
     *("engine_last_token_ns", *metrics.TOKEN_COUNTS),
 )
 """Columns of a request that figures are made of."""
-COUNTED = ("window", "hold")
-"""Kinds of windows that are measurements; a ramp step only looks for where to measure."""
 LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
-PASS, FAIL, VOID, UNKNOWN = "pass", "fail", "void", "unknown"
 WORDS = {
     PASS: "within the bounds",
     FAIL: "over a bound",
@@ -55,8 +54,7 @@ class WindowRows:
     @property
     def load(self) -> float:
         """The load that arrived, as QPS per node of mean requests; the offered rate where no row tells it."""
-        realised = self.line["work_qps_per_node"]
-        return self.rate if realised is None or not realised > 0 else float(realised)
+        return rates.load(self.line)
 
     @property
     def void(self) -> bool:
@@ -144,32 +142,8 @@ class RunData:
         return capacities.of_run(self.run)
 
     def outcome(self, line: Mapping[str, Any], limits: Collection[Limit] | None = None) -> str:
-        """`outcome` of a window by the bounds of this run."""
-        return outcome(line, self.bounds_ms, limits)
-
-
-def outcome(
-    line: Mapping[str, Any], bounds: Mapping[Limit, float], limits: Collection[Limit] | None = None
-) -> str:
-    """`void`; `fail` where one of `limits`, by default all, is not kept; `unknown` where none is known; or
-    `pass`.
-
-    A p90 of TTFT or TPOT is compared with its bound, of another bound the share over it with what is allowed.
-    """
-    if not line["valid"]:
-        return VOID
-    kept = [_kept(line, limit, bounds[limit]) for limit in limits or bounds if limit in bounds]
-    if False in kept:
-        return FAIL
-    return PASS if True in kept else UNKNOWN
-
-
-def _kept(line: Mapping[str, Any], limit: Limit, most_ms: float) -> bool | None:
-    if limit in LIMITS:
-        p90 = line[column(limit)]
-        return None if p90 is None else bool(p90 <= most_ms)
-    share = window_table.over_share(line, limit)
-    return None if share is None else share <= allowed_over(limit)
+        """`rates.outcome` of a window by the bounds of this run."""
+        return rates.outcome(line, self.bounds_ms, limits)
 
 
 def mark(ended: str, shape: str = "o") -> Look:

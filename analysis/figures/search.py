@@ -9,9 +9,10 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.capacities import CapacityRow
 from analysis.figures.exhibit import Exhibit, Row
-from analysis.figures.run_data import VOID, WORDS, RunData, mark
+from analysis.figures.run_data import WORDS, RunData, mark
 from analysis.figures.words import counted, qps
 from analysis.results.runs import Run
+from analysis.views.rates import VOID
 
 SHAPES = {"ramp": "^", "window": "o", "hold": "s"}
 """Kinds of windows and their marks."""

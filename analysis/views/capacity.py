@@ -7,7 +7,7 @@ from analysis.capacity.node_effects import LEAST_EFFECT
 from analysis.results import joint, summary
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import NodeSpread, RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
 from analysis.stats.estimate import Estimate, certified, interval, middle, span
@@ -37,22 +37,32 @@ def headline(verdict: Verdict) -> str:
     if capacity.claimed.is_upper_bound:
         queue = "the queue still grew: " if capacity.queue_grew else ""
         return f"{claimed} ({queue}an upper bound only)"
+    q, kind = capacity.qps_per_node, interval_kind(verdict, capacity)
+    return f"{middle(q)} QPS per node, {kind}95 % interval {interval(q)}, certified {certified(q)}"
+
+
+def interval_kind(verdict: Verdict, capacity: CapacityFigures) -> str:
+    """The words before the interval of a simulated capacity: whether it holds the constants' uncertainty."""
     kind = "" if isinstance(verdict, PredictionVerdict) else joint.kind(verdict.asked, capacity)
-    before = {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")
-    q = capacity.qps_per_node
-    return f"{middle(q)} QPS per node, {before}95 % interval {interval(q)}, certified {certified(q)}"
+    return {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")
+
+
+def limited_by(asked: AskedExperiment, capacity: CapacityFigures) -> Fact:
+    """The bound that is missed first, its probability, and all bounds."""
+    name = "nearest to its bound" if capacity.at_end else "limited by"
+    probability = capacity.binding_probability
+    likely = "unknown" if probability is None else f"{probability:.2f}"
+    return name, f"{asked.slo.words(capacity.binding)} (probability {likely}); bounds: {asked.slo.text}"
 
 
 def facts(verdict: Verdict, capacity: CapacityFigures) -> list[Fact]:
     """What limits a capacity, what its interval holds, reasons to doubt it, replicas and nodes."""
-    asked, limit = verdict.asked, capacity.binding
-    near, sure = "nearest to its bound" if capacity.at_end else "limited by", capacity.binding_probability
+    asked = verdict.asked
     out = [] if isinstance(verdict, PredictionVerdict) else kind_facts(verdict, capacity)
     if not isinstance(verdict, PredictionVerdict):
         out += _quote(capacity)
-    likely = "unknown" if sure is None else f"{sure:.2f}"
-    out.append((near, f"{asked.slo.words(limit)} (probability {likely}); bounds: {asked.slo.text}"))
-    out += _doubts(capacity, bool(asked.conversations))
+    out.append(limited_by(asked, capacity))
+    out += doubts(capacity, bool(asked.conversations))
     if replica := capacity.qps_per_replica:
         nodes = f"on {asked.nodes} node(s) of {asked.hardware}, routing {asked.routing}"
         replicas = f"{asked.replicas} replica(s), layout {asked.layout}"
@@ -106,7 +116,7 @@ def _pooled(verdict: Verdict) -> list[Fact]:
     return [("pooled service behind one balancer", f"{more} a node alone would serve")]
 
 
-def _doubts(capacity: CapacityFigures, chats: bool) -> list[Fact]:
+def doubts(capacity: CapacityFigures, chats: bool) -> list[Fact]:
     """Reasons not to believe the interval of a search."""
     name, out = label(capacity.binding), []
     limit = (capacity.limits or {}).get(capacity.binding)

@@ -39,7 +39,7 @@ def answer(
         word=f"{lead(verdict)}{summary.word(verdict)}",
         tone=tone(verdict),
         headline=headline,
-        facts=(*_why(verdict), *facts, *rests_on(verdict), *_place(verdict)),
+        facts=(*why(verdict), *facts, *rests_on(verdict), *_place(verdict)),
         tables=(*tables, *_checks(verdict)),
         notes=(*notes, *_remedy(verdict, resume)),
     )
@@ -107,7 +107,7 @@ def _evidence(evidence: str, counts: RequestCounts | None) -> list[Fact]:
     ]
 
 
-def _why(verdict: Verdict) -> list[Fact]:
+def why(verdict: Verdict) -> list[Fact]:
     """The reason of a verdict, with the meaning of its code if it has one."""
     code, _, rest = verdict.reason.partition(": ")
     if code in REASONS:
@@ -140,6 +140,11 @@ def outcome(check: Check) -> str:
     if check.passed is None:
         return UNKNOWN
     return "ok" if check.passed else "FAILED" if check.reason else "note"
+
+
+def against(check: Check) -> str:
+    """A check with its worst figure and its bound."""
+    return f"{check.name} {_figure(check)}, bound {_bound(check)}"
 
 
 def _figure(check: Check) -> str:

@@ -12,7 +12,7 @@ from analysis.live.address import Address
 from analysis.live.state import LiveState
 from analysis.live.view import Ending, LiveView, Snapshot
 from analysis.results.studies import PartVerdict
-from analysis.views import answers
+from analysis.views import brief
 from conf.io import terminal
 from loadgen.cli.arguments import LIVE
 from loadgen.run.progress import Emit
@@ -34,7 +34,7 @@ class LiveShow:
     def end(self, verdict: PartVerdict) -> None:
         """Show the result on the page."""
         if self._view:
-            self._view.end(Ending(str(answers.answer(verdict)), verdict.exit_code, verdict.report or None))
+            self._view.end(Ending(str(brief.answer(verdict)), verdict.exit_code, verdict.report or None))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from analysis.results.types.prediction_verdict import GridVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
-from analysis.views import answers
+from analysis.views import brief
 from conf import Experiment
 from conf.compose import UNKNOWN
 from conf.io import terminal
@@ -90,6 +90,6 @@ def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:
     if as_json or isinstance(verdict, GridVerdict):
         terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
     else:
-        terminal.tell(str(answers.answer(verdict)))
+        terminal.tell(str(brief.answer(verdict)))
     assert verdict.exit_code is not None
     return verdict.exit_code

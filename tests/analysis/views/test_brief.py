@@ -1,0 +1,135 @@
+"""analysis.views.brief, rates: a sweep ends with what a planner asks, in few lines, and every rate."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis import load_run
+from analysis.__main__ import main
+from analysis.capacity.window_counts import in_window
+from analysis.capacity.window_table import token_rates, window
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.rows import metrics
+from analysis.views import answers, brief, rates
+from analysis.views.shown import Table
+from tests.support.runs.golden import GOLDEN
+from tests.support.runs.verdict_trees import verdict_of
+
+MOST_LINES = 15
+VERDICTS = GOLDEN.parent / "verdicts"
+
+
+def saved(name: str, **changes: Any) -> RunVerdict:
+    path = VERDICTS / f"{name}.json"
+    verdict = verdict_of(json.loads(path.read_text()) | changes, path)
+    assert isinstance(verdict, RunVerdict)
+    return verdict
+
+
+def golden(**changes: Any) -> RunVerdict:
+    verdict = load_run(GOLDEN).verdict
+    assert verdict
+    return replace(verdict, folder="runs/x", **changes)
+
+
+def facts(verdict: RunVerdict) -> dict[str, str]:
+    return dict(brief.answer(verdict).facts)
+
+
+def rows(table: Table) -> list[dict[str, str]]:
+    names = [f"{head} {place}" if head.startswith("p") else head for place, head in enumerate(table.heads)]
+    return [dict(zip(names, map(str, row), strict=True)) for row in table.rows]
+
+
+def test_a_planner_reads_the_rate_what_limits_it_and_the_next_command_first() -> None:
+    answer = brief.answer(golden(report="runs/x/report.html"))
+    assert answer.headline.startswith("2.59 QPS per node to plan with (certified); capacity 3.31, joint 95 %")
+    names = [name for name, _ in answer.facts]
+    assert names[:3] == ["limited by", "at 2.6 QPS per node", "nodes for a demand"]
+    said = dict(answer.facts)
+    assert said["at 2.6 QPS per node"] == "p90 TTFT 738 ms, p90 TPOT 51.7 ms; 14560 tokens/s in, 364 out"
+    assert said["nodes for a demand"] == "maxqps plan runs/x demand.peak_qps=QPS"
+    assert said["checks"] == "14 of 16 ok; notes: run_share, backlog_slope_t"
+    assert said["report"] == (Path.cwd() / "runs/x/report.html").as_uri()
+    assert 1 + len(answer.facts) + len(answer.notes) <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", sorted(VERDICTS.glob("*.json")), ids=lambda path: path.stem)
+def test_no_run_ends_with_more_lines_than_a_screen_holds(path: Path) -> None:
+    verdict = verdict_of(json.loads(path.read_text()), path)
+    if isinstance(verdict, RunVerdict) and not verdict.progressive:
+        answer = brief.answer(verdict)
+        assert 1 + len(answer.facts) + len(answer.notes) <= MOST_LINES
+
+
+def test_the_rates_stand_by_the_load_that_arrived_with_their_final_figures() -> None:
+    verdict = golden()
+    (table,) = brief.answer(verdict).tables
+    arrived = [float(row["arrived"]) for row in rows(table)]
+    assert arrived == sorted(arrived) and len(arrived) == len(verdict.windows)
+    last = rows(table)[-1]
+    assert (last["offered"], last["arrived"], last["verdict"]) == ("3.5", "3.9", "over p90 TPOT")
+    assert {row["verdict"] for row in rows(table)} == {"within", "over p90 TPOT"}
+
+
+def test_a_void_window_says_why_and_a_ramp_step_is_no_rate() -> None:
+    first, second, *others = golden().windows
+    changed = (
+        {**first, "valid": False, "void_reason": "client_limited"},
+        {**second, "kind": "ramp"},
+        *others,
+    )
+    table = rates.table(changed, golden().asked.slo)
+    assert [row["verdict"] for row in rows(table)].count("VOID: client_limited") == 1
+    assert len(table.rows) == len(changed) - 1
+
+
+def test_a_distant_window_is_said_to_be_the_nearest() -> None:
+    kept = tuple(line for line in golden().windows if line["work_qps_per_node"] > 3.1)
+    (name,) = [name for name in facts(golden(windows=kept)) if name.startswith("at ")]
+    assert name == "at 3.27 QPS per node, the load nearest to that rate"
+
+
+def test_a_bound_alone_is_no_rate_to_plan_with() -> None:
+    capacity = golden().capacity
+    assert capacity
+    headline = brief.answer(golden(capacity=replace(capacity, open_above=True))).headline
+    assert headline.startswith("at least 2.48 QPS per node") and "to plan with" not in headline
+
+
+def test_a_failed_check_stands_with_its_figures() -> None:
+    first, *others = golden().checks or ()
+    late = replace(first, value=3.0, passed=False, reason="lost_actors")
+    said = facts(golden(checks=(late, *others), valid=False, capacity=None))["checks"]
+    assert said.startswith("13 of 16 ok; FAILED: lost_actors 3, bound <= 0; notes: ")
+
+
+def test_show_is_short_and_show_all_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(GOLDEN)]) == 0
+    short = capsys.readouterr().out
+    assert main(["show", str(GOLDEN), "--all"]) == 0
+    whole = capsys.readouterr().out
+    assert whole == f"{answers.of_folder(GOLDEN)}\n" and "engine_late_steps" in whole
+    assert "engine_late_steps" not in short and "TTFT p50" in short
+
+
+def test_token_rates_are_those_of_the_answers_and_unknown_is_not_0() -> None:
+    run = load_run(GOLDEN)
+    line = run.windows().to_pylist()[0]
+    rows = in_window(run.requests(), window(line))
+    answered = metrics.status_in(rows, "ok")
+    output = metrics.numbers(rows, "output_tokens")[answered].sum() / window(line).seconds
+    assert line["output_token_rate_per_node"] == pytest.approx(output)
+    of_two = token_rates(rows, 2 * window(line).seconds)
+    assert of_two["output_token_rate_per_node"] == pytest.approx(output / 2)
+    assert token_rates(rows.slice(0, 0), 30.0) == dict.fromkeys(token_rates(rows, 1.0), 0.0)
+    assert set(token_rates(rows, 0.0).values()) == {None}
+    name = "output_tokens"
+    place, field = rows.column_names.index(name), rows.schema.field(name)
+    untold = rows.set_column(place, field, pa.nulls(rows.num_rows, field.type))
+    assert token_rates(untold, 30.0)["output_token_rate_per_node"] is None
+    assert token_rates(untold, 30.0)["prompt_token_rate_per_node"]
