@@ -24,7 +24,7 @@ from loadgen.run import progress
 from loadgen.run.folder import finite
 
 if TYPE_CHECKING:
-    from loadgen.run.measure import Site
+    from loadgen.run.service import Site
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 
@@ -70,7 +70,7 @@ def measuring(arguments: argparse.Namespace, *experiments: Experiment) -> Iterat
     Kernels of unknown speed of the `experiments` are noted first.
     """
     from loadgen.cli.deployment import service
-    from loadgen.run.measure import Site
+    from loadgen.run.service import Site
 
     # A simulated engine's kernels are noted with its result.
     real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))

@@ -13,11 +13,14 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
 from loadgen.drive.plan import Past
-from loadgen.run import measure
+from loadgen.run import folder as folders
+from loadgen.run import resumption
 from loadgen.run.folder import Folder
-from loadgen.run.measure import Act, Site
+from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder
+from loadgen.run.service import Site
 from loadgen.search.pacing import longer_at
 from loadgen.studies import (
     calibration_probes,
@@ -40,9 +43,8 @@ OWN_WORDS = (calibration_probes.KIND, published_ladder_run.KIND, gate_evidence.K
 def sweep(experiment: Experiment, site: Site, show: Emit) -> PartVerdict:
     """Search for the capacity: in one run, or in a study of several deployments or repeats."""
     if experiment.search.parts > 1:
-        return run_study(study.several_sweeps(experiment), measure.create(Folder, experiment), site, show)
-    folder = measure.create(RunFolder, experiment)
-    return measure.measure(experiment, "sweep", folder, measure.search, site, show)
+        return run_in_new_folder(study.several_sweeps(experiment), site, show)
+    return _run_in_new_folder(SearchCapacity(experiment), site, show)
 
 
 def matrix(
@@ -52,7 +54,7 @@ def matrix(
 
     `beside` are files of JSON by name, which belong into the study's folder from its beginning.
     """
-    folder = measure.create(Folder, cells.first)
+    folder = folders.created(Folder, cells.first)
     for name, tree in (beside or {}).items():
         folder.write_json(name, tree)
     grid = matrix_study.new_study(cells, folder)
@@ -64,32 +66,35 @@ def matrix(
 
 def probe(experiment: Experiment, site: Site, show: Emit, required: bool = False) -> RunVerdict:
     """Offer one load without a search, and judge it: one window, or as many as pass or fail it."""
-    folder = measure.create(RunFolder, experiment)
-    act = measure.require if required else measure.hold
-    return measure.measure(experiment, "probe", folder, act, site, show)
+    job = RequireRate(experiment) if required else OfferLoad(experiment)
+    return _run_in_new_folder(job, site, show)
+
+
+def _run_in_new_folder(job: Job, site: Site, show: Emit) -> RunVerdict:
+    return RunLifecycle(job, folders.created(RunFolder, job.experiment), site, show).measure()
 
 
 def compare(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Search on A and replay its windows on B: a study of two parts."""
-    folder = measure.create(Folder, a)
+    folder = folders.created(Folder, a)
     return run_study(comparison.new_study(folder, a, b), folder, site, show)
 
 
 def quality(a: Experiment, b: Experiment, site: Site, show: Emit) -> StudyVerdict:
     """Ask A and B the same questions, alone or beside a load: a study of two parts."""
-    folder, in_use = measure.create(Folder, a), ServiceInUse(site.service)
+    folder, in_use = folders.created(Folder, a), ServiceInUse(site.service)
     gate = quality_study.new_study(folder, a, b, in_use)
     return run_study(gate, folder, replace(site, service=in_use.service), show)
 
 
 def run_in_new_folder(several: study.Study, site: Site, show: Emit) -> StudyVerdict:
     """Run a study in the folder that its experiment names."""
-    return run_study(several, measure.create(Folder, several.experiment), site, show)
+    return run_study(several, folders.created(Folder, several.experiment), site, show)
 
 
 def run_study(several: study.Study, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a study with a service for each of its parts."""
-    return study.run(several, folder, part_runner(site, show, several.part_verb), show)
+    return study.run(several, folder, part_runner(site, show), show)
 
 
 def run_cells(grid: matrix_study.MatrixStudy, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
@@ -97,8 +102,8 @@ def run_cells(grid: matrix_study.MatrixStudy, folder: Folder, site: Site, show: 
     with closing(SharedService(site.service, list(grid.cells.asked.values()), show)) as kept:
         run_one = part_runner(replace(site, service=kept.service), show)
 
-        def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
-            verdict = run_one(experiment, folder, act, before)
+        def run_part(job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
+            verdict = run_one(job, folder, before)
             if verdict.exit_code in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
                 kept.close()  # the next cell must not inherit what this one died of
             return verdict
@@ -106,11 +111,11 @@ def run_cells(grid: matrix_study.MatrixStudy, folder: Folder, site: Site, show: 
         return study.run(grid, folder, run_part, show)
 
 
-def part_runner(site: Site, show: Emit, verb: str = "sweep") -> study.RunPart:
-    """A function that measures one run of a verb in its folder."""
+def part_runner(site: Site, show: Emit) -> study.RunPart:
+    """A function that does the job of one run in its folder."""
 
-    def run_part(experiment: Experiment, folder: RunFolder, act: Act, before: Past | None) -> RunVerdict:
-        return measure.measure(experiment, verb, folder, act, site, show, before)
+    def run_part(job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
+        return RunLifecycle(job, folder, site, show, before).measure()
 
     return run_part
 
@@ -137,10 +142,10 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
         begun = _study(path, experiment, in_use)
         return run_study(begun, folder, replace(site, service=in_use.service), show)
     run = _cut_short(path)
-    again, rows = measure.reopen(run)
+    again, rows = resumption.reopen(run)
     show("resume", text=f"{path}: {rows} requests on record")
-    before = measure.continued(run)
-    return part_runner(site, show)(asked(path / "config.yaml"), again, measure.search, before)
+    before = resumption.continued(run)
+    return part_runner(site, show)(SearchCapacity(asked(path / "config.yaml")), again, before)
 
 
 def verb(path: Path) -> str:
@@ -154,7 +159,7 @@ def verb(path: Path) -> str:
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
     """One line about what `resume` would still do in a folder. Raises as `resume` does."""
     integrity.refuse_altered(path)
-    measure.refuse_links(path)
+    resumption.refuse_links(path)
     if study.result(path) is not None:
         return f"# {path} has ended: nothing to resume"
     if studies.is_study(path):
@@ -164,7 +169,7 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
         left = ", ".join(name for name in names if name not in ended) or "only the verdict"
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
     run = _cut_short(path)
-    before, search = measure.continued(run), asked(path / "config.yaml").search
+    before, search = resumption.continued(run), asked(path / "config.yaml").search
     rates = [window.rate_qps for window, *_ in before.windows if window.kind == "window"]
     budget_s = search.budget_s * (longer_at(rates[-1]) if rates else 1.0)
     left_s = max(0.0, budget_s - before.elapsed_s) + search.confirm_s

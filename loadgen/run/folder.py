@@ -10,10 +10,12 @@ import stat
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from conf import ConfigError, Experiment
+from conf.compose import refuse_name
 from conf.io import durable
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import lock
@@ -101,6 +103,22 @@ class Folder:
         """End the event log; on a full disk without what it could not take."""
         with contextlib.suppress(OSError):
             self._events.close()
+
+
+FolderKind = TypeVar("FolderKind", bound=Folder)
+
+
+def created(kind: type[FolderKind], experiment: Experiment) -> FolderKind:
+    """A new folder as the experiment names it. Raises ConfigError with the remedy if that is not possible."""
+    refuse_name(experiment.run)
+    try:
+        return kind.create(Path(experiment.out), experiment.run)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"run folder {error.filename} exists; choose another run=NAME or remove it"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot create the run folder: {error}") from error
 
 
 def refuse_links(path: Path) -> None:

@@ -6,7 +6,6 @@ The service under test is handed in.
 import os
 import secrets
 import traceback
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +24,6 @@ from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGE
 from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from analysis.rows import gathering, time_series
-from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
@@ -38,25 +36,21 @@ from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.run import load_orders, verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.folder import finite
+from loadgen.run.jobs import Job
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.power_sampler import IDLE_S, PowerSampler
+from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
-from loadgen.run.service import Service
+from loadgen.run.service import Service, Site
 from loadgen.search.pacing import fitted
 from loadgen.search.window_plan import Start
+from loadgen.traffic import trace
 
-Conclude = Callable[[], RunVerdict]
-"""Draws the verdict from what the driver knows by then."""
-Constants = Callable[[Experiment, Callable[..., None]], Estimate | str]
-"""The uncertainty of the engine model's constants for an experiment, or why it is unknown; emits progress."""
+Failure = tuple[int, str]
+"""Exit code and reason of a run without an answer."""
 
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
-
-
-def no_constants(_: Experiment, __: Callable[..., None]) -> str:
-    """The uncertainty of the constants where no engine model is at hand."""
-    return "no engine model was at hand"
 
 
 def read_of(experiment: Experiment) -> dict[str, Path]:
@@ -70,21 +64,18 @@ def read_of(experiment: Experiment) -> dict[str, Path]:
 
 
 class RunLifecycle:
-    """A run folder being filled. `show` is the progress, `past` what earlier sessions of the run left."""
+    """A run folder that `job` fills at `site`; `show` gets its events.
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        verb: str,
-        show: Callable[..., None],
-        past: Past | None = None,
-    ) -> None:
-        self.experiment = experiment
+    `past` is what earlier sessions of the run left.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder, site: Site, show: Emit, past: Past | None = None) -> None:
+        self.experiment = experiment = job.experiment
         self.folder = folder
-        self.prediction: PlacingPrediction | None = None
-        self.constants: Constants = no_constants
-        self._show = show
+        self._job, self._site, self._show = job, site, show
+        self._prediction: PlacingPrediction | None = None
+        self._failure: Failure | None = None
+        self._ended = False
         self._past = past
         self._driver: Driver | None = None
         self._fleet: LoadFleet | None = None
@@ -95,7 +86,7 @@ class RunLifecycle:
         before = folder.read_json("manifest.json") if past is not None else {}
         folder.secret = access_to(experiment.target).key if experiment.engine.kind == "external" else None
         self._salt = before.get("prompt_salt", secrets.randbits(31))
-        self._manifest = manifest(folder.run_id, verb, experiment.seed, self._salt)
+        self._manifest = manifest(folder.run_id, job.verb, experiment.seed, self._salt)
         if before:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
         self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment).items()}
@@ -113,40 +104,39 @@ class RunLifecycle:
         self.folder.event(kind, **facts)
         self._show(kind, **self.folder.cleaned(facts))
 
-    def measure(
-        self,
-        prepare: Callable[[], Start],
-        service: AbstractContextManager[Service],
-        act: Callable[[Driver], Conclude],
-    ) -> RunVerdict:
-        """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C.
-
-        `prepare` says, before the service is started, where the search begins; what `act` returns concludes
-        once every row is final.
-        """
-        conclude = None
-        nodes = self.experiment.cluster.nodes
+    def measure(self) -> RunVerdict:
+        """Load the service and conclude; never raises for what can go wrong with it, nor for Ctrl-C."""
+        nodes, verb = self.experiment.cluster.nodes, self._job.verb
+        for line in trace.cautions(self.experiment.workload):
+            self.emit("trace", text=line)
         try:
-            self._show("run", run_id=self.folder.run_id, verb=self._manifest["verb"], nodes=nodes)
-            start = prepare()
-            with service as up:
-                self._manifest["server"] = up.reported
+            self._show("run", run_id=self.folder.run_id, verb=verb, nodes=nodes)
+            start, self._prediction = self._site.start(self.experiment, verb, self.emit)
+            with self._site.service(self.experiment, self.emit) as service:
+                self._manifest["server"] = service.reported
                 self.folder.write_json("manifest.json", self._manifest)
-                conclude = self._drive(up, start, act)
+                self._failure = self._drive(service, start)
+                self._ended = True
         except KeyboardInterrupt:
             when = "before the load began" if self._driver is None else "at once; answers in flight were cut"
-            conclude = conclude or self._failed(EXIT_INTERRUPTED, f"interrupted {when}")
+            self._fail(EXIT_INTERRUPTED, f"interrupted {when}")
         except (TargetError, FleetError) as error:
             self._keep_last_words(error)
-            if conclude is not None:
+            if self._ended:
                 with suppress(OSError):  # it changes nothing of what was measured, but it must be known
                     self.emit("teardown", text=str(error))
-            conclude = conclude or self._failed(EXIT_TARGET, str(error))
+            self._fail(EXIT_TARGET, str(error))
         except OSError as error:
-            conclude = conclude or self._failed(EXIT_INTERNAL, str(error))
+            self._fail(EXIT_INTERNAL, str(error))
         except Exception as error:  # noqa: BLE001  the boundary of a run: what was received must be saved
-            conclude = conclude or self._broken(error)
-        return self._saved(conclude)
+            if not self._ended:
+                self._fail(*self._internal(error))
+        return self._saved()
+
+    def _fail(self, exit_code: int, reason: str) -> None:
+        """End the run without an answer; what happens after its end changes nothing."""
+        if not self._ended:
+            self._failure, self._ended = (exit_code, reason), True
 
     def _keep_last_words(self, error: TargetError | FleetError) -> None:
         """Save what the processes of a failed service wrote last, for it goes with the service."""
@@ -154,20 +144,19 @@ class RunLifecycle:
             with suppress(OSError):  # the reason is told all the same
                 self.folder.write_text(LAST_WORDS, "\n".join([str(error), *error.last_words, ""]))
 
-    def _broken(self, error: Exception) -> Conclude:
+    def _internal(self, error: Exception) -> Failure:
         with suppress(OSError):
             self.folder.write_text("traceback.txt", traceback.format_exc())
-        reason = f"internal error, see traceback.txt: {type(error).__name__}: {error}"
-        return self._failed(EXIT_INTERNAL, reason)
+        return EXIT_INTERNAL, f"internal error, see traceback.txt: {type(error).__name__}: {error}"
 
-    def _saved(self, conclude: Conclude) -> RunVerdict:
-        """The conclusion, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
+    def _saved(self) -> RunVerdict:
+        """The verdict, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
         try:
             with suppress(KeyboardInterrupt):
-                return self._finish(conclude)
-            return self._finish(conclude)
+                return self._finish()
+            return self._finish()
         except OSError as error:
-            verdict = self._concluded(conclude)
+            verdict = self._concluded()
             why = f"{verdict.reason or 'measured'}; then the run folder could not be written: {error}"
             rescue = f"mend that, then: python -m loadgen resume {self.folder.typed} recovers it"
             verdict = replace(verdict, reason=f"{why}; {rescue}", exit_code=EXIT_INTERNAL)
@@ -175,7 +164,8 @@ class RunLifecycle:
         finally:
             self.folder.close()
 
-    def _drive(self, service: Service, start: Start, act: Callable[[Driver], Conclude]) -> Conclude:
+    def _drive(self, service: Service, start: Start) -> Failure | None:
+        """Load the service; returns why there is no answer, or None."""
         fleet, asked = self._start_fleet(service), self.experiment.fleet
         drain_s, self._service = asked.drain_s, service
         with self._scraping(service, fleet), self._metering(service, fleet) as meter:
@@ -189,27 +179,27 @@ class RunLifecycle:
                 self._driver.watcher = self._watched
                 if self._past is not None:
                     self._driver.restore(self._past)
-                conclude = act(self._driver)
+                self._job.load(self._driver)
                 # Nothing may be cut: whatever still flies ends by itself, or times out.
                 drain_s = max(drain_s, self.experiment.request_timeout_s)
-                return conclude
+                return None
             except KeyboardInterrupt:
                 real_s = drain_s / self.experiment.time_scale
                 text = (
                     f"interrupted: no more sends; waiting up to {real_s:g} s for answers (Ctrl-C cuts them)"
                 )
                 self.emit("interrupted", text=text)
-                return self._failed(EXIT_INTERRUPTED, "every request received so far is saved")
+                return EXIT_INTERRUPTED, "every request received so far is saved"
             except TargetLost as error:
-                return self._failed(EXIT_TARGET, str(error))
+                return EXIT_TARGET, str(error)
             except QueueUntold as error:
-                return self._failed(EXIT_VOID, str(error))
+                return EXIT_VOID, str(error)
             finally:
                 fleet.finish(drain_s)
 
     def _watched(self, seen: WindowSoFar) -> None:
         """Tell who watches, here and in the folder, how the running window stands."""
-        if self._manifest["verb"] == "sweep" and self._driver:
+        if self._job.verb == "sweep" and self._driver:
             plan, outcomes = self._driver.plan, self._driver.windows.outcomes
             seen = replace(seen, budget_s=fitted(plan.search, plan.begin, outcomes).budget_s)
         tree = finite(to_tree(seen))
@@ -288,42 +278,42 @@ class RunLifecycle:
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
 
-    def _failed(self, exit_code: int, reason: str) -> Conclude:
-        return lambda: verdicts.of_failure(self.experiment, self._driver, exit_code, reason)
-
-    def _concluded(self, conclude: Conclude, rows: pa.Table | None = None) -> RunVerdict:
-        """The conclusion from the rows of the folder, so that whoever counts them again finds the same."""
+    def _concluded(self, rows: pa.Table | None = None) -> RunVerdict:
+        """The verdict from the rows of the folder, so that whoever counts them again finds the same."""
         try:
             if self._driver is not None and rows is not None:
                 self._driver.recount_on(rows)
-            return conclude()
+            if self._driver is not None and self._failure is None:
+                return self._job.verdict(self._driver)
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001  the boundary of a run, as in `measure`
-            return self._broken(error)()
+            self._failure = self._internal(error)
+        assert self._failure is not None, "without a driver there was a failure"
+        return verdicts.of_failure(self.experiment, self._driver, *self._failure)
 
     def _joined(self, verdict: RunVerdict) -> RunVerdict:
         """The verdict whose capacity, if it is simulated, holds what is unknown of the engine's constants."""
         if not (verdict.valid and verdict.capacity and verdict.asked.is_modelled):
             return verdict
         try:
-            constants = self.constants(self.experiment, self.emit)
+            constants = self._site.constants(self.experiment, self.emit)
         except KeyboardInterrupt:
             constants = "interrupted"
         except Exception as error:  # noqa: BLE001  the boundary of a run: its result is there already
             constants = reason(error)
         return replace(verdict, capacity=joint.joined(verdict.capacity, constants))
 
-    def _finish(self, conclude: Conclude) -> RunVerdict:
+    def _finish(self) -> RunVerdict:
         (self.folder.path / window_so_far.FILE).unlink(missing_ok=True)
         zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
         rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
         verdict = replace(
-            self._joined(self._concluded(conclude, rows)),
-            verb=self._manifest["verb"],
+            self._joined(self._concluded(rows)),
+            verb=self._job.verb,
             run_id=self.folder.run_id,
             folder=str(self.folder.typed),
-            prediction=self.prediction,
+            prediction=self._prediction,
             requests=verdicts.count_requests(rows, RunFolder.planned_in(self.folder.path)),
             unreadable=tuple(self.folder.unreadable),
         )

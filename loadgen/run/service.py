@@ -1,11 +1,17 @@
-"""The service under load as a run is handed it."""
+"""The service under load as a run is handed it, and the site that hands it out."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.results.types.run_verdict import PlacingPrediction
+from analysis.stats.estimate import Estimate
+from conf import Experiment
 from conf.io.access import DEFAULT_ACCESS, Access
 from loadgen.run.power_sampler import PowerSource
+from loadgen.run.progress import Emit
+from loadgen.search.window_plan import Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +36,22 @@ class Service:
     front_streams: int | None = None
     power: PowerSource | None = None
     power_unknown: str = ""
+
+
+def no_constants(_: Experiment, __: Emit) -> str:
+    """The uncertainty of the constants where no engine model is at hand."""
+    return "no engine model was at hand"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The place where runs are measured.
+
+    `start(experiment, verb, emit)` is the start of the search, with the engine model's prediction if there is
+    one; `service(experiment, emit)` is up and warm within its block. `constants(experiment, emit)` is the
+    uncertainty of the engine model's constants, or why it is unknown.
+    """
+
+    start: Callable[[Experiment, str, Emit], tuple[Start, PlacingPrediction | None]]
+    service: Callable[[Experiment, Emit], AbstractContextManager[Service]]
+    constants: Callable[[Experiment, Emit], Estimate | str] = no_constants

@@ -13,8 +13,7 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen.drive import fixed_rate
-from loadgen.run import measure
-from loadgen.run.measure import Act
+from loadgen.run.jobs import Job, OfferLoad
 from loadgen.studies.study import Study, seed_of
 
 KIND = "recipe"
@@ -64,7 +63,6 @@ class CalibrationStudy(Study):
     """
 
     kind = verb = KIND
-    part_verb = "probe"
     anew = True
     ends = RECORDED
 
@@ -94,8 +92,8 @@ class CalibrationStudy(Study):
         part = self._probes[name]
         return probe(self.experiment, part, self._workloads[part.workload])
 
-    def act(self, name: str) -> Act:
-        return measure.hold
+    def job(self, name: str, experiment: Experiment) -> Job:
+        return OfferLoad(experiment)
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         return replace(verdict, evidence=f"{len(parts)} probes", remedy="")

@@ -26,10 +26,8 @@ from conf.differences import differences
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.run import measure, verdicts
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude
-from loadgen.run.measure import Act
+from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
@@ -37,8 +35,6 @@ from loadgen.search.window_plan import Outcome, Stop, WindowPlan
 from loadgen.studies.study import Study, seed_of
 
 KIND = "compare"
-Next = Callable[[Driver, "Original"], WindowPlan | Stop]
-"""Chooses the next window on a service that replays an original."""
 ENDED_NS = 2**62
 """A time after the end of every request on record."""
 
@@ -101,8 +97,8 @@ class Comparison(Study):
         seed = self.experiment.seed if name == "a" else seed_of(self.experiment.seed, name)
         return replace(self._sides[name], run=name, seed=seed)
 
-    def act(self, name: str) -> Act:
-        return measure.search if name == "a" else replay_of(self._path / "a")
+    def job(self, name: str, experiment: Experiment) -> Job:
+        return SearchCapacity(experiment) if name == "a" else ReplayWindows(experiment, self._path / "a")
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict with the ratio, from the rows of both folders; too few pairs are an open end."""
@@ -133,16 +129,21 @@ def saved_study(path: Path, a: Experiment) -> Comparison:
     return Comparison(a, load(base=path / studies.OTHER), path)
 
 
-def replay_of(path: Path, next_step: Next | None = None) -> Act:
-    """The act of B: it replays the run in `path`, by `next_replay` or another rule."""
+class ReplayWindows(SearchCapacity):
+    """The job of B: it replays the windows of the run in `path`."""
 
-    def act(experiment: Experiment, driver: Driver) -> Conclude:
-        original, choose = Original.of(load_run(path)), next_step or next_replay
+    def __init__(self, experiment: Experiment, path: Path) -> None:
+        super().__init__(experiment)
+        self._path = path
+
+    def load(self, driver: Driver) -> None:
+        original = Original.of(load_run(self._path))
         driver.replan(seed=original.seed)
-        found = sweep(driver, lambda driver: choose(driver, original))
-        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+        self._sweep = sweep(driver, lambda driver: self.next_step(driver, original))
 
-    return act
+    def next_step(self, driver: Driver, original: Original) -> WindowPlan | Stop:
+        """The next window on the service that replays the original."""
+        return next_replay(driver, original)
 
 
 @dataclass(frozen=True, slots=True)

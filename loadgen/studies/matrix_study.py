@@ -5,7 +5,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from analysis.results import matrix_table, studies, summary
@@ -19,13 +18,11 @@ from conf import Experiment, load
 from conf.compose import dump
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import focus
-from loadgen.run import measure
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude
-from loadgen.run.measure import Act
+from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.studies import comparison
-from loadgen.studies.comparison import Original, PairedReplays, next_replay
+from loadgen.studies.comparison import Original, PairedReplays, ReplayWindows, next_replay
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
 from loadgen.studies.study import Study, result, seed_of
 
@@ -81,8 +78,12 @@ class MatrixStudy(Study):
     def part(self, name: str, done: Parts) -> Experiment:
         return _saved(self._path, name)
 
-    def act(self, name: str) -> Act:
-        return act(self._path, self.names, name)
+    def job(self, name: str, experiment: Experiment) -> Job:
+        """Replay the reference's requests if possible, else search alone."""
+        first = reference(_ended(self._path, self.names))
+        if first is None or unpaired(_saved(self._path, first), experiment):
+            return SearchCapacity(experiment)
+        return ReplayReference(experiment, self._path / first)
 
     def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         return replace(verdict, axes=self.cells.axes, cells=rows(self.cells, self._path, parts))
@@ -105,18 +106,20 @@ class MatrixStudy(Study):
         )
 
 
-def act(path: Path, names: Sequence[str], name: str) -> Act:
-    """The act of a cell: replay the reference's requests if possible, else search by itself."""
-    first = reference(_ended(path, names))
-    if first is None or unpaired(_saved(path, first), _saved(path, name)):
-        return measure.search
+class ReplayReference(ReplayWindows):
+    """The job of a cell that replays the reference: its windows, then more and the confirmation run."""
 
-    def replayed(experiment: Experiment, driver: Driver) -> Conclude:
-        replay = comparison.replay_of(path / first, partial(next_step, experiment.seed))
-        concluded = replay(experiment, driver)
-        return lambda: replace(concluded(), replays=first)
+    def next_step(self, driver: Driver, original: Original) -> WindowPlan | Stop:
+        driver.replan(seed=original.seed)
+        step = next_replay(driver, original)
+        if not isinstance(step, Stop) or step.kind != "budget":
+            return step
+        # Of other arrivals: with the original's a window of the same number might count twice.
+        driver.replan(seed=self.experiment.seed)
+        return focus(driver)
 
-    return replayed
+    def verdict(self, driver: Driver) -> RunVerdict:
+        return replace(super().verdict(driver), replays=self._path.name)
 
 
 def reference(parts: Parts) -> str | None:
@@ -125,17 +128,6 @@ def reference(parts: Parts) -> str | None:
         if isinstance(verdict, RunVerdict) and verdict.replays:
             return verdict.replays
     return next((name for name, one in parts.items() if one.exit_code == summary.EXIT_OK), None)
-
-
-def next_step(own_seed: int, driver: Driver, original: Original) -> WindowPlan | Stop:
-    """The original's windows, then more windows and the confirmation run, as in any search."""
-    driver.replan(seed=original.seed)
-    step = next_replay(driver, original)
-    if not isinstance(step, Stop) or step.kind != "budget":
-        return step
-    # Of other arrivals: with the original's a window of the same number might count twice.
-    driver.replan(seed=own_seed)
-    return focus(driver)
 
 
 def rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:

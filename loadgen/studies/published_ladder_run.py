@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -17,8 +18,7 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import refuse_failing, warm_up
 from loadgen.run import verdicts
-from loadgen.run.lifecycle import Conclude
-from loadgen.run.measure import Act
+from loadgen.run.jobs import Job
 from loadgen.studies import published_ladder, published_verdict
 from loadgen.studies.study import Study, seed_of
 
@@ -30,7 +30,7 @@ ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
 class LadderStudy(Study):
     """`progressive.runs` runs of the benchmark; one that was cut short is run anew."""
 
-    kind = verb = part_verb = KIND
+    kind = verb = KIND
     anew = True
     ends = ENDS
 
@@ -41,8 +41,8 @@ class LadderStudy(Study):
     def part(self, name: str, done: Parts) -> Experiment:
         return replace(self.experiment, seed=seed_of(self.experiment.seed, name), run=name)
 
-    def act(self, name: str) -> Act:
-        return play_ladder
+    def job(self, name: str, experiment: Experiment) -> Job:
+        return PlayLadder(experiment)
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict of all runs together; a level is void where it was in any of them."""
@@ -60,33 +60,34 @@ class LadderStudy(Study):
         )
 
 
-def play_ladder(experiment: Experiment, driver: Driver) -> Conclude:
+class PlayLadder(Job):
     """One run: every level in order, on a service that only the first phase warms up."""
-    driver.replan(warmup_requests=0)
-    warm_up(driver)
 
-    def play(number: int, level: published_ladder.LevelPlan) -> pa.Table:
-        start_ns = driver.feed.next_start_ns()
-        schedule = level.schedule(number, start_ns, driver.feed.next_seq)
-        why = f"{level.phase}, C = {level.concurrency}"
-        fixed_rate.loop(driver, schedule, start_ns, why, to_the_end=True)
-        rows = driver.windows.ledger.rows(number)
-        if level.phase == published_ladder.WARM_UP:
-            refuse_failing(rows)
-        return rows
+    verb = KIND
 
-    levels = published_ladder.levels(experiment)
-    published_verdict.play_levels(levels, play, lambda line: driver.emit("level", text=line))
-    driver.drain()
-    return lambda: run_verdict(experiment, driver)
+    def load(self, driver: Driver) -> None:
+        driver.replan(warmup_requests=0)
+        warm_up(driver)
+        levels = published_ladder.levels(self.experiment)
+        play = partial(_play, driver)
+        published_verdict.play_levels(levels, play, lambda line: driver.emit("level", text=line))
+        driver.drain()
+
+    def verdict(self, driver: Driver) -> RunVerdict:
+        windows = driver.windows
+        seen = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
+        void = {number: one.reason for number, one in windows.verdicts.items() if not one.valid}
+        found = published_verdict.figures(self.experiment, [seen], "wall", void)
+        seen_levels = replace(verdicts.of_levels(self.experiment, driver), clock="wall")
+        return replace(seen_levels, **published_verdict.ending(found, void))
 
 
-def run_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
-    """The verdict of one run, from its rows as they were saved."""
-    seen = [
-        judged.figures(driver.windows.ledger.rows(number)) for number in range(len(driver.windows.outcomes))
-    ]
-    void = {number: one.reason for number, one in driver.windows.verdicts.items() if not one.valid}
-    found = published_verdict.figures(experiment, [seen], "wall", void)
-    seen_levels = replace(verdicts.of_levels(experiment, driver), clock="wall")
-    return replace(seen_levels, **published_verdict.ending(found, void))
+def _play(driver: Driver, number: int, level: published_ladder.LevelPlan) -> pa.Table:
+    start_ns = driver.feed.next_start_ns()
+    schedule = level.schedule(number, start_ns, driver.feed.next_seq)
+    why = f"{level.phase}, C = {level.concurrency}"
+    fixed_rate.loop(driver, schedule, start_ns, why, to_the_end=True)
+    rows = driver.windows.ledger.rows(number)
+    if level.phase == published_ladder.WARM_UP:
+        refuse_failing(rows)
+    return rows

@@ -3,7 +3,7 @@
 `analysis.quality` holds the statistics.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.quality import answer_file
@@ -11,6 +11,7 @@ from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import Gate, GateRule
 from analysis.results import studies
 from analysis.results.studies import Parts
+from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment, load
 from conf.compose import dump
@@ -19,8 +20,7 @@ from loadgen.drive.prepared_load import warm_up
 from loadgen.quality import pace
 from loadgen.run import verdicts
 from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude
-from loadgen.run.measure import Act
+from loadgen.run.jobs import Job
 from loadgen.studies import gate_questions
 from loadgen.studies.gate_evidence import (
     KIND,
@@ -35,30 +35,32 @@ from loadgen.studies.study import Study
 SIDES = ("a", "b")
 
 
-@dataclass(frozen=True, slots=True)
-class GateSide:
-    """One side of a gate: its run folder, and that of the base, which is its own for the base.
+class AskSide(Job):
+    """The job of one side: ask its questions in its run folder `path`; `base` is that of the side A.
 
-    `seed` decides the prompts of all sides.
+    `seed` decides the prompts of both sides.
     """
 
-    path: Path
-    base: Path
-    seed: int
-    in_use: ServiceInUse
+    verb = KIND
 
-    def ask(self, asked: Experiment, driver: Driver) -> str:
-        """Ask the questions of this side; returns the evidence in words."""
-        assert self.in_use.up is not None
-        up, asked = self.in_use.up, replace(asked, seed=self.seed)
-        if self.path == self.base:
-            return gate_questions.ask(
-                asked, driver, up, self.path, gate_questions.twice(asked), lambda _: False
-            )
-        ours, begun = (
-            by_prompt(answer_file.read(self.base / answer_file.FILE)),
-            Gate(GateRule.of(asked.quality)),
-        )
+    def __init__(
+        self, experiment: Experiment, path: Path, base: Path, seed: int, in_use: ServiceInUse
+    ) -> None:
+        super().__init__(experiment)
+        self._path, self._base, self._seed, self._in_use = path, base, seed, in_use
+
+    def load(self, driver: Driver) -> None:
+        """Only ask: the deployment has warmed the service up, and nothing is timed."""
+        driver.replan(warmup_requests=0)
+        warm_up(driver)
+        asked, up = replace(self.experiment, seed=self._seed), self._in_use.up
+        assert up is not None
+        if self._path == self._base:
+            questions = gate_questions.twice(asked)
+            self._said = gate_questions.ask(asked, driver, up, self._path, questions, lambda _: False)
+            return
+        ours = by_prompt(answer_file.read(self._base / answer_file.FILE))
+        begun = Gate(GateRule.of(asked.quality))
 
         def enough(one: AnswerRecord) -> bool:
             if not begun.ended:
@@ -66,20 +68,16 @@ class GateSide:
             return begun.ended
 
         questions, first = gate_questions.once(asked), ours.get((0, 0))
-        return gate_questions.ask(asked, driver, up, self.path, questions, enough, first)
+        self._said = gate_questions.ask(asked, driver, up, self._path, questions, enough, first)
 
-    def alone(self, experiment: Experiment, driver: Driver) -> Conclude:
-        """The act of a run that only asks: its deployment has warmed it up, and nothing is timed."""
-        driver.replan(warmup_requests=0)
-        warm_up(driver)
-        said = self.ask(experiment, driver)
-        return lambda: verdicts.of_answers(experiment, driver, said)
+    def verdict(self, driver: Driver) -> RunVerdict:
+        return verdicts.of_answers(self.experiment, driver, self._said)
 
 
 class QualityStudy(Study):
     """Both sides of the gate in the folder `path`; a side that was cut short is asked again."""
 
-    kind = verb = part_verb = KIND
+    kind = verb = KIND
     anew = True
 
     def __init__(self, a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> None:
@@ -90,8 +88,8 @@ class QualityStudy(Study):
     def part(self, name: str, done: Parts) -> Experiment:
         return replace(self._sides[name], run=name)
 
-    def act(self, name: str) -> Act:
-        return GateSide(self._path / name, self._path / "a", self.experiment.seed, self._in_use).alone
+    def job(self, name: str, experiment: Experiment) -> Job:
+        return AskSide(experiment, self._path / name, self._path / "a", self.experiment.seed, self._in_use)
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict from the answers of both folders, its evidence written beside them."""

@@ -26,17 +26,17 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.specs.experiment import Search
 from loadgen.drive.plan import Past
-from loadgen.run import measure
+from loadgen.run import resumption
 from loadgen.run.folder import BusyError, Folder, LinkError
-from loadgen.run.measure import Act
+from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder
 
 SEEDS = 1_000_000
 """Seeds of later parts are below this: six digits are easily copied."""
 
-RunPart = Callable[[Experiment, RunFolder, Act, Past | None], RunVerdict]
-"""Measures one run in its folder; the last is what earlier sessions of it left."""
+RunPart = Callable[[Job, RunFolder, Past | None], RunVerdict]
+"""Does the job of one run in its folder; the last is what earlier sessions of it left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ class Study(ABC):
 
     kind: str
     verb = "sweep"
-    part_verb = "sweep"
     anew = False
     ends: Collection[int] = (summary.EXIT_OK,)
 
@@ -68,9 +67,9 @@ class Study(ABC):
     def part(self, name: str, done: Parts) -> Experiment:
         """The experiment of a part, given the verdicts before it; a resumed part keeps its experiment."""
 
-    def act(self, name: str) -> Act:
-        """What a part does with its driver."""
-        return measure.search
+    def job(self, name: str, experiment: Experiment) -> Job:
+        """The job of a part, whose experiment may be one that was saved."""
+        return SearchCapacity(experiment)
 
     def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict with what the parts show so far."""
@@ -196,13 +195,14 @@ def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPar
     try:
         if experiment.search.parts > 1:
             return run(several_sweeps(experiment), Folder(path), run_part, show)
+        job = study.job(name, experiment)
         if not (path / "manifest.json").exists():
-            return run_part(experiment, RunFolder(path), study.act(name), None)
+            return run_part(job, RunFolder(path), None)
     except (BusyError, LinkError) as error:
         raise ConfigError(f"cannot resume: {error}") from error
     before = load_run(path)
-    again, _ = measure.reopen(before)
-    return run_part(experiment, again, study.act(name), measure.continued(before))
+    again, _ = resumption.reopen(before)
+    return run_part(job, again, resumption.continued(before))
 
 
 def _set_aside(path: Path) -> None:

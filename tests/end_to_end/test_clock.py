@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from analysis import load_run
-from analysis.results.json_border import to_tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
 from loadgen.cli import arguments
@@ -30,8 +29,7 @@ from loadgen.fleet.rows import Clock, Planned, ServerWords, batch, plan_table
 from loadgen.fleet.sse import Exchange, StampedReader
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.run import verdicts
-from loadgen.run.lifecycle import Conclude, RunLifecycle
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.studies import calibration_probes
@@ -46,7 +44,7 @@ from tests.support.virtual.engines import run_step
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.simulated_service import ARRIVALS, Service, planned, run
 from tests.support.virtual.virtual_drivers import Altering, plan, virtual
-from tests.support.virtual.virtual_fleet import VirtualFleet, service
+from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
 
 FAST, SLOW = 5.0, 0.5
 MS = 1_000_000
@@ -343,12 +341,13 @@ def test_the_manifest_says_which_clock_it_was(tmp_path: Path, monkeypatch: pytes
     folder = RunFolder.create(tmp_path, "one")
     plans = []
 
-    def act(driver: Driver) -> Conclude:
-        plans.append(driver.plan)
-        fixed_rate.rate(driver, 3.0, 60, 15)
-        return lambda: verdicts.of_probe(experiment, driver)
+    class Seen(HoldRate):
+        def load(self, driver: Driver) -> None:
+            plans.append(driver.plan)
+            super().load(driver)
 
-    filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
-    assert to_tree(filled.measure(lambda: Start(8.0), service(), act))["exit_code"] == 0
+    job = Seen(experiment, 3.0, 60, 15)
+    filled = RunLifecycle(job, folder, site(Start(8.0)), lambda *_, **__: None)
+    assert filled.measure().exit_code == 0
     assert load_run(folder.path).manifest["clock"] == {"time_scale": FAST, "zero_wall_ns": 0}
     assert (plans[0].time_scale, plans[0].block_tokens) == (FAST, 128)

@@ -27,9 +27,10 @@ from loadgen.cli.deployment import service
 from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
-from loadgen.run import measure
-from loadgen.run.lifecycle import Conclude
+from loadgen.run.jobs import SearchCapacity
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
+from loadgen.run.service import Site
 from loadgen.search.window_plan import Start
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
@@ -102,10 +103,12 @@ class Interrupted:
         return seen
 
 
-def interrupted(experiment: Experiment, driver: Driver) -> Conclude:
-    """The act of a sweep that is cut."""
-    driver.feed.target = cast(Target, Interrupted(driver.feed.target))
-    return measure.search(experiment, driver)
+class CutSearch(SearchCapacity):
+    """A sweep that is cut."""
+
+    def load(self, driver: Driver) -> None:
+        driver.feed.target = cast(Target, Interrupted(driver.feed.target))
+        super().load(driver)
 
 
 @dataclass(frozen=True)
@@ -140,11 +143,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
         with service(experiment, quiet) as up:
-            site = measure.Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
+            site = Site(lambda *_: (Start(8.0, 2.0), None), lambda *_: nullcontext(up))
 
             def cut_and_resumed(number: int) -> dict[str, Any]:
                 folder = RunFolder.create(out, f"try-{number}")
-                cut = to_tree(measure.measure(experiment, "sweep", folder, interrupted, site, quiet))
+                cut = to_tree(RunLifecycle(CutSearch(experiment), folder, site, quiet).measure())
                 asked = partial(arguments.experiment_of, "sweep", [])
                 ended = to_tree(verbs.resume(folder.path, asked, site, quiet))
                 runs.append(Ran(experiment, (cut, ended), folder.path))

@@ -26,19 +26,20 @@ from analysis.rows import gathering
 from cluster.ray_session.processes import process_of
 from conf import Experiment, load
 from loadgen.__main__ import main
-from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.worker import MISSED_AFTER_NS
 from loadgen.run import verdicts
-from loadgen.run.lifecycle import Conclude, RunLifecycle
+from loadgen.run.jobs import Job, SearchCapacity
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Service
+from loadgen.run.service import Service, Site
 from loadgen.search.window_plan import Start, Stop, WindowPlan
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.runs.verdict_trees import screen_of_folder
 from tests.support.servers.mock_server import END, MockServer, Script, answer, head, serving, token
+from tests.support.virtual.virtual_fleet import HoldRate
 from tests.support.words.words import over
 
 pytestmark = pytest.mark.ray
@@ -102,8 +103,9 @@ def run_against(
         yield Service([url], **service)
 
     tmp_path.mkdir(exist_ok=True)
-    run = RunLifecycle(experiment, RunFolder.create(tmp_path, "run"), "sweep", listener)
-    return to_tree(run.measure(lambda: Start(80.0), up(), lambda driver: act(experiment, driver)))
+    site = Site(lambda *_: (Start(80.0), None), lambda *_: up())
+    run = RunLifecycle(act(experiment), RunFolder.create(tmp_path, "run"), site, listener)
+    return to_tree(run.measure())
 
 
 def measure(tmp_path: Path, url: str, act: Any, words: Any = None, **service: Any) -> tuple[Any, Path]:
@@ -123,20 +125,16 @@ def check_rows(folder: Path) -> Counter[str]:
     return Counter(row["status"] for row in rows)
 
 
-def held(experiment: Experiment, driver: Driver) -> Conclude:
-    fixed_rate.rate(driver, 30.0, 2.5, 0.5)
-    return lambda: verdicts.of_probe(experiment, driver)
+def held(experiment: Experiment) -> Job:
+    return HoldRate(experiment, 30.0, 2.5, 0.5)
 
 
-def until_noticed(experiment: Experiment, driver: Driver) -> Conclude:
+def until_noticed(experiment: Experiment) -> Job:
     """A held rate whose window is long: only a fault ends it."""
-    fixed_rate.rate(driver, 30.0, PATIENCE_S, 0.5)
-    return lambda: verdicts.of_probe(experiment, driver)
+    return HoldRate(experiment, 30.0, PATIENCE_S, 0.5)
 
 
-def searched(experiment: Experiment, driver: Driver) -> Conclude:
-    found = sweep(driver)
-    return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+searched = SearchCapacity
 
 
 def answered(folder: Path, index: int) -> int:
@@ -275,7 +273,7 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(ray_session: object, 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", [held, searched])
 def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
-    ray_session: object, tmp_path: Path, act: Callable[..., Conclude]
+    ray_session: object, tmp_path: Path, act: Callable[[Experiment], Job]
 ) -> None:
     """One form for all: each is a row of its own by the client's tests, each row an end by the driver's."""
     with serving(lambda body: [*answer(body)[:-2], END]) as server:

@@ -26,8 +26,7 @@ from loadgen import __main__ as root
 from loadgen.cli import arguments, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
-from loadgen.run.measure import Site
-from loadgen.run.service import Service
+from loadgen.run.service import Service, Site
 from loadgen.search.window_plan import Start
 from loadgen.studies import matrix_cells, matrix_study, study
 from loadgen.studies.comparison import PairedReplays

@@ -20,10 +20,11 @@ import aiohttp
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, load_run
 from conf import Experiment, load
-from loadgen.run import measure
-from loadgen.run.measure import Act, Site
+from loadgen.run.folder import created
+from loadgen.run.jobs import Job
+from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Service
+from loadgen.run.service import Service, Site
 from loadgen.search.window_plan import Start
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine.process_server import SERVER, guarded
@@ -42,18 +43,18 @@ class Up:
     words: Sequence[str]
     out: Path
 
-    def run(self, verb: str, act: Act, *words: str) -> tuple[dict[str, Any], Run]:
+    def run(self, job: type[Job], *words: str) -> tuple[dict[str, Any], Run]:
         """Load the running service as `loadgen` does; the conclusion and the run's folder."""
-        experiment = load(over(self.words, *over([f"out={self.out}", f"run={verb}"], *words)))
-        folder = measure.create(RunFolder, experiment)
+        experiment = load(over(self.words, *over([f"out={self.out}", f"run={job.verb}"], *words)))
+        folder = created(RunFolder, experiment)
         site = Site(start, lambda *_: nullcontext(self.served))
-        tree = to_tree(measure.measure(experiment, verb, folder, act, site, lambda *_, **__: None))
+        tree = to_tree(RunLifecycle(job(experiment), folder, site, lambda *_, **__: None).measure())
         return tree, load_run(folder.path)
 
-    def until_valid(self, verb: str, act: Act, *words: str) -> Iterator[tuple[dict[str, Any], Run]]:
+    def until_valid(self, job: type[Job], *words: str) -> Iterator[tuple[dict[str, Any], Run]]:
         """Repeat a run until it is valid; fail if all are void, or one not by a busy machine alone."""
         for attempt in range(tries.TRIES):
-            tree, run = self.run(verb, act, *words, f"run={verb}-{attempt}")
+            tree, run = self.run(job, *words, f"run={job.verb}-{attempt}")
             yield tree, run
             if tree["valid"]:
                 return

@@ -14,7 +14,7 @@ from analysis.stats.quantiles import quantile
 from conf import Experiment, load
 from loadgen.cli.deployment import service
 from loadgen.cli.engine_model import simulate
-from loadgen.run import measure
+from loadgen.run.jobs import OfferLoad
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.vllm.running import Up
 
@@ -43,7 +43,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def test_both_engines_have_the_same_latencies(up: Up) -> None:
-    for tree, run in up.until_valid("probe", measure.hold, *LOAD):
+    for tree, run in up.until_valid(OfferLoad, *LOAD):
         if tree["valid"]:
             (emulated_ttft, simulated_ttft), (emulated_tpot, simulated_tpot) = p90s_ms(run)
             assert emulated_tpot == pytest.approx(simulated_tpot, rel=TPOT_SHARE)

@@ -1,4 +1,4 @@
-"""`serve_apps.vllm_engine` and `loadgen.run.measure`: real vLLM on this CPU, by Ray Serve, under load.
+"""`serve_apps.vllm_engine` and `loadgen.run`: real vLLM on this CPU, by Ray Serve, under load.
 
 It is held to vLLM's own counters. One deployment for all tests of the file: it takes about a minute.
 """
@@ -18,7 +18,7 @@ from conf import Experiment, load
 from loadgen.cli.deployment import service
 from loadgen.drive import fixed_rate, prepared_load
 from loadgen.prompts.bodies import Prompts
-from loadgen.run import measure
+from loadgen.run.jobs import OfferLoad, SearchCapacity
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine import tries
@@ -67,7 +67,7 @@ def test_what_runs_is_read_back(up: Up) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_probe_is_valid_and_agrees_with_vllms_own_counters(up: Up) -> None:
     before = up.counters(COUNTERS)
-    for tree, run in up.until_valid("probe", measure.hold, *SHORT):
+    for tree, run in up.until_valid(OfferLoad, *SHORT):
         after = up.counters(COUNTERS)
         rows = run.requests()
         ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
@@ -101,7 +101,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
         "search.expected_qps": 2 * RATE_QPS,  # the warm-up has half of it
     }
     before = up.counters(CACHE_COUNTERS)
-    tree, run = up.run("probe", measure.hold, *(f"{key}={value}" for key, value in words.items()))
+    tree, run = up.run(OfferLoad, *(f"{key}={value}" for key, value in words.items()))
     counted = {name: value - before[name] for name, value in up.counters(CACHE_COUNTERS).items()}
     tries.refuse_other_reasons(tree)
     rows = run.requests()
@@ -118,7 +118,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
 
 @pytest.mark.slow
 def test_a_short_sweep_is_valid(up: Up) -> None:
-    for tree, run in up.until_valid("sweep", measure.search):
+    for tree, run in up.until_valid(SearchCapacity):
         assert tree["reason"] or tree["valid"]
         rows = run.requests()
         assert rows.num_rows == tree["requests"]["planned"]
@@ -136,7 +136,7 @@ def test_latencies_agree_with_a_plain_client(up: Up) -> None:
     ours, theirs, reason = [], [], ""
     for attempt in range(TRIES):
         words = (f"rate_qps={RATE_QPS}", f"duration_s={SECONDS:g}", f"run=ours-{attempt}")
-        tree, _ = up.run("probe", measure.hold, *words)
+        tree, _ = up.run(OfferLoad, *words)
         tries.refuse_other_reasons(tree)
         theirs.append(asyncio.run(plain_client(up.served.urls[0], load([*WORDS]))))
         ours += [tree] if tree["valid"] else []

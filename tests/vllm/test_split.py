@@ -15,7 +15,7 @@ import pytest
 from conf import load
 from loadgen.cli.deployment import service
 from loadgen.drive import fixed_rate
-from loadgen.run import measure
+from loadgen.run.jobs import OfferLoad
 from loadgen.run.service import Service
 from tests.support.machine import tries
 from tests.support.words.vllm_words import QUEUE, RATE_QPS, WORDS
@@ -59,7 +59,7 @@ def test_the_fallback_serves_the_same_api(tmp_path: Path) -> None:
     words = [*WORDS, *QUEUE, "engine.server=process", "routing=roundrobin"]
     with deployed(words) as served:
         fallback = Up(served, words, tmp_path)
-        tree, run = fallback.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=8")
+        tree, run = fallback.run(OfferLoad, f"rate_qps={RATE_QPS}", "duration_s=8")
         (replica,) = served.reported["replicas"].values()
     assert replica["pid"] and "--enforce-eager" in replica["told"]["engine"]["argv"]
     # A busy machine may miss sending some; whatever was sent is answered.
@@ -118,7 +118,7 @@ def test_both_sides_are_read_back(up: Up) -> None:
 def test_a_probe_is_answered_in_full(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
     before = by_source(up)
-    tree, run = up.run("probe", measure.hold, f"rate_qps={RATE_QPS}", "duration_s=8")
+    tree, run = up.run(OfferLoad, f"rate_qps={RATE_QPS}", "duration_s=8")
     tries.refuse_other_reasons(tree)
     rows = run.requests()
     assert set(rows["status"].to_pylist()) <= {"ok", "missed"}, tree["reason"]

@@ -419,7 +419,9 @@ def driven(experiment: Experiment, kind: type[Played] = Played) -> tuple[Driver,
 def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: dict[str, Any]) -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment)
-    verdict = published_ladder_run.play_ladder(experiment, driver)()
+    job = published_ladder_run.PlayLadder(experiment)
+    job.load(driver)
+    verdict = job.verdict(driver)
     tree = to_tree(verdict)
     assert told.count("level") == len(published_ladder.levels(experiment)) == len(tree["windows"])
     here, virtual = (each["progressive"]["levels"] for each in (tree, replayed[LLAMA]))
@@ -448,7 +450,7 @@ def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment, PlayedWithoutUsage)
     with pytest.raises(TargetLost, match=r"warm-up: failed 3 of 3: 3 x truncated no_usage \(no count"):
-        published_ladder_run.play_ladder(experiment, driver)
+        published_ladder_run.PlayLadder(experiment).load(driver)
     assert told.count("window") == 1 and "level" not in told
 
 

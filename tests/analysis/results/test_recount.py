@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +19,32 @@ from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
-from loadgen.drive import fixed_rate
-from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
-from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import LostActor, Observation
-from loadgen.run import lifecycle, verdicts
+from loadgen.run import lifecycle
+from loadgen.run.jobs import Job, RequireRate, SearchCapacity
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.measure import past, require
+from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import altered
-from tests.support.virtual.virtual_fleet import VirtualFleet, service
+from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
 from tests.support.virtual.virtual_target import VirtualTarget
 
 QUICK = load(["search=quick", "search.budget_s=200", "workload=chat_5600_140_varied"])
 RAMPED = load(["search=standard", "search.budget_s=160", "workload=chat_5600_140_varied"])
 
 
-def searched(experiment: Experiment) -> Callable[[Driver], lifecycle.Conclude]:
-    def act(driver: Driver) -> lifecycle.Conclude:
-        found = sweep(driver)
-        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
-
-    return act
-
-
 def measure(folder: RunFolder, experiment: Experiment, before: Past | None = None) -> dict[str, Any]:
-    filled = RunLifecycle(experiment, folder, "sweep", lambda *_, **__: None, before)
-    return to_tree(filled.measure(lambda: Start(8.0, 5.2), service(), searched(experiment)))
+    return measured(SearchCapacity(experiment), folder, Start(8.0, 5.2), before)
+
+
+def measured(job: Job, folder: RunFolder, start: Start, before: Past | None = None) -> dict[str, Any]:
+    return to_tree(RunLifecycle(job, folder, site(start), lambda *_, **__: None, before).measure())
 
 
 def recounted(path: Path) -> str:
@@ -111,13 +102,7 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
 ) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
-    filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
-
-    def act(driver: Driver) -> lifecycle.Conclude:
-        fixed_rate.rate(driver, 3.0, 60, 15)
-        return lambda: verdicts.of_probe(experiment, driver)
-
-    (line,) = to_tree(filled.measure(lambda: Start(8.0), service(), act))["windows"]
+    (line,) = measured(HoldRate(experiment, 3.0, 60, 15), folder, Start(8.0))["windows"]
     assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
     recounted(folder.path)
 
@@ -226,8 +211,7 @@ def test_a_queue_that_still_grew_is_recomputed(folder: RunFolder, monkeypatch: p
         "seed=2",
     ]
     experiment = load(words)
-    filled = RunLifecycle(experiment, folder, "sweep", lambda *_, **__: None)
-    tree = to_tree(filled.measure(lambda: Start(10.0, 11.0), service(), searched(experiment)))
+    tree = measured(SearchCapacity(experiment), folder, Start(10.0, 11.0))
     assert (tree["exit_code"], tree["capacity"]["queue_grew"]) == (summary.EXIT_OPEN, True)
     recounted(folder.path)
 
@@ -238,8 +222,7 @@ def test_what_a_required_rate_rests_on_is_recomputed(
 ) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=6", "fleet.warmup_requests=4"])
-    filled = RunLifecycle(experiment, folder, "probe", lambda *_, **__: None)
-    tree = to_tree(filled.measure(lambda: Start(8.0), service(), partial(require, experiment)))
+    tree = measured(RequireRate(experiment), folder, Start(8.0))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert repr(tree["probe"]["required"]["capacity"]["qps_per_node"]["high"]) in recounted(folder.path)
 

@@ -19,7 +19,7 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
 from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
-from loadgen.run.measure import past
+from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS

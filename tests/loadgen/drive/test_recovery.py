@@ -26,14 +26,15 @@ from analysis.rows import gathering
 from cluster.deployment.serve_state import state
 from cluster.ray_session import session
 from cluster.ray_session.held_ports import HeldPorts
-from conf import Experiment, load
+from conf import load
 from loadgen.cli.deployment import service
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.run import verdicts
-from loadgen.run.lifecycle import Conclude
-from loadgen.run.measure import Site, continued, measure
+from loadgen.run.jobs import SearchCapacity
+from loadgen.run.lifecycle import RunLifecycle
+from loadgen.run.resumption import continued
 from loadgen.run.run_folder import RunFolder
+from loadgen.run.service import Site
 from loadgen.search.window_plan import Start, Stop, WindowPlan
 from serve_apps.simulated.app import application_name
 from tests.support.machine import tries
@@ -179,9 +180,9 @@ def choose(driver: Driver) -> WindowPlan | Stop:
     return WindowPlan(number, "window", 7.0, 1.0, window_s, False, "a rate that three nodes serve")
 
 
-def act(experiment: Experiment, driver: Driver) -> Conclude:
-    found = sweep(driver, choose)
-    return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+class ChosenWindows(SearchCapacity):
+    def load(self, driver: Driver) -> None:
+        self._sweep = sweep(driver, choose)
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def run(
         saboteur = Saboteur(fault, nodes, folder.path)
         site = Site(lambda *_: (Start(8.0, 6.0), None), service)
         experiment = load(over(WORDS, f"cluster.recovery_s={limit_s}"))
-        tree = to_tree(measure(experiment, "sweep", folder, act, site, saboteur))
+        tree = to_tree(RunLifecycle(ChosenWindows(experiment), folder, site, saboteur).measure())
         return Ran(tree, folder.path, saboteur.at_s)
 
     return ran

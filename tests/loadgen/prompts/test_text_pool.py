@@ -26,7 +26,7 @@ from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.prose import sentences, talk
-from loadgen.run import measure
+from loadgen.run import resumption
 from loadgen.run.lifecycle import read_of
 from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
@@ -276,10 +276,10 @@ def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path)
         path=tmp_path, config=config, manifest={"verb": "sweep", "tokenizer_sha256": known}
     )
     with pytest.raises(AttributeError):  # it goes on to the events, which this one lacks
-        measure.continued(run)
+        resumption.continued(run)
     stub_tokenizers.write(tmp_path / "model", words=9)
     with pytest.raises(ConfigError, match="tokenizer.json is not what it was when .* began"):
-        measure.continued(run)
+        resumption.continued(run)
 
 
 def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:

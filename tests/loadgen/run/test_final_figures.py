@@ -11,19 +11,13 @@ from analysis.live import prometheus_text
 from analysis.live.command import concluded
 from analysis.live.followed import followed
 from analysis.live.view import Ending, LiveView
-from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
-from loadgen.run import lifecycle, verdicts
+from loadgen.run import lifecycle
+from loadgen.run.jobs import SearchCapacity
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import sentence
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
-from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
-
-
-def searched(driver: Driver) -> lifecycle.Conclude:
-    found = sweep(driver)
-    return lambda: verdicts.of_sweep(EXPERIMENT, driver, found, "wall")
+from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, site
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +27,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str,
     told: list[tuple[str, dict[str, Any]]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lifecycle, "LoadFleet", VirtualFleet)
-        run = RunLifecycle(EXPERIMENT, folder, "sweep", lambda kind, /, **facts: told.append((kind, facts)))
-        run.measure(lambda: Start(8.0, 3.4), service(), searched)
+        show = lambda kind, /, **facts: told.append((kind, facts))  # noqa: E731
+        RunLifecycle(SearchCapacity(EXPERIMENT), folder, site(Start(8.0, 3.4)), show).measure()
     return folder.path, told
 
 

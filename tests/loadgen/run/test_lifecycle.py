@@ -1,7 +1,6 @@
 """loadgen/run/lifecycle.py: whatever goes wrong, the folder is whole and says what happened."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,33 @@ from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
-from loadgen.run import lifecycle, verdicts
+from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.folder import finite
+from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.measure import Site, search
-from loadgen.run.measure import measure as measured
 from loadgen.run.run_folder import RunFolder, without_credentials
+from loadgen.run.service import Site
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.runs.verdict_trees import text_of
-from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
+from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFleet, service, site
 
-
-def searched(driver: Driver) -> Callable[[], Any]:
-    found = sweep(driver)
-    return lambda: verdicts.of_sweep(EXPERIMENT, driver, found, "wall")
-
-
-def held(driver: Driver) -> Callable[[], Any]:
-    fixed_rate.rate(driver, 3.0, 45, 5)
-    return lambda: verdicts.of_probe(EXPERIMENT, driver)
+HELD = HoldRate(EXPERIMENT, 3.0, 45, 5)
 
 
 def measure(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    act: Callable[[Driver], Any] | None = None,
-    prepare: Callable[[], Start] = lambda: Start(8.0, 5.2),
+    job: Job | None = None,
     **how: Any,
 ) -> tuple[dict[str, Any], Path]:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
-    found = act or searched
-    run = RunLifecycle(EXPERIMENT, folder, "sweep", lambda *_, **__: None)
-    tree = to_tree(run.measure(prepare, service(**how), found))
+    where = site(Start(8.0, 5.2), **how)
+    run = RunLifecycle(job or SearchCapacity(EXPERIMENT), folder, where, lambda *_, **__: None)
+    tree = to_tree(run.measure())
     saved = json.loads((folder.path / "sweep.json").read_text())
     assert saved["exit_code"] == tree["exit_code"] and saved["reason"] == tree["reason"]
     assert load_run(folder.path).manifest["files"]["sweep.json"]
@@ -62,7 +51,7 @@ def measure(
 def test_trouble_while_the_service_goes_down_does_not_undo_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: BaseException
 ) -> None:
-    tree, _ = measure(tmp_path, monkeypatch, held, leaving=leaving)
+    tree, _ = measure(tmp_path, monkeypatch, HELD, leaving=leaving)
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
 
 
@@ -98,7 +87,7 @@ def test_more_streams_than_the_proxy_takes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_streams: int, exit_code: int
 ) -> None:
     """What waits in a proxy's queue would be counted as the engine's TTFT."""
-    tree, _ = measure(tmp_path, monkeypatch, held, front_streams=front_streams)
+    tree, _ = measure(tmp_path, monkeypatch, HELD, front_streams=front_streams)
     assert tree["exit_code"] == exit_code
     assert exit_code == summary.EXIT_OK or "takes 100 of " in tree["reason"]
 
@@ -119,8 +108,8 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
 
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     folder = RunFolder.create(tmp_path, "one")
-    site = Site(lambda *_: (Start(8.0, 5.2), None), lambda *_: service(), constants)
-    measured(EXPERIMENT, "sweep", folder, search, site, lambda *_, **__: None)
+    here = Site(lambda *_: (Start(8.0, 5.2), None), lambda *_: service(), constants)
+    RunLifecycle(SearchCapacity(EXPERIMENT), folder, here, lambda *_, **__: None).measure()
     found = json.loads((folder.path / "sweep.json").read_text())["capacity"]
     assert asked == ["simulated"] and "drawing" in (folder.path / "events.jsonl").read_text()
     if interrupted:
@@ -135,11 +124,12 @@ def test_the_end_of_a_simulated_sweep_stores_the_joint_capacity(
 def test_an_internal_error_keeps_its_traceback_and_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(driver: Driver) -> Any:
-        fixed_rate.rate(driver, 2.0, 20, 5)
-        raise ZeroDivisionError("a bug")
+    class Broken(SearchCapacity):
+        def load(self, driver: Driver) -> None:
+            fixed_rate.rate(driver, 2.0, 20, 5)
+            raise ZeroDivisionError("a bug")
 
-    tree, folder = measure(tmp_path, monkeypatch, act=broken)
+    tree, folder = measure(tmp_path, monkeypatch, Broken(EXPERIMENT))
     assert tree["exit_code"] == summary.EXIT_INTERNAL and "a bug" in tree["reason"]
     assert "ZeroDivisionError" in (folder / "traceback.txt").read_text()
     assert tree["requests"]["rows"] == tree["requests"]["planned"] > 10
@@ -151,15 +141,15 @@ def test_no_file_and_no_word_of_a_run_holds_the_key(tmp_path: Path, monkeypatch:
     words = ["engine=external", "target.urls=[http://127.0.0.1:9]", "target.api_key_env=MAXQPS_TEST"]
     shown: list[str] = []
 
-    def broken() -> Start:
+    def broken(*_: Any) -> Any:
         filling.emit("fault", text="it said sk-from/the+wire", facts=[{"text": "sk-from%2Fthe%2Bwire"}])
         raise ValueError("Invalid header value b'Bearer sk-from/the+wire'")
 
     folder = RunFolder.create(tmp_path, "one")
-    filling = RunLifecycle(
-        load(words), folder, "sweep", lambda kind, **facts: shown.append(f"{kind} {facts}")
-    )
-    tree = to_tree(filling.measure(broken, service(), searched))
+    here = Site(broken, lambda *_: service())
+    show = lambda kind, **facts: shown.append(f"{kind} {facts}")  # noqa: E731
+    filling = RunLifecycle(SearchCapacity(load(words)), folder, here, show)
+    tree = to_tree(filling.measure())
     files = [path for path in folder.path.rglob("*") if path.is_file()]
     texts = [
         *shown,

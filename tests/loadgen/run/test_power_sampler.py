@@ -11,16 +11,14 @@ import pytest
 
 from analysis import load_run
 from analysis.rows import records, time_series
-from loadgen.drive import fixed_rate
-from loadgen.drive.driver import Driver
-from loadgen.run import lifecycle, power_sampler, verdicts
+from loadgen.run import lifecycle, power_sampler
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.power_sampler import PowerSampler
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.machine.patience import until
-from tests.support.virtual.virtual_fleet import EXPERIMENT, VirtualFleet, service
+from tests.support.virtual.virtual_fleet import EXPERIMENT, HoldRate, VirtualFleet, site
 
 
 class Nodes:
@@ -101,13 +99,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, power: Any) -> Pat
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     monkeypatch.setattr(lifecycle, "IDLE_S", 0.0)
     folder = RunFolder.create(tmp_path, "one")
-
-    def held(driver: Driver) -> Any:
-        fixed_rate.rate(driver, 3.0, 20, 5)
-        return lambda: verdicts.of_probe(EXPERIMENT, driver)
-
-    run = RunLifecycle(EXPERIMENT, folder, "probe", lambda *_, **__: None)
-    run.measure(lambda: Start(8.0, 5.2), service(power=power), held)
+    where = site(Start(8.0, 5.2), power=power)
+    RunLifecycle(HoldRate(EXPERIMENT, 3.0, 20, 5), folder, where, lambda *_, **__: None).measure()
     return folder.path
 
 

@@ -1,4 +1,4 @@
-"""loadgen/run/measure.py: a run that was cut short goes on, with nothing twice and nothing forgotten."""
+"""loadgen/run/resumption.py: a run that was cut short goes on, with nothing twice and nothing forgotten."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
-from loadgen.run.measure import past
+from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import Outcome, Start

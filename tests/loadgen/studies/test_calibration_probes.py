@@ -15,8 +15,8 @@ from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import arguments, verbs
 from loadgen.drive.plan import Past
-from loadgen.run import measure
-from loadgen.run.folder import Folder
+from loadgen.run.folder import Folder, created
+from loadgen.run.jobs import Job, OfferLoad
 from loadgen.run.run_folder import RunFolder
 from loadgen.studies import calibration_probes, study
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
@@ -30,10 +30,9 @@ class Site:
         self.asked: list[Experiment] = []
         self.ends = ends
 
-    def __call__(
-        self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
-    ) -> RunVerdict:
-        assert act is measure.hold and before is None
+    def __call__(self, job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
+        assert isinstance(job, OfferLoad) and before is None
+        experiment = job.experiment
         self.asked.append(experiment)
         code = self.ends.get(folder.run_id, 0)
         folder.write_json("manifest.json", {"verb": "probe"})
@@ -49,7 +48,7 @@ def begun(out: Path, site: Site) -> dict[str, Any]:
     return to_tree(
         study.run(
             calibration_probes.CalibrationStudy(asked, guess_qps=5.0),
-            measure.create(Folder, asked),
+            created(Folder, asked),
             site,
             silent,
         )

@@ -24,8 +24,8 @@ from conf.compose import dump
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past
-from loadgen.run import measure
-from loadgen.run.folder import Folder
+from loadgen.run.folder import Folder, created
+from loadgen.run.jobs import Job
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.next_rate import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
@@ -350,17 +350,16 @@ class Site:
         self.plans: list[LoadPlan] = []
         self._factor = factor
 
-    def __call__(
-        self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
-    ) -> RunVerdict:
+    def __call__(self, job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
+        experiment = job.experiment
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
         factor = self._factor if folder.run_id == "b" else 1.0
         drive = driver(experiment, factor, folder.event, folder.plan, reported=folder.tell)
-        conclude = act(experiment, drive)
+        job.load(drive)
         self.plans.append(drive.plan)
         drive.recount_on(folder.collect())
-        verdict = conclude()
+        verdict = job.verdict(drive)
         folder.write_json("sweep.json", to_tree(verdict))
         folder.close()
         return verdict
@@ -370,7 +369,7 @@ class Site:
 def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_path: Path) -> None:
     a, b = asked([*VARIED, "search.budget_s=500", "seed=2"], tmp_path)
     site = Site(1.08)
-    folder = measure.create(Folder, a)
+    folder = created(Folder, a)
     tree = to_tree(study.run(comparison.new_study(folder, a, b), folder, site, silent))
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.

@@ -15,8 +15,8 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import arguments, engine_model, verbs
 from loadgen.drive.plan import Past
-from loadgen.run import measure
-from loadgen.run.folder import Folder
+from loadgen.run.folder import Folder, created
+from loadgen.run.jobs import Job
 from loadgen.run.run_folder import RunFolder
 from loadgen.search import pacing
 from loadgen.studies import study
@@ -54,9 +54,8 @@ class Site:
         self.befores: list[Past | None] = []
         self.ends, self._more = ends or {}, more
 
-    def __call__(
-        self, experiment: Experiment, folder: RunFolder, act: measure.Act, before: Past | None
-    ) -> RunVerdict:
+    def __call__(self, job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
+        experiment = job.experiment
         folder.write_text("config.yaml", dump(experiment))
         folder.write_json("manifest.json", {"verb": "sweep"})
         if folder.run_id in self.ends and self.ends[folder.run_id] < 0:
@@ -90,9 +89,7 @@ def asked(out: Path, *words: str) -> Experiment:
 
 
 def ran(experiment: Experiment, site: Any) -> dict[str, Any]:
-    return to_tree(
-        study.run(study.several_sweeps(experiment), measure.create(Folder, experiment), site, silent)
-    )
+    return to_tree(study.run(study.several_sweeps(experiment), created(Folder, experiment), site, silent))
 
 
 def resumed(path: Path, site: Any) -> dict[str, Any]:
@@ -211,11 +208,11 @@ def test_a_killed_study_shows_how_far_it_came(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
     experiment = asked(tmp_path, "search.deployments=2")
-    held = measure.create(Folder, experiment)
+    held = created(Folder, experiment)
     with pytest.raises(OSError, match="filled by another process"):
         Folder(held.path)
     with pytest.raises(ConfigError, match="choose another run=NAME"):
-        measure.create(Folder, experiment)
+        created(Folder, experiment)
 
 
 @pytest.mark.parametrize("verb", ["predict", "probe"])

@@ -12,6 +12,8 @@ from tests.support.runs.golden import GOLDEN
 
 README = Path(__file__).parents[3] / "README.md"
 START, END = "<!-- answer -->\n", "<!-- end -->"
+FOLDER = "runs/today"
+"""The folder of a reader's own run, in place of this machine's path."""
 LINES = 8
 """Lines of the answer that a reader of the first screen needs (our choice)."""
 
@@ -21,7 +23,8 @@ def readme() -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         main(["show", str(GOLDEN)])
-    first = "\n".join(printed.getvalue().splitlines()[:LINES])
+    printed_lines = printed.getvalue().replace(str(GOLDEN), FOLDER).splitlines()
+    first = "\n".join(printed_lines[:LINES])
     before, after = README.read_text().split(START)
     return f"{before}{START}```\n{first}\n  ...\n```\n{after[after.index(END) :]}"
 

@@ -4,9 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conf import load
+from conf import Experiment, load
+from loadgen.drive import fixed_rate
+from loadgen.drive.driver import Driver
+from loadgen.run.jobs import OfferLoad
 from loadgen.run.power_sampler import PowerSource
-from loadgen.run.service import Service
+from loadgen.run.service import Service, Site
+from loadgen.search.window_plan import Start
 from tests.support.virtual.virtual_drivers import engines
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -41,3 +45,19 @@ def service(
     yield Service(["http://127.0.0.1:1"], front_streams=front_streams, power=power, power_unknown="as said")
     if leaving:
         raise leaving
+
+
+def site(start: Start, **how: Any) -> Site:
+    """The site of that service, where a search begins at `start`."""
+    return Site(lambda *_: (start, None), lambda *_: service(**how))
+
+
+class HoldRate(OfferLoad):
+    """A probe of `qps` per node for so many seconds after a transition."""
+
+    def __init__(self, experiment: Experiment, qps: float, seconds: float, transition_s: float) -> None:
+        super().__init__(experiment)
+        self._window = qps, seconds, transition_s
+
+    def load(self, driver: Driver) -> None:
+        fixed_rate.rate(driver, *self._window)

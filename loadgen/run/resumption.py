@@ -1,38 +1,23 @@
-"""Fills one run folder (deploys, loads, concludes), or goes on with what an earlier session left in it.
+"""Goes on with what an earlier session left in a run folder."""
 
-What joins the rooms is handed in as a `Site`.
-"""
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.results.runs import Run, RunError
-from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
 from analysis.rows import metrics, records
-from conf import ConfigError, Experiment
-from conf.compose import refuse_name
+from conf import ConfigError
 from conf.io.one_line import reason
-from loadgen.drive import fixed_rate as holding
-from loadgen.drive import require as requiring
-from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
-from loadgen.drive.sweep import sweep
 from loadgen.drive.window_health import WindowHealth, health_of
-from loadgen.run import folder, verdicts
-from loadgen.run.folder import Folder
-from loadgen.run.lifecycle import Conclude, Constants, RunLifecycle, no_constants, read_of
-from loadgen.run.progress import Emit
+from loadgen.run import folder
+from loadgen.run.lifecycle import read_of
 from loadgen.run.run_folder import RunFolder, sha256_of
-from loadgen.run.service import Service
-from loadgen.search.window_plan import Start, WindowPlan
-from loadgen.traffic import trace
+from loadgen.search.window_plan import WindowPlan
 
 
 def past(run: Run) -> Past:
@@ -95,62 +80,6 @@ def _window_plan(
     return WindowPlan(**event["plan"]), window, judged, seen
 
 
-FolderKind = TypeVar("FolderKind", bound=Folder)
-Act = Callable[[Experiment, Driver], Conclude]
-"""A job for a driver; it returns a function that concludes once every row is final."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The place where runs are measured.
-
-    `start(experiment, verb, emit)` is the start of the search, with the engine model's prediction if there is
-    one; `service(experiment, emit)` is up and warm within its block. `constants(experiment, emit)` is the
-    uncertainty of the engine model's constants, or why it is unknown.
-    """
-
-    start: Callable[[Experiment, str, Emit], tuple[Start, PlacingPrediction | None]]
-    service: Callable[[Experiment, Emit], AbstractContextManager[Service]]
-    constants: Constants = no_constants
-
-
-def create(kind: type[FolderKind], experiment: Experiment) -> FolderKind:
-    """A new folder as the experiment names it. Raises ConfigError with the remedy if that is not possible."""
-    refuse_name(experiment.run)
-    try:
-        return kind.create(Path(experiment.out), experiment.run)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"run folder {error.filename} exists; choose another run=NAME or remove it"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"cannot create the run folder: {error}") from error
-
-
-def measure(
-    experiment: Experiment,
-    verb: str,
-    folder: RunFolder,
-    act: Act,
-    site: Site,
-    show: Emit,
-    before: Past | None = None,
-) -> RunVerdict:
-    """Fill `folder` and return its conclusion; `show` is told every event. Never raises for the service's
-    faults.
-    """
-    run = RunLifecycle(experiment, folder, verb, show, before)
-    run.constants = site.constants
-    for line in trace.cautions(experiment.workload):
-        run.emit("trace", text=line)
-
-    def prepare() -> Start:
-        start, run.prediction = site.start(experiment, verb, run.emit)
-        return start
-
-    return run.measure(prepare, site.service(experiment, run.emit), lambda driver: act(experiment, driver))
-
-
 def reopen(run: Run) -> tuple[RunFolder, int]:
     """The folder of a run that ended or was killed, with every row recovered, and their number. Raises
     ConfigError.
@@ -189,22 +118,3 @@ def refuse_links(path: Path) -> None:
         folder.refuse_links(path.resolve())
     except OSError as error:
         raise ConfigError(f"cannot resume: {reason(error)}") from error
-
-
-def search(experiment: Experiment, driver: Driver) -> Conclude:
-    """The act of a sweep."""
-    found = sweep(driver)
-    return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
-
-
-def hold(experiment: Experiment, driver: Driver) -> Conclude:
-    """The act of a probe."""
-    holding.asked(driver, experiment)
-    return lambda: verdicts.of_probe(experiment, driver)
-
-
-def require(experiment: Experiment, driver: Driver) -> Conclude:
-    """The act of a probe that passes or fails."""
-    assert experiment.rate_qps
-    found = requiring.require(driver, experiment.rate_qps, requiring.seconds(experiment))
-    return lambda: verdicts.of_required(experiment, driver, found)
