@@ -3,7 +3,6 @@
 # A composition root: `calibrate` and `plan` ask the engine model.
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,14 +15,16 @@ from analysis import exchange, planning
 from analysis import report as pages
 from analysis.calibration import command as calibration
 from analysis.calibration.observed import RecordedLoad, Served
-from analysis.into_service import IntoService
+from analysis.into_service import FLAG, into_service
 from analysis.recommendation import recommended
 from analysis.results import integrity, locations, recount, studies
+from analysis.results.json_border import json_line
 from analysis.results.rejudged import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
 from analysis.views import answers, brief, foreign, recommend, side_by_side
+from analysis.views import plan as plan_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
@@ -143,18 +144,15 @@ def export(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Compute how many nodes a demand needs, by which rule, and what they cost."""
     refuse_out(arguments.out, ".json", *PAGES)
-    service = IntoService(arguments.serve_config) if arguments.serve_config else None
-    tree = planning.of_words(arguments.words, _predicted, service)
-    line = json.dumps(tree, default=str)
+    refuse_out(arguments.serve_config, ".yaml", ".yml", flag=FLAG)
+    service = partial(into_service, file=arguments.serve_config) if arguments.serve_config else None
+    plan = planning.of_words(arguments.words, _predicted, service)
     if arguments.out and arguments.out.suffix in PAGES:
-        pages.write_plan(tree, arguments.out)
+        pages.write_plan(plan, arguments.out)
     elif arguments.out:
-        arguments.out.write_text(line + "\n")
-    if arguments.json:
-        terminal.data(line)
-    else:
-        terminal.tell("\n".join([planning.text(tree), *(service.lines if service else ())]))
-    return int(tree["exit_code"])
+        arguments.out.write_text(json_line(plan) + "\n")
+    terminal.data(json_line(plan)) if arguments.json else terminal.tell(str(plan_view.answer(plan)))
+    return plan.exit_code
 
 
 def calibrate(arguments: argparse.Namespace) -> int:

@@ -1,19 +1,15 @@
-"""A plan taken into service: Ray Serve's file with its autoscaling.
-
-The rules stand in `analysis/planning/`.
-"""
+"""A plan taken into service: Ray Serve's file with its autoscaling, by the rules in `analysis/planning`."""
 
 # A composition root: it asks for the application that serves.
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from analysis.autoscaling.request_life import mean_life
-from analysis.autoscaling.serve_file import ServeFront, serve_file
-from analysis.autoscaling.serve_scaling import ServeScaling, serve_scaling, working_qps_per_node
-from analysis.planning.plan import Plan
-from analysis.results.runs import RunError, load_run, refuse_out
+from analysis.planning.request_life import mean_life
+from analysis.planning.serve_file import ServeFront, serve_file
+from analysis.planning.serve_scaling import ServeSettings, serve_scaling, working_qps_per_node
+from analysis.planning.verdict import Plan
+from analysis.results.runs import RunError, load_run
 from conf import ConfigError, Experiment
 from conf.compose import dump
 from conf.specs.experiment import SimulatedEngine, VllmEngine
@@ -22,39 +18,15 @@ FLAG = "--serve-config"
 Tree = dict[str, Any]
 
 
-class IntoService:
-    """Writes the file of a plan; `lines` say what is in it."""
-
-    def __init__(self, file: Path) -> None:
-        refuse_out(file, ".yaml", ".yml", flag=FLAG)
-        self._file = file
-        self.lines: list[str] = []
-
-    def __call__(self, found: Plan, source: Path | str) -> Tree:
-        """Write the file; the tree of what is in it. Raises RunError or ConfigError for what it lacks."""
-        run = load_run(source)
-        asked = run.config
-        per_node = asked.layout.replicas_per_node
-        certified, working = working_qps_per_node(found)
-        scaling = serve_scaling(found, mean_life(run, working, certified), per_node)
-        application, front = _application(asked)
-        self._file.write_text(serve_file(scaling, application, run.name, front))
-        self.lines += _written(self._file, scaling) + list(front.notes)
-        return {
-            "file": str(self._file),
-            "autoscaling_config": scaling.config,
-            "rests_on": asdict(scaling),
-        }
-
-
-def _written(file: Path, scaling: ServeScaling) -> list[str]:
-    target = scaling.target_ongoing_requests
-    return [
-        f"Ray Serve's autoscaling in {file}: {scaling.min_replicas} to {scaling.max_replicas} engines, "
-        f"{target.value:.4g} requests on each by Little's law; its comments give each number's reason",
-        "use it on a cluster whose nodes had the variables in its comments before ray start: "
-        f"serve deploy {file}",
-    ]
+def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
+    """Write the file of a plan on the run in `source`. Raises RunError or ConfigError for what it lacks."""
+    run = load_run(source)
+    experiment = run.config
+    certified, working = working_qps_per_node(plan)
+    scaling = serve_scaling(plan, mean_life(run, working, certified), experiment.layout.replicas_per_node)
+    application, front = _application(experiment)
+    file.write_text(serve_file(scaling, application, run.name, front))
+    return ServeSettings(str(file), scaling.config, scaling, front.notes)
 
 
 def _application(asked: Experiment) -> tuple[Tree, ServeFront]:

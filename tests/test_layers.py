@@ -75,7 +75,7 @@ FLOORS = {
         ("capacity", "quality"),
         ("results",),
         ("calibration", "planning", "exchange"),
-        ("autoscaling", "recommendation"),
+        ("recommendation",),
         ("views",),
         ("figures", "live"),
         ("report",),
@@ -142,8 +142,12 @@ def floor(room: str, inside: str) -> tuple[int, str]:
     return len(FLOORS[room]), ""
 
 
-SHOWING = ("analysis/results/runs.py", "analysis/results/study_folder.py")
-"""Files that open a result and hand out its answer: they import `analysis.views` where it is asked for."""
+SHOWING = (
+    "analysis/planning/verdict.py",
+    "analysis/results/runs.py",
+    "analysis/results/study_folder.py",
+)
+"""Files that hold or open a result and hand out its answer: they import `analysis.views` in a function."""
 
 
 def upward(path: Path, imports: set[str]) -> set[str]:

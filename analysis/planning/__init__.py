@@ -4,15 +4,15 @@ from analysis.planning.command import command, of_words
 from analysis.planning.efficiency import scaling
 from analysis.planning.evidence import NotPlannable
 from analysis.planning.money import cost
-from analysis.planning.plan import Plan, plan
-from analysis.planning.plan_text import text
-from analysis.planning.plan_tree import tree
+from analysis.planning.plan import plan
 from analysis.planning.sources import evidence_of
+from analysis.planning.verdict import NoPlan, Plan
 from conf.specs.planning import Demand, Margins
 
 __all__ = [
     "Margins",
     "Demand",
+    "NoPlan",
     "NotPlannable",
     "Plan",
     "command",
@@ -21,6 +21,4 @@ __all__ = [
     "of_words",
     "plan",
     "scaling",
-    "text",
-    "tree",
 ]

@@ -1,19 +1,21 @@
-"""`python -m analysis plan`: from the words of the command line to the tree of a plan; prints nothing."""
+"""`python -m analysis plan`: from the words of the command line to a plan; prints nothing."""
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.planning.evidence import NotPlannable
-from analysis.planning.plan import DemandRates, Plan, plan
-from analysis.planning.plan_tree import Tree, refused, tree
+from analysis.planning.plan import demand_rates, plan
+from analysis.planning.serve_scaling import ServeSettings
 from analysis.planning.sources import Source, evidence_of, expanded, read
+from analysis.planning.verdict import NoPlan, Plan
 from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.compose import load_planning
 
 GROUPS = ("demand", "plan")
-IntoService = Callable[[Plan, Path | str], Tree]
+IntoService = Callable[[Plan, Path | str], ServeSettings]
 """Takes the plan on a run's folder into service, and says how."""
 
 
@@ -21,7 +23,7 @@ def of_words(
     words: Sequence[str],
     predict: Callable[[Sequence[str]], Source],
     into_service: IntoService | None = None,
-) -> Tree:
+) -> Plan | NoPlan:
     """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
 
     `into_service` needs a run, whose requests' lives it looks at. Raises as `command` does, and ConfigError
@@ -49,16 +51,16 @@ def command(
     words: Sequence[str],
     predict: Callable[[], Source] | None = None,
     into_service: IntoService | None = None,
-) -> Tree:
+) -> Plan | NoPlan:
     """The plan on the first of `sources`; the others show the effect of node counts.
 
     Without sources `predict` gives one; it may take minutes, so it is called after the words are checked.
     A source is a folder, a run, or a tree of sweep.json, study.json or a prediction, grids included. `words`
-    are demand.* and plan.*. The tree's `exit_code` is 0, or 6 where only a lower bound is known, and without
-    a plan (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
+    are demand.* and plan.*. The `exit_code` is 0, or 6 where only a lower bound is known, and without a plan
+    (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
     """
     asked = load_planning(words)
-    DemandRates.of(asked.demand)  # refuses a bad file of hours
+    demand_rates(asked.demand)  # refuses a bad file of hours
     _refuse_twice([str(source) for source in sources if isinstance(source, Path | str)])
     if not sources and predict is None:
         raise RunError("plan needs a run folder, or words of what is to be predicted; see --help")
@@ -69,10 +71,9 @@ def command(
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         found = expanded([one for several in opened for one in several])
         made = plan(evidence_of(found[0]), asked.demand, asked.plan, found[1:])
-        more = {"into_service": into_service(made, folders[0])} if into_service else {}
-        return tree(made) | more
+        return replace(made, into_service=into_service(made, folders[0])) if into_service else made
     except NotPlannable as error:
-        return refused(error)
+        return NoPlan(exit_code=error.exit_code, reason=str(error))
 
 
 def _refuse_twice(folders: Sequence[str]) -> None:

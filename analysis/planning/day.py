@@ -18,7 +18,7 @@ class Day:
     """Rates and nodes of each hour from midnight; the day repeats.
 
     Autoscaled nodes of an hour must serve before it begins, so that they are paid `scale_up_minutes` earlier.
-    If that time is unknown (None), `autoscaled_node_hours` is a lower bound.
+    If that time is unknown (None), `autoscaled_node_hours` is a lower bound. Costs are None without a price.
     """
 
     qps: tuple[float, ...]
@@ -26,20 +26,23 @@ class Day:
     scale_up_minutes: float | None
     fixed_node_hours: float
     autoscaled_node_hours: float
+    fixed_usd: float | None = None
+    autoscaled_usd: float | None = None
 
 
-def day(qps: Sequence[float], nodes: Sequence[int], scale_up_minutes: float | None) -> Day:
-    """Node-hours of both fleets from the `nodes` that each hour needs."""
+def day(
+    qps: Sequence[float],
+    nodes: Sequence[int],
+    scale_up_minutes: float | None,
+    node_hour_usd: float | None = None,
+) -> Day:
+    """Node-hours of both fleets from the `nodes` that each hour needs, and their cost."""
     by_minute = np.repeat(nodes, MINUTES)
     lead = math.ceil(scale_up_minutes or 0)
     ahead = np.lib.stride_tricks.sliding_window_view(np.concatenate([by_minute, by_minute[:lead]]), lead + 1)
-    return Day(
-        qps=tuple(qps),
-        nodes=tuple(nodes),
-        scale_up_minutes=scale_up_minutes,
-        fixed_node_hours=float(HOURS * max(nodes)),
-        autoscaled_node_hours=float(ahead.max(axis=1).sum() / MINUTES),
-    )
+    fixed, autoscaled = float(HOURS * max(nodes)), float(ahead.max(axis=1).sum() / MINUTES)
+    costs = (None, None) if node_hour_usd is None else (fixed * node_hour_usd, autoscaled * node_hour_usd)
+    return Day(tuple(qps), tuple(nodes), scale_up_minutes, fixed, autoscaled, *costs)
 
 
 def read_hourly(path: Path) -> tuple[float, ...]:

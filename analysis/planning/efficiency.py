@@ -71,6 +71,13 @@ class ScalingEfficiency:
             raise ValueError(f"E({nodes}) was not measured")
         return Estimate.of_ln(float(self.at(np.array([nodes]))[0]), self._ln_sd(nodes))
 
+    def measured(self) -> list[tuple[int, Estimate]]:
+        """Each measured node count with its E, exactly 1 at the fewest; none where only one was measured."""
+        if self.assumed:
+            return []
+        later = ((point.nodes, self.figure(point.nodes)) for point in self.points[1:])
+        return [(self.fewest, Estimate(1.0)), *later]
+
     def _ln(self) -> tuple[Floats, Floats]:
         x = np.log([point.nodes for point in self.points])
         return x, np.log([point.qps_per_node / self.points[0].qps_per_node for point in self.points])
@@ -100,7 +107,7 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
 
 def alone(of: Evidence) -> ScalingEfficiency:
     """E(n) from one node count: E = 1, an assumption."""
-    return ScalingEfficiency((ScalingPoint(of.nodes, of.qps.value, 0.0),))
+    return ScalingEfficiency((ScalingPoint(of.nodes, of.qps_per_node.value, 0.0),))
 
 
 def unlike(one: Evidence, other: Evidence) -> str:
@@ -122,7 +129,9 @@ def lengths_differ(one: Evidence, other: Evidence) -> bool:
 def _measured(nodes: int, found: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
     for one in found:
-        q = one.sampling_qps or one.qps  # the constants of the engine model are the same for both
+        q = (
+            one.sampling_qps_per_node or one.qps_per_node
+        )  # the constants of the engine model are the same for both
         if q.is_open:
             raise RunError(
                 f"{one.name}: an end of its interval is unknown, so that E({nodes}) would have none"

@@ -1,18 +1,19 @@
 """Evidence for a plan from a run, a study or a prediction.
 
 The interval is that of the answer: for a run the sampling noise of its posterior, for a prediction the
-uncertainty of the engine model's constants, for a simulated run both. `word` and `caution` say which.
+uncertainty of the engine model's constants, for a simulated run both. `found_by` and `caution` say which.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from analysis.planning.request_means import MeanLengths
 from analysis.results.runs import RunError
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.estimate import Estimate
 from conf.compose import UNKNOWN
+
+FoundBy = Literal["measured", "simulated", "predicted"]
 
 
 class NotPlannable(RunError):
@@ -38,23 +39,23 @@ class Evidence:
 
     `open_above`: only a lower bound of the capacity is known. `ready_minutes` is the time from deployment
     until the service was warm. For a cell of a grid of predictions `own_ln_sd` is the sd of ln capacity that
-    it does not share with the first cell. `engine_settings` are known from a run folder only.
-    `sampling_qps` is the capacity of a simulated run with the interval of its sampling noise alone.
+    it does not share with the first cell. `engine_settings` is a fingerprint, known from a run folder only.
+    `sampling_qps_per_node` is the capacity of a simulated run with the interval of its sampling noise alone.
     `gpus_per_node` counts those that engines use. `node_watts` are those that the nodes told.
     """
 
     name: str
     asked: AskedExperiment
-    predicted: bool
+    found_by: FoundBy
     caution: str
-    qps: Estimate
+    qps_per_node: Estimate
     open_above: bool
     lengths: MeanLengths | None
     ready_minutes: float | None = None
     own_ln_sd: float | None = None
-    engine_settings: Mapping[str, Any] | None = None
+    engine_settings: str | None = None
     gpus_per_node: int | None = None
-    sampling_qps: Estimate | None = None
+    sampling_qps_per_node: Estimate | None = None
     node_watts: MeasuredWatts | None = None
 
     @property
@@ -63,18 +64,11 @@ class Evidence:
         return self.asked.nodes
 
     @property
-    def word(self) -> str:
-        """The way the capacity was found: predicted, simulated or measured."""
-        if self.predicted:
-            return "predicted"
-        return "simulated" if self.asked.is_modelled else "measured"
-
-    @property
     def service(self) -> dict[str, Any]:
         """Properties that two capacities of one service have in common, whatever its size and load."""
         same = ("engine", "model", "hardware", "layout", "routing", "data_path", "slo", "arrivals")
         return {
-            "predicted": self.predicted,
+            "predicted": self.found_by == "predicted",
             **{name: _said(getattr(self.asked, name)) for name in same},
             "engine settings": self.engine_settings,
         }

@@ -1,7 +1,7 @@
-"""Cost of requests and tokens from the price of a node, which has no default.
+"""Cost and energy of requests and tokens, from the price and the watts of a node.
 
-Each figure carries the whole cost: per request, or per prompt, answer or any token. The denominator changes
-the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
+The price has no default. Each figure carries the whole cost: per request, or per prompt, answer or any
+token. The denominator changes the number 41-fold at 5600 tokens in and 140 out, so that all four are given.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,9 @@ from analysis.planning.request_means import MeanLengths
 from analysis.planning.sources import Source, evidence_of
 from analysis.stats.estimate import Estimate
 
-SECONDS_PER_HOUR = 3600.0
+HOURS, SECONDS_PER_HOUR = 24, 3600.0
+GIVEN = "as given"
+"""Source of watts that no run measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,45 @@ class Cost:
     per_1m_total_tokens_usd: Estimate | None
 
 
+@dataclass(frozen=True, slots=True)
+class FleetCost:
+    """Cost of the planned fleet at full use of its capacity, and at the rate that it serves.
+
+    It serves `served_qps`, the mean `load` if it is known, else the peak. The ends of its cost are those of
+    fleets planned on the ends of the capacity.
+    """
+
+    full_use: Cost
+    planned: Cost
+    served_qps: float
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPower:
+    """Energy of a fleet whose every node draws `node_watts` all the time; None without known lengths.
+
+    It serves `served_qps`, the mean `load` if it is known, else the peak. `source` says where the watts are
+    from.
+    """
+
+    node_watts: float
+    fleet_kw: float
+    kwh_per_day: float
+    served_qps: float
+    load: str
+    wh_per_request: float
+    kwh_per_1m_output_tokens: float | None
+    source: str
+
+
 def cost(source: Source, node_hour_usd: float, use: float = 1.0) -> Cost:
     """The cost on one node at `use` times its capacity, with the interval of that capacity.
 
     Raises ValueError for a price or a use that is not positive.
     """
-    found = evidence_of(source)
-    return cost_of(found.qps, found.lengths, node_hour_usd, use)
+    evidence = evidence_of(source)
+    return cost_of(evidence.qps_per_node, evidence.lengths, node_hour_usd, use)
 
 
 def cost_of(qps: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use: float = 1.0) -> Cost:
@@ -59,3 +93,18 @@ def _over(one: Estimate, lengths: MeanLengths | None, node_hour_usd: float, use:
         n_in, n_out = lengths.input_tokens, lengths.output_tokens
         tokens = [one.times(1e6 / n) for n in (n_in, n_out, n_in + n_out)]
     return Cost(node_hour_usd, use, one.times(1e3), *tokens)
+
+
+def fleet_power(
+    nodes: int,
+    node_watts: float,
+    served_qps: float,
+    load: str,
+    lengths: MeanLengths | None,
+    source: str = GIVEN,
+) -> FleetPower:
+    """The power of so many nodes, and its share of each request and of a million output tokens."""
+    watts = nodes * node_watts
+    wh = watts / (served_qps * SECONDS_PER_HOUR)
+    per_tokens = None if lengths is None else wh / lengths.output_tokens * 1e6 / 1e3
+    return FleetPower(node_watts, watts / 1e3, HOURS * watts / 1e3, served_qps, load, wh, per_tokens, source)

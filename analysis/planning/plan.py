@@ -1,141 +1,43 @@
-"""The plan: nodes for a demand on a measured or predicted capacity, and what follows from them.
+"""Nodes for a demand on a measured or predicted capacity, and what follows from them.
 
-Joins the rules; each rule, and the basis of a plan, has a file of its own beside this one.
+Joins the rules; each rule has a file of its own beside this one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from analysis.planning.basis import ENDS, PlanBasis, figure, plan_basis
+import numpy as np
+
 from analysis.planning.day import Day, day, read_hourly
-from analysis.planning.money import Cost, cost_of, fleet_cost
-from analysis.planning.power import FleetPower, fleet_power
-from analysis.planning.sizing import (
-    Availability,
-    FleetCapacity,
-    Sizing,
-    available,
-    down_at_once,
-    naive,
-    needed,
-    size,
-)
+from analysis.planning.efficiency import ScalingEfficiency, alone, scaling, unlike
+from analysis.planning.evidence import Evidence
+from analysis.planning.money import FleetCost, FleetPower, cost_of, fleet_cost, fleet_power
+from analysis.planning.sizing import FleetCapacity, availability, down_at_once, fleet, naive, needed, size
 from analysis.planning.sources import Source, evidence_of, expanded
+from analysis.planning.verdict import (
+    CurvePoint,
+    DemandRates,
+    FewSpares,
+    LostNodes,
+    MeasuredEfficiency,
+    Plan,
+    PlannedEfficiency,
+)
+from analysis.results import summary
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
-from conf.specs.planning import Demand, Margins
+from conf.specs.planning import Basis, Demand, Margins
 
+ENDS = {"low": "low", "certified": "certified", "estimate": "value", "high": "high"}
+"""Figures of a capacity that a plan can rest on, by the words of plan.basis."""
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 """Shares of the peak for which nodes are listed beside it."""
 USUAL_AVAILABILITY, USUAL_TARGET = 0.995, 0.999
 """Availability of a node and share of the time to judge spares by, where none is given (our choice)."""
 WORST_LOST = 3
 """Most lost nodes that are listed, beside the spares (our choice)."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemandRates:
-    """The demand as rates of the whole service in QPS; `mean_qps` is None if only the peak is known."""
-
-    peak_qps: float
-    mean_qps: float | None
-    hourly_qps: tuple[float, ...]
-
-    @classmethod
-    def of(cls, demand: Demand) -> "DemandRates":
-        """Reads the file of a demand by the hour. Raises ConfigError for a wrong file."""
-        if demand.hourly:
-            rates = read_hourly(Path(demand.hourly))
-            return cls(max(rates), sum(rates) / len(rates), rates)
-        return cls(demand.at_peak_qps, demand.on_average_qps, ())
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The rate that is kept within the bounds after a loss of nodes, and its share of the peak."""
-
-    lost_nodes: int
-    kept_qps: float
-    share_of_peak: float
-
-
-@dataclass(frozen=True, slots=True)
-class FewSpares:
-    """Nodes that are down, where more are down at once than are spare.
-
-    They are `on_average` so many, and at most `down_nodes` in a share `target` of the time; the others keep
-    `kept_qps`. `assumed`: the availability was not given.
-    """
-
-    node_availability: float
-    target: float
-    assumed: bool
-    on_average: float
-    down_nodes: int
-    kept_qps: float
-    share_of_peak: float
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """Nodes for one demand: as planned, at the upper end of the capacity (None if unknown), and naively."""
-
-    demand_qps: float
-    nodes: int
-    nodes_at_high: int | None
-    naive_nodes: int
-
-
-@dataclass(frozen=True, slots=True)
-class FleetCost:
-    """Cost of the planned fleet at full use of its capacity, and at the rate that it serves.
-
-    It serves `served_qps`, the mean `load` if it is known, else the peak. The ends of its cost are those of
-    fleets planned on the ends of the capacity.
-    """
-
-    full_use: Cost
-    planned: Cost
-    served_qps: float
-    load: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Nodes for a demand, and their `basis`.
-
-    `sizing` applies the two rules, `nodes` also the availability if one was asked; `nodes_at` has the nodes
-    at each known figure of the capacity. `naive_nodes` divide by the estimate; `needed_nodes` carry the peak
-    with neither headroom nor spare.
-    """
-
-    basis: PlanBasis
-    load: DemandRates
-    care: Margins
-    sizing: Sizing
-    nodes: int
-    nodes_at: dict[str, int]
-    naive_nodes: int
-    needed_nodes: int
-    availability: Availability | None
-    degraded: tuple[Lost, ...]
-    few_spares: FewSpares | None
-    day: Day | None
-    money: FleetCost | None
-    power: FleetPower | None
-    curve: tuple[CurvePoint, ...]
-
-    @property
-    def binding(self) -> str:
-        """The rule that asks for the most nodes: normal, degraded, both, or availability."""
-        return self.sizing.binding if self.nodes == self.sizing.nodes else "availability"
-
-    def answer(self) -> str:
-        """The plan as `python -m analysis plan` prints it."""
-        from analysis.planning import plan_text, plan_tree  # they read plans
-
-        return plan_text.text(plan_tree.tree(self))
+LOWER_BOUND = "only a lower bound of the capacity is known: at most so many nodes"
 
 
 def plan(
@@ -148,52 +50,97 @@ def plan(
     """
     care = care or Margins()
     demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
-    load = DemandRates.of(demand)
+    load = demand_rates(demand)
     rest = [evidence_of(other) for other in expanded(others)]
-    on = plan_basis(evidence_of(source), rest, care.basis)
-    need = needed(load.peak_qps, on.service)
-    nodes = fleet(load.peak_qps, on.service, care)
-    nodes_at = _nodes_at(load.peak_qps, on, care)
+    on = evidence_of(source)
+    basis: Basis = "low" if on.open_above else care.basis
+    service = FleetCapacity(_planning_qps(on, basis), on.nodes, _efficiency(on, rest))
+    rules = size(load.peak_qps, service, care.headroom, care.spare_nodes)
+    nodes, nodes_at = fleet(load.peak_qps, service, care), _nodes_at(load.peak_qps, on, service, care)
+    needed_nodes, external = needed(load.peak_qps, service), on.asked.engine == "external"
     return Plan(
-        basis=on,
-        load=load,
+        exit_code=summary.EXIT_OPEN if on.open_above else summary.EXIT_OK,
+        reason=LOWER_BOUND if on.open_above else "",
+        planned_on=on,
+        demand=load,
         care=care,
-        sizing=size(load.peak_qps, on.service, care.headroom, care.spare_nodes),
+        basis=basis,
+        service=service,
         nodes=nodes,
+        binding=rules.binding if nodes == rules.nodes else "availability",
         nodes_at=nodes_at,
-        naive_nodes=naive(load.peak_qps, on.best_qps),
-        needed_nodes=need,
-        availability=_available(need, care),
-        degraded=_degraded(nodes, on.service, load.peak_qps, care.spare_nodes),
-        few_spares=_few_spares(nodes, on.service, load.peak_qps, care),
-        day=_day(load, on, care),
-        money=_money(nodes, nodes_at, load, on, care.node_hour_usd),
+        needed_nodes=needed_nodes,
+        naive_nodes=naive(load.peak_qps, on.qps_per_node.value),
+        engines=None if external else round(nodes * on.asked.replicas / on.asked.nodes),
+        gpus=on.gpus_per_node and on.gpus_per_node * nodes,
+        rules=rules,
+        efficiency=_planned_efficiency(nodes, service.efficiency, care),
+        degraded=_degraded(nodes, service, load.peak_qps, care.spare_nodes),
+        few_spares=_few_spares(nodes, service, load.peak_qps, care),
+        availability=availability(needed_nodes, care),
+        day=_day(load, on, service, care),
+        cost=_cost(nodes, nodes_at, load, on, service, care.node_hour_usd),
         power=_power(nodes, load, on, care.node_watts),
-        curve=_curve(load.peak_qps, on, care),
+        by_demand=_by_demand(load.peak_qps, on, service, care),
     )
 
 
-def _available(need: int, care: Margins) -> Availability | None:
-    if care.node_availability is None or care.target_availability is None:
+def demand_rates(demand: Demand) -> DemandRates:
+    """The rates of a demand; reads its file of rates by the hour. Raises ConfigError for a wrong file."""
+    if demand.hourly:
+        rates = read_hourly(Path(demand.hourly))
+        return DemandRates(max(rates), sum(rates) / len(rates), rates)
+    return DemandRates(demand.at_peak_qps, demand.on_average_qps, ())
+
+
+def _efficiency(on: Evidence, others: Sequence[Evidence]) -> ScalingEfficiency:
+    for other in others:
+        if difference := unlike(on, other):
+            raise RunError(
+                f"{other.name} differs from {on.name} in {difference}; beside the first run plan takes "
+                "others of the same service and lengths, at other node counts"
+            )
+    if not others:
+        return alone(on)
+    if all(other.nodes == on.nodes for other in others):
+        raise RunError(
+            f"{others[0].name} has the nodes of {on.name} and adds nothing to its plan; leave it out (a "
+            "study of several deployments pools repeats)"
+        )
+    return scaling([on, *others])
+
+
+def _planning_qps(on: Evidence, basis: Basis) -> float:
+    value = _figure(on.qps_per_node, basis)
+    if value is None:
+        known = [end for end in ENDS if end != "high" and _figure(on.qps_per_node, end) is not None]
+        raise RunError(
+            f"{on.name}: the {basis} end of its capacity is unknown; choose plan.basis={known[-1]}"
+        )
+    return value
+
+
+def _figure(qps: Estimate, end: str) -> float | None:
+    """The figure of a capacity by its word in `ENDS`; None where it is unknown, as all but the bound is."""
+    if qps.is_bound and end != "low":
         return None
-    return available(need, care.node_availability, care.target_availability)
+    value: float | None = getattr(qps, ENDS[end])
+    return value
 
 
-def fleet(rate_qps: float, service: FleetCapacity, care: Margins) -> int:
-    """Nodes for a rate by all rules: headroom, spares, and the availability if one was asked.
-
-    Raises RunError if no number of nodes serves it.
-    """
-    found = _available(needed(rate_qps, service), care)
-    by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
-    return max(by_rules, found.nodes if found else 0)
+def _planned_efficiency(nodes: int, e: ScalingEfficiency, care: Margins) -> PlannedEfficiency:
+    return PlannedEfficiency(
+        assumed=nodes - care.spare_nodes < e.fewest or nodes > e.most,
+        at_planned=float(e.at(np.array([nodes]))[0]),
+        measured=tuple(MeasuredEfficiency(*pair) for pair in e.measured()),
+    )
 
 
-def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) -> tuple[Lost, ...]:
+def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) -> tuple[LostNodes, ...]:
     """The service with one, two and three nodes lost, and with as many as are spare."""
     lost = sorted({*range(1, WORST_LOST + 1), spares} - {0})
     kept = [(n, service.kept_qps(nodes - n)) for n in lost if n < nodes]
-    return tuple(Lost(n, qps, qps / peak_qps) for n, qps in kept)
+    return tuple(LostNodes(n, qps, qps / peak_qps) for n, qps in kept)
 
 
 def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Margins) -> FewSpares | None:
@@ -207,16 +154,15 @@ def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Margi
     return FewSpares(availability, share, up is None, average, down, kept_qps, kept_qps / peak_qps)
 
 
-def _power(nodes: int, load: DemandRates, on: PlanBasis, node_watts: float | None) -> FleetPower | None:
+def _power(nodes: int, load: DemandRates, on: Evidence, node_watts: float | None) -> FleetPower | None:
     """The power of the fleet at the watts that were given, else at those that the run measured."""
     served, what = _served(load)
     if node_watts is not None:
-        return fleet_power(nodes, node_watts, served, what, on.evidence.lengths)
-    told = on.evidence.node_watts
-    if told is None:
+        return fleet_power(nodes, node_watts, served, what, on.lengths)
+    if on.node_watts is None:
         return None
-    source = f"measured, of {told.of}, at {told.rate_qps_per_node:.2f} QPS per node"
-    return fleet_power(nodes, told.watts, served, what, on.evidence.lengths, source)
+    source = f"measured, of {on.node_watts.of}, at {on.node_watts.rate_qps_per_node:.2f} QPS per node"
+    return fleet_power(nodes, on.node_watts.watts, served, what, on.lengths, source)
 
 
 def _served(load: DemandRates) -> tuple[float, str]:
@@ -224,28 +170,34 @@ def _served(load: DemandRates) -> tuple[float, str]:
     return (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
 
 
-def _day(load: DemandRates, on: PlanBasis, care: Margins) -> Day | None:
+def _day(load: DemandRates, on: Evidence, service: FleetCapacity, care: Margins) -> Day | None:
     if not load.hourly_qps:
         return None
-    lead = on.evidence.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
-    return day(load.hourly_qps, [fleet(rate, on.service, care) for rate in load.hourly_qps], lead)
+    lead = on.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
+    nodes = [fleet(rate, service, care) for rate in load.hourly_qps]
+    return day(load.hourly_qps, nodes, lead, care.node_hour_usd)
 
 
-def _money(
-    nodes: int, nodes_at: dict[str, int], load: DemandRates, on: PlanBasis, node_hour_usd: float | None
+def _cost(
+    nodes: int,
+    nodes_at: dict[str, int],
+    load: DemandRates,
+    on: Evidence,
+    service: FleetCapacity,
+    node_hour_usd: float | None,
 ) -> FleetCost | None:
     if node_hour_usd is None:
         return None
     served, what = _served(load)
-    use = served / replace(on.service, qps_per_node=on.best_qps).kept_qps(nodes)
+    use = served / replace(service, qps_per_node=on.qps_per_node.value).kept_qps(nodes)
     low, high = nodes_at.get("low"), nodes_at.get("high")
-    fleet = Estimate(
+    size_of_fleet = Estimate(
         nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes)
     )
-    efficiency = on.service.kept_qps(nodes) / nodes / on.service.qps_per_node
+    efficiency = service.kept_qps(nodes) / nodes / service.qps_per_node
     return FleetCost(
-        full_use=cost_of(on.qps.times(efficiency), on.evidence.lengths, node_hour_usd),
-        planned=fleet_cost(fleet, served, use, on.evidence.lengths, node_hour_usd),
+        full_use=cost_of(on.qps_per_node.times(efficiency), on.lengths, node_hour_usd),
+        planned=fleet_cost(size_of_fleet, served, use, on.lengths, node_hour_usd),
         served_qps=served,
         load=what,
     )
@@ -263,16 +215,18 @@ def _sized(
         return None
 
 
-def _nodes_at(demand_qps: float, on: PlanBasis, care: Margins) -> dict[str, int]:
-    sized = {end: _sized(demand_qps, on.service, figure(on.qps, end), care) for end in ENDS}
+def _nodes_at(demand_qps: float, on: Evidence, service: FleetCapacity, care: Margins) -> dict[str, int]:
+    sized = {end: _sized(demand_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS}
     return {end: nodes for end, nodes in sized.items() if nodes is not None}
 
 
-def _curve(peak_qps: float, on: PlanBasis, care: Margins) -> tuple[CurvePoint, ...]:
+def _by_demand(
+    peak_qps: float, on: Evidence, service: FleetCapacity, care: Margins
+) -> tuple[CurvePoint, ...]:
     points = []
     for demand_qps in (share * peak_qps for share in CURVE):
-        nodes = _sized(demand_qps, on.service, on.service.qps_per_node, care)
-        at_high = _sized(demand_qps, on.service, on.qps.high, care)
+        nodes = _sized(demand_qps, service, service.qps_per_node, care)
+        at_high = _sized(demand_qps, service, on.qps_per_node.high, care)
         if nodes is not None:
-            points.append(CurvePoint(demand_qps, nodes, at_high, naive(demand_qps, on.best_qps)))
+            points.append(CurvePoint(demand_qps, nodes, at_high, naive(demand_qps, on.qps_per_node.value)))
     return tuple(points)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analysis.planning.efficiency import ScalingEfficiency
 from analysis.results.runs import RunError
+from conf.specs.planning import Margins
 
 Floats = NDArray[np.float64]
 
@@ -117,10 +118,6 @@ class Availability:
     nodes: int
     reached: float
 
-    @property
-    def spare_nodes(self) -> int:
-        return self.nodes - self.needed_nodes
-
 
 def up_probability(needed: int, nodes: int, node_availability: float) -> float:
     """Probability that at least `needed` of `nodes` are up, each independently with `node_availability`."""
@@ -163,3 +160,20 @@ def _doubled(nodes: int) -> Iterator[int]:
         yield nodes
         nodes *= 2
     yield MOST_NODES
+
+
+def availability(needed_nodes: int, care: Margins) -> Availability | None:
+    """`available` by the margins of a plan; None where they have no availability."""
+    if care.node_availability is None or care.target_availability is None:
+        return None
+    return available(needed_nodes, care.node_availability, care.target_availability)
+
+
+def fleet(rate_qps: float, service: FleetCapacity, care: Margins) -> int:
+    """Nodes for a rate by all rules: headroom, spares, and the availability if one was asked.
+
+    Raises RunError if no number of nodes serves it.
+    """
+    enough_up = availability(needed(rate_qps, service), care)
+    by_rules = size(rate_qps, service, care.headroom, care.spare_nodes).nodes
+    return max(by_rules, enough_up.nodes if enough_up else 0)

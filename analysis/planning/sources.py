@@ -1,5 +1,7 @@
 """Read the evidence for a plan from run folders, studies and predictions."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
+from conf.specs.engine import Engine
 
 Tree = Mapping[str, Any]
 
@@ -102,7 +105,7 @@ def of_run(run: Run) -> Evidence:
         found,
         lengths=request_means.lengths(request_means.answers(run)) or found.lengths,
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
-        engine_settings=None if experiment is None else asdict(experiment.engine),
+        engine_settings=None if experiment is None else _fingerprint(experiment.engine),
         gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
     )
 
@@ -119,10 +122,10 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
     return Evidence(
         name=name,
         asked=verdict.asked,
-        predicted=False,
+        found_by="simulated" if verdict.asked.is_modelled else "measured",
         caution=_simulated(verdict, capacity) or summary.engine_label(verdict),
-        qps=capacity.claimed,
-        sampling_qps=capacity.claimed_of(capacity.sampling) if capacity.constants else None,
+        qps_per_node=capacity.claimed,
+        sampling_qps_per_node=capacity.claimed_of(capacity.sampling) if capacity.constants else None,
         open_above=capacity.open_above,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
@@ -151,9 +154,9 @@ def of_predicted(source: Predicted) -> Evidence:
     return Evidence(
         name=name,
         asked=verdict.asked,
-        predicted=True,
+        found_by="predicted",
         caution=caution,
-        qps=capacity.qps_per_node,
+        qps_per_node=capacity.qps_per_node,
         open_above=capacity.qps_per_node.is_lower_bound,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_predicted_lengths(forecast),
@@ -204,6 +207,12 @@ def _ready_minutes(run: Run, engine: str) -> float | None:
     """Minutes from the deployment until the service was warm; None if it was not deployed on real nodes."""
     ready_s = (run.manifest.get("server") or {}).get("ready_s")
     return ready_s / 60 if ready_s and engine in REAL_NODES else None
+
+
+def _fingerprint(engine: Engine) -> str:
+    """A short name for all settings of an engine: equal for equal settings."""
+    settings = json.dumps(asdict(engine), sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def _experiment(run: Run) -> Experiment | None:

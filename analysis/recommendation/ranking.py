@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.plan import fleet
-from analysis.planning.sizing import MOST_NODES, FleetCapacity
+from analysis.planning.sizing import MOST_NODES, FleetCapacity, fleet
 from analysis.results.runs import RunError
 from conf.specs.planning import Margins
 

@@ -1,7 +1,7 @@
 """A recommendation from capacities of shapes: their order, and the same once a study has measured some."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from analysis.planning.evidence import Evidence, NotPlannable
-from analysis.planning.plan import Plan, plan
+from analysis.planning.plan import plan
+from analysis.planning.verdict import Plan
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import Floats
 from analysis.results import studies, summary
@@ -25,11 +26,8 @@ from analysis.results.types.recommendation import (
 )
 from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
-from conf.io.check import Refusals
 from conf.io.one_line import reason
-from conf.keys import fields_of
 from conf.specs.planning import Demand, Margins
-from conf.typed import Source, typed
 
 FILE = "recommendation.json"
 """The file of the prediction in the folder of the study that measured it."""
@@ -87,9 +85,9 @@ def ranked(
     unranked = [*unranked, *beyond]
     ln_qps = np.array([one.ln_qps for one in found])
     # Every shape was watched on as many nodes as the others, and E(n) = 1 for all.
-    nodes = ranking.nodes_of(peak_qps, plans[0].basis.service, care, np.exp(ln_qps))
+    nodes = ranking.nodes_of(peak_qps, plans[0].service, care, np.exp(ln_qps))
     best = ranking.best_probability(nodes)
-    order = ranking.places([one.nodes for one in plans], [one.basis.best_qps for one in plans])
+    order = ranking.places([one.nodes for one in plans], [one.planned_on.qps_per_node.value for one in plans])
     first = order[0][0]
     shapes = [
         _ranked(found[each], plans[each].nodes, dict(plans[each].nodes_at), care)
@@ -150,7 +148,7 @@ def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Marg
         "gpus": one.gpus,
         "nodes": nodes,
         "nodes_at": nodes_at,
-        "qps_per_node": one.evidence.qps,
+        "qps_per_node": one.evidence.qps_per_node,
         "binding": one.binding,
         "kv_full": one.kv_full,
         "assumed": one.assumed,
@@ -188,11 +186,12 @@ def read(path: Path) -> RecommendationVerdict:
 def measured(asked: RecommendationVerdict, study: StudyVerdict, folder: str) -> RecommendationVerdict:
     """The recommendation with the ranking of the shapes that `study` has measured.
 
-    Its exit code is that of the study. Raises RunError for a study or margins that do not belong together.
+    Its exit code is that of the study. Raises RunError where no number of nodes serves the peak.
     """
-    care = _care(asked.care)
     rankings = [
-        one for of in asked.rankings if (one := _of_cells(of, study.cells or (), asked.peak_qps, care, study))
+        one
+        for of in asked.rankings
+        if (one := _of_cells(of, study.cells or (), asked.peak_qps, asked.care, study))
     ]
     code = summary.EXIT_INTERRUPTED if study.exit_code is None else study.exit_code
     return replace(
@@ -205,13 +204,6 @@ def measured(asked: RecommendationVerdict, study: StudyVerdict, folder: str) -> 
         exit_code=code,
         reason=study.reason,
     )
-
-
-def _care(tree: Mapping[str, Any]) -> Margins:
-    try:
-        return typed(Margins, tree, Source(fields_of(Margins) or {}), Refusals())
-    except ValueError as error:
-        raise RunError(f"{FILE} is broken: its care: {error}") from error
 
 
 def _of_cells(
@@ -248,9 +240,9 @@ def _capacity(shape: RankedShape, cell: MatrixCell, ln_qps: Floats, study: Study
         evidence=Evidence(
             name=shape.name,
             asked=study.asked,
-            predicted=False,
+            found_by="simulated" if study.asked.is_modelled else "measured",
             caution="",
-            qps=q,
+            qps_per_node=q,
             open_above=False,
             lengths=None,
         ),

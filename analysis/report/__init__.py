@@ -3,12 +3,12 @@
 Jinja and matplotlib are imported on use.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from analysis.figures import canvas
+from analysis.planning.verdict import NoPlan, Plan
 from analysis.report import pages, plan
 from analysis.report.blocks import Page
 from analysis.results import studies
@@ -37,9 +37,9 @@ def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
     durable.write_text(out, html(page))
 
 
-def write_plan(tree: Mapping[str, Any], out: Path) -> None:
-    """Write the page of a plan's tree to `out`. Raises OSError."""
-    durable.write_text(out, html(plan.of_plan(tree)))
+def write_plan(verdict: Plan | NoPlan, out: Path) -> None:
+    """Write the page of a plan to `out`. Raises OSError."""
+    durable.write_text(out, html(plan.page(verdict)))
 
 
 def write(path: Path) -> Path:

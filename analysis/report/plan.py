@@ -1,86 +1,77 @@
 """The page of a plan: the nodes, the rules that ask for them, the day, Ray Serve's settings if written."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from analysis.figures.plan import Nodes
-from analysis.planning import plan_text
-from analysis.report.blocks import Code, Facts, Missing, Page, Paragraph, Section
+from analysis.planning.verdict import NoPlan, Plan
+from analysis.report.blocks import Block, Code, Facts, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room, block
 from analysis.report.wording import value
+from analysis.results.json_border import to_tree
+from analysis.views import plan as view
 from analysis.views.shown import Answer
-
-Tree = Mapping[str, Any]
 
 UNWRITTEN = "no file for Ray Serve was asked for; --serve-config FILE.yaml writes it"
 PREDICTED = "a file for Ray Serve needs the folder of a run: this capacity is predicted"
+HEADS = {
+    "basis": ("What it rests on", "The capacity, and the configuration that has it."),
+    "rules": ("Which rule asks for them", "The fewest nodes that each rule is content with."),
+    "hours": ("Over the day", "Nodes by the hour."),
+    "cost": ("Cost and power", "By the price that you gave, and watts as given or measured."),
+}
+"""Anchor, heading and purpose of the sections behind the figure."""
 
 
-def of_plan(tree: Tree) -> Page:
+def page(plan: Plan | NoPlan) -> Page:
     """The page of a plan, or of its refusal."""
-    word, _, answer = plan_text.headline(tree).partition("  ")
-    if not tree["valid"]:
-        claim = Answer(word, "bad", "Nothing is planned", notes=(f"{answer}.",))
+    answer = view.answer(plan)
+    if isinstance(plan, NoPlan):
+        claim = replace(answer, headline="Nothing is planned", notes=(f"{answer.headline}.",))
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
-    room, on = Room(), tree["planned_on"]
-    subtitle = f"Planned on {on['name']}, {on['found_by']}: {on['load']}"
-    nodes = block(Nodes, tree, room)
+    on = plan.planned_on
+    cost: tuple[Block, ...] = tuple(view.cost_tables(plan)) or (Paragraph(view.NO_PRICE),)
+    blocks: dict[str, tuple[Block, ...]] = {
+        "basis": (Facts(tuple(view.basis(plan))),),
+        "rules": (Facts(tuple(view.rules(plan))),),
+        "hours": (Facts(tuple(view.hours(plan))),) if plan.day else (),
+        "cost": (*cost, Facts(tuple(view.power(plan)))),
+    }
+    figure, whole = block(Nodes, plan, Room()), json.dumps(to_tree(plan), indent=1)
+    code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
     sections = [
-        Section("nodes", "How many nodes", "What grows with the demand.", (nodes, _whole(tree))),
-        *(Section(*head, tuple(map(_line, lines))) for head, lines in _told(tree) if lines),
-        _settings(tree),
+        Section("nodes", "How many nodes", "What grows with the demand.", (figure, code)),
+        *(Section(anchor, *HEADS[anchor], shown) for anchor, shown in blocks.items() if shown),
+        Section(
+            "service", "Taken into service", "Ray Serve's autoscaling for the planned nodes.", _settings(plan)
+        ),
     ]
-    return Page(f"{word}: {on['name']}", "Plan of a service", subtitle, _answer(tree, word, answer), sections)
+    subtitle = f"Planned on {on.name}, {on.found_by}: {on.asked.load}"
+    title = f"{answer.word}: {on.name}"
+    return Page(title, "Plan of a service", subtitle, _claim(plan, answer), sections)
 
 
-def _whole(tree: Tree) -> Code:
-    text = json.dumps(tree, indent=1, default=str)
-    return Code("The plan as JSON, every figure with its unit", text, folded=True)
-
-
-def _answer(tree: Tree, word: str, answer: str) -> Answer:
-    fleet, _, efficiency = answer.partition("; ")
-    planned, care = tree["answer"], tree["care"]
+def _claim(plan: Plan, answer: Answer) -> Answer:
+    """The answer at the head of the page; its facts have sections of their own."""
     figures = (
-        ("Planned per node", f"{planned['planned_qps_per_node']:.2f} QPS"),
-        ("Headroom", f"{100 * care['headroom']:g} %"),
-        ("Spare nodes", str(care["spare_nodes"])),
+        ("Planned per node", f"{plan.service.qps_per_node:.2f} QPS"),
+        ("Headroom", f"{100 * plan.care.headroom:g} %"),
+        ("Spare nodes", str(plan.care.spare_nodes)),
     )
-    said = f"{efficiency}.", *([f"{tree['reason']}."] if tree["reason"] else [])
-    tone = "short" if tree["exit_code"] else "good"
-    caution = tree["planned_on"]["caution"]
-    return Answer(word, tone, fleet, figures, notes=(*said, *([caution] if caution else [])))
+    fleet, _, efficiency = answer.headline.partition("; ")
+    reason = [f"{plan.reason}."] if plan.reason else []
+    caution = [plan.planned_on.caution] if plan.planned_on.caution else []
+    return replace(
+        answer, headline=fleet, facts=figures, tables=(), notes=(f"{efficiency}.", *reason, *caution)
+    )
 
 
-def _told(tree: Tree) -> list[tuple[tuple[str, str, str], list[str]]]:
-    """Heading and lines of what the text of the plan says, in its order."""
-    told = plan_text.parts(tree)
-    return [
-        (("basis", "What it rests on", "The capacity, and the configuration that has it."), told["basis"]),
-        (
-            ("rules", "Which rule asks for them", "The fewest nodes that each rule is content with."),
-            told["rules"],
-        ),
-        (("hours", "Over the day", "Nodes by the hour."), told["day"]),
-        (
-            ("cost", "Cost and power", "By the price that you gave, and watts as given or measured."),
-            told["cost"],
-        ),
-    ]
-
-
-def _line(text: str) -> Paragraph:
-    return Paragraph(text.strip())
-
-
-def _settings(tree: Tree) -> Section:
+def _settings(plan: Plan) -> tuple[Block, ...]:
     """The settings of Ray Serve, or how to have them written."""
-    head = "service", "Taken into service", "Ray Serve's autoscaling for the planned nodes."
-    into = tree.get("into_service")
-    if into is None:
-        why = PREDICTED if tree["planned_on"]["predicted"] else UNWRITTEN
-        return Section(*head, (Missing("Ray Serve's settings", why),))
-    settings = Facts(tuple((name, value(it)) for name, it in into["autoscaling_config"].items()))
-    written = Paragraph(f"Ray Serve's autoscaling in {into['file']}; its comments give each number's reason:")
-    return Section(*head, (written, settings))
+    written = plan.into_service
+    if written is None:
+        why = PREDICTED if plan.planned_on.found_by == "predicted" else UNWRITTEN
+        return (Missing("Ray Serve's settings", why),)
+    settings = Facts(tuple((name, value(it)) for name, it in written.autoscaling_config.items()))
+    where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
+    return Paragraph(where), settings

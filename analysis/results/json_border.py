@@ -5,6 +5,7 @@ are left out, a missing key takes the default of its field, and one error names 
 pydantic takes a tenth of a second to import, so only reading imports it.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -30,6 +31,11 @@ MOST_ERRORS = 5
 def to_tree(verdict: Any) -> Tree:
     """A dataclass as JSON carries it: every field under its name, infinite numbers as words."""
     return {field.name: plain(getattr(verdict, field.name)) for field in fields(verdict)}
+
+
+def json_line(verdict: Any) -> str:
+    """A dataclass as one line of JSON."""
+    return json.dumps(to_tree(verdict))
 
 
 def plain(value: Any) -> Any:

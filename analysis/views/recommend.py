@@ -1,8 +1,7 @@
 """The answer of `recommend`: the first shape of a node, the ranking of all, and what to measure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from analysis.results.types.recommendation import (
     ProposedMeasurement,
@@ -11,6 +10,7 @@ from analysis.results.types.recommendation import (
     ShapeRanking,
 )
 from analysis.stats.estimate import span
+from analysis.views.plan import BASES
 from analysis.views.shown import Answer, Fact, Table
 from conf.specs.bounds import short
 
@@ -18,7 +18,6 @@ LEAST_SHOWN = 0.01
 """Shapes with at least this probability are shown beside the best of each layout (our choice)."""
 NAMED = 4
 HEADS = ("rank", "layout", "node", "tokens", "GPUs", "nodes", "QPS per node", "P(best)", "limit", "assumed")
-BASES = {"low": "the low end", "certified": "the certified figure", "estimate": "the estimate"}
 
 
 def answers(verdict: RecommendationVerdict) -> list[Answer]:
@@ -181,7 +180,7 @@ def _proposed(found: Sequence[ProposedMeasurement]) -> list[str]:
 
 def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
     asked, care = verdict.asked, verdict.care
-    spares = care.get("spare_nodes", 0)
+    spares = care.spare_nodes
     yield (
         "service",
         f"{asked.model} on {asked.hardware}, routing {asked.routing}, workload {asked.load}, "
@@ -190,7 +189,7 @@ def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
     yield "bounds", asked.slo.text
     yield (
         "nodes [at the upper end, at the low end of the capacity]",
-        f"planned with {_basis(care)}, {100 * care.get('headroom', 0.0):g} % headroom and {spares} spare"
+        f"planned with {BASES[care.basis]}, {100 * care.headroom:g} % headroom and {spares} spare"
         f" node{'s' * (spares != 1)}; E(n) = 1 is assumed",
     )
     yield (
@@ -198,7 +197,3 @@ def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
         "the interval is what is unknown of the engine model's constants, drawn jointly for all shapes, and"
         " Monte Carlo noise; what the model lacks is not in it",
     )
-
-
-def _basis(care: Mapping[str, Any]) -> str:
-    return BASES.get(str(care.get("basis")), "an end")

@@ -6,13 +6,13 @@ The words are in `shape_words`, the order is in `analysis.recommendation`.
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from analysis.planning.evidence import NotPlannable
-from analysis.planning.plan import DemandRates
+from analysis.planning.plan import demand_rates
 from analysis.planning.sources import of_predicted
 from analysis.recommendation import recommended
 from analysis.recommendation.recommended import ShapeCapacity
@@ -59,7 +59,7 @@ def recommend(arguments: argparse.Namespace) -> int:
     """Rank the shapes of a node by the nodes that a demand needs, and say what to measure to be sure."""
     refuse_out(arguments.out, *export.SUFFIXES)
     question = ShapeQuestion.of(arguments.words, arguments.config)
-    peak_qps = DemandRates.of(question.asked.demand).peak_qps
+    peak_qps = demand_rates(question.asked.demand).peak_qps
     shapes = question.shapes(lambda words: prediction.checked(words, question.config))
     good = [shape.asked for shape in shapes if shape.asked]
     if not good:
@@ -192,7 +192,7 @@ def answered(
     return RecommendationVerdict(
         asked=describe(first),
         peak_qps=peak_qps,
-        care=asdict(question.asked.plan),
+        care=question.asked.plan,
         gpus_per_node=first.cluster.gpus_per_node,
         rankings=tuple(rankings),
         notes=(ON_SIMULATED,) if is_proposed and question.is_simulated else (),

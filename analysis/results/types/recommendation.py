@@ -5,10 +5,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.estimate import Estimate
+from conf.specs.planning import Margins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class RecommendationVerdict:
     asked: AskedExperiment
     clock: str = "virtual"
     peak_qps: float
-    care: Mapping[str, Any]
+    care: Margins
     gpus_per_node: int
     rankings: tuple[ShapeRanking, ...]
     measured: tuple[ShapeRanking, ...] = ()

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import planning
 from analysis.planning.sizing import down_at_once, up_probability
+from analysis.views.plan import answer
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
 from tests.support.runs.planned_sweeps import sweep
 
@@ -29,27 +30,27 @@ def without_constants(path: Path, why: str) -> Path:
 def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_path: Path) -> None:
     alone = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
     joined = planning.command([GOLDEN], WORDS)
-    own, both = (tree["planned_on"]["qps_per_node"] for tree in (alone, joined))
-    assert both["low"] < own["low"] < own["value"] == both["value"] < own["high"] < both["high"]
-    assert joined["answer"]["nodes"] > alone["answer"]["nodes"]
-    assert joined["nodes_at"]["high"] < alone["nodes_at"]["high"]
-    assert joined["nodes_at"]["estimate"] == alone["nodes_at"]["estimate"]
-    said = planning.text(joined)
+    own, both = (tree.planned_on.qps_per_node for tree in (alone, joined))
+    assert both.low < own.low < own.value == both.value < own.high < both.high
+    assert joined.nodes > alone.nodes
+    assert joined.nodes_at["high"] < alone.nodes_at["high"]
+    assert joined.nodes_at["estimate"] == alone.nodes_at["estimate"]
+    said = str(answer(joined))
     assert said.startswith("SIMULATED  ") and "measured on" not in said.splitlines()[0]
     assert "sampling noise of this run alone [2.90, 3.62]" in said and "joint: the uncertainty" in said
 
 
 def test_constants_that_stay_unknown_are_said(tmp_path: Path) -> None:
     tree = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
-    said = planning.text(tree)
-    assert tree["planned_on"]["sampling_qps_per_node"] is None
+    said = str(answer(tree))
+    assert tree.planned_on.sampling_qps_per_node is None
     assert "sampling noise alone: what is unknown" in said and "(no such engine)" in said
 
 
 def test_a_measured_run_has_its_own_interval_alone() -> None:
     tree = planning.command([sweep(17.6, 18.4, 19.1)], WORDS)
-    assert planning.text(tree).startswith("PLAN  14 nodes") and tree["planned_on"]["found_by"] == "measured"
-    assert tree["planned_on"]["sampling_qps_per_node"] is None
+    assert str(answer(tree)).startswith("PLAN  14 nodes") and tree.planned_on.found_by == "measured"
+    assert tree.planned_on.sampling_qps_per_node is None
 
 
 @pytest.mark.parametrize(
@@ -63,22 +64,22 @@ def test_as_many_are_down_as_the_binomial_says(nodes: int, availability: float, 
 
 def test_one_spare_for_thousands_of_nodes_is_called_few() -> None:
     tree = planning.command([sweep(4.9, 5.0, 5.1)], ["demand.peak_qps=30000"])
-    few = tree["few_spares"]
-    assert few["assumed"] and few["down_nodes"] > few["on_average"] > 30
-    assert "1 spare of 7,203 nodes is FEW" in planning.text(tree)
-    enough = f"plan.spare_nodes={few['down_nodes']}"
-    assert planning.command([sweep(4.9, 5.0, 5.1)], ["demand.peak_qps=30000", enough])["few_spares"] is None
+    few = tree.few_spares
+    assert few.assumed and few.down_nodes > few.on_average > 30
+    assert "1 spare of 7,203 nodes is FEW" in str(answer(tree))
+    enough = f"plan.spare_nodes={few.down_nodes}"
+    assert planning.command([sweep(4.9, 5.0, 5.1)], ["demand.peak_qps=30000", enough]).few_spares is None
 
 
 def test_gpus_and_power_stand_beside_nodes() -> None:
     words = ["demand.peak_qps=200", "demand.mean_qps=100", "plan.node_watts=9000"]
     tree = planning.command([sweep(17.6, 18.4, 19.1)], words)
-    power = tree["power"]
-    assert tree["answer"]["gpus"] == 8 * 14 and power["fleet_kw"] == pytest.approx(126)
-    assert power["kwh_per_day"] == pytest.approx(24 * 126)
-    assert power["wh_per_request"] == pytest.approx(126e3 / 100 / 3600)
-    assert power["kwh_per_1m_output_tokens"] == pytest.approx(126 / 100 / 3600 * 1e6 / 140)
+    power = tree.power
+    assert tree.gpus == 8 * 14 and power.fleet_kw == pytest.approx(126)
+    assert power.kwh_per_day == pytest.approx(24 * 126)
+    assert power.wh_per_request == pytest.approx(126e3 / 100 / 3600)
+    assert power.kwh_per_1m_output_tokens == pytest.approx(126 / 100 / 3600 * 1e6 / 140)
     strange = sweep(17.6, 18.4, 19.1, asked={"gpus_per_node": None})
     unknown = planning.command([strange], WORDS)
-    assert unknown["answer"]["gpus"] is None and unknown["power"] is None
-    assert ", GPUs unknown, for" in planning.text(unknown) and "plan.node_watts=W" in planning.text(unknown)
+    assert unknown.gpus is None and unknown.power is None
+    assert ", GPUs unknown, for" in str(answer(unknown)) and "plan.node_watts=W" in str(answer(unknown))

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import NoData, RunError, planning
+from analysis import RunError, planning
 from analysis.figures.plan import Nodes
+from analysis.planning import Plan
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.money import cost_of, fleet_cost
 from analysis.planning.request_means import MeanLengths
 from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, needed, size, up_probability
+from analysis.results.json_border import from_tree, json_line
 from analysis.stats.estimate import Estimate
+from analysis.views.plan import answer
 from conf import ConfigError
 from conf.compose import load_planning
 from conf.specs.planning import Demand, Margins
@@ -49,13 +52,13 @@ def test_the_example_of_the_planning_page() -> None:
     )
     assert size(200, service(19.1), 0.15, 1).nodes == 13
     assert naive(200, 18.4) == 11
-    tree = planning.tree(planning.plan(sweep(17.6, 18.4, 19.1), 200))
-    assert planning.text(tree).startswith(
+    tree = planning.plan(sweep(17.6, 18.4, 19.1), 200)
+    assert str(answer(tree)).startswith(
         "PLAN  14 nodes (13 at the upper bound), 112 GPUs, for 200 QPS at the peak; "
         "E(n) = 1 ASSUMED (measured on 1 node only)\n"
     )
-    assert tree["nodes_at"] == {"low": 14, "certified": 14, "estimate": 13, "high": 13}
-    json.dumps(tree)  # every figure is a plain number
+    assert tree.nodes_at == {"low": 14, "certified": 14, "estimate": 13, "high": 13}
+    assert from_tree(Plan, json.loads(json_line(tree)), "the plan") == tree
 
 
 @given(rates, st.floats(2, 60), headrooms, spares, st.sampled_from([FLAT, FALLING]))
@@ -131,14 +134,14 @@ def test_the_probability_of_nodes_that_are_up() -> None:
 def test_availability_may_ask_for_more_nodes_than_the_rules() -> None:
     care = Margins(headroom=0.0, spare_nodes=0, node_availability=0.9, target_availability=0.9999)
     found = planning.plan(sweep(9.9, 10.0, 10.1), 100, care)
-    assert found.nodes > found.sizing.nodes == 11
+    assert found.nodes > found.rules.nodes == 11
     assert found.binding == "availability"
-    assert "(independent failures only)" in on_one_line(planning.text(planning.tree(found)))
+    assert "(independent failures only)" in on_one_line(str(found.answer()))
 
 
 def test_almost_always_is_not_called_always() -> None:
     care = Margins(spare_nodes=0, node_availability=0.995, target_availability=0.999999999)
-    said = on_one_line(planning.text(planning.tree(planning.plan(sweep(9.9, 10.0, 10.1), 4, care))))
+    said = on_one_line(str(planning.plan(sweep(9.9, 10.0, 10.1), 4, care).answer()))
     assert "99.9999999 % availability at 99.5 % per node: 1 must be up, so 4 nodes" in said
     assert "which reach 99.999999937 %" in said  # 1 - 0.005^4 = 1 - 6.25e-10, rounded down
 
@@ -175,16 +178,16 @@ def test_full_use_times_the_share_used_is_what_the_fleet_costs() -> None:
     c = 18.4 * 0.9
     four = sweep(17.6 * 0.9, c, 19.1 * 0.9, nodes=4)
     found = planning.plan(sweep(17.6, 18.4, 19.1), 45, Margins(node_hour_usd=16.0), others=[four])
-    assert found.nodes == 4 and found.money is not None
-    full, planned = found.money.full_use.per_1k_requests_usd, found.money.planned
+    assert found.nodes == 4 and found.cost is not None
+    full, planned = found.cost.full_use.per_1k_requests_usd, found.cost.planned
     assert full.value == pytest.approx(16 / c / 3.6)  # at the efficiency of four nodes, not of one
     assert planned.per_1k_requests_usd.value == pytest.approx(full.value / planned.use)
 
 
 def test_without_a_price_there_is_no_cost() -> None:
-    tree = planning.tree(planning.plan(sweep(17.6, 18.4, 19.1), 200))
-    assert tree["cost"] is None
-    assert "plan.node_hour_usd=USD" in planning.text(tree)
+    tree = planning.plan(sweep(17.6, 18.4, 19.1), 200)
+    assert tree.cost is None
+    assert "plan.node_hour_usd=USD" in str(answer(tree))
     with pytest.raises(ValueError, match="must be positive"):
         planning.cost(sweep(17.6, 18.4, 19.1), 0.0)
 
@@ -256,18 +259,16 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     path = hourly(tmp_path, "\n".join(["50"] * 12 + ["200"] * 12))
     words = [f"demand.hourly={path}", "plan.node_hour_usd=16"]
     tree = planning.command([sweep(17.6, 18.4, 19.1)], words)
-    assert tree["demand"]["mean_qps"] == 125 and tree["answer"]["nodes"] == 14 == max(tree["day"]["nodes"])
-    assert tree["day"]["nodes"][0] == size(50, service(17.6), 0.15, 1).nodes == 4
-    assert tree["day"]["scale_up_minutes"] is None
-    assert "336 fixed, at least 216.0 autoscaled" in planning.text(tree)
-    assert tree["cost"]["load"] == "mean"
+    assert tree.demand.mean_qps == 125 and tree.nodes == 14 == max(tree.day.nodes)
+    assert tree.day.nodes[0] == size(50, service(17.6), 0.15, 1).nodes == 4
+    assert tree.day.scale_up_minutes is None
+    assert "336 fixed, at least 216.0 autoscaled" in str(answer(tree))
+    assert tree.cost.load == "mean"
     by_demand, by_hour = Nodes.read(tree).figure().axes
     assert "fixed fleet, 14 nodes" in by_hour.get_legend_handles_labels()[1]
     assert [line.get_label() for line in by_demand.get_lines()][2] == "plain division by the estimate"
-    with pytest.raises(NoData, match="the run is void"):
-        Nodes.read({"valid": False, "reason": "the run is void"})
     led = planning.command([sweep(17.6, 18.4, 19.1)], [*words, "plan.scale_up_minutes=30"])
-    assert led["day"]["autoscaled_node_hours"] == 12 * (4 + 14) + 10 * 0.5
+    assert led.day.autoscaled_node_hours == 12 * (4 + 14) + 10 * 0.5
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import records, time_series
 from analysis.views import power as power_view
+from analysis.views.plan import answer
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.runs.planned_sweeps import sweep
 from tests.support.runs.run_in_memory import request
@@ -228,4 +229,4 @@ def test_a_plan_takes_the_watts_of_the_run_unless_others_are_given(
     assert main(["plan", *words, "plan.node_watts=9000"]) == 0
     assert "power at 9,000 W per node, as given, all the time" in capsys.readouterr().out
     tree = planning.command([with_power(tmp_path / "other", PowerFigures("nobody"))], words[1:])
-    assert tree["power"] is None and "no node told its watts" in planning.text(tree)
+    assert tree.power is None and "no node told its watts" in str(answer(tree))

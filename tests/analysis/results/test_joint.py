@@ -89,7 +89,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
     shown = {
         "show": screen_of_folder(GOLDEN),
         "report": page.read_text(),
-        "plan": planning.text(planning.command([GOLDEN], ["demand.peak_qps=200"])),
+        "plan": str(planning.plan(load_run(GOLDEN), 200).answer()),
         "compare": side_by_side.text([GOLDEN, other]),
     }
     for name, text in shown.items():

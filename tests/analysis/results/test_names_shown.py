@@ -6,6 +6,7 @@ from typing import Any
 from analysis import load_run, planning
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
+from analysis.views.plan import answer
 from conf import Experiment, load
 from tests.support.runs.golden import GOLDEN
 from tests.support.runs.verdict_trees import text_of
@@ -32,9 +33,9 @@ def test_the_screen_of_external_endpoints_says_what_is_unknown() -> None:
 
 
 def test_a_plan_on_external_endpoints_names_no_machine_and_counts_no_gpus() -> None:
-    tree = planning.tree(planning.plan(measured(EXTERNAL), 200))
-    text = planning.text(tree)
-    assert tree["answer"]["gpus"] is None and ", GPUs unknown, for 200 QPS" in text
+    tree = planning.plan(measured(EXTERNAL), 200)
+    text = str(answer(tree))
+    assert tree.gpus is None and ", GPUs unknown, for 200 QPS" in text
     assert "unknown model on unknown hardware, unknown layout, external engine, routing unknown" in text
     assert "Qwen" not in text and "MI325X" not in text and "dp1" not in text
 
@@ -43,6 +44,6 @@ def test_an_overridden_layout_is_shown_as_it_is_and_its_gpus_are_counted() -> No
     text = text_of(measured(OVERRIDDEN))
     assert "4 replica(s), layout 4 x TP2/EP2, on 1 node(s) of MI325X, routing leastconn" in text
     assert "dp1_tp8" not in text and LOAD in text
-    tree = planning.tree(planning.plan(measured(OVERRIDDEN), 200))
-    assert tree["answer"]["gpus"] == 8 * tree["answer"]["nodes"]
-    assert "on MI325X, 4 x TP2/EP2, simulated engine" in planning.text(tree)
+    tree = planning.plan(measured(OVERRIDDEN), 200)
+    assert tree.gpus == 8 * tree.nodes
+    assert "on MI325X, 4 x TP2/EP2, simulated engine" in str(answer(tree))

@@ -1,11 +1,16 @@
 """Ray Serve's autoscaling settings for a planned layout, by Little's law."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from analysis.autoscaling.request_life import RequestLife
-from analysis.planning.plan import Plan, fleet
+from analysis.planning.request_life import RequestLife
+from analysis.planning.sizing import fleet
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
+
+if TYPE_CHECKING:
+    from analysis.planning.verdict import Plan
 
 RAY_UPSCALE_DELAY_S, RAY_DOWNSCALE_DELAY_S = 30.0, 600.0
 LOOK_BACK_S, REPORT_S = 30.0, 10.0
@@ -57,49 +62,59 @@ class ServeScaling:
         }
 
 
-def working_qps_per_node(found: Plan) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """The settings in a file for Ray Serve, what they rest on, and what to know before the file is used."""
+
+    file: str
+    autoscaling_config: Mapping[str, int | float]
+    rests_on: ServeScaling
+    notes: tuple[str, ...] = ()
+
+
+def working_qps_per_node(plan: "Plan") -> tuple[float, float]:
     """The certified rate per node, and the one at which it is to work: less by the headroom.
 
     Raises RunError where only a lower bound of the capacity is known, or no certified rate.
     """
-    evidence = found.basis.evidence
+    evidence = plan.planned_on
     if evidence.open_above:
         raise RunError(
             f"{evidence.name} knows only a lower bound of its capacity: engines would be asked for too soon; "
             "measure at higher rates (search.highest_qps)"
         )
-    certified = found.basis.qps.certified
+    certified = evidence.qps_per_node.certified
     if certified is None:
         raise RunError(f"{evidence.name} has no certified rate; measure a sweep to its end")
-    return certified, certified * (1 - found.care.headroom)
+    return certified, certified * (1 - plan.care.headroom)
 
 
-def serve_scaling(found: Plan, life: RequestLife, per_node: int) -> ServeScaling:
+def serve_scaling(plan: "Plan", life: RequestLife, per_node: int) -> ServeScaling:
     """The settings of a plan. Raises RunError, in one line with the remedy, for what they would lack."""
-    certified, working = working_qps_per_node(found)
-    scale_up_s = 60 * _scale_up_minutes(found)
-    least, least_of = _least_nodes(found)
+    certified, working = working_qps_per_node(plan)
+    scale_up_s = 60 * _scale_up_minutes(plan)
+    least, least_of = _least_nodes(plan)
     upscale_s = min(RAY_UPSCALE_DELAY_S, max(REPORT_S, SHARE_OF_START * scale_up_s))
     return ServeScaling(
         min_replicas=least * per_node,
-        max_replicas=max(found.nodes, least) * per_node,
+        max_replicas=max(plan.nodes, least) * per_node,
         target_ongoing_requests=life.seconds.times(working / per_node),
         upscale_delay_s=round(upscale_s, 1),
         downscale_delay_s=round(max(RAY_DOWNSCALE_DELAY_S, STARTS_BEFORE_LESS * scale_up_s), 1),
         per_node=per_node,
         certified_qps=certified / per_node,
         working_qps=working / per_node,
-        headroom=found.care.headroom,
+        headroom=plan.care.headroom,
         life=life,
         scale_up_s=scale_up_s,
         least_of=least_of,
     )
 
 
-def _scale_up_minutes(found: Plan) -> float:
+def _scale_up_minutes(plan: "Plan") -> float:
     """Minutes until a new engine serves: as given, or those of the run's own deployment. Raises RunError."""
-    evidence = found.basis.evidence
-    minutes = evidence.ready_minutes if found.care.scale_up_minutes is None else found.care.scale_up_minutes
+    evidence, minutes = plan.planned_on, plan.care.scale_up_minutes
+    minutes = evidence.ready_minutes if minutes is None else minutes
     if minutes is None:
         raise RunError(
             f"{evidence.name} loaded no model on a node, so that the time until a new engine serves is "
@@ -108,11 +123,11 @@ def _scale_up_minutes(found: Plan) -> float:
     return minutes
 
 
-def _least_nodes(found: Plan) -> tuple[int, str]:
+def _least_nodes(plan: "Plan") -> tuple[int, str]:
     """The fewest nodes ever wanted, and the demand that wants them. Raises RunError if none is known."""
-    if found.day is not None:
-        return min(found.day.nodes), "the quietest hour"
-    if found.load.mean_qps is None:
+    if plan.day is not None:
+        return min(plan.day.nodes), "the quietest hour"
+    if plan.demand.mean_qps is None:
         raise RunError("the fewest engines need a demand by the hour, demand.hourly=FILE, or its mean")
-    nodes = fleet(found.load.mean_qps, found.basis.service, found.care)
+    nodes = fleet(plan.demand.mean_qps, plan.service, plan.care)
     return nodes, "the mean demand, because its hours are not known"

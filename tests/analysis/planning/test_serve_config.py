@@ -1,7 +1,8 @@
-"""analysis.autoscaling (plan --serve-config): the file, its numbers by Little's law, and the plan's page."""
+"""plan --serve-config: the file, its numbers by Little's law, and the plan's page."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import yaml
 
 from analysis import load_run, planning, report
 from analysis.acts import plan as act
-from analysis.autoscaling.request_life import RequestLife, mean_life
-from analysis.autoscaling.serve_file import serve_file
-from analysis.autoscaling.serve_scaling import ServeScaling
 from analysis.grammar import grammar
 from analysis.into_service import _application
+from analysis.planning.request_life import RequestLife, mean_life
+from analysis.planning.serve_file import serve_file
+from analysis.planning.serve_scaling import ServeScaling, ServeSettings
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from conf import ConfigError, load
@@ -44,7 +45,7 @@ def test_the_file_holds_what_littles_law_says(tmp_path: Path, capsys: pytest.Cap
     certified = tree["planned_on"]["qps_per_node"]["certified"]
     life = mean_life(load_run(GOLDEN), 0.85 * certified, certified)
     assert config["target_ongoing_requests"] == pytest.approx(0.85 * certified * life.seconds.value, rel=1e-3)
-    assert config["max_replicas"] == tree["answer"]["nodes"]
+    assert config["max_replicas"] == tree["nodes"]
     assert 1 <= config["min_replicas"] < config["max_replicas"]
     assert config["upscale_delay_s"] == 30 and config["downscale_delay_s"] == 600
     assert application["import_path"] == "serve_apps.simulated.configured:application"
@@ -63,7 +64,7 @@ def test_the_quietest_hour_gives_the_fewest_engines(tmp_path: Path) -> None:
     tree, file = planned(tmp_path, f"demand.hourly={hours}")
     config = file["applications"][0]["deployments"][0]["autoscaling_config"]
     assert config["min_replicas"] == min(tree["day"]["nodes"]) < max(tree["day"]["nodes"])
-    assert config["max_replicas"] == tree["answer"]["nodes"]
+    assert config["max_replicas"] == tree["nodes"]
 
 
 def test_a_real_engine_has_room_for_autoscaling_instead_of_a_number() -> None:
@@ -134,7 +135,7 @@ def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_plan_without_a_file_says_nothing_of_service() -> None:
     made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
-    assert "into_service" not in planning.tree(made)
+    assert made.into_service is None and "Ray Serve" not in str(made.answer())
 
 
 def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
@@ -150,25 +151,25 @@ def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> None:
-    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins()))
-    tree["planned_on"]["name"] = "<script>alert(1)</script>"
-    tree["into_service"] = {"file": "<b>", "autoscaling_config": {"min_replicas": 1}}
-    report.write_plan(tree, tmp_path / "plan.html")
+    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
+    named = replace(made.planned_on, name="<script>alert(1)</script>")
+    settings = ServeSettings("<b>", {"min_replicas": 1}, SCALING)
+    report.write_plan(replace(made, planned_on=named, into_service=settings), tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
     assert "min_replicas" in page and "autoscaling in &lt;b&gt;" in page
 
 
 def test_the_page_of_a_predicted_plan_offers_no_file(tmp_path: Path) -> None:
-    tree = planning.tree(planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins()))
-    tree["planned_on"]["predicted"] = True
-    report.write_plan(tree, tmp_path / "plan.html")
+    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
+    predicted = replace(made.planned_on, found_by="predicted")
+    report.write_plan(replace(made, planned_on=predicted), tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "needs the folder of a run" in page and "--serve-config" not in page
 
 
 def test_a_refused_plan_has_a_page_that_plans_nothing(tmp_path: Path) -> None:
-    refused = {"valid": False, "exit_code": 4, "reason": "the <b>run is void"}
+    refused = planning.NoPlan(exit_code=4, reason="the <b>run is void")
     report.write_plan(refused, tmp_path / "plan.html")
     page = (tmp_path / "plan.html").read_text()
     assert "VOID" in page and "The &lt;b&gt;run is void." in page and "<svg" not in page

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from analysis.autoscaling import serve_scaling as rules
-from analysis.autoscaling.serve_scaling import ServeScaling
+from analysis.planning import serve_scaling as rules
+from analysis.planning.serve_scaling import ServeScaling
 from analysis.stats.estimate import Estimate
 from conf.io.one_line import printable
 
