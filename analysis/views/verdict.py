@@ -19,7 +19,7 @@ from conf.labels import named
 
 LONGER = "search longer: search=standard takes 15 minutes, or raise search.budget_s"
 DILATED = (
-    "engine.time_scale={:g}: seconds are the engine's own; what lies outside it (path_p90) counts its real ms"
+    "simulated clock x{:g}: seconds are the engine's own; what lies outside it (path_p90) counts its real ms"
 )
 
 

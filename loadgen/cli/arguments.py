@@ -149,8 +149,6 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--quiet leaves the progress of a load out, and {why}; leave it out")
     if arguments.all and not arguments.dry_run:
         raise ConfigError("--all belongs to --dry-run, which then prints the whole configuration; add that")
-    if arguments.json and arguments.dry_run:
-        raise ConfigError("--dry-run prints a configuration for people, no JSON lines; leave --json out")
 
 
 def _refuse_page(arguments: argparse.Namespace) -> None:

@@ -27,6 +27,7 @@ from loadgen.cli import (
     published_benchmark,
     quality_words,
     recommending,
+    simulated_clock,
 )
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
@@ -39,12 +40,15 @@ def sweep(arguments: argparse.Namespace) -> int:
         return _sweep_cells(arguments, words)
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     machine_check.refuse(experiment)
+    is_free = not arguments.config and simulated_clock.is_free(experiment, arguments.words)
+    fast = simulated_clock.fast(experiment) if is_free else experiment
     if arguments.dry_run:
-        return output.plan(arguments, experiment, pacing.swept_s(experiment))
+        return output.plan(arguments, experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     from loadgen.cli import verbs
 
     with output.measuring(arguments, experiment) as here:
-        verdict = here.ended(verbs.sweep(experiment, here.site, here.show))
+        search = verbs.sweep_on_free_clock if is_free else verbs.sweep
+        verdict = here.ended(search(fast, here.site, here.show))
     return output.printed(verdict, arguments.json)
 
 
@@ -53,8 +57,8 @@ def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     machine_check.refuse(cells.first)
     if arguments.dry_run:
         lines = [*matrix_cells.lines(cells), "the first one is below"]
-        terminal.tell("\n".join(f"# {line}" for line in lines))
-        return output.plan(arguments, cells.first, cells.load_s, cells.deployments, runs=len(cells.asked))
+        counts = {"services": cells.deployments, "runs": len(cells.asked)}
+        return output.plan(arguments, cells.first, cells.load_s, lines, **counts)
     from loadgen.cli import verbs
 
     with output.measuring(arguments, *cells.asked.values()) as here:
@@ -86,8 +90,8 @@ def compare(arguments: argparse.Namespace) -> int:
     )
     machine_check.refuse(a)
     if arguments.dry_run:
-        terminal.tell(comparison_words.text(a, b))
-        return output.plan(arguments, a, pacing.compared_s(a), services=2)
+        lines = comparison_words.lines(a, b)
+        return output.plan(arguments, a, pacing.compared_s(a), lines, services=2)
     from loadgen.cli import verbs
 
     with output.measuring(arguments, a, b) as here:
@@ -105,8 +109,7 @@ def quality(arguments: argparse.Namespace) -> int:
     )
     machine_check.refuse(a)
     if arguments.dry_run:
-        terminal.tell(quality_words.text(a, b))
-        return summary.EXIT_OK
+        return output.plan_lines(arguments, quality_words.text(a, b))
     from loadgen.cli import verbs
 
     with output.measuring(arguments, a, b) as here:
@@ -129,8 +132,7 @@ def recipe(arguments: argparse.Namespace) -> int:
     machine_check.refuse(experiment)
     if arguments.dry_run:
         total = calibration_probes.total(parts, engine_model.closed_s)
-        terminal.tell("\n".join([*map(calibration_probes.line, parts), total]))
-        return summary.EXIT_OK
+        return output.plan_lines(arguments, "\n".join([*map(calibration_probes.line, parts), total]))
     with output.measuring(arguments) as here:
         verdict = here.ended(verbs.run_in_new_folder(study, here.site, here.show))
     return output.printed(verdict, arguments.json)
@@ -143,8 +145,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
     experiment = partial(config_check.experiment, verbs.verb(path), [])
     if arguments.dry_run:
-        terminal.tell(verbs.left(path, experiment))
-        return summary.EXIT_OK
+        return output.plan_lines(arguments, verbs.left(path, experiment))
     with output.measuring(arguments) as here:
         verdict = here.ended(verbs.resume(path, experiment, here.site, here.show))
     code = recommending.print_of_study(path, arguments.json)

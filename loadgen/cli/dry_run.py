@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from conf import Experiment, load
@@ -10,6 +10,7 @@ from conf.compose import dump
 from conf.differences import differences
 from conf.io.one_line import one_line
 from conf.specs.conversation import Conversations
+from conf.trees import flat
 from loadgen.cli import machine_check
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS
@@ -24,36 +25,92 @@ MOST_LETTERS = 80
 """Most letters of a value (our choice)."""
 
 
-def text(
-    experiment: Experiment,
-    load_s: float | None,
-    guess_qps: float | None,
-    services: int | None = None,
-    runs: int | None = None,
-    kernels: Sequence[str] = (),
-    whole: bool = False,
-) -> str:
-    """The plan, after what differs from the defaults or the `whole` configuration.
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """What a command would do.
 
     `load_s` is the time under load: 0 on a virtual clock, None if the service decides (a closed loop). So
-    many `services` are deployed one after the other (default: one for each sweep), for so many `runs`
-    (default: one each). `kernels` are lines about kernels of unknown speed.
+    many `services` are deployed one after the other (0: one for each sweep), for so many `runs` (0: one
+    each). `kernels` are lines about kernels of unknown speed. The run chooses the speed of its `clock`, at
+    most this one; None is that of the experiment.
     """
+
+    experiment: Experiment
+    load_s: float | None
+    guess_qps: float | None = None
+    services: int = 0
+    runs: int = 0
+    kernels: Sequence[str] = ()
+    clock: float | None = None
+
+    @property
+    def deployments(self) -> int:
+        """Services that are deployed one after the other."""
+        return self.services or self.experiment.search.parts
+
+    @property
+    def time_scale(self) -> float:
+        """Seconds of the engine per real second."""
+        return self.clock or self.experiment.time_scale
+
+    @property
+    def longer(self) -> float:
+        """Factor on the time under load at rates so low that a search counts requests."""
+        searched = not (self.experiment.rate_qps or self.experiment.profile_qps)
+        return longer_at(self.guess_qps) if self.guess_qps and searched else 1.0
+
+    @property
+    def longest_s(self) -> float | None:
+        """Seconds at most with warm-up and drain, on the engine's clock; None in a closed loop."""
+        if not self.load_s:
+            return self.load_s
+        fleet, search = self.experiment.fleet, self.experiment.search
+        around_s = fleet.warmup_requests / WARMUP_QPS + search.settle_s + fleet.drain_s
+        return self.load_s * self.longer + (self.runs or self.deployments) * around_s
+
+    @property
+    def requests(self) -> float | None:
+        """Requests in all where the rate is known or guessed and does not vary."""
+        experiment = self.experiment
+        rate_qps = experiment.rate_qps or self.guess_qps
+        if not rate_qps or experiment.profile_qps or experiment.workload.arrivals.kind == "trace":
+            return None
+        return rate_qps * experiment.cluster.nodes * (self.load_s or 0.0) * self.longer
+
+
+def tree(planned: PlannedRun) -> dict[str, Any]:
+    """The plan for programs: keys whose value is not the default, all keys, times in seconds."""
+    longest_s, changed = planned.longest_s, differences(load([]), planned.experiment)
+    return {
+        "changed": {key: {"default": before, "value": now} for key, (before, now) in changed.items()},
+        "config": flat(asdict(planned.experiment)),
+        "service": _service(planned.experiment),
+        "load_s": None if planned.load_s is None else planned.load_s * planned.longer,
+        "longest_s": longest_s,
+        "time_scale": planned.time_scale,
+        "longest_real_s": None if longest_s is None else longest_s / planned.time_scale,
+        "requests": planned.requests,
+        "notes": list(planned.kernels),
+    }
+
+
+def text(planned: PlannedRun, whole: bool = False) -> str:
+    """The plan for people, after what differs from the defaults or the `whole` configuration."""
+    experiment = planned.experiment
     chats = experiment.workload.conversations
     lines = [
         *([dump(experiment).rstrip()] if whole else changed_lines(experiment)),
         *(prompt_lines(chats) if chats else []),
-        *(f"# {line}" for line in kernels),
+        *(f"# {line}" for line in planned.kernels),
         f"# {_service(experiment)}",
     ]
-    if load_s == 0:
+    if planned.load_s == 0:
         return "\n".join([*lines, "# no load: a virtual clock"])
     warm = experiment.fleet.warmup_requests
     actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
     shared = "" if joined else machine_check.shared(actors, machine_check.cores())
     lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
-    services = services or experiment.search.parts
-    return "\n".join([*lines, *_load(experiment, load_s, guess_qps, services, runs or services)])
+    return "\n".join([*lines, *_load(planned)])
 
 
 def changed_lines(experiment: Experiment) -> list[str]:
@@ -81,39 +138,31 @@ def _service(experiment: Experiment) -> str:
     return f"{experiment.replicas} replica(s) on {nodes} node(s): {shape}"
 
 
-def _load(
-    experiment: Experiment, load_s: float | None, guess_qps: float | None, services: int, runs: int
-) -> list[str]:
-    if load_s is None:
+def _load(planned: PlannedRun) -> list[str]:
+    experiment, guess_qps, parts = planned.experiment, planned.guess_qps, planned.experiment.search.parts
+    if planned.load_s is None or planned.longest_s is None:
         count, held = experiment.closed_requests, experiment.concurrency
         return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
-    warm_s = experiment.fleet.warmup_requests / WARMUP_QPS
-    parts = experiment.search.parts
-    searched = not (experiment.rate_qps or experiment.profile_qps)
-    longer = longer_at(guess_qps) if guess_qps and searched else 1.0
-    load_s *= longer
-    longest_s = load_s + runs * (warm_s + experiment.search.settle_s + experiment.fleet.drain_s)
+    load_s, longest_s = planned.load_s * planned.longer, planned.longest_s
     longest = f"at most about {longest_s:.0f} s with warm-up and drain"
-    deployed = "after deployment" if services == 1 else f"and {services} deployments"
+    count = planned.deployments
+    deployed = "after deployment" if count == 1 else f"and {count} deployments"
     lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]
-    if experiment.time_scale != 1:
-        real_s, scale = longest_s / experiment.time_scale, experiment.time_scale
-        lines.append(
-            f"# these are the engine's seconds; at engine.time_scale={scale:g} at most {real_s:.0f} real ones"
-        )
+    if planned.time_scale != 1:
+        clock, real_s = f"simulated clock x{planned.time_scale:g}", longest_s / planned.time_scale
+        lines.append(f"# {clock}: these are the engine's seconds, {real_s:.0f} real ones")
     lines += _long_answers(experiment)
-    if longer > 1:
-        lines.append(f"# below 1 QPS per node a search counts requests: {longer:.1f} times its budget")
+    if planned.longer > 1:
+        lines.append(
+            f"# below 1 QPS per node a search counts requests: {planned.longer:.1f} times its budget"
+        )
     if parts > 1:
         each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
         lines = [f"# {parts} sweeps of {each}", *lines]
-    rate_qps = experiment.rate_qps or guess_qps
-    varies = experiment.profile_qps or experiment.workload.arrivals.kind == "trace"
-    if rate_qps and not varies:
-        planned = rate_qps * experiment.cluster.nodes * load_s
+    if planned.requests is not None:
         without = " without hits of its sessions" if experiment.workload.has_sessions else ""
-        if_so = "" if experiment.rate_qps else f", if a node serves about {rate_qps:.1f} QPS{without}"
-        lines.append(f"# about {planned:.0f} requests{if_so}")
+        if_so = "" if experiment.rate_qps else f", if a node serves about {guess_qps:.1f} QPS{without}"
+        lines.append(f"# about {planned.requests:.0f} requests{if_so}")
     return [*lines, *_cache_warmup(experiment, guess_qps)]
 
 

@@ -2,10 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from analysis.results import summary
 from analysis.results.json_border import to_tree
@@ -33,14 +33,33 @@ def plan(
     arguments: argparse.Namespace,
     experiment: Experiment,
     load_s: float | None,
-    services: int | None = None,
-    runs: int | None = None,
+    lines: Sequence[str] = (),
+    **how: Any,
 ) -> int:
-    """Print the plan of a dry run."""
-    is_known = experiment.hardware.name != UNKNOWN
-    guess_qps = engine_model.guess_qps(experiment) if is_known else None
-    kernels = config_check.kernels(experiment)
-    terminal.tell(dry_run.text(experiment, load_s, guess_qps, services, runs, kernels, arguments.all))
+    """Print the plan of a dry run, after `lines` about all of its runs; `how` are fields of `PlannedRun`."""
+    known = experiment.hardware.name != UNKNOWN
+    guess_qps, kernels = (
+        engine_model.guess_qps(experiment) if known else None,
+        config_check.kernels(experiment),
+    )
+    planned = dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=kernels, **how)
+    if arguments.json:
+        tree = dry_run.tree(planned)
+        return _plan_as_json(tree | {"notes": [*lines, *tree["notes"]]})
+    terminal.tell("\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)]))
+    return summary.EXIT_OK
+
+
+def plan_lines(arguments: argparse.Namespace, text: str) -> int:
+    """Print a plan that is only lines of text."""
+    if arguments.json:
+        return _plan_as_json({"notes": [line.removeprefix("# ") for line in text.splitlines()]})
+    terminal.tell(text)
+    return summary.EXIT_OK
+
+
+def _plan_as_json(tree: Mapping[str, Any]) -> int:
+    terminal.data(json.dumps(finite({"event": "plan", **tree}), default=str))
     return summary.EXIT_OK
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.results import summary
 from analysis.results.runs import refuse_out
 from analysis.results.types.ladder_figures import LevelFigures
 from analysis.results.types.prediction_verdict import PredictionVerdict
@@ -48,9 +47,8 @@ def progressive(arguments: argparse.Namespace) -> int:
     else:
         machine_check.refuse(found[0])
     if arguments.dry_run:
-        for one in found:
-            terminal.tell("\n".join(published_verdict.plan(one, level_seconds(one))))
-        return summary.EXIT_OK
+        lines = [line for one in found for line in published_verdict.plan(one, level_seconds(one))]
+        return output.plan_lines(arguments, "\n".join(lines))
     if virtual:
         return _print_models([predicted_ladder(one, terminal.note) for one in found], arguments)
     from loadgen.cli import verbs

@@ -61,7 +61,7 @@ def text(a: Experiment, b: Experiment) -> str:
     lasts = "as long as that takes" if longest_s is None else f"at most {longest_s:.0f} s"
     return "\n".join(
         [
-            comparison_words.text(a, b),
+            *(f"# {line}" for line in comparison_words.lines(a, b)),
             dump(a).rstrip(),
             f"# {quality.prompts} prompts of {quality.prompt_tokens} tokens, {quality.answer_tokens} out: "
             "A answers each twice, then B until the verdict is clear",

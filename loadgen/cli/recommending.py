@@ -67,9 +67,8 @@ def recommend(arguments: argparse.Namespace) -> int:
         raise ConfigError(why[0] if len(why) == 1 else f"no shape is feasible; {shapes[0].name}: {why[0]}")
     if arguments.dry_run:
         more = _to_measure(question, shapes) if arguments.measure else []
-        lines = [*_planned(shapes, peak_qps), *more]
-        terminal.tell("\n".join(f"# {line}" for line in [*lines, "the first one is below"]))
-        return output.plan(arguments, good[0], 0)
+        lines = [*_planned(shapes, peak_qps), *more, "the first one is below"]
+        return output.plan(arguments, good[0], 0, lines)
     with prediction.processes() as parallel_map:
         answers = predictions(shapes, parallel_map, terminal.note)
     try:

@@ -1,5 +1,6 @@
 """Runs and studies: the folder and the act of each verb, and how one that was cut short goes on."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +13,7 @@ from analysis.results.studies import PartVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
+from loadgen.cli import simulated_clock
 from loadgen.drive.plan import Past
 from loadgen.run import folder as folders
 from loadgen.run import resumption
@@ -45,6 +47,21 @@ def sweep(experiment: Experiment, site: Site, show: Emit) -> PartVerdict:
     if experiment.search.parts > 1:
         return run_in_new_folder(study.several_sweeps(experiment), site, show)
     return _run_in_new_folder(SearchCapacity(experiment), site, show)
+
+
+def sweep_on_free_clock(experiment: Experiment, site: Site, show: Emit) -> RunVerdict:
+    """Search for the capacity of a simulated engine on a fast clock; begin again on a slower one if late."""
+    experiment = simulated_clock.beside_neighbours(experiment)
+    while True:
+        if experiment.time_scale != 1:
+            show("clock", text=simulated_clock.said(experiment))
+        job, folder = simulated_clock.SearchOnFastClock(experiment), folders.created(RunFolder, experiment)
+        verdict = RunLifecycle(job, folder, site, show).measure()
+        if not job.was_too_fast(verdict):
+            return verdict
+        shutil.rmtree(folder.path)
+        show("clock", text=f"this machine is too busy for a clock x{experiment.time_scale:g}: begun again")
+        experiment = simulated_clock.slower(experiment)
 
 
 def matrix(

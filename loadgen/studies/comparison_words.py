@@ -57,13 +57,14 @@ def sides(
     return a, b
 
 
-def text(a: Experiment, b: Experiment) -> str:
-    """The compared configurations, as a comment above A's."""
+def lines(a: Experiment, b: Experiment) -> list[str]:
+    """The compared configurations, above A's."""
     differing = (f"{key} {ours} -> {theirs}" for key, (ours, theirs) in differences(a, b).items())
     replicas = f"{a.replicas} replica(s) for A, then {b.replicas} for B"
-    return (
-        f"# A is below; B differs in {', '.join(differing)}\n# two services, one after the other: {replicas}"
-    )
+    return [
+        f"A is below; B differs in {', '.join(differing)}",
+        f"two services, one after the other: {replicas}",
+    ]
 
 
 def _refuse_one_sided(words: Sequence[str]) -> None:

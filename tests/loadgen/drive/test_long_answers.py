@@ -122,7 +122,7 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
 def test_a_dry_run_says_how_long_answers_may_last() -> None:
     long = load([*EDGES["L2000"], "search=standard"])
     assert pacing.swept_s(long) > pacing.swept_s(load(["search=standard"])) == 900
-    text = dry_run.text(long, pacing.swept_s(long), None)
+    text = dry_run.text(dry_run.PlannedRun(long, pacing.swept_s(long)))
     assert "answers of 2000 tokens may last 122 s within the bounds: windows of 183 s" in text
     assert long.request_timeout_s == 4 * 122 and load([]).request_timeout_s == 120
     assert load(["fleet.request_timeout_s=3"]).request_timeout_s == 3
@@ -133,7 +133,7 @@ def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, ti
     quick = load(["search=quick"])
     fitted = pacing.fitted(quick.search, Start(prediction_qps=rate_qps), [])
     assert fitted.budget_s == times * quick.search.budget_s
-    text = dry_run.text(quick, 240.0, rate_qps)
+    text = dry_run.text(dry_run.PlannedRun(quick, 240.0, rate_qps))
     assert f"# {times * 240} s of load" in text
     assert (f"a search counts requests: {times}.0 times its budget" in text) == (times > 1)
 

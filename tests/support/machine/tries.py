@@ -18,9 +18,10 @@ BRACKETING = [
     "search.min_windows=2",
     "fleet.warmup_requests=4",
     "fleet.drain_s=3",
+    "engine.time_scale=1",
 ]
-"""Words of a search with requests so short that a few windows bracket the simulated engine: at eleven
-of twelve seeds on the engine model; else one end stays open."""
+"""Words of a search in real time with requests so short that a few windows bracket the simulated engine: at
+eleven of twelve seeds on the engine model; else one end stays open."""
 
 
 def bracketed(tree: dict[str, Any]) -> bool:

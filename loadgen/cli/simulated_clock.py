@@ -1,0 +1,95 @@
+"""The clock of a simulated sweep: as fast as this machine keeps up with, and slower after a late start."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analysis.capacity.rules import CLIENT_LIMITED, ENGINE_LATE
+from analysis.capacity.validity import Verdict
+from analysis.results.summary import EXIT_VOID
+from analysis.results.types.run_verdict import RunVerdict
+from conf import Experiment
+from conf.specs.experiment import SimulatedEngine
+from loadgen.cli import engine_model
+from loadgen.cli.machine_check import cores
+from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import focus, sweep
+from loadgen.run.jobs import SearchCapacity
+from loadgen.search.window_plan import Stop, WindowPlan
+
+SCALES = (3.0, 2.0, 1.0)
+"""Speeds of the clock over the real one, fastest first (our choice: latencies are exact to .5 % at 5)."""
+CORE_TOKENS_PER_S = 1200.0
+"""Output tokens per real second that a core simulates and loads with room to spare (our choice)."""
+FREE_CORES = 1.0
+"""Fewest cores that others must leave free for a fast clock: without them it would be late (our choice)."""
+SURE_WINDOWS = 2
+"""Valid windows after which a late one is an exception and no reason to begin again (our choice)."""
+LATE = (CLIENT_LIMITED.name, ENGINE_LATE.name)
+"""Reasons of void windows that a slower clock mends."""
+KEY = "engine.time_scale"
+
+
+def is_free(experiment: Experiment, words: Sequence[str]) -> bool:
+    """True if the clock is ours to choose: one search on a simulated engine whose words set no clock."""
+    said = any(word.startswith(f"{KEY}=") for word in words)
+    return isinstance(experiment.engine, SimulatedEngine) and experiment.search.parts == 1 and not said
+
+
+def with_clock(experiment: Experiment, scale: float) -> Experiment:
+    """The experiment at so many times the real clock."""
+    assert isinstance(experiment.engine, SimulatedEngine)
+    return replace(experiment, engine=replace(experiment.engine, time_scale=scale))
+
+
+def fast(experiment: Experiment) -> Experiment:
+    """The experiment at the fastest clock for which this machine has the cores."""
+    qps = (engine_model.guess_qps(experiment) or 0.0) * experiment.cluster.nodes
+    tokens_per_s = qps * experiment.workload.output_tokens.mean
+    most = CORE_TOKENS_PER_S * cores()
+    return with_clock(experiment, next((s for s in SCALES if s * tokens_per_s <= most), SCALES[-1]))
+
+
+def beside_neighbours(experiment: Experiment) -> Experiment:
+    """The experiment in real time if other processes leave too few cores free now."""
+    is_busy = cores() - os.getloadavg()[0] < FREE_CORES
+    return with_clock(experiment, SCALES[-1]) if is_busy else experiment
+
+
+def slower(experiment: Experiment) -> Experiment:
+    """The experiment at the next slower clock."""
+    return with_clock(experiment, next(scale for scale in SCALES if scale < experiment.time_scale))
+
+
+def said(experiment: Experiment) -> str:
+    """The clock in words, where it is not the real one."""
+    scale = experiment.time_scale
+    return (
+        f"simulated clock x{scale:g}: seconds of budgets and windows are the engine's; {KEY}=1 is real time"
+    )
+
+
+class SearchOnFastClock(SearchCapacity):
+    """The job of a sweep that stops where the first windows show that this machine is late."""
+
+    _late = ""
+
+    def load(self, driver: Driver) -> None:
+        self._sweep = sweep(driver, self._next_window)
+
+    def was_too_fast(self, verdict: RunVerdict) -> bool:
+        """True of a void search on a fast clock for which this machine was late."""
+        is_late = bool(self._late) or verdict.reason.partition(":")[0] in LATE
+        return is_late and verdict.exit_code == EXIT_VOID and self.experiment.time_scale > SCALES[-1]
+
+    def _next_window(self, driver: Driver) -> WindowPlan | Stop:
+        if driver.plan.time_scale > SCALES[-1]:
+            self._late = late_reason(list(driver.windows.verdicts.values()))
+        return Stop("void", f"late: {self._late}") if self._late else focus(driver)
+
+
+def late_reason(judged: Sequence[Verdict]) -> str:
+    """The reason of a window among the first that is void because this machine was late, or nothing."""
+    if sum(verdict.valid for verdict in judged) >= SURE_WINDOWS:
+        return ""
+    return next((verdict.reason for verdict in judged if verdict.reason in LATE), "")
