@@ -117,7 +117,8 @@ class WindowEvidence:
     `planned` requests were due in it (None: the rows there are). `health` maps an actor to its cpu_share and
     run_share (means over the window, 0 to 1) and stall_ms (the longest); unknown figures are left out.
     `in_flight_mean` is an average counted apart from the rows, by the server or by the sender. `block_tokens`
-    is the block size of the engine's prefix cache. `unloaded` are the rows of the warm-up.
+    is the block size of the engine's prefix cache. `unloaded` are the rows of the warm-up. `loss` says how
+    the service was lost in it, empty if it was not.
     """
 
     planned: int | None = None
@@ -127,6 +128,7 @@ class WindowEvidence:
     in_flight_mean: float | None = None
     block_tokens: int = BLOCK_TOKENS
     unloaded: pa.Table | None = None
+    loss: str = ""
 
 
 @dataclass(frozen=True)

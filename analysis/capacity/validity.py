@@ -48,6 +48,8 @@ class Verdict:
         return " ".join(filter(None, (reason.remedy, most, slower)))
 
 
+VALID = Verdict(True, "", ())
+"""The verdict on a window before any check."""
 ROWS_ALONE = WindowEvidence()
 
 

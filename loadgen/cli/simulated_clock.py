@@ -84,7 +84,7 @@ class SearchOnFastClock(SearchCapacity):
 
     def _next_window(self, driver: Driver) -> WindowPlan | Stop:
         if driver.plan.time_scale > SCALES[-1]:
-            self._late = late_reason(list(driver.windows.verdicts.values()))
+            self._late = late_reason([window.verdict for window in driver.windows.outcomes])
         return Stop("void", f"late: {self._late}") if self._late else focus(driver)
 
 

@@ -187,7 +187,8 @@ def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
     run = _cut_short(path)
     before, search = resumption.continued(run), asked(path / "config.yaml").search
-    rates = [window.rate_qps for window, *_ in before.windows if window.kind == "window"]
+    plans = [window.plan for window in before.windows]
+    rates = [plan.rate_qps for plan in plans if plan.kind == "window"]
     budget_s = search.budget_s * (longer_at(rates[-1]) if rates else 1.0)
     left_s = max(0.0, budget_s - before.elapsed_s) + search.confirm_s
     return f"# {len(before.windows)} finished windows, {left_s:.0f} s of load left"

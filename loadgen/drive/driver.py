@@ -160,10 +160,10 @@ class Driver:
     def close(self, plan: WindowPlan, window: Window, now_ns: int) -> None:
         """Add the outcome of a window that is over, and recount those that changed meanwhile."""
         self.feed.refresh()  # what was due since the last look was sent, too
-        self.windows.health[window.index] = self.feed.health_in(window)
+        evidence = self.feed.evidence_in(window)
         self.loss.refuse_fault()
         self.loss.refuse_dead(window.index)
-        self.windows.add(plan, window, now_ns, self.elapsed_s())
+        self.windows.add(plan, window, evidence, now_ns, self.elapsed_s())
 
     def recover(self, lost: TargetLost) -> None:
         """Wait until a lost service is back (`LossRecovery.recover`), its caches empty."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.window_counts import Window
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
-from loadgen.drive.window_health import WindowHealth, health_of
+from loadgen.drive.window_health import health_of
 from loadgen.fleet.target import LostActor, Observation, Target
 from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.traffic.processes import Profile
@@ -156,8 +157,8 @@ class LoadFeed:
         self.emit("healed", text=f"replaced {missing}; what it owned is lost and its windows are void")
         return None
 
-    def health_in(self, window: Window) -> WindowHealth:
-        """Health of the load actors in a window that is over; earlier samples are forgotten."""
+    def evidence_in(self, window: Window) -> WindowEvidence:
+        """What the load actors show of a window that is over; earlier samples are forgotten."""
         seen = health_of(self._samples, window, self.missing_actors(), self.plan.replicas)
         self._samples = [one for one in self._samples if one["clock_ns"] > window.window_start_ns]
         return seen

@@ -51,7 +51,7 @@ class LossRecovery:
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a window is answered, and its loss is not known yet."""
-        if index in self.windows.health and self.windows.health[index].loss:
+        if self.windows.loss_in(index):
             return
         if reason := death(self.windows.ledger.rows(index), self.feed.target.now_ns(), least):
             self.lose(reason)
@@ -130,6 +130,5 @@ class LossRecovery:
         plan, window = windows.open
         end_ns = min(window.planned_end_ns, max(lost_ns, window.window_start_ns + 1))
         window = dataclasses.replace(window, window_end_ns=end_ns, aborted=end_ns < window.planned_end_ns)
-        windows.health[window.index] = self.feed.health_in(window)
-        windows.invalidate([window.index], reason)
-        windows.add(plan, window, now_ns, self.feed.elapsed_s())
+        evidence = dataclasses.replace(self.feed.evidence_in(window), loss=reason)
+        windows.add(plan, window, evidence, now_ns, self.feed.elapsed_s())

@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from analysis.capacity.service_checks import BLOCK_TOKENS
-from analysis.capacity.window_counts import Window
 from conf.specs.experiment import Search, Slo, Workload
-from loadgen.drive.window_health import WindowHealth
-from loadgen.search.window_plan import Start, WindowPlan
+from loadgen.search.window_plan import MeasuredWindow, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +39,13 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Finished windows of earlier sessions of a run: window, judgements `bad` and `void`, health of the load
-    actors.
+    """Finished `windows` of earlier sessions of a run, with their judgements but not yet counted again.
 
     `rows` are theirs; `next_seq`, `end_ns` and `next_client` are beyond all that was used; `elapsed_s` is the
     budget spent.
     """
 
-    windows: list[tuple[WindowPlan, Window, tuple[bool, bool], WindowHealth]]
+    windows: list[MeasuredWindow]
     rows: pa.Table
     next_seq: int
     end_ns: int

@@ -19,7 +19,7 @@ from loadgen.drive.load_feed import BRIDGE_NS
 from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.search.acceptance import PASS_WINDOWS, InterimAnalysis, decide, windows_s
 from loadgen.search.pacing import TRANSITION_E2E, WINDOW_E2E, WINDOW_LEAST, lasting_s
-from loadgen.search.window_plan import Outcome, Stop, WindowPlan, counted_windows
+from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan, counted_windows
 
 DEFAULT_S = 600.0
 TRANSITION_S, WINDOW_S = 60.0, 45.0
@@ -101,7 +101,7 @@ def analyse(driver: Driver, rate_qps: float, whole_s: float) -> InterimAnalysis:
     )
 
 
-def _at_quantile(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCounts]:
+def _at_quantile(driver: Driver, outcomes: Sequence[MeasuredWindow]) -> list[WindowCounts]:
     """The windows counted at bounds, all by one factor wider or tighter, of which one is just kept.
 
     Gaps of a whole window are counted against their bound as they come, and stay at that bound.
@@ -121,7 +121,7 @@ def _at_quantile(driver: Driver, outcomes: Sequence[Outcome]) -> list[WindowCoun
     return [count(driver.windows.requests(w.index), w, bounds, driver.plan.workload, now_ns) for w in windows]
 
 
-def _voided(outcomes: Sequence[Outcome]) -> Stop | None:
+def _voided(outcomes: Sequence[MeasuredWindow]) -> Stop | None:
     last = outcomes[-VOID_IN_A_ROW:]
     if len(last) == VOID_IN_A_ROW and all(outcome.void for outcome in last):
         return Stop("void", f"{VOID_IN_A_ROW} windows in a row were void")

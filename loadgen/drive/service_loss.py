@@ -18,7 +18,7 @@ from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
 from conf.io.one_line import one_line
-from loadgen.search.window_plan import Outcome
+from loadgen.search.window_plan import MeasuredWindow
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
 """Failed share of the newest requests that shows a dead service, their least number, and their age (our
@@ -88,7 +88,7 @@ def outlived(
 
 
 def affected_windows(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[MeasuredWindow],
     requests: Callable[[int], pa.Table],
     replicas: Collection[str] | None,
     noticed_ns: int,

@@ -11,14 +11,14 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared, warm_up
 from loadgen.search.policy import next_window
-from loadgen.search.window_plan import Outcome, Stop, WindowPlan
+from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """The outcomes of a sweep in order, the capacity that they claim, and why it ended."""
 
-    outcomes: list[Outcome]
+    outcomes: list[MeasuredWindow]
     capacity: Capacity | None
     stop: Stop
     elapsed_s: float

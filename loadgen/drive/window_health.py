@@ -1,38 +1,23 @@
 """Health of the load actors during one window, from their samples of a second each."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.window_counts import NS, Window
 
 LEAST_COVERED = 0.95
 """Least covered share of a window: its mean in flight may be wrong by 5 % (the method, 5.1 L1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowHealth:
-    """Figures of each load actor over a window, the mean of requests in flight, and the actors lost in it.
-
-    `replicas` are those that were expected to answer, None if unknown; `loss` says how the service was lost
-    in it, empty if it was not.
-    """
-
-    health: dict[str, dict[str, float]]
-    in_flight: float | None
-    lost_actors: tuple[str, ...] = ()
-    replicas: frozenset[str] | None = None
-    loss: str = ""
-
-
 def health_of(
     samples: Iterable[dict[str, Any]],
     window: Window,
     lost_actors: Sequence[str] = (),
-    replicas: frozenset[str] | None = None,
-) -> WindowHealth:
-    """Health from the samples that lie in the window: mean shares, longest stall, mean in flight."""
+    replicas: Collection[str] | None = None,
+) -> WindowEvidence:
+    """Evidence from the samples that lie in the window: mean shares, longest stall, mean in flight."""
     actors: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for sample in samples:
         began_ns = sample["clock_ns"] - sample["span_s"] * NS
@@ -47,8 +32,11 @@ def health_of(
     whole = (rows for rows in actors.values() if sum(row["span_s"] for row in rows) >= least_s)
     means = [_mean(rows, "in_flight_mean") for rows in whole]
     known = [mean for mean in means if mean is not None]
-    return WindowHealth(
-        health, sum(known) if len(known) == len(actors) > 0 else None, tuple(lost_actors), replicas
+    return WindowEvidence(
+        expected_replicas=replicas,
+        health=health or None,
+        lost_actors=tuple(lost_actors),
+        in_flight_mean=sum(known) if len(known) == len(actors) > 0 else None,
     )
 
 

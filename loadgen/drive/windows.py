@@ -14,7 +14,7 @@ from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.node_effects import NodeEffects, including, node_effects
 from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.rules import WindowEvidence
-from analysis.capacity.validity import Verdict, judge_window
+from analysis.capacity.validity import judge_window
 from analysis.capacity.window_counts import (
     Window,
     count,
@@ -29,88 +29,81 @@ from conf.specs.bounds import allowed_over
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
-from loadgen.drive.window_health import WindowHealth
 from loadgen.search.overload import bad_step, long_queue, plainly_bad
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
-from loadgen.search.window_plan import Outcome, WindowPlan, counted_windows
+from loadgen.search.window_plan import MeasuredWindow, WindowPlan, counted_windows
 
 
 @dataclass(slots=True)
 class Windows:
     """The windows measured so far, by their number; `emit(kind, **facts)` gets each judgement.
 
-    `health` is the health of the load actors and the service in a window, `reported` the figures of a window
-    when it was over, `open` the window that is being loaded. Only what no run changes is read of `plan`: its
-    search, bounds and workload.
+    `reported` are the figures of a window when it was over, `open` is the window that is being loaded. Only
+    what no run changes is read of `plan`: its search, bounds and workload.
     """
 
     plan: LoadPlan
     emit: Callable[..., None]
     ledger: Ledger = field(default_factory=Ledger)
-    outcomes: list[Outcome] = field(default_factory=list)
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    health: dict[int, WindowHealth] = field(default_factory=dict)
+    outcomes: list[MeasuredWindow] = field(default_factory=list)
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     open: tuple[WindowPlan, Window] | None = None
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
         self.ledger.restore(past.rows)
-        for plan, window, judged, seen in past.windows:
-            self.health[window.index] = seen
-            self.outcomes.append(self._again(plan, window, judged, past.end_ns))
+        for window in past.windows:
+            self.outcomes.append(self._recounted(window, past.end_ns))
         self.ledger.settled()
 
     def requests(self, index: int) -> pa.Table:
         """Rows of a window and of its neighbours, as known now; those in flight are `pending`."""
         return self.ledger.rows(index - 1, index, index + 1)
 
-    def requests_in(self, window: Window) -> pa.Table:
-        """Rows of the requests that were due in a window."""
-        return in_window(self.requests(window.index), window)
-
     def patience_s(self) -> float:
         """The longest that a backlog has to be answered, in seconds."""
         return fitted(self.plan.search, self.plan.begin, self.outcomes).settle_s
 
-    def lost_in(self, index: int) -> tuple[str, ...]:
-        """The load actors that were lost in a window, each with the reason."""
-        return self.health[index].lost_actors
+    def loss_in(self, index: int) -> str:
+        """The way in which the service was lost in a window that is over; empty if it was not."""
+        return self.outcomes[index].evidence.loss if 0 <= index < len(self.outcomes) else ""
 
     def invalidate(self, indices: Iterable[int], reason: str) -> None:
         """Mark windows that felt a loss of the service, so that they are void when they are judged next."""
         for index in indices:
-            self.health[index] = dataclasses.replace(self.health[index], loss=reason)
+            old = self.outcomes[index]
+            evidence = dataclasses.replace(old.evidence, loss=reason)
+            self.outcomes[index] = dataclasses.replace(old, evidence=evidence)
             self.ledger.touched.add(index)
 
-    def add(self, plan: WindowPlan, window: Window, now_ns: int, elapsed_s: float) -> None:
-        """Add the outcome of a window that is over, recount those that changed, and report it."""
+    def add(
+        self, plan: WindowPlan, window: Window, evidence: WindowEvidence, now_ns: int, elapsed_s: float
+    ) -> None:
+        """Add a window that is over, recount those that changed, and report it."""
         self.open = None
-        outcome = self._outcome(plan, window, now_ns)
+        measured = self._measured(plan, window, evidence, now_ns)
         if plan.kind == "ramp":
-            outcome = self._guiding(outcome, now_ns)
+            measured = self._guiding(measured, now_ns)
         self.recount(now_ns)
-        self.outcomes.append(outcome)
-        self._report(self.outcomes[-1], now_ns, elapsed_s)
+        self.outcomes.append(measured)
+        self._report(measured, now_ns, elapsed_s)
 
     def recount(self, now_ns: int) -> None:
         """Recount what changed: late answers change their window, and the next load a window's last
         blocks."""
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
-            if old.plan.index in self.ledger.touched or i == last:
-                judged = old.bad, old.void
-                self.outcomes[i] = new = self._again(old.plan, old.counts, judged, now_ns)
+            if old.index in self.ledger.touched or i == last:
+                self.outcomes[i] = new = self._recounted(old, now_ns)
                 if new.void != old.void:
-                    state = word(new, self.verdicts[new.counts.index])
-                    self.emit("rejudged", text=f"{new.counts.kind} {new.counts.index}, recounted: {state}")
+                    self.emit("rejudged", text=f"{new.plan.kind} {new.index}, recounted: {word(new)}")
         self.ledger.settled()
 
     def recount_on(self, rows: pa.Table, now_ns: int) -> None:
         """Count, judge and report every window on the rows as they were saved, as their readers would."""
         self.ledger.replace(rows)
-        self.ledger.touched |= {outcome.plan.index for outcome in self.outcomes}
+        self.ledger.touched |= {window.index for window in self.outcomes}
         self.recount(now_ns)
         self._report_final(now_ns)
 
@@ -132,26 +125,39 @@ class Windows:
         belief = prior(self.plan.search, self.plan.begin, self.outcomes)
         return None if belief is None else node_effects(counted_windows(self.outcomes), belief)
 
-    def _outcome(self, plan: WindowPlan, window: Window, now_ns: int) -> Outcome:
-        """Counts and verdict of a window as known now; a void one weighs nothing."""
-        table, seen = self.requests(window.index), self.health[window.index]
-        counts = count(table, window, self.plan.slo, self.plan.workload, now_ns)
-        evidence = WindowEvidence(
+    def _measured(
+        self, plan: WindowPlan, window: Window, evidence: WindowEvidence, now_ns: int
+    ) -> MeasuredWindow:
+        """A window counted and judged as known now; a void one weighs nothing."""
+        table, slo, workload, streams = (
+            self.requests(window.index),
+            self.plan.slo,
+            self.plan.workload,
+            self.plan.streams,
+        )
+        counts = count(table, window, slo, workload, now_ns)
+        evidence = dataclasses.replace(
+            evidence,
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
-            expected_replicas=seen.replicas,
-            health=seen.health or None,
-            lost_actors=seen.lost_actors,
-            in_flight_mean=seen.in_flight,
             block_tokens=self.plan.block_tokens,
             unloaded=self._warmup_before(window),
         )
-        verdict = judge_window(table, window, self.plan.slo, evidence)
-        self.verdicts[window.index] = verdict = invalidated(verdict) if seen.loss else verdict
-        if not verdict.valid:
-            counts = dataclasses.replace(counts, weight=0.0)
-        streams, asked = self.plan.streams, (self.plan.slo, self.plan.workload)
-        parts = count_by_stream(table, window, streams, *asked, now_ns) if streams else ()
-        return Outcome(plan, counts, aborted=window.aborted, void=not verdict.valid, parts=parts)
+        verdict = judge_window(table, window, slo, evidence)
+        verdict = invalidated(verdict) if evidence.loss else verdict
+        return MeasuredWindow(
+            plan,
+            counts if verdict.valid else dataclasses.replace(counts, weight=0.0),
+            void=not verdict.valid,
+            parts=count_by_stream(table, window, streams, slo, workload, now_ns) if streams else (),
+            rows=in_window(table, window),
+            verdict=verdict,
+            evidence=evidence,
+        )
+
+    def _recounted(self, old: MeasuredWindow, now_ns: int) -> MeasuredWindow:
+        """A window counted and judged as known now, but for what decided the ramp: bad and void."""
+        new = self._measured(old.plan, old.counts, old.evidence, now_ns)
+        return dataclasses.replace(new, bad=old.bad, void=old.void if old.plan.kind == "ramp" else new.void)
 
     def _warmup_before(self, window: Window) -> pa.Table:
         """Rows of the last warm-up before a window; a resumed run has several."""
@@ -162,39 +168,33 @@ class Windows:
         since_ns = max((end_ns for end_ns in ends_ns if end_ns <= last_ns), default=0)
         return metrics.chosen(rows, (due_ns >= since_ns) & (due_ns <= last_ns))
 
-    def _guiding(self, outcome: Outcome, now_ns: int) -> Outcome:
+    def _guiding(self, step: MeasuredWindow, now_ns: int) -> MeasuredWindow:
         """A ramp step as the ramp uses it: bad or not, and void only where a late client decides that.
 
         Its lag only raises latencies: what is good with it is good, and what is bad without it is bad.
         """
-        counts, verdict, slo = outcome.counts, self.verdicts[outcome.counts.index], self.plan.slo
-        waits = waiting(self.requests_in(counts), now_ns)
+        counts, slo = step.counts, self.plan.slo
+        waits = waiting(step.rows, now_ns)
         bad = counts.aborted or bad_step(counts) or long_queue(counts, waits, slo)
-        if [check.name for check in verdict.checks if check.voids] != ["send_lag_p99"]:
-            return dataclasses.replace(outcome, bad=bad)
+        if [check.name for check in step.verdict.checks if check.voids] != ["send_lag_p99"]:
+            return dataclasses.replace(step, bad=bad)
         in_time = without_lag(self.requests(counts.index))
         least = count(in_time, counts, slo, self.plan.workload, now_ns)
         waits = waiting(in_window(in_time, counts), now_ns)
         surely = bad_step(least) or long_queue(least, waits, slo)
         surely = surely or bool(plainly_bad(least, waits, counts.seconds, slo))
-        return dataclasses.replace(outcome, bad=bad, void=bad and not surely)
+        return dataclasses.replace(step, bad=bad, void=bad and not surely)
 
-    def _again(self, plan: WindowPlan, window: Window, judged: tuple[bool, bool], now_ns: int) -> Outcome:
-        """A window counted and judged as known now, but for what decided the ramp: bad and void."""
-        bad, void = judged
-        new = dataclasses.replace(self._outcome(plan, window, now_ns), bad=bad)
-        return dataclasses.replace(new, void=void) if plan.kind == "ramp" else new
-
-    def _report(self, outcome: Outcome, now_ns: int, elapsed_s: float) -> None:
-        index, capacity = outcome.counts.index, self.capacity()
-        self.reported[index] = figures = self._figures(outcome, now_ns)
+    def _report(self, window: MeasuredWindow, now_ns: int, elapsed_s: float) -> None:
+        capacity = self.capacity()
+        self.reported[window.index] = figures = self._figures(window, now_ns)
         self.emit(
             "window_done",
             **figures,
-            plan=dataclasses.asdict(outcome.plan),
-            window={f.name: getattr(outcome.counts, f.name) for f in dataclasses.fields(Window)},
-            lost_actors=self.health[index].lost_actors,
-            loss=self.health[index].loss,
+            plan=dataclasses.asdict(window.plan),
+            window={field.name: getattr(window.counts, field.name) for field in dataclasses.fields(Window)},
+            lost_actors=window.evidence.lost_actors,
+            loss=window.evidence.loss,
             elapsed_s=elapsed_s,
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )
@@ -202,35 +202,33 @@ class Windows:
     def _report_final(self, now_ns: int) -> None:
         """Emit the final figures of every window, and whether they changed since its first report."""
         claimed = self.claimed_capacity()
-        for outcome in self.outcomes:
-            index, is_last = outcome.counts.index, outcome is self.outcomes[-1]
-            figures = self._figures(outcome, now_ns)
+        for window in self.outcomes:
+            figures, is_last = self._figures(window, now_ns), window is self.outcomes[-1]
             self.emit(
                 "window_final",
                 **figures,
-                changed=figures != self.reported.get(index),
+                changed=figures != self.reported.get(window.index),
                 capacity=_claim(claimed) if claimed and is_last else None,
             )
 
-    def _figures(self, outcome: Outcome, now_ns: int) -> dict[str, Any]:
+    def _figures(self, window: MeasuredWindow, now_ns: int) -> dict[str, Any]:
         """Figures of a window and its judgement for events; `resume` needs `bad` and `void` again."""
-        counts, slo = outcome.counts, self.plan.slo
-        rows, verdict = self.requests_in(counts), self.verdicts[counts.index]
+        counts, rows, bounds = window.counts, window.rows, self.plan.slo.bounds
         return {
-            "index": counts.index,
-            "kind": counts.kind,
-            "rate_qps_per_node": outcome.plan.rate_qps,
+            "index": window.index,
+            "kind": window.plan.kind,
+            "rate_qps_per_node": window.plan.rate_qps,
             "requests": counts.requests,
             "failed": counts.failed,
             "pending": counts.pending,
             "failures": failures.kinds(rows),
-            **{bound.column: window_table.limited(rows, bound, now_ns) for bound in slo.bounds},
+            **{bound.column: window_table.limited(rows, bound, now_ns) for bound in bounds},
             **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in counts.limits.items()},
             "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
             "work_qps_per_node": math.exp(counts.log_work),
-            "verdict": word(outcome, verdict),
-            "bad": outcome.bad,
-            "void": outcome.void,
+            "verdict": word(window),
+            "bad": window.bad,
+            "void": window.void,
         }
 
 
@@ -240,15 +238,15 @@ def _claim(capacity: Capacity) -> dict[str, Any]:
     return dataclasses.asdict(capacity) | unknown
 
 
-def word(outcome: Outcome, verdict: Verdict) -> str:
+def word(window: MeasuredWindow) -> str:
     """A few words on a window: void with its reason, ended by an overload, or which limits were not kept."""
-    if outcome.void:
-        return f"VOID {verdict.reason}"
-    if not verdict.valid:
-        return f"VOID {verdict.reason}, but {'bad' if outcome.bad else 'good'} all the same"
-    if outcome.aborted:  # without a load actor, which makes it void, only an overload does that
+    if window.void:
+        return f"VOID {window.verdict.reason}"
+    if not window.verdict.valid:
+        return f"VOID {window.verdict.reason}, but {'bad' if window.bad else 'good'} all the same"
+    if window.aborted:  # without a load actor, which makes it void, only an overload does that
         return "overloaded, ended early"
-    counted = outcome.counts.limits
+    counted = window.counts.limits
     over = [limit for limit, counts in counted.items() if (counts.share or 0) > allowed_over(limit)]
     return f"over {' and '.join(over)}" if over else "within"
 

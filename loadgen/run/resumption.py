@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.window_counts import NS, Window, in_window
+from analysis.capacity.window_counts import NS, Window, WindowCounts, in_window
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics, records
 from conf import ConfigError
 from conf.io.one_line import reason
 from loadgen.drive.plan import Past
-from loadgen.drive.window_health import WindowHealth, health_of
+from loadgen.drive.window_health import health_of
 from loadgen.run import folder
 from loadgen.run.lifecycle import read_of
 from loadgen.run.run_folder import RunFolder, sha256_of
-from loadgen.search.window_plan import WindowPlan
+from loadgen.search.window_plan import MeasuredWindow, WindowPlan
 
 
 def past(run: Run) -> Past:
@@ -25,11 +25,11 @@ def past(run: Run) -> Past:
     rows = run.requests()
     beats = run.clients().to_pylist()
     done = _sound(run.events(), rows)
-    windows = [_window_plan(event, beats) for event in done]
+    windows = [_window(event, beats) for event in done]
     number = metrics.numbers(rows, "window_index")
     # Windows feel the load around them: before the first the warm-up, after the last what was cut short.
     around = (number == -1) | ((number == len(windows)) & metrics.status_in(rows, records.OK))
-    kept = around | np.isin(number, [plan.index for plan, *_ in windows])
+    kept = around | np.isin(number, [window.index for window in windows])
     due_ns, end_ns = metrics.numbers(rows, "due_ns"), metrics.numbers(rows, "end_offset_ns")
     clients = [*metrics.numbers(rows, "client_id"), *(beat["client_id"] for beat in beats), -1]
     last_ns = [*(due_ns + np.nan_to_num(end_ns)), *(beat["clock_ns"] for beat in beats), 0]
@@ -71,13 +71,11 @@ def _cut(rows: pa.Table, window: Window) -> bool:
     return bool(ours.any())
 
 
-def _window_plan(
-    event: dict[str, Any], beats: list[dict[str, Any]]
-) -> tuple[WindowPlan, Window, tuple[bool, bool], WindowHealth]:
-    window = Window(**event["window"])
-    judged = event["bad"], event["void"]
-    seen = replace(health_of(beats, window, event["lost_actors"]), loss=event.get("loss", ""))
-    return WindowPlan(**event["plan"]), window, judged, seen
+def _window(event: dict[str, Any], beats: list[dict[str, Any]]) -> MeasuredWindow:
+    counts = WindowCounts(**event["window"])
+    evidence = replace(health_of(beats, counts, event["lost_actors"]), loss=event.get("loss", ""))
+    plan = WindowPlan(**event["plan"])
+    return MeasuredWindow(plan, counts, void=event["void"], bad=event["bad"], evidence=evidence)
 
 
 def reopen(run: Run) -> tuple[RunFolder, int]:

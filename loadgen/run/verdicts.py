@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.rules import ACTOR_LOST
 from analysis.capacity.validity import Verdict, judge_run
-from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
+from analysis.capacity.window_counts import NS, Window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
 from analysis.results import claims
 from analysis.results.asked import describe
@@ -58,7 +57,7 @@ from loadgen.drive.require import Required
 from loadgen.drive.sweep import Sweep
 from loadgen.search import acceptance
 from loadgen.search.policy import prior
-from loadgen.search.window_plan import Outcome, counted_windows
+from loadgen.search.window_plan import counted_windows
 
 QUEUE_GREW = (
     "in the windows that kept the bounds near this rate more requests came than ended: the queue still grew, "
@@ -68,8 +67,7 @@ QUEUE_GREW = (
 
 def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> RunVerdict:
     """The verdict of a search that ran to its end; `clock` is `wall` or `virtual`."""
-    windows = [o for o in sweep.outcomes if o.plan.kind == "window"]
-    judged = [driver.windows.verdicts[o.plan.index] for o in windows]
+    judged = [window.verdict for window in sweep.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
     evidence = _evidence(sweep, judged, clock, experiment.time_scale) + _waited(driver)
     verdict = replace(_base(experiment, driver), clock=clock, evidence=evidence)
@@ -122,8 +120,8 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
         last = [one for one in _every(driver) if not one.valid][-1:]
         why = " ".join([f"{one.reason}: {one.remedy}" for one in last] + [stop.reason])
         return _ended(verdict, EXIT_VOID, why, valid=False)
-    windows = [outcome for outcome in sweep.outcomes if outcome.plan.kind == "window" and not outcome.void]
-    rows = [in_window(driver.windows.requests(o.plan.index), o.counts) for o in windows]
+    windows = [window for window in sweep.outcomes if window.plan.kind == "window" and not window.void]
+    rows = [window.rows for window in windows]
     if rows and all(map(failures.nearly_all, rows)):
         why = f"at every rate: {failures.account(pa.concat_tables(rows))}"
         return _ended(verdict, EXIT_TARGET, why, valid=False)
@@ -137,48 +135,46 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
 
     It vetoes where even the upper end of the capacity that it alone would give lies below the rate.
     """
-    holds = [outcome for outcome in driver.windows.outcomes if outcome.plan.kind == "hold"]
+    holds = [window for window in driver.windows.outcomes if window.plan.kind == "hold"]
     if not holds:
         return None
-    last, rate_qps = holds[-1], holds[-1].plan.rate_qps
-    rows = in_window(driver.windows.requests(last.counts.index), last.counts)
-    judged = driver.windows.verdicts[last.counts.index]
+    last, rate_qps, judged = holds[-1], holds[-1].plan.rate_qps, holds[-1].verdict
     alone = posterior([replace(last.counts, kind="window")], acceptance.prior_at(rate_qps))
     return HoldFigures(
         rate_qps_per_node=rate_qps,
         window_s=last.counts.seconds,
-        requests=rows.num_rows,
+        requests=last.rows.num_rows,
         valid=judged.valid,
         void_reason=judged.reason,
         capacity_high_qps_per_node=alone.high,
         vetoed=judged.valid and alone.high < rate_qps,
-        limits=_limits(experiment.slo, rows, last.counts.seconds, driver.counted_ns),
+        limits=_limits(experiment.slo, last.rows, last.counts.seconds, driver.counted_ns),
     )
 
 
 def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
     """The verdict of one window without a search: each p90 with its interval against its bound."""
-    outcome, judged = driver.windows.outcomes[0], driver.windows.verdicts[0]
-    rows = in_window(driver.windows.requests(0), outcome.counts)
+    window = driver.windows.outcomes[0]
+    counts, judged, rows = window.counts, window.verdict, window.rows
     probe = ProbeFigures(
         loop="closed" if experiment.concurrency else "open",
         varies=experiment.rate_qps is None,
         concurrency=experiment.concurrency,
-        rate_qps_per_node=outcome.plan.rate_qps,
-        offered=outcome.plan.reason,
-        window_s=outcome.counts.seconds,
-        pieces=tuple(_pieces(experiment, driver, rows, outcome.counts)),
-        limits=_limits(experiment.slo, rows, outcome.counts.seconds, driver.counted_ns),
+        rate_qps_per_node=window.plan.rate_qps,
+        offered=window.plan.reason,
+        window_s=counts.seconds,
+        pieces=tuple(_pieces(experiment, driver, rows, counts)),
+        limits=_limits(experiment.slo, rows, counts.seconds, driver.counted_ns),
     )
     verdict = replace(
         _base(experiment, driver),
         checks=worst_checks([judged]),
-        evidence=f"one window of {outcome.counts.seconds:.4g} s, {rows.num_rows} requests",
+        evidence=f"one window of {counts.seconds:.4g} s, {rows.num_rows} requests",
         clock="wall",
         probe=probe,
     )
     if not judged.valid:
-        lost = "".join(f"{actor}. " for actor in driver.windows.lost_in(0))
+        lost = "".join(f"{actor}. " for actor in window.evidence.lost_actors)
         return _ended(verdict, EXIT_VOID, f"{judged.reason}: {lost}{judged.remedy}", valid=False)
     if rows.num_rows < LEAST_REQUESTS:
         few = f"{rows.num_rows} requests say nothing; offer longer for {LEAST_REQUESTS} or more"
@@ -194,11 +190,11 @@ def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
 
 def _not_shown(experiment: Experiment, driver: Driver, probe: ProbeFigures, requests: int) -> Iterator[str]:
     """Reasons why a rate within its bounds so far is not shown to stay there; of one rate alone a queue."""
-    window = driver.windows.outcomes[0].counts
+    window = driver.windows.outcomes[0]
     if experiment.rate_qps:
-        checks = driver.windows.verdicts[0].checks
-        within = window.window_start_ns, window.window_end_ns
-        grew = any(one.name == "backlog_slope_t" and one.passed is False for one in checks)
+        within = window.counts.window_start_ns, window.counts.window_end_ns
+        checks = window.verdict.checks
+        grew = any(check.name == "backlog_slope_t" and check.passed is False for check in checks)
         if grew or falls_behind(driver.windows.ledger.rows(0), *within):
             yield "the queue still grew"
     if probe.unshown:
@@ -225,11 +221,10 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     """The verdict on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps
     look = require.analyse(driver, experiment.rate_qps, required.whole_s)
-    used = [outcome for outcome in driver.windows.outcomes if not outcome.void]
-    judged = [driver.windows.verdicts[outcome.plan.index] for outcome in driver.windows.outcomes]
-    windows = [in_window(driver.windows.requests(o.plan.index), o.counts) for o in used]
-    rows = pa.concat_tables([records.PROGRESS.empty_table(), *windows])
-    window_s = sum(outcome.counts.seconds for outcome in used)
+    used = [window for window in driver.windows.outcomes if not window.void]
+    judged = _every(driver)
+    rows = pa.concat_tables([records.PROGRESS.empty_table(), *(window.rows for window in used)])
+    window_s = sum(window.counts.seconds for window in used)
     capacity = None if look.capacity is None else claims.figures(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
@@ -305,7 +300,10 @@ def _base(
     belief = belief or prior(plan.search, plan.begin, outcomes)
     replicas = len(plan.replicas) if plan.replicas else None
     basis = CountingBasis.of(plan.slo, plan.workload, plan.streams, driver.counted_ns, belief, replicas)
-    rows = [_window_row(driver, outcome, basis) for outcome in outcomes]
+    rows = [
+        window_table.row(one.counts, one.verdict, basis, one.rows, one.plan.reason, one.bad)
+        for one in outcomes
+    ]
     capacity = posterior(counted_windows(outcomes), belief) if belief and fitted else None
     return replace(
         verdict,
@@ -313,13 +311,6 @@ def _base(
         recoveries=tuple(ServiceRecovery(**recovery) for recovery in driver.loss.recoveries),
         basis=basis,
     )
-
-
-def _window_row(driver: Driver, outcome: Outcome, basis: CountingBasis) -> dict[str, Any]:
-    index = outcome.plan.index
-    rows = in_window(driver.windows.requests(index), outcome.counts)
-    why = outcome.plan.reason
-    return window_table.row(outcome.counts, driver.windows.verdicts[index], basis, rows, why, outcome.bad)
 
 
 def _limits(slo: Slo, rows: pa.Table, seconds: float, now_ns: int) -> dict[Limit, Quantile]:
@@ -358,7 +349,7 @@ def _late(rows: pa.Table, latency_ms: Floats) -> Floats:
 
 
 def _every(driver: Driver) -> list[Verdict]:
-    return list(driver.windows.verdicts.values())
+    return [window.verdict for window in driver.windows.outcomes]
 
 
 def _evidence(sweep: Sweep, judged: Sequence[Verdict], clock: str, time_scale: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from analysis.capacity.limit_posterior import logit
 from analysis.capacity.posterior import Capacity, posterior
 from conf.specs.bounds import GAPS, allowed_over, metric_of
-from loadgen.search.window_plan import FirstWindow, Outcome, counted_windows, overloaded, share_over
+from loadgen.search.window_plan import FirstWindow, MeasuredWindow, counted_windows, overloaded, share_over
 
 OFFSETS = (0.0, -0.03, 0.02, -0.015)
 AIMED, AIMED_GAPS, MOST_AIMED = 4.0, 8.0, 0.1
@@ -33,7 +33,7 @@ MISSED_SHARE = 0.2
 """Share over a bound above which a window missed it, and not by chance."""
 
 
-def next_rate(begin: FirstWindow, windows: Sequence[Outcome]) -> tuple[float, str]:
+def next_rate(begin: FirstWindow, windows: Sequence[MeasuredWindow]) -> tuple[float, str]:
     """The next rate per node and its reason: the posterior's median, spread a little to show the slope.
 
     Under a bound that fewer than a tenth may miss it lies above the median, where more is seen.
@@ -69,27 +69,27 @@ def _aimed_above(capacity: Capacity) -> float:
     return min((logit(aimed) - logit(allowed)) / capacity.limits[capacity.binding].slope, MOST_ABOVE)
 
 
-def _in_a_row(windows: Sequence[Outcome], fits: Callable[[Outcome], bool]) -> int:
+def _in_a_row(windows: Sequence[MeasuredWindow], fits: Callable[[MeasuredWindow], bool]) -> int:
     return next((n for n, outcome in enumerate(reversed(windows)) if not fits(outcome)), len(windows))
 
 
-def _clean(outcome: Outcome) -> bool:
+def _clean(outcome: MeasuredWindow) -> bool:
     return _kept(outcome) and share_over(outcome) <= CLEAN_SHARE
 
 
-def _kept(outcome: Outcome) -> bool:
+def _kept(outcome: MeasuredWindow) -> bool:
     """True if no bound was missed by more requests than may."""
     limits = outcome.counts.limits.items()
     within = all((counted.share or 0.0) <= allowed_over(limit) for limit, counted in limits)
     return within and not (outcome.void or outcome.aborted)
 
 
-def missed_bound(outcome: Outcome) -> bool:
+def missed_bound(outcome: MeasuredWindow) -> bool:
     """True if a bound was missed, and not by chance."""
     return not outcome.void and (outcome.aborted or share_over(outcome) > MISSED_SHARE)
 
 
-def _raised(windows: Sequence[Outcome], clean: int) -> float:
+def _raised(windows: Sequence[MeasuredWindow], clean: int) -> float:
     """The rate after so many clean windows in a row, below every rate that was overloaded."""
     step = min(CLEAN_STEP * 2 ** max(0, clean - 1), MOST_CLEAN_STEP)
     ceilings = [o.plan.rate_qps * math.exp(-BELOW_OVERLOAD) for o in windows if not o.void and overloaded(o)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conf import Experiment
 from conf.specs.experiment import Search
-from loadgen.search.window_plan import Outcome, Start, overloaded
+from loadgen.search.window_plan import MeasuredWindow, Start, overloaded
 
 RAMP_SHARE = 1 / 3
 """Largest share of a budget that the ramp takes: without windows there is no answer."""
@@ -24,7 +24,7 @@ LONG_WINDOWS = 5
 """Fewest windows in the budget of long answers: two leave an end open too often (simulated)."""
 
 
-def fitted(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Search:
+def fitted(spec: Search, start: Start, outcomes: Sequence[MeasuredWindow]) -> Search:
     """The search with times and budget for answers that last as long as those of `outcomes`.
 
     Windows are no shorter than answers, a backlog has the time to be answered, and the budget has room for
@@ -40,7 +40,7 @@ def longer_at(rate_qps: float) -> float:
     return min(max(1.0, LEAST_QPS / max(rate_qps, 1e-9)), MOST_LONGER)
 
 
-def _rate_qps(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> float:
+def _rate_qps(spec: Search, start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
     """The rate per node that a search is about: of its last window without an overload, else the guess."""
     last = [o.plan.rate_qps for o in outcomes if o.plan.kind == "window" and not overloaded(o)]
     guess = start.prediction_qps if spec.start == "prediction" else start.roofline_qps
@@ -59,12 +59,12 @@ def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
     return replace(spec, window_s=window_s, settle_s=settle_s, budget_s=budget_s)
 
 
-def longest_answer_s(outcomes: Sequence[Outcome]) -> float:
+def longest_answer_s(outcomes: Sequence[MeasuredWindow]) -> float:
     """Longest median life of an answer in any window; 0 while nothing is known."""
     return max([outcome.counts.median_e2e_s or 0.0 for outcome in outcomes], default=0.0)
 
 
-def lasting_s(start: Start, outcomes: Sequence[Outcome]) -> float:
+def lasting_s(start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
     """Median life of an answer in the last window that was not bad; 0 while nothing is known.
 
     Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.

@@ -19,7 +19,7 @@ from loadgen.search.ramp import ramp
 from loadgen.search.window_plan import (
     PREDICTION_SD,
     FirstWindow,
-    Outcome,
+    MeasuredWindow,
     Start,
     Stop,
     WindowPlan,
@@ -42,7 +42,7 @@ VOID_FAILED = 0.2
 
 
 def next_window(
-    spec: Search, start: Start, outcomes: Sequence[Outcome], elapsed_s: float
+    spec: Search, start: Start, outcomes: Sequence[MeasuredWindow], elapsed_s: float
 ) -> WindowPlan | Stop:
     """The next window after `outcomes`, `elapsed_s` of the budget being spent."""
     begin = _begin(spec, start, outcomes)
@@ -79,13 +79,13 @@ def next_window(
     return Stop("budget", f"{valid} windows in {elapsed_s:.0f} s; one more would exceed {spec.budget_s:g} s")
 
 
-def prior(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> Prior | None:
+def prior(spec: Search, start: Start, outcomes: Sequence[MeasuredWindow]) -> Prior | None:
     """The prior of the posterior over these windows; None while the ramp is not over."""
     begin = _begin(spec, start, outcomes)
     return begin.prior if isinstance(begin, FirstWindow) else None
 
 
-def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> WindowPlan | Stop | FirstWindow:
+def _begin(spec: Search, start: Start, outcomes: Sequence[MeasuredWindow]) -> WindowPlan | Stop | FirstWindow:
     """The next ramp step, or where the windows begin; windows that came since change neither."""
     ramped = [outcome for outcome in outcomes if outcome.plan.kind == "ramp"]
     spec = fitted(spec, start, ramped)
@@ -99,7 +99,7 @@ def _begin(spec: Search, start: Start, outcomes: Sequence[Outcome]) -> WindowPla
 def _window_plan(
     spec: Search,
     start: Start,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[MeasuredWindow],
     kind: Literal["window", "hold"],
     rate_qps: float,
     reason: str,
@@ -117,12 +117,16 @@ def _window_plan(
     )
 
 
-def _windows(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _windows(outcomes: Sequence[MeasuredWindow]) -> list[MeasuredWindow]:
     return [outcome for outcome in outcomes if outcome.plan.kind == "window"]
 
 
 def _transition_s(
-    spec: Search, start: Start, outcomes: Sequence[Outcome], windows: Sequence[Outcome], rate: float
+    spec: Search,
+    start: Start,
+    outcomes: Sequence[MeasuredWindow],
+    windows: Sequence[MeasuredWindow],
+    rate: float,
 ) -> float:
     """Seconds in which the service forgets the rate before: two lives of an answer, 0 for a small change."""
     lasting = TRANSITION_E2E * lasting_s(start, outcomes)
@@ -140,12 +144,12 @@ def _transition_s(
     return max(least, lasting)
 
 
-def _leaves_backlog(last: Outcome, rate: float) -> bool:
+def _leaves_backlog(last: MeasuredWindow, rate: float) -> bool:
     """True if the last window left a backlog that the next one, well below it at `rate`, must not inherit."""
     return last.aborted or (overloaded(last) and math.log(last.plan.rate_qps / rate) > NEAR)
 
 
-def _fails(window: Outcome) -> bool:
+def _fails(window: MeasuredWindow) -> bool:
     """True if nearly all requests of a window failed, or so many that they are why it is void."""
     counts = window.counts
     return nearly_all_failed(counts) or (window.void and counts.failed > VOID_FAILED * counts.requests)

@@ -11,7 +11,7 @@ from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.window_counts import NS
 from conf.specs.experiment import Search
 from loadgen.search.pacing import RAMP_LEAST, RAMP_SHARE, longest_answer_s, within_bounds
-from loadgen.search.window_plan import FirstWindow, Outcome, Start, Stop, WindowPlan
+from loadgen.search.window_plan import FirstWindow, MeasuredWindow, Start, Stop, WindowPlan
 
 RAMP_START = 1 / 4
 """First ramp rate over the roofline guess (our choice, simulated with guesses wrong by a factor of 3)."""
@@ -37,7 +37,7 @@ RAMP_SEEN = 25
 FIRST_BELOW_RAMP = 0.20
 
 
-def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> WindowPlan | Stop | FirstWindow:
+def ramp(spec: Search, start: Start, steps: Sequence[MeasuredWindow]) -> WindowPlan | Stop | FirstWindow:
     """The next ramp step; or the first window, once the capacity is bracketed or the ramp's budget is
     spent."""
     known = [step for step in steps if not step.void]
@@ -50,7 +50,12 @@ def ramp(spec: Search, start: Start, steps: Sequence[Outcome]) -> WindowPlan | S
 
 
 def _next_step(
-    spec: Search, start: Start, steps: Sequence[Outcome], good: float | None, bad: float | None, sure: bool
+    spec: Search,
+    start: Start,
+    steps: Sequence[MeasuredWindow],
+    good: float | None,
+    bad: float | None,
+    sure: bool,
 ) -> WindowPlan | Stop | FirstWindow:
     if steps and steps[-1].void:
         rate = steps[-1].plan.rate_qps
@@ -80,7 +85,7 @@ def _next_step(
     return _step(spec, start, steps, bad, "the step was bad, once may be chance: repeat")
 
 
-def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool]:
+def _bracket(steps: Sequence[MeasuredWindow]) -> tuple[float | None, float | None, bool]:
     """(highest good rate, lowest bad rate, whether another step was bad near it) of steps not void.
 
     A later step overrules what an earlier one says against it. A few seconds may hold a third more or less
@@ -101,7 +106,7 @@ def _bracket(steps: Sequence[Outcome]) -> tuple[float | None, float | None, bool
 
 
 def _within_time(
-    spec: Search, steps: Sequence[Outcome], step: WindowPlan | Stop | FirstWindow
+    spec: Search, steps: Sequence[MeasuredWindow], step: WindowPlan | Stop | FirstWindow
 ) -> WindowPlan | Stop | FirstWindow | None:
     """The step if the ramp's part of the budget has room for it, else None."""
     if not isinstance(step, WindowPlan) or all(one.void for one in steps):
@@ -110,7 +115,7 @@ def _within_time(
     return None if over else step
 
 
-def _spent_s(spec: Search, steps: Sequence[Outcome]) -> float:
+def _spent_s(spec: Search, steps: Sequence[MeasuredWindow]) -> float:
     """Seconds from the first step to the end of the last, without the wait for a lost service."""
     own_ns = sum(step.counts.window_end_ns - step.counts.start_ns for step in steps)
     between = (b.counts.start_ns - a.counts.window_end_ns for a, b in pairwise(steps))
@@ -123,7 +128,7 @@ def _first_rate(spec: Search, start: Start) -> float:
     return max(RAMP_START * (start.roofline_qps or 0.0), least)
 
 
-def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, why: str) -> WindowPlan:
+def _step(spec: Search, start: Start, steps: Sequence[MeasuredWindow], wanted: float, why: str) -> WindowPlan:
     """A step long enough for a batch to fill and for a queue to grow beyond the TTFT bound."""
     rate = within_bounds(spec, wanted)
     last = steps[-1] if steps else None
@@ -140,7 +145,9 @@ def _step(spec: Search, start: Start, steps: Sequence[Outcome], wanted: float, w
     )
 
 
-def _ramp_end(steps: Sequence[Outcome], good: float | None, bad: float | None, why: str) -> FirstWindow:
+def _ramp_end(
+    steps: Sequence[MeasuredWindow], good: float | None, bad: float | None, why: str
+) -> FirstWindow:
     """The first window after a ramp: in the middle of what is known, however wide that is.
 
     Nobody knows how far beyond a rate that was good the capacity lies, or below one that was bad; and a step

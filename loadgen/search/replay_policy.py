@@ -11,7 +11,7 @@ from conf.specs.experiment import Search
 from loadgen.search.next_rate import CLEAN_SHARE, MOST_CLEAN_STEP, STEP_UP
 from loadgen.search.pacing import TRANSITION_E2E
 from loadgen.search.policy import NEAR
-from loadgen.search.window_plan import Outcome, Stop, WindowPlan, overloaded, share_over
+from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan, overloaded, share_over
 
 TRIES = 2
 """Most replays of a window of A whose pair was void, ended early or was far from the answer."""
@@ -35,7 +35,7 @@ class WindowTemplate:
 def next_pair(
     spec: Search,
     templates: Sequence[WindowTemplate],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[MeasuredWindow],
     log_ratio: float,
     elapsed_s: float,
 ) -> WindowPlan | Stop:
@@ -61,14 +61,14 @@ def next_pair(
     return plan
 
 
-def without_evidence(outcomes: Sequence[Outcome], tried: Sequence[float], start: float) -> float:
+def without_evidence(outcomes: Sequence[MeasuredWindow], tried: Sequence[float], start: float) -> float:
     """ln(ratio) to try while the pairs say nothing: lower after an overload, else higher."""
     if not tried:
         return start
     return tried[-1] - RATIO_DOWN if overloaded(outcomes[-1]) else max(tried) + RATIO_UP
 
 
-def _again(template: WindowTemplate, windows: Sequence[Outcome], log_ratio: float) -> bool:
+def _again(template: WindowTemplate, windows: Sequence[MeasuredWindow], log_ratio: float) -> bool:
     """True if no replay of a window was good and near the answer, and one more is allowed."""
     mine = [outcome for outcome in windows if outcome.plan.pair == template.index]
     good = [outcome for outcome in mine if not (outcome.void or outcome.aborted)]
@@ -79,8 +79,8 @@ def _again(template: WindowTemplate, windows: Sequence[Outcome], log_ratio: floa
 def _window_plan(
     spec: Search,
     template: WindowTemplate,
-    outcomes: Sequence[Outcome],
-    windows: Sequence[Outcome],
+    outcomes: Sequence[MeasuredWindow],
+    windows: Sequence[MeasuredWindow],
     log_ratio: float,
 ) -> WindowPlan:
     rate_qps = min(template.rate_qps * math.exp(log_ratio), spec.highest_qps)
@@ -109,8 +109,8 @@ def _window_plan(
 def _settling_s(
     spec: Search,
     template: WindowTemplate,
-    outcomes: Sequence[Outcome],
-    windows: Sequence[Outcome],
+    outcomes: Sequence[MeasuredWindow],
+    windows: Sequence[MeasuredWindow],
     rate_qps: float,
 ) -> float:
     """Seconds in which B forgets the load before, as in a search; 0 where it goes on as A did."""

@@ -1,11 +1,16 @@
 """Windows of load and what became of them: the words in which a search decides."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+import pyarrow as pa
+
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE, Prior
+from analysis.capacity.rules import WindowEvidence
+from analysis.capacity.validity import ROWS_ALONE, VALID, Verdict
 from analysis.capacity.window_counts import WindowCounts
+from analysis.rows import records
 from analysis.rows.failures import NEARLY_ALL
 
 
@@ -28,20 +33,32 @@ class WindowPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A window that was run. `counts` holds the window and its counts as known now, weight 0 if void.
+class MeasuredWindow:
+    """A window that was run, counted and judged as known now: its `counts` have weight 0 if it is void.
 
     `bad` is the judgement of a ramp step when it ended (`bad_step`); like its `void` it is kept, never
     recomputed: late finishers would change it, and with it the replay. `parts` are the counts of each node
-    where each has its own stream: the posterior rests on them, all else on `counts`.
+    where each has its own stream: the posterior rests on them, all else on `counts`. `rows` are the requests
+    that were due in it, `evidence` what was judged beside them; windows with the same counts are equal.
     """
 
     plan: WindowPlan
     counts: WindowCounts
-    aborted: bool = False
     void: bool = False
     bad: bool = False
     parts: tuple[WindowCounts, ...] = ()
+    rows: pa.Table = field(default_factory=records.PROGRESS.empty_table, compare=False)
+    verdict: Verdict = field(default=VALID, compare=False)
+    evidence: WindowEvidence = field(default=ROWS_ALONE, compare=False)
+
+    @property
+    def index(self) -> int:
+        return self.plan.index
+
+    @property
+    def aborted(self) -> bool:
+        """True if it was ended early."""
+        return self.counts.aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +69,7 @@ class Stop:
     reason: str
 
 
-def counted_windows(outcomes: Sequence[Outcome]) -> list[WindowCounts]:
+def counted_windows(outcomes: Sequence[MeasuredWindow]) -> list[WindowCounts]:
     """Windows that the posterior rests on: those not void, node by node where each has its own stream."""
     return [
         counts for outcome in outcomes if not outcome.void for counts in outcome.parts or (outcome.counts,)
@@ -64,12 +81,12 @@ def nearly_all_failed(counts: WindowCounts) -> bool:
     return counts.failed > 0 and counts.failed >= NEARLY_ALL * counts.requests
 
 
-def overloaded(outcome: Outcome) -> bool:
+def overloaded(outcome: MeasuredWindow) -> bool:
     """True if a window ended early or most of its requests were over a bound."""
     return outcome.aborted or share_over(outcome) > OVERLOADED_SHARE
 
 
-def share_over(outcome: Outcome) -> float:
+def share_over(outcome: MeasuredWindow) -> float:
     """The largest of a window's shares over its bounds."""
     return max((counted.share or 0.0 for counted in outcome.counts.limits.values()), default=0.0)
 

@@ -31,7 +31,7 @@ from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
-from loadgen.search.window_plan import Outcome, Stop, WindowPlan
+from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan
 from loadgen.studies.study import Study, seed_of
 
 KIND = "compare"
@@ -233,7 +233,7 @@ def pairs_of(driver: Driver, original: Original) -> list[Pair]:
     return [original.pair(o.plan, o.counts, driver.windows.requests(o.plan.index), now_ns) for o in used]
 
 
-def _replays(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _replays(outcomes: Sequence[MeasuredWindow]) -> list[MeasuredWindow]:
     return [outcome for outcome in outcomes if outcome.plan.pair is not None and not outcome.void]
 
 

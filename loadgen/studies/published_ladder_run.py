@@ -76,7 +76,8 @@ class PlayLadder(Job):
     def verdict(self, driver: Driver) -> RunVerdict:
         windows = driver.windows
         seen = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
-        void = {number: one.reason for number, one in windows.verdicts.items() if not one.valid}
+        judged_windows = [(window.index, window.verdict) for window in windows.outcomes]
+        void = {number: verdict.reason for number, verdict in judged_windows if not verdict.valid}
         found = published_verdict.figures(self.experiment, [seen], "wall", void)
         seen_levels = replace(verdicts.of_levels(self.experiment, driver), clock="wall")
         return replace(seen_levels, **published_verdict.ending(found, void))

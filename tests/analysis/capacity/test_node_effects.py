@@ -38,7 +38,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.rows import plan_table
 from loadgen.fleet.sse import Exchange
 from loadgen.run import verdicts
-from loadgen.search.window_plan import Outcome, Start, WindowPlan, counted_windows
+from loadgen.search.window_plan import MeasuredWindow, Start, WindowPlan, counted_windows
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -196,14 +196,14 @@ def test_the_posterior_rests_on_the_streams_and_not_twice_on_the_whole() -> None
     parts = counts(0, 0, 0.1), counts(0, 1, 0.2)
     later = counts(1, 0, 0.1), counts(1, 1, 0.2)
     outcomes = [
-        Outcome(plan, counts(0, None, 0.15), parts=parts),
-        Outcome(plan, counts(9, None, 0.9), void=True, parts=(counts(9, 0, 0.9),)),
-        Outcome(plan, counts(1, None, 0.15), parts=later),
+        MeasuredWindow(plan, counts(0, None, 0.15), parts=parts),
+        MeasuredWindow(plan, counts(9, None, 0.9), void=True, parts=(counts(9, 0, 0.9),)),
+        MeasuredWindow(plan, counts(1, None, 0.15), parts=later),
     ]
     assert counted_windows(outcomes) == [*parts, *later]
     prior = Prior(math.log(5))
     assert posterior([*parts, *later], prior) == posterior([parts[0], later[0], parts[1], later[1]], prior)
-    pooled = [Outcome(plan, counts(i, None, 0.1)) for i in range(2)]
+    pooled = [MeasuredWindow(plan, counts(i, None, 0.1)) for i in range(2)]
     assert counted_windows(pooled) == [outcome.counts for outcome in pooled]
 
 

@@ -134,7 +134,7 @@ def test_a_sweep_that_was_late_begins_again_on_a_slower_clock_in_the_same_folder
 
 def stops(scale: float, *judged: Verdict) -> bool:
     """Whether the search on such a clock ends after these windows."""
-    windows = SimpleNamespace(verdicts=dict(enumerate(judged)))
+    windows = SimpleNamespace(outcomes=[SimpleNamespace(verdict=verdict) for verdict in judged])
     driver: Any = SimpleNamespace(plan=SimpleNamespace(time_scale=scale), windows=windows)
     steps: list[WindowPlan | Stop] = []
     with pytest.MonkeyPatch.context() as patch:

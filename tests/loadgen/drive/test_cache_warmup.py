@@ -224,7 +224,7 @@ def test_the_ledger_knows_the_plan_of_every_piece() -> None:
     load_prepared(drive, window_plan(0, 8.0))
     assert saved == list(range(len(saved))) and len(saved) > 500
     assert drive.windows.ledger.planned(0, 0, drive.feed.free_ns) == len(saved)
-    assert drive.windows.verdicts[0].valid
+    assert drive.windows.outcomes[0].verdict.valid
 
 
 def test_who_tells_no_hits_is_not_waited_for() -> None:

@@ -38,8 +38,8 @@ def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
     drive, _, events = driver(WORDS, target=Busy(load(WORDS), send_offset_ns=lag_ns))
     drive.load(WindowPlan(0, kind, 400.0, 0.0, 20.0, False, "far too much"))
     outcome = drive.windows.outcomes[0]
-    sent = next(check for check in drive.windows.verdicts[0].checks if check.name == "sent")
+    sent = next(check for check in drive.windows.outcomes[0].verdict.checks if check.name == "sent")
     assert (outcome.aborted, sent.value) == (True, 1.0)
-    assert drive.windows.verdicts[0].valid != void
+    assert drive.windows.outcomes[0].verdict.valid != void
     (done,) = [facts for name, facts in events if name == "window_done"]
     assert done["verdict"].startswith(said)

@@ -199,7 +199,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
     steps = [outcome for outcome in drive.windows.outcomes if outcome.plan.kind == "ramp"]
-    judged = [drive.windows.verdicts[step.plan.index] for step in steps]
+    judged = [step.verdict for step in steps]
     assert {(verdict.valid, verdict.reason) for verdict in judged} == {(False, "client_limited")}
     assert not any(step.void for step in steps) and {step.bad for step in steps} == {False, True}
     assert tree["valid"] and all(not row["valid"] for row in tree["windows"] if row["kind"] == "ramp")
@@ -244,7 +244,7 @@ def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
     tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
-    void = [verdict.reason for verdict in drive.windows.verdicts.values() if not verdict.valid]
+    void = [one.verdict.reason for one in drive.windows.outcomes if not one.verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
     assert set(void) <= {"actor_lost", "client_limited"} and void.count("actor_lost") == 1

@@ -78,13 +78,13 @@ def test_a_window_has_the_seconds_that_lie_in_it() -> None:
     seen = health_of(beats, WINDOW)
     assert seen.health["client-00"] == pytest.approx({"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0})
     assert seen.health["client-01"]["stall_ms"] == 1.0
-    assert seen.in_flight == pytest.approx(10.0)
+    assert seen.in_flight_mean == pytest.approx(10.0)
 
 
 def test_what_was_not_seen_of_a_window_is_unknown() -> None:
-    assert health_of([], WINDOW).in_flight is None and health_of([], WINDOW).health == {}
+    assert health_of([], WINDOW).in_flight_mean is None and health_of([], WINDOW).health is None
     half = [beat(0, second, run_share=None) for second in range(11, 21)]
     seen = health_of(half, WINDOW, ["load actor 1 (killed)"])
-    assert seen.in_flight is None, "half of the seconds say nothing of the mean"
+    assert seen.in_flight_mean is None, "half of the seconds say nothing of the mean"
     assert seen.health == {"client-00": pytest.approx({"cpu_share": 0.2, "stall_ms": 1.0})}
     assert seen.lost_actors == ("load actor 1 (killed)",)

@@ -21,7 +21,7 @@ from loadgen.fleet.target import Observation
 from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
-from loadgen.search.window_plan import Outcome, Start
+from loadgen.search.window_plan import MeasuredWindow, Start
 from loadgen.traffic.schedule import ArrivalSchedule
 from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -102,7 +102,7 @@ def capacity(drive: Driver) -> Any:
     return posterior([outcome.counts for outcome in drive.windows.outcomes if not outcome.void], belief)
 
 
-def nearby(outcome: Outcome) -> Outcome:
+def nearby(outcome: MeasuredWindow) -> MeasuredWindow:
     """An outcome without loads far from its window, of which a later session knows more or less."""
     load = outcome.counts.load[LOOK_BACK - 12 : 3 - LOOK_AHEAD]
     return replace(outcome, counts=replace(outcome.counts, load=load))

@@ -14,7 +14,7 @@ from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
 from loadgen.search.next_rate import MOST_ABOVE
 from loadgen.search.overload import bad_step, should_abort
-from loadgen.search.window_plan import Outcome, Start, Stop
+from loadgen.search.window_plan import MeasuredWindow, Start, Stop
 from tests.support.search.scenarios import truths
 from tests.support.search.search_windows import window_of
 from tests.support.search.searches import searched
@@ -42,7 +42,7 @@ def done(plan, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, star
         median_e2e_s=e2e_s,
         limits={"ttft": LimitCount(0, 300, (0,) * 9, seen), "tpot": LimitCount(over, 300, spread, seen)},
     )
-    return Outcome(plan, counts, aborted=aborted, void=void, bad=bad)
+    return MeasuredWindow(plan, counts, void=void, bad=bad)
 
 
 def played(start, *events, spec=SPEC, elapsed_s=0.0):

@@ -29,7 +29,7 @@ from loadgen.run.jobs import Job
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.next_rate import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
-from loadgen.search.window_plan import Outcome, Start, Stop, WindowPlan
+from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
@@ -218,7 +218,7 @@ TEMPLATES = [
 ]
 
 
-def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
+def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> MeasuredWindow:
     plan = WindowPlan(index, "window", rate_qps, 15, 45, False, "", pair)
     counts = LimitCount(20, 200, (20,), (200,))
     window = WindowCounts(
@@ -230,10 +230,11 @@ def outcome(index: int, pair: int, rate_qps: float, **state: bool) -> Outcome:
         0,
         45 * NS,
         45 * NS,
+        aborted=state.pop("aborted", False),
         limits={"ttft": counts, "tpot": counts},
         median_e2e_s=6.0,
     )
-    return Outcome(plan, window, **state)
+    return MeasuredWindow(plan, window, **state)
 
 
 def test_b_replays_a_window_by_window_in_scaled_time() -> None:

@@ -14,7 +14,7 @@ from conf.specs.bounds import LIMITS, allowed_over
 from conf.specs.experiment import Search
 from loadgen.search.overload import bad_step
 from loadgen.search.policy import next_window, prior
-from loadgen.search.window_plan import Outcome, Start, Stop, WindowPlan, counted_windows
+from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan, counted_windows
 
 DRAWS = 200_000
 """Of load and drift for a true capacity: they know it to 1e-4 (our choice)."""
@@ -52,7 +52,7 @@ class Fluid:
         """Seconds of load so far."""
         return float(BLOCK_S * len(self._load))
 
-    def window(self, plan: WindowPlan) -> Outcome:
+    def window(self, plan: WindowPlan) -> MeasuredWindow:
         """Offer a window: its transition and its window, in whole blocks; the outcome is never void."""
         start_ns = self._now_ns()
         for _ in range(math.ceil(plan.transition_s / BLOCK_S)):
@@ -77,7 +77,7 @@ class Fluid:
                 "tpot": LimitCount(0, sum(requests), (0,) * len(over), requests),
             },
         )
-        return Outcome(plan, counts, bad=plan.kind == "ramp" and bad_step(counts))
+        return MeasuredWindow(plan, counts, bad=plan.kind == "ramp" and bad_step(counts))
 
     def capacity_qps(self) -> float:
         """The true capacity: the rate at which the share of all requests, over a long time, is .1.
@@ -133,14 +133,14 @@ class Answer:
     """A search that ended, and why it did; the capacity is None where it never came to a window."""
 
     capacity: Capacity | None
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[MeasuredWindow]
     stop: Stop
     elapsed_s: float
 
 
 def searched(fluid: Fluid, spec: Search, start: Start) -> Answer:
     """A search by the search's own rule, such as `load(["search=quick"]).search` asks for it."""
-    outcomes: list[Outcome] = []
+    outcomes: list[MeasuredWindow] = []
     while not isinstance(step := next_window(spec, start, outcomes, fluid.elapsed_s), Stop):
         outcomes.append(fluid.window(step))
     belief = prior(spec, start, outcomes)
