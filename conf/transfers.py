@@ -5,19 +5,28 @@ The spreads are sds of ln step time, as transfers between the shipped models wer
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from conf.specs.experiment import Constant, Experiment
 from conf.specs.step_time import Z95
 
 DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
+KV_READ = "hardware.efficiency.kv_read"
 MODEL_LN_SD = 0.4
 """The rms over four models with grouped-query attention, each by the constants of the others."""
 GPU_LN_SD = 0.25
 """Our choice: without its own pace MI325X was .1 to .2 off from MI300X, which has the same compute units."""
-BEGINS = "assumed outside of the fit: "
+ENGINE_LN_SD = 0.3
+"""The rms of five releases by constants of another one: MLPerf 4.1 and 6.0, Llama-3.1-405B by vLLM 0.6 and
+0.11, Qwen3-235B by vLLM 0.8.5 (.19, .04, .14, .16, .62)."""
+WEIGHTS_LN_SD = 0.18
+"""The rms of Qwen3-235B in FP8 and its twin with vision in BF16, each by the constants of the other."""
+KV_LN_SD = 0.0
+"""No source has one model with both; half the bytes are read at the same share of the bandwidth."""
 LAYOUT_LN_SD = 0.08
-"""Our choice: two layouts of one model are met to .05 by one set of constants that was fitted to both."""
+"""Our choice: gaps of one layout are missed by .00 and .07 by a fit to the other alone."""
+BEGINS = "assumed outside of the fit: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +40,44 @@ class Transfer:
 
 def transfers(experiment: Experiment) -> list[Transfer]:
     """What the fit behind the model's constants did not have; empty for a model without a fit."""
-    fit, layout = experiment.model.posterior, experiment.layout
+    model, fit = experiment.model, experiment.model.posterior
     if not fit.model:
         return []
-    found = []
-    if experiment.model.name != fit.model:
-        found.append(
-            Transfer(f"model {experiment.model.name} (fitted: {fit.model})", DEPLOYMENT, MODEL_LN_SD)
-        )
-    if experiment.hardware.name not in fit.hardware:
-        known = ", ".join(fit.hardware)
-        found.append(Transfer(f"GPU {experiment.hardware.name} (fitted: {known})", DEPLOYMENT, GPU_LN_SD))
-    if other := [kind for kind in layout.engine_kinds if kind not in fit.layouts]:
-        known = ", ".join(fit.layouts)
-        found.append(Transfer(f"layout {', '.join(other)} (fitted: {known})", LAYOUT, LAYOUT_LN_SD))
-    return found
+    version = getattr(experiment.engine, "version", "")
+    other = ", ".join(kind for kind in experiment.layout.engine_kinds if kind not in fit.layouts)
+    cases = (
+        (model.name != fit.model, "model", model.name, fit.model, DEPLOYMENT, MODEL_LN_SD),
+        (
+            experiment.hardware.name not in fit.hardware,
+            "GPU",
+            experiment.hardware.name,
+            ", ".join(fit.hardware),
+            DEPLOYMENT,
+            GPU_LN_SD,
+        ),
+        (
+            bool(version) and minor(version) not in fit.engines,
+            "engine",
+            version,
+            ", ".join(fit.engines),
+            DEPLOYMENT,
+            ENGINE_LN_SD,
+        ),
+        (model.weights != fit.weights, "weights", model.weights, fit.weights, DEPLOYMENT, WEIGHTS_LN_SD),
+        (model.kv_cache != fit.kv_cache, "KV cache", model.kv_cache, fit.kv_cache, KV_READ, KV_LN_SD),
+        (bool(other), "layout", other, ", ".join(fit.layouts), LAYOUT, LAYOUT_LN_SD),
+    )
+    return [
+        Transfer(f"{what} {here} (fitted: {there})", path, ln_sd)
+        for is_outside, what, here, there, path, ln_sd in cases
+        if is_outside
+    ]
+
+
+def minor(version: str) -> str:
+    """An engine with its minor version: `vLLM 0.16.0rc1` is `vLLM 0.16`."""
+    found = re.match(r"(\S+ \d+\.\d+)", version)
+    return found[1] if found else version
 
 
 def widened(constant: Constant, beyond: Transfer) -> Constant:

@@ -5,7 +5,8 @@ from conf import kernels
 from conf.compose import UNKNOWN
 from conf.constants import fingerprint
 from conf.labels import workload_name, workload_tokens
-from conf.specs.experiment import EmulatedEngine, Experiment
+from conf.specs.experiment import EmulatedEngine, Experiment, SimulatedEngine
+from conf.transfers import transfers
 
 
 def describe(experiment: Experiment) -> AskedExperiment:
@@ -35,7 +36,14 @@ def describe(experiment: Experiment) -> AskedExperiment:
         seed=experiment.seed,
         time_scale=experiment.time_scale,
         kernels=tuple(kernels.kernel_lines(experiment)),
+        outside=_outside(experiment),
     )
+
+
+def _outside(experiment: Experiment) -> tuple[str, ...]:
+    """What the fit behind a simulated engine's constants did not have."""
+    is_simulated = isinstance(experiment.engine, SimulatedEngine)
+    return tuple(one.text for one in transfers(experiment)) if is_simulated else ()
 
 
 def _arrivals(experiment: Experiment) -> str:

@@ -24,7 +24,8 @@ def basis(experiment: Experiment) -> ConstantsBasis:
         kind = "measured" if path in calibrated else ASSUMED if assumed else "fitted" if joint else "sourced"
         kinds[kind].append(path)
     groups = {kind: tuple(paths) for kind, paths in kinds.items()}
-    rests_on = fit.rests_on if kinds["fitted"] else ""
+    by = f"; by {' and '.join(fit.engines)}" if fit.engines else ""
+    rests_on = f"{fit.rests_on}{by}" if kinds["fitted"] else ""
     outside = tuple(one.text for one in transfers(experiment))
     return ConstantsBasis(**groups, rests_on=rests_on, transfer=_transfer(experiment), outside=outside)
 

@@ -82,6 +82,8 @@ def rests_on(verdict: Verdict) -> list[Fact]:
         facts.append(("engine", label))
     if asked.time_scale != 1 and verdict.clock != "virtual":
         facts.append(("clock", DILATED.format(asked.time_scale)))
+    if asked.outside and not isinstance(verdict, PredictionVerdict):
+        facts.append(("assumed", "; ".join(asked.outside)))
     if not isinstance(verdict, PredictionVerdict):
         facts += _evidence(verdict.evidence, verdict.requests)
     if isinstance(verdict, RunVerdict):

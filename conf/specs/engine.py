@@ -34,12 +34,13 @@ class SimulatedEngine(Engine):
     With all of these 0 the engine is deterministic. `constants` names a calibration, whose values replace
     those of the model and the hardware; its covariance is saved here, so that a saved experiment does not
     need the file. `kernels` and `attention_backend` (one of vLLM's names) choose other kernels than those of
-    the model's fit; `kernel_ratio` then holds their times over the fit's. The engine and its load run
-    `time_scale` times as fast as the real clock, and all seconds of budgets, windows and time-outs are the
-    engine's. Above 1 that saves time; below 1 a small machine can hold the requests of many nodes, because
-    its own time per request weighs less. `defect` is the share of positions (0 to 1) whose token and log
-    probabilities are wrong where an answer shows them, as those of a faulty kernel: something to find for a
-    comparison of answers. It changes no latency.
+    the model's fit; `kernel_ratio` then holds their times over the fit's. `version` names the engine whose
+    speed is predicted, such as `vLLM 0.33.0` or `SGLang 0.5.9`; empty means those of the fit. The engine and
+    its load run `time_scale` times as fast as the real clock, and all seconds of budgets, windows and
+    time-outs are the engine's. Above 1 that saves time; below 1 a small machine can hold the requests of
+    many nodes, because its own time per request weighs less. `defect` is the share of positions (0 to 1)
+    whose token and log probabilities are wrong where an answer shows them, as those of a faulty kernel:
+    something to find for a comparison of answers. It changes no latency.
     """
 
     kind: Literal["simulated"] = "simulated"
@@ -64,6 +65,7 @@ class SimulatedEngine(Engine):
     defect: Annotated[float, Range(ge=0, le=1)] = 0.0
     constants: str = ""
     constants_covariance: dict[str, list[float]] = field(default_factory=dict)
+    version: str = ""
     kernels: Literal["fitted", "aiter", "triton"] = "fitted"
     attention_backend: str = FITTED_BACKEND
     kernel_ratio: KernelRatio | None = None

@@ -116,8 +116,9 @@ class KernelRatio:
 class Posterior:
     """The evidence of a fit, and the correlations between its constants.
 
-    `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8) and
-    `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
+    `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8),
+    `engines` the software with its minor version (such as vLLM 0.16), `weights` and `kv_cache` the precision,
+    and `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
     constants is a transfer (`conf.transfers`). `correlations[a][j]` is the correlation of the normals behind
     ln of the constants with config key a and the j-th key. Constants of the hardware are correlated on the
     named `hardware` only; elsewhere they have their own intervals.
@@ -128,3 +129,6 @@ class Posterior:
     correlations: dict[str, list[float]] = field(default_factory=dict)
     model: str = ""
     layouts: list[str] = field(default_factory=list)
+    engines: list[str] = field(default_factory=list)
+    weights: str = ""
+    kv_cache: str = ""

@@ -25,7 +25,7 @@ from conf.specs.experiment import Constant, KernelRatio, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Roofline
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import serve_closed
-from tests.benchmarks._published import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
+from tests.benchmarks.evidence.blog import ATTENTION, LONG_INPUT, LONG_OUTPUT, VLLM_NAMES, WAVES
 
 WORDS = (
     "hardware=mi300x",

@@ -63,6 +63,7 @@ def test_a_prediction_without_aiter_is_lower_within_the_published_range_and_says
     estimates = [tree["capacity"]["qps_per_node"]["value"] for tree in (on, off)]
     assert 1.0 < estimates[0] / estimates[1] < 1.12
     assert "kernels without AITER" in text_of(off) and "published for other models" in text_of(off)
+    assert "in May 2025 vLLM 0.8.5 served" in text_of(off)
     assert "AITER" not in text_of(on)
     found = ratio((answers[1], asked[1]), (answers[0], asked[0]))
     assert found.value == pytest.approx(estimates[1] / estimates[0])

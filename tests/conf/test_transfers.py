@@ -8,7 +8,16 @@ import pytest
 
 from conf import Experiment, load
 from conf.constants import constants, replaced
-from conf.transfers import DEPLOYMENT, GPU_LN_SD, LAYOUT, LAYOUT_LN_SD, MODEL_LN_SD, transfers
+from conf.transfers import (
+    DEPLOYMENT,
+    ENGINE_LN_SD,
+    GPU_LN_SD,
+    LAYOUT,
+    LAYOUT_LN_SD,
+    MODEL_LN_SD,
+    WEIGHTS_LN_SD,
+    transfers,
+)
 from conf.words import groups
 
 QWEN = {
@@ -38,7 +47,17 @@ def test_the_models_of_conf_on_their_own_layouts_and_gpus_are_no_transfer() -> N
         fit = load([f"model={name}", "layout=dp1_tp1"]).model.posterior
         if fit.model:
             assert fit.layouts and fit.hardware
-    assert not transfers(load([])) and not transfers(load(["layout=dp2_tp4_ep4", "hardware=mi300x"]))
+    fitted = "model.kv_cache=bf16"
+    assert not transfers(load([fitted]))
+    assert not transfers(
+        load([fitted, "layout=dp2_tp4_ep4", "hardware=mi300x", "engine.version=vLLM 0.16.0rc1"])
+    )
+
+
+def test_kv_in_another_precision_is_named_and_adds_nothing() -> None:
+    (only,) = transfers(load([]))
+    assert only.text == "KV cache fp8 (fitted: bf16)"
+    assert widths(load([]), only.path) == widths(load(["model.kv_cache=bf16"]), only.path)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +65,20 @@ def test_the_models_of_conf_on_their_own_layouts_and_gpus_are_no_transfer() -> N
     [
         (["hardware=h200"], "GPU H200 SXM (fitted: MI300X, MI325X)", DEPLOYMENT, GPU_LN_SD),
         (["layout=dp4_tp2_ep2"], "layout TP2/EP2 (fitted: TP8/EP8, TP4/EP4)", LAYOUT, LAYOUT_LN_SD),
+        (
+            ["engine.version=SGLang 0.5.9"],
+            "engine SGLang 0.5.9 (fitted: vLLM 0.14, vLLM 0.16)",
+            DEPLOYMENT,
+            ENGINE_LN_SD,
+        ),
+        (["model.weights=bf16"], "weights bf16 (fitted: fp8)", DEPLOYMENT, WEIGHTS_LN_SD),
         (["layout=1p1d_tp4_ep4"], "", "", 0.0),
     ],
 )
 def test_a_transfer_is_named_and_adds_its_spread(
     words: list[str], text: str, path: str, ln_sd: float
 ) -> None:
+    words = [*words, "model.kv_cache=bf16"]
     there = transfers(load(words))
     assert [one.text for one in there] == ([text] if text else [])
     for one in there:
@@ -66,9 +93,10 @@ def test_another_model_and_another_gpu_widen_one_constant_together(tmp_path: Pat
     config.write_text(json.dumps(QWEN))
     other = load([f"model.config_json={config}", "model.name=Mine", "hardware=h200"])
     texts = [one.text for one in transfers(other)]
+    assert texts[2:] == ["weights bf16 (fitted: fp8)", "KV cache fp8 (fitted: bf16)"]
     assert texts[0].startswith("model Mine (fitted: Qwen3-235B") and texts[1].startswith("GPU H200")
     own = widths(load([]), DEPLOYMENT)
-    spread = math.hypot(MODEL_LN_SD, GPU_LN_SD)
+    spread = math.hypot(MODEL_LN_SD, GPU_LN_SD, WEIGHTS_LN_SD)
     assert widths(other, DEPLOYMENT) == pytest.approx(tuple(math.hypot(sd, spread) for sd in own))
     assert "; GPU H200" in constants(other)[DEPLOYMENT].source
 

@@ -7,9 +7,10 @@ import pytest
 
 from conf import load
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
-from tests.benchmarks import _default_fit as default_fit
-from tests.benchmarks._published import Attainment, ClosedLoop, Ratio, Requests, Study, read
-from tests.benchmarks.evidence import answers
+from tests.benchmarks.evidence import default_fit
+from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests
+from tests.benchmarks.evidence.figures import Study, answers
+from tests.benchmarks.evidence.reading import read
 
 STUDIES = read()[0]
 

@@ -29,7 +29,8 @@ class AskedExperiment:
 
     `vllm_version` and `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
     layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
-    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.labels` says them.
+    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.labels` says them. `outside` is
+    what the fit behind a simulated engine's constants did not have (`conf.transfers`).
     """
 
     engine: str
@@ -54,6 +55,7 @@ class AskedExperiment:
     seed: int | None = None
     time_scale: float = 1.0
     kernels: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
 
     @property
     def load(self) -> str:

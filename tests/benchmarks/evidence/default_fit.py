@@ -25,7 +25,8 @@ from conf.constants import bounded, constants
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
-from tests.benchmarks._published import WAVES, Attainment, ClosedLoop, Requests, Study
+from tests.benchmarks.evidence.blog import WAVES, Attainment, ClosedLoop, Requests
+from tests.benchmarks.evidence.figures import Study
 
 _STEP, _REACHED = "model.step_time.", "hardware.efficiency."
 Ends = tuple[float, float]
