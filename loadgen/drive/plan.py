@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from analysis.capacity.service_checks import BLOCK_TOKENS
+from conf import Experiment
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.search.window_plan import MeasuredWindow, Start
 
@@ -29,6 +30,23 @@ class LoadPlan:
     streams: int = 0
     time_scale: float = 1.0
     block_tokens: int = BLOCK_TOKENS
+
+    @classmethod
+    def of(cls, experiment: Experiment, replicas: frozenset[str] | None, start: Start) -> "LoadPlan":
+        """The plan of an experiment's load on a service with these replicas."""
+        return cls(
+            search=experiment.search,
+            slo=experiment.slo,
+            workload=experiment.workload,
+            nodes=experiment.cluster.nodes,
+            seed=experiment.seed,
+            start=start,
+            warmup_requests=experiment.fleet.warmup_requests,
+            replicas=replicas,
+            streams=experiment.streams,
+            time_scale=experiment.time_scale,
+            block_tokens=experiment.block_tokens,
+        )
 
     @property
     def begin(self) -> Start:

@@ -19,7 +19,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from analysis.rows import records
 from conf.io import durable
-from loadgen.fleet.load_actor import FleetPlan, LoadActor, Place, name, whose_clock
+from loadgen.fleet.client_plan import ClientPlan
+from loadgen.fleet.load_actor import LoadActor, Place, name, whose_clock
 from loadgen.fleet.os_limits import shortage
 from loadgen.fleet.rows import Clock
 from loadgen.fleet.target import LostActor, Observation
@@ -79,7 +80,7 @@ class LoadFleet:
         self,
         count: int,
         cpus: float,
-        plan: FleetPlan,
+        plan: ClientPlan,
         folder: Path,
         options: Mapping[str, Any],
         *,

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from conf.io.access import DEFAULT_ACCESS, Access, failure_text
+from conf.io.access import failure_text
 from loadgen.fleet.addresses import chosen, server
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import Exchange, Redact
 
@@ -20,7 +21,6 @@ IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""
 SWEEP_S = 1.0
 """Longest period between two checks for requests beyond the timeout."""
-TIMEOUT_S = 120.0
 SHORTAGES = {
     errno.EMFILE: "no_file",
     errno.ENFILE: "no_file",
@@ -32,36 +32,28 @@ SHORTAGES = {
 
 
 class Client:
-    """Sends requests to `urls` over kept-alive connections, without a limit on those in flight; repeats none.
+    """Sends requests over kept-alive connections, without a limit on those in flight; repeats none.
 
-    A request of stream s goes to the s-th URL, one without to any, by `chosen`; with `sticky` its session
-    chooses. `ended` is called once for every exchange. The key of `access` goes into the Authorization header
-    and out of what a server says. An answer of a server whose clock is not `time_scale` times as fast as the
-    real one fails.
+    A request of stream s goes to the s-th URL of the plan at `path`, one without to any, by `chosen`. `ended`
+    is called once for every exchange. The key of `access` goes into the Authorization header and out of what
+    a server says. An answer of a server whose clock is not as fast as the plan's fails.
     """
 
     def __init__(
-        self,
-        urls: list[str],
-        ended: Callable[[Exchange], None],
-        *,
-        path: str = "/v1/completions",
-        timeout_s: float = TIMEOUT_S,
-        access: Access = DEFAULT_ACCESS,
-        time_scale: float = 1.0,
-        sticky: bool = False,
+        self, plan: ClientPlan, ended: Callable[[Exchange], None], path: str = "/v1/completions"
     ) -> None:
+        urls, access = plan.urls, plan.access
         self.redact: Redact = access.redact
         self._ended = ended
-        self._time_scale = time_scale
-        self._sticky = sticky
+        self._time_scale = plan.time_scale
+        self._sticky = plan.sticky
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
         tls = access.tls() if secure else None
         self._server = partial(server, path=path, access=access, tls=tls)
         self._urls = urls
         self._servers = {url: self._server(url) for url in urls}
-        self._timeout_s = timeout_s
+        self._timeout_s = plan.real_timeout_s
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: dict[str, deque[tuple[int, Connection]]] = defaultdict(deque)
         self._open: dict[Connection, None] = {}

@@ -9,44 +9,21 @@ import gc
 import os
 import platform
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
 from analysis.rows import time_series
 from conf import ConfigError
-from conf.io.access import DEFAULT_ACCESS, Access
-from conf.specs.experiment import Workload
-from conf.specs.target import Endpoints
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import EVERY_GAP, GapRecord
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.os_limits import Limits, limits, raise_files
-from loadgen.fleet.parent_watch import WatchedProcess, own, watch
+from loadgen.fleet.parent_watch import watch
 from loadgen.fleet.target import Observation
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import ArrivalSchedule
-
-
-@dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """The plan that all actors share before the start; `timeout_s` is on the run's clock, `sticky` as in
-    `Client`, and `target` names the fields of a request.
-    """
-
-    urls: list[str]
-    workload: Workload
-    model: str
-    vocab: int
-    salt: int
-    timeout_s: float
-    gaps: GapRecord = EVERY_GAP
-    time_scale: float = 1.0
-    sticky: bool = False
-    driver: WatchedProcess = field(default_factory=own)
-    access: Access = DEFAULT_ACCESS
-    target: Endpoints = field(default_factory=Endpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +40,7 @@ class Place:
 class LoadActor:
     """One worker in a process of its own; the methods are its worker's, on the run's clock."""
 
-    async def prepare(self, client_id: int, plan: FleetPlan, folder: Path) -> Place:
+    async def prepare(self, client_id: int, plan: ClientPlan, folder: Path) -> Place:
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
         try:
             prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt, plan.target)
@@ -73,18 +50,7 @@ class LoadActor:
             ArrowStream(folder / f"{name(client_id)}.arrow"),
             ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
         ]
-        self._worker = Worker(
-            client_id,
-            plan.urls,
-            prompts,
-            *self._shards,
-            gaps=plan.gaps,
-            time_scale=plan.time_scale,
-            timeout_s=plan.timeout_s / plan.time_scale,
-            access=plan.access,
-            path=prompts.path,
-            sticky=plan.sticky,
-        )
+        self._worker = Worker(client_id, plan, prompts, *self._shards)
         raise_files()
         watch(plan.driver, self._orphaned)
         # A full collection stops the loop for tens of milliseconds: none during the run.

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from analysis.rows import records, time_series
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import GapRecord
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.rows import Attempt, Clock, Planned, ServerWords, batch
 from loadgen.fleet.sse import Exchange
 
@@ -25,16 +25,14 @@ class RequestLog:
     def __init__(
         self,
         client_id: int,
+        plan: ClientPlan,
         requests: ArrowStream,
         health: ArrowStream | None,
-        *,
-        gaps: GapRecord,
-        time_scale: float,
     ) -> None:
         self._client_id = client_id
         self._requests, self._health = requests, health
-        self._gaps = gaps
-        self._patience_s = FULL_DISK_S / min(1.0, time_scale)
+        self._gaps = plan.gaps
+        self._patience_s = FULL_DISK_S / min(1.0, plan.time_scale)
         self._full_since: float | None = None
         self._words = ServerWords()
         self._completed: list[Attempt] = []
@@ -42,7 +40,7 @@ class RequestLog:
         self._samples: list[dict[str, Any]] = []
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         first = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
-        batch([first], Clock(0, 0), client_id, gaps, ServerWords())
+        batch([first], Clock(0, 0), client_id, plan.gaps, ServerWords())
         pa.RecordBatch.from_pylist([{"at": 0}], schema=time_series.CLIENTS)
 
     def start(self, clock: Clock) -> None:

@@ -11,12 +11,11 @@ import contextlib
 import math
 import time
 from collections import deque
-from typing import Any
 
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import EVERY_GAP, GapRecord
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.health import HealthSampler
-from loadgen.fleet.http_client import TIMEOUT_S, Client
+from loadgen.fleet.http_client import Client
 from loadgen.fleet.request_log import RequestLog, reported
 from loadgen.fleet.rows import Attempt, Clock, Planned, planned
 from loadgen.fleet.sse import Exchange
@@ -41,33 +40,29 @@ SLICE = 500
 class Worker:
     """One load generator: `offer` plans, `observe` reports, `retract` and `finish` end.
 
-    All times are on the run's clock, which `start` sets and which runs `time_scale` times as fast as the real
-    one; timeouts and drains are real. `shard` takes one row for every request, `health_shard` one row of this
+    All times are on the run's clock, which `start` sets and which runs `plan.time_scale` times as fast as the
+    real one; drains are real. `shard` takes one row for every request, `health_shard` one row of this
     worker's health a second.
     """
 
     def __init__(
         self,
         client_id: int,
-        urls: list[str],
+        plan: ClientPlan,
         prompts: Prompts,
         shard: ArrowStream,
         health_shard: ArrowStream | None = None,
-        *,
-        gaps: GapRecord = EVERY_GAP,
-        time_scale: float = 1.0,
-        **client: Any,
     ) -> None:
         self._client_id = client_id
-        self._time_scale = time_scale
+        self._time_scale = plan.time_scale
         self._prompts = prompts
-        self._log = RequestLog(client_id, shard, health_shard, gaps=gaps, time_scale=time_scale)
-        self._client = Client(urls, self._ended, time_scale=time_scale, **client)
+        self._log = RequestLog(client_id, plan, shard, health_shard)
+        self._client = Client(plan, self._ended, prompts.path)
         self._plan: deque[Planned] = deque()
         self._closed: deque[Planned] = deque()
         self._in_flight: dict[int, Attempt] = {}
         self._turns = SessionTurns()
-        self._patience_ns = int(client.get("timeout_s", TIMEOUT_S) * time_scale * NS)
+        self._patience_ns = int(plan.timeout_s * NS)
         self._retractions = 0
         self._taking = asyncio.Lock()
         self._wake = asyncio.Event()

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +91,7 @@ def with_served_model(experiment: Experiment, is_named: bool) -> Experiment:
     target, model = experiment.target, experiment.model
     if not target.list_models:
         return experiment
-    try:
-        lists = [models_of(url, access_to(target), NAMES_TIMEOUT_S) for url in target.bases]
-    except TargetError:
-        return experiment
-    served = [[str(card.get("id", "")) for card in cards] for cards in lists]
-    names = [name for name in served[0] if name and all(name in others for others in served)]
+    names = _names_at(tuple(target.bases), target.api_key_env, target.ca_file)
     if model.served_name in names or not names:
         return experiment
     shown = one_line(", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else ""))
@@ -107,6 +103,18 @@ def with_served_model(experiment: Experiment, is_named: bool) -> Experiment:
         raise ConfigError(f"{target.bases[0]} serves {len(names)} models; choose model=NAME from: {shown}")
     name = names[0] if model.name == UNKNOWN else model.name
     return replace(experiment, model=replace(model, name=name, served_name=names[0]))
+
+
+@lru_cache(maxsize=1)
+def _names_at(urls: Sequence[str], api_key_env: str, ca_file: str) -> list[str]:
+    """The models that all endpoints serve, read once for all cells of a grid; none if one does not answer."""
+    access = access_to(Endpoints(list(urls), api_key_env=api_key_env, ca_file=ca_file))
+    try:
+        lists = [models_of(url, access, NAMES_TIMEOUT_S) for url in urls]
+    except TargetError:
+        return []
+    served = [[str(card.get("id", "")) for card in cards] for cards in lists]
+    return [name for name in served[0] if name and all(name in others for others in served)]
 
 
 def _cards(tree: Any) -> list[dict[str, Any]]:

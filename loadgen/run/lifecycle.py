@@ -3,6 +3,7 @@
 The service under test is handed in.
 """
 
+import math
 import os
 import secrets
 import traceback
@@ -29,11 +30,12 @@ from conf.compose import dump
 from conf.io.one_line import reason
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import Past
+from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.prepared_load import QueueUntold
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
-from loadgen.run import load_orders, verdicts
+from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.folder import finite
 from loadgen.run.jobs import Job
@@ -49,6 +51,8 @@ from loadgen.traffic import trace
 Failure = tuple[int, str]
 """Exit code and reason of a run without an answer."""
 
+STREAMS_SPARE = 2.0
+"""Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
 
@@ -170,11 +174,11 @@ class RunLifecycle:
         drain_s, self._service = asked.drain_s, service
         with self._scraping(service, fleet), self._metering(service, fleet) as meter:
             try:
-                load_orders.refuse_cramped(self.experiment, fleet, service, start)
+                _refuse_cramped(self.experiment, fleet, service, start)
                 self._rest(service, meter)
                 saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
-                plan = load_orders.load_plan(self.experiment, service, start)
+                plan = LoadPlan.of(self.experiment, service.replicas, start)
                 self._driver = Driver(fleet, plan, self.emit, saved, self._fault, told, repair)
                 self._driver.watcher = self._watched
                 if self._past is not None:
@@ -262,7 +266,7 @@ class RunLifecycle:
 
     def _start_fleet(self, service: Service) -> LoadFleet:
         asked = self.experiment
-        plan = load_orders.fleet_plan(asked, service, self._salt)
+        plan = ClientPlan.of(asked, service.urls, service.access, self._salt)
         self._fleet = fleet = LoadFleet(
             asked.fleet.actors,
             asked.fleet.cpus_per_actor,
@@ -347,3 +351,18 @@ class RunLifecycle:
             return verdict
         cleaned = from_tree(RunVerdict, finite(self.folder.cleaned(to_tree(verdict))), self.folder.path)
         return replace(cleaned, windows=tuple(self.folder.cleaned(list(verdict.windows))))
+
+
+def _refuse_cramped(experiment: Experiment, fleet: LoadFleet, service: Service, start: Start) -> None:
+    """Raise FleetError where requests in flight do not fit into the fleet's files and ports or the proxy."""
+    guess = experiment.rate_qps or max([qps for _, qps in experiment.profile_qps], default=0.0)
+    qps = (guess or start.prediction_qps or start.roofline_qps or 0.0) * experiment.cluster.nodes
+    wanted = experiment.concurrency or math.ceil(STREAMS_SPARE * qps * experiment.answer_s)
+    if reason := fleet.shortage(wanted):
+        raise FleetError(reason)
+    if service.front_streams is not None and wanted > service.front_streams:
+        raise FleetError(
+            f"HAProxy takes {service.front_streams} of {wanted} streams at once, the others would wait, "
+            "which counts as TTFT: raise the hard limit of open files (`ulimit -Hn`, 2.5 for a stream) "
+            "where Ray is started, ask for a lower rate, or use routing=client_side or per_node"
+        )

@@ -32,6 +32,7 @@ from loadgen.fleet.os_limits import raise_files
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from tests.support.servers.plans import client_plan
 
 LEAD_NS = NS // 5
 LAST_SENDS_S = 0.5
@@ -154,7 +155,7 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
         health = ArrowStream(Path(folder) / "health.arrow", time_series.CLIENTS)
-        client = Worker(0, [url], ready, shard, health, timeout_s=DRAIN_S, path=ready.path)
+        client = Worker(0, client_plan([url], timeout_s=DRAIN_S), ready, shard, health)
         await client.offer(_schedule(due_ns, tokens))
         meter = Meter()
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)

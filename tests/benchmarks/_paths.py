@@ -37,6 +37,7 @@ from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 from tests.benchmarks._clients import Meter, until
+from tests.support.servers.plans import client_plan
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])
 """5600/140 on one TP8/EP8 replica; of every prompt 95 % are cached, so that the engine bears 20 QPS."""
@@ -135,8 +136,7 @@ async def _from_worker(url: str, processes: Processes, offer: Offer) -> Seen:
     prompts = offer.prompts
     with tempfile.TemporaryDirectory() as folder:
         shard = ArrowStream(Path(folder) / "rows.arrow")
-        settings = {"timeout_s": DRAIN_S, "key": None, "path": prompts.path}
-        client = Worker(0, [url], prompts, shard, gaps=NO_GAPS, **settings)
+        client = Worker(0, client_plan([url], timeout_s=DRAIN_S, gaps=NO_GAPS), prompts, shard)
         await client.offer(offer.schedule)
         spent = Spent(processes)
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)

@@ -13,8 +13,8 @@ import numpy as np
 
 from cluster.ray_session.session import open_session
 from conf import load
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.fleet import LoadFleet
-from loadgen.fleet.load_actor import FleetPlan
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.benchmarks._mock import Mock
 
@@ -45,7 +45,7 @@ def first_request_s() -> tuple[float, list[str]]:
     """Seconds until the server had read the first request, and what the load actor had loaded by then."""
     with Mock(ttft_ms=5, itl_ms=5, tokens=TOKENS) as mock, tempfile.TemporaryDirectory() as folder:
         experiment = load()
-        plan = FleetPlan([mock.url], experiment.workload, "mock", 151936, 1, timeout_s=10.0)
+        plan = ClientPlan([mock.url], experiment.workload, "mock", 151936, 1, timeout_s=10.0)
         start_ns = time.monotonic_ns()
         fleet = LoadFleet(1, 1.0, plan, Path(folder), {})
         fleet.run(one_request(fleet.now_ns()), fleet.now_ns() + NS // 5)

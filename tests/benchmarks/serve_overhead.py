@@ -20,6 +20,7 @@ from loadgen.fleet.sse import Exchange
 from loadgen.prompts.bodies import Prompts
 from serve_apps.engine_model import VirtualService, kind_of
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app
+from tests.support.servers.plans import client_plan
 
 REPEATS = 12
 SETTLE_S = 5.0
@@ -42,7 +43,7 @@ async def real(url: str, experiment: Experiment) -> np.ndarray:
     """(TTFT, TPOT) in ms of each of `REPEATS` requests, one at a time."""
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
     ended: asyncio.Queue[Exchange] = asyncio.Queue()
-    client, rows = Client([url], ended.put_nowait), []
+    client, rows = Client(client_plan([url]), ended.put_nowait), []
     for seq in range(REPEATS):
         due_ns = time.monotonic_ns()
         client.start(Exchange(seq, 140), prompts.body(seq, 5600, 140))

@@ -40,6 +40,7 @@ from serve_apps.simulated.openai_answers import stamped
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers import mock_exchanges
 from tests.support.servers.mock_server import END, Script, answer, event, head, token, usage
+from tests.support.servers.plans import client_plan
 from tests.support.virtual.engines import run_step
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.simulated_service import ARRIVALS, Service, planned, run
@@ -238,7 +239,7 @@ async def measured(folder: Path, experiment: Experiment) -> pa.Table:
     prompts = Prompts(experiment.workload, experiment.model.served_name, experiment.model.vocab, salt=1)
     shard, scale = ArrowStream(folder / "rows.arrow"), experiment.time_scale
     async with simulated(experiment) as url:
-        worker = Worker(0, [url], prompts, shard, time_scale=scale, timeout_s=PATIENCE_S)
+        worker = Worker(0, client_plan([url], time_scale=scale, timeout_s=PATIENCE_S * scale), prompts, shard)
         worker.start(time.monotonic_ns(), time.time_ns())
         traffic = Traffic(experiment.workload)
         await worker.offer(traffic.closed(REQUESTS, 1, 0, window_index=0, first_seq=0, seed=1))

@@ -37,6 +37,7 @@ from loadgen.run import metrics_scraper
 from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.metrics_scraper import Scraper
 from tests.support.servers.hostile_server import HostileServer, Script, endlessly, key_in
+from tests.support.servers.plans import client_plan
 
 KEY = "sk-Hostile/Key+0123=="
 DEADLINE_S, SHORT_S = 0.5, 0.1
@@ -320,7 +321,7 @@ def loads(server: HostileServer, names: Sequence[str], timeout_s: float) -> dict
     ended: list[Exchange] = []
 
     async def main() -> None:
-        client = Client(urls, ended.append, timeout_s=timeout_s, access=Access(Secret(KEY)))
+        client = Client(client_plan(urls, timeout_s=timeout_s, access=Access(Secret(KEY))), ended.append)
         for number in range(len(names)):
             client.start(Exchange(number, 1), b"{}", stream=number)
         until_s = time.monotonic() + 60

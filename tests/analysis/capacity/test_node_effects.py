@@ -47,6 +47,7 @@ from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.verdict_trees import text_of
 from tests.support.servers.mock_server import MockServer
+from tests.support.servers.plans import client_plan
 from tests.support.virtual.virtual_target import VirtualTarget
 
 VARIED = load(["workload=chat_5600_140_varied"]).workload
@@ -121,7 +122,9 @@ def test_the_client_sends_a_stream_to_its_own_url() -> None:
         async with MockServer() as first, MockServer() as second:
             ended = asyncio.Event()
             left = iter(range(5, -1, -1))
-            client = Client([first.url, second.url], lambda _: ended.set() if next(left) == 0 else None)
+            client = Client(
+                client_plan([first.url, second.url]), lambda _: ended.set() if next(left) == 0 else None
+            )
             body = json.dumps({"prompt": [1], "max_tokens": 1}).encode()
             for seq, stream in enumerate([1, 1, 0, 1, 1, 1]):
                 client.start(Exchange(seq, 1), body, stream)

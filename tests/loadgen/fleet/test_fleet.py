@@ -12,8 +12,8 @@ from analysis.rows import gathering, records
 from conf import load
 from conf.io.access import Access
 from conf.io.secret import Secret
+from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.fleet import ClockOffset, FleetError, LoadFleet
-from loadgen.fleet.load_actor import FleetPlan
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -40,7 +40,7 @@ def url() -> Iterator[str]:
 
 
 def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> LoadFleet:
-    plan = FleetPlan(
+    plan = ClientPlan(
         [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, access=Access(Secret("hush-hush"))
     )
     return LoadFleet(count, cpus, plan, folder.shards, SELECTOR)

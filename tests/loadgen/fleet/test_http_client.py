@@ -29,6 +29,7 @@ from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_exchanges import BODY, exchanges, run
 from tests.support.servers.mock_server import END, MockServer, answer, event, head, token, usage
+from tests.support.servers.plans import client_plan
 
 
 def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:
@@ -86,7 +87,7 @@ def test_a_timeout_counts_from_the_send_and_ends_one_request_only(monkeypatch: p
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
         both = [Exchange(number, 3) for number in range(2)]
         async with MockServer(lambda body: [head(), token(), 600.0]) as server:
-            client = Client([server.url], ended.put_nowait, timeout_s=1000.0)
+            client = Client(client_plan([server.url], timeout_s=1000.0), ended.put_nowait)
             for exchange in both:
                 client.start(exchange, BODY)
                 await heard(exchange)
@@ -210,7 +211,9 @@ def test_a_name_is_looked_up_once_and_again_when_the_service_moved(monkeypatch: 
 
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
         async with MockServer() as first, MockServer(host="127.0.0.2", port=first.port) as second:
-            client = Client([url := f"http://server.test:{first.port}"], ended.put_nowait, timeout_s=2.0)
+            client = Client(
+                client_plan([url := f"http://server.test:{first.port}"], timeout_s=2.0), ended.put_nowait
+            )
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
             for seq in range(3):
                 client.start(Exchange(seq, 3), BODY)  # together: a connection for each
@@ -342,7 +345,7 @@ def test_certificates_are_loaded_once_per_client(
         return made[-1]
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
-    Client([f"{scheme}://127.0.0.1:9", f"{scheme}://127.0.0.1:10"], lambda _: None)
+    Client(client_plan([f"{scheme}://127.0.0.1:9", f"{scheme}://127.0.0.1:10"]), lambda _: None)
     assert len(made) == contexts
     refused = asyncio.run(exchanges(f"{scheme}://127.0.0.1:9", 3))
     assert {exchange.error_kind for exchange in refused} == {"ConnectionRefusedError"}
@@ -359,9 +362,8 @@ def test_closed_connections_need_no_garbage_collector(name: str) -> None:
     async def main() -> Counter[str]:
         async with MockServer(lambda _: pieces) as server:
             ended: asyncio.Queue[str | None] = asyncio.Queue()
-            client = Client(
-                [server.url], lambda exchange: ended.put_nowait(exchange.status), timeout_s=limit_s
-            )
+            plan = client_plan([server.url], timeout_s=limit_s)
+            client = Client(plan, lambda exchange: ended.put_nowait(exchange.status))
             for seq in range(4):
                 client.start(Exchange(seq, 3), BODY)
             assert [await ended.get() for _ in range(4)] == [status] * 4
@@ -387,7 +389,7 @@ def test_cutting_ends_a_connect_once_however_far_it_is(runner: Callable[..., Any
     async def main() -> list[Exchange]:
         results: list[Exchange] = []
         async with MockServer(lambda _: [5.0]) as server:
-            client = Client([server.url], results.append)
+            client = Client(client_plan([server.url]), results.append)
             client.start(Exchange(0, 3), BODY)
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -443,7 +445,7 @@ def test_after_a_new_address_requests_go_there_and_what_flies_ends_at_the_old_on
     async def main() -> tuple[int, int, list[str | None]]:
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
         async with MockServer() as old, MockServer() as new:
-            client = Client([old.url], ended.put_nowait, timeout_s=PATIENCE_S)
+            client = Client(client_plan([old.url], timeout_s=PATIENCE_S), ended.put_nowait)
             client.start(Exchange(0, 3), BODY)
             await client.retarget([new.url])
             client.start(Exchange(1, 3), BODY)

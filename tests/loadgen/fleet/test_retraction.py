@@ -16,6 +16,7 @@ from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import MockServer, answer
+from tests.support.servers.plans import client_plan
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 pytestmark = pytest.mark.usefixtures("never_overdue")
@@ -29,7 +30,7 @@ def test_what_is_due_when_the_rest_is_taken_back_is_sent_with_its_lag(tmp_path: 
     async def main() -> None:
         async with MockServer(answer) as server:
             prompts, shard = Prompts(WORKLOAD, "m", 151936, 1), ArrowStream(tmp_path / "s.arrow")
-            worker = Worker(0, [server.url], prompts, shard, gaps=NO_GAPS)
+            worker = Worker(0, client_plan([server.url], gaps=NO_GAPS), prompts, shard)
             worker.start(began_ns := time.monotonic_ns(), time.time_ns())
             await worker.offer(due.followed_by(later))
             while time.monotonic_ns() < began_ns + 3 * NS // 20:

@@ -18,6 +18,7 @@ from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader, Exchange
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import END, event, head, token, usage
+from tests.support.servers.plans import client_plan
 
 STATUSES = {"ok", "http_error", "truncated", "timeout", "conn_error"}
 
@@ -37,7 +38,7 @@ class Line:
     def __init__(self, other: "Line | None" = None) -> None:
         self.ended: list[Exchange] = other.ended if other else []
         self.exchange = Exchange(0, 3)
-        self.client = other.client if other else Client(["http://127.0.0.1"], self.ended.append)
+        self.client = other.client if other else Client(client_plan(["http://127.0.0.1"]), self.ended.append)
         self.connection = Connection(self.client, "http://127.0.0.1")
         self.connection.connection_made(Wire())  # type: ignore[arg-type]
         self.connection.send(self.exchange, b"POST")
@@ -427,7 +428,7 @@ def test_a_nasty_server_makes_a_row(name: str) -> None:
             over.set()
 
         with socket.create_server(("127.0.0.1", 0)) as server:
-            client = Client([f"http://127.0.0.1:{server.getsockname()[1]}"], end, timeout_s=0.3)
+            client = Client(client_plan([f"http://127.0.0.1:{server.getsockname()[1]}"], timeout_s=0.3), end)
             client.start(Exchange(0, 3), b"{}")
             peer, _ = await asyncio.to_thread(server.accept)
             await asyncio.to_thread(behave, peer)

@@ -31,6 +31,7 @@ from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
 from loadgen.fleet.sse import Exchange
 from loadgen.traffic.schedule import NS
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.plans import client_plan
 
 MS = 1_000_000
 FIRST_MS, STEP_MS, TOKENS, PROMPT = 50.0, 10.0, 140, 500
@@ -325,7 +326,7 @@ class Line:
 
     def exchange(self, monkeypatch: pytest.MonkeyPatch) -> Exchange:
         """The exchange after the last read, on a clock that starts at the due time."""
-        exchange, client = Exchange(0, TOKENS), Client(["http://127.0.0.1"], self.ended.append)
+        exchange, client = Exchange(0, TOKENS), Client(client_plan(["http://127.0.0.1"]), self.ended.append)
         connection = Connection(client, "http://127.0.0.1")
         connection.connection_made(SimpleNamespace(write=len, abort=lambda: None, is_closing=lambda: False))  # type: ignore[arg-type]
         now = SimpleNamespace(monotonic_ns=lambda: self.now_ns)
@@ -424,7 +425,7 @@ async def loaded(served: HabitServer) -> dict[str, pa.Table]:
         ended: asyncio.Queue[Exchange] = asyncio.Queue()
         exchanges, began_ns = [Exchange(number, TOKENS) for number in range(len(habits))], time.monotonic_ns()
         for exchange in exchanges:
-            client = Client([f"http://127.0.0.1:{port}"], ended.put_nowait, path=f"/{exchange.seq}")
+            client = Client(client_plan([f"http://127.0.0.1:{port}"]), ended.put_nowait, f"/{exchange.seq}")
             client.start(exchange, b"{}")
         for _ in exchanges:
             await asyncio.wait_for(ended.get(), PATIENCE_S)

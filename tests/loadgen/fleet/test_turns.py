@@ -23,6 +23,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
+from tests.support.servers.plans import client_plan
 
 pytestmark = pytest.mark.usefixtures("never_overdue")
 WORKLOAD = load(["workload=character"]).workload
@@ -64,7 +65,7 @@ def sent(folder: Path, schedule: ArrivalSchedule, script: Script, **how: Any) ->
     async def main() -> list[Any]:
         async with MockServer(script) as server:
             prompts, shard = Prompts(WORKLOAD, "m", 151936, 1), ArrowStream(folder / "s.arrow")
-            worker = Worker(0, [server.url], prompts, shard, gaps=NO_GAPS, timeout_s=timeout_s)
+            worker = Worker(0, client_plan([server.url], gaps=NO_GAPS, timeout_s=timeout_s), prompts, shard)
             worker.start(time.monotonic_ns(), time.time_ns())
             seen: list[Any] = []
             ended = planned = 0

@@ -23,6 +23,7 @@ from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.arrow_files import on_disk
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
+from tests.support.servers.plans import client_plan
 
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 pytestmark = pytest.mark.usefixtures("never_overdue")
@@ -148,10 +149,9 @@ async def ended(worker: Worker, count: int) -> list[dict[str, Any]]:
 def of(server: MockServer, path: Path) -> Worker:
     return Worker(
         0,
-        [server.url],
+        client_plan([server.url], timeout_s=PATIENCE_S),
         Prompts(WORKLOAD, "m", 151936, salt=1),
         ArrowStream(path),
-        timeout_s=PATIENCE_S,
     )
 
 
@@ -238,7 +238,7 @@ def test_patience_with_a_full_disk_begins_with_its_first_refusal(
     async def main() -> None:
         async with MockServer() as server:
             prompts = Prompts(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, shard, time_scale=scale)
+            worker = Worker(0, client_plan([server.url], time_scale=scale), prompts, shard)
             worker.start(time.monotonic_ns(), time.time_ns())
             disk.room_bytes = 0
             await worker.offer(Traffic(WORKLOAD).evenly(4, -10 * NS, 1, first_seq=0, seed=1))
@@ -274,7 +274,7 @@ async def until(seen: Callable[[], object]) -> None:
 
 async def started(server: MockServer, shard: ArrowStream, schedule: ArrivalSchedule) -> Worker:
     """A worker under way with a schedule."""
-    worker = Worker(0, [server.url], Prompts(WORKLOAD, "m", 151936, salt=1), shard)
+    worker = Worker(0, client_plan([server.url]), Prompts(WORKLOAD, "m", 151936, salt=1), shard)
     worker.start(time.monotonic_ns(), time.time_ns())
     await worker.offer(schedule)
     return worker
@@ -349,7 +349,7 @@ def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None
     async def main() -> None:
         async with MockServer(lambda body: answer(body, 0.05)) as server:
             prompts = Broken(WORKLOAD, "m", 151936, salt=1)
-            worker = Worker(0, [server.url], prompts, ArrowStream(tmp_path / "s.arrow"))
+            worker = Worker(0, client_plan([server.url]), prompts, ArrowStream(tmp_path / "s.arrow"))
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
             with pytest.raises(RuntimeError, match="no such prompt"):

@@ -29,6 +29,7 @@ from serve_apps.engine_model import VirtualService, kind_of
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.plans import client_plan
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -147,7 +148,7 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
     traffic = Traffic(workload)
     async with simulated(experiment) as url:
         shard = ArrowStream(folder / "rows.arrow")
-        worker = Worker(0, [url], prompts, shard, gaps=NO_GAPS, timeout_s=PATIENCE_S, path=prompts.path)
+        worker = Worker(0, client_plan([url], gaps=NO_GAPS, timeout_s=PATIENCE_S), prompts, shard)
         worker.start(time.monotonic_ns(), time.time_ns())
         ended = 0
         async with asyncio.timeout(PATIENCE_S):

@@ -21,7 +21,8 @@ from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
 from loadgen.cli import arguments
-from loadgen.fleet.load_actor import FleetPlan, LoadActor
+from loadgen.fleet.client_plan import ClientPlan
+from loadgen.fleet.load_actor import LoadActor
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
 from loadgen.prompts.bodies import Prompts
@@ -248,7 +249,7 @@ def test_a_template_that_wants_what_no_level_has_is_refused(folder: Path) -> Non
 
 
 def test_a_load_actor_says_on_which_node_the_folder_is_missing(tmp_path: Path) -> None:
-    plan = FleetPlan([], asked(tmp_path / "elsewhere").workload, "m", VOCAB, 1, 10.0, True)
+    plan = ClientPlan([], asked(tmp_path / "elsewhere").workload, "m", VOCAB, 1, 10.0)
     with pytest.raises(ConfigError, match=f"on node {platform.node()}: there is no folder .*elsewhere"):
         asyncio.run(LoadActor().prepare(0, plan, tmp_path))
 

@@ -143,6 +143,20 @@ def test_several_models_and_a_name_that_is_not_served_are_refused_with_the_names
     assert both.model.served_name == "b"
 
 
+def test_the_cells_of_a_grid_share_one_look_at_the_list() -> None:
+    looks: list[object] = []
+
+    def listed(*_: object) -> Any:
+        looks.append(1)
+        return reply({"data": [{"id": "a"}]})
+
+    with serving(listed) as url:
+        for rate_qps in (1, 2):
+            found = with_served_model(load([*spelled([url]), f"rate_qps={rate_qps}"]), is_named=False)
+            assert found.model.served_name == "a"
+    assert len(looks) == 1
+
+
 def test_an_endpoint_that_does_not_answer_is_left_to_the_run() -> None:
     experiment = load(spelled(["http://127.0.0.1:9"]))
     assert with_served_model(experiment, is_named=False) == experiment

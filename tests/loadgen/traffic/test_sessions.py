@@ -36,6 +36,7 @@ from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.prompts.chats import common
 from tests.support.servers.mock_server import MockServer
+from tests.support.servers.plans import client_plan
 
 CHATS = load(["workload=chat_sessions", "workload.sessions=7"]).workload
 SHORT = replace(CHATS, input_tokens=replace(CHATS.input_tokens, mean=200))
@@ -176,7 +177,9 @@ def sent(folder: Path, workload: Workload, urls: int, sticky: bool) -> tuple[lis
             for server in servers:
                 await stack.enter_async_context(server)
             prompts, targets = Prompts(workload, "m", 151936, salt=1), [server.url for server in servers]
-            worker = Worker(0, targets, prompts, shard, gaps=NO_GAPS, sticky=sticky, timeout_s=PATIENCE_S)
+            worker = Worker(
+                0, client_plan(targets, gaps=NO_GAPS, sticky=sticky, timeout_s=PATIENCE_S), prompts, shard
+            )
             worker.start(time.monotonic_ns(), time.time_ns())
             await worker.offer(schedule)
             async with asyncio.timeout(PATIENCE_S):

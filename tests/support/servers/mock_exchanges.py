@@ -9,6 +9,7 @@ from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import MockServer
+from tests.support.servers.plans import client_plan
 
 BODY = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3}).encode()
 
@@ -31,7 +32,7 @@ async def exchanges(url: str, count: int, **options: Any) -> list[Exchange]:
         results.append(exchange)
         ended.set()
 
-    client = Client([url], done, **{"timeout_s": PATIENCE_S, **options})
+    client = Client(client_plan([url], **{"timeout_s": PATIENCE_S, **options}), done)
     for seq in range(count):
         ended.clear()
         client.start(Exchange(seq, 3), BODY)
