@@ -115,11 +115,25 @@ def never_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_session() -> Iterator[SharedSession]:
-    """The Ray session of this process."""
+def session_of_process() -> Iterator[SharedSession]:
+    """The Ray session of this process, for `shared_session`."""
     shared = SharedSession()
     yield shared
     shared.close()
+
+
+@pytest.fixture(scope="module")
+def shared_session(
+    session_of_process: SharedSession, request: pytest.FixtureRequest
+) -> Iterator[SharedSession]:
+    """The Ray session of this process; it ends with a file of which a test failed.
+
+    An application or a load actor that a failure leaves holds the GPUs or the CPU that the next file needs.
+    """
+    before = request.session.testsfailed
+    yield session_of_process
+    if request.session.testsfailed > before:
+        session_of_process.close()
 
 
 @pytest.fixture(scope="module")

@@ -196,11 +196,11 @@ def _asked(basis: CountingBasis) -> MeanLengths:
 
 
 def _predicted_lengths(found: RateForecast) -> MeanLengths | None:
-    rate = found.rate_qps_per_node
-    if not found.steady or not rate:
+    rate, hit = found.rate_qps_per_node, found.cached_share_of_input
+    n_in, n_out = found.input_tokens_per_s_per_node, found.output_tokens_per_s_per_node
+    if not found.steady or not rate or n_in is None or n_out is None or hit is None:
         return None
-    n_in, n_out = found.input_tokens_per_s_per_node / rate, found.output_tokens_per_s_per_node / rate
-    return MeanLengths(n_in, n_out, found.cached_share_of_input, "means of the predicted requests")
+    return MeanLengths(n_in / rate, n_out / rate, hit, "means of the predicted requests")
 
 
 def _ready_minutes(run: Run, engine: str) -> float | None:

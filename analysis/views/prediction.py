@@ -88,22 +88,12 @@ def _kept_share(drawn: RateDraws) -> str:
 
 def _forecast(verdict: PredictionVerdict, found: RateForecast) -> Iterator[Fact]:
     """The node at the rate of the answer."""
-    text = found.input_tokens_per_s_per_node - (images := found.image_tokens_per_s_per_node)
-    # A throughput with image tokens compares with none without.
-    apart = f" (of these {images:.0f} image tokens, {text:.0f} text)" if images else ""
-    in_flight = "requests in flight unknown (overload: the queue grows)"
-    if found.in_flight_per_node is not None:
-        in_flight = f"{found.in_flight_per_node:.1f} requests in flight"
     latencies = ", ".join(f"{label(limit)} {_ms(ms)}" for limit, ms in found.limits_ms.items())
-    yield f"at {number(found.rate_qps_per_node)} QPS per node{_rounded(verdict, found)}", latencies
+    at = f"at {number(found.rate_qps_per_node)} QPS per node{_rounded(verdict, found)}"
+    yield at, latencies if found.requests else "unknown: no request came in the simulated time"
     yield from _service(verdict.asked, found.rate_qps_per_node)
-    yield (
-        "per node",
-        f"{found.input_tokens_per_s_per_node:.0f} input{apart}"
-        f" ({100 * found.cached_share_of_input:.0f} % cached) and"
-        f" {found.output_tokens_per_s_per_node:.0f} output tok/s, {in_flight}, KV cache"
-        f" {_percent(found.kv_used)} in use, MFU {_percent(found.mfu)}",
-    )
+    used = f"KV cache {_percent(found.kv_used)} in use, MFU {_percent(found.mfu)}"
+    yield "per node", f"{_throughput(found)}, {used}"
     if found.prefill_busy is not None:
         # The ratio of a split node should have more of the side that is busier.
         sides = f"prefill engines {_percent(found.prefill_busy)}, decode engines {_percent(found.busy)}"
@@ -113,6 +103,20 @@ def _forecast(verdict: PredictionVerdict, found: RateForecast) -> Iterator[Fact]
         yield "step time", ", ".join(f"{name} {_percent(share)}" for name, share in terms)
     yield from _sessions(found, verdict.asked)
     yield from _evidence(found)
+
+
+def _throughput(found: RateForecast) -> str:
+    """Tokens per second and requests in flight."""
+    n_in, hit = found.input_tokens_per_s_per_node, found.cached_share_of_input
+    n_out, images = found.output_tokens_per_s_per_node, found.image_tokens_per_s_per_node
+    if n_in is None or n_out is None or hit is None:
+        return "tokens and requests in flight unknown"
+    # A throughput with image tokens compares with none without.
+    apart = f" (of these {images:.0f} image tokens, {n_in - images:.0f} text)" if images else ""
+    in_flight = "requests in flight unknown (overload: the queue grows)"
+    if found.in_flight_per_node is not None:
+        in_flight = f"{found.in_flight_per_node:.1f} requests in flight"
+    return f"{n_in:.0f} input{apart} ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
 
 
 def _rounded(verdict: PredictionVerdict, found: RateForecast) -> str:
@@ -136,7 +140,8 @@ def _sessions(found: RateForecast, asked: AskedExperiment) -> list[Fact]:
         return []
     met, most, blocked = seen.replicas_per_session, seen.reusable_share_of_input, seen.blocked_share
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
-    hit = f"hit rate {100 * found.cached_share_of_input:.1f} %"
+    share = found.cached_share_of_input
+    hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'}"
     return [
         (
             f"sessions by {asked.routing}",
@@ -254,10 +259,10 @@ def _forecast_row(cell: GridCell) -> list[str] | None:
     return [
         *_first_columns(one, found),
         *(_whole_ms(found, limit) for limit in LIMITS),
-        f"{100 * found.cached_share_of_input:.1f}",
-        f"{found.input_tokens_per_s_per_node:.0f}",
-        f"{found.output_tokens_per_s_per_node:.0f}",
-        "unknown" if found.in_flight_per_node is None else f"{found.in_flight_per_node:.1f}",
+        _or_unknown(found.cached_share_of_input, 1, 100.0),
+        _or_unknown(found.input_tokens_per_s_per_node, 0),
+        _or_unknown(found.output_tokens_per_s_per_node, 0),
+        _or_unknown(found.in_flight_per_node, 1),
         span(cell.ratio) if cell.ratio else "",
     ]
 
@@ -314,6 +319,10 @@ def _ends(figure: Estimate | None) -> str:
 def _whole_ms(found: RateForecast, limit: Limit) -> str:
     ms = found.limits_ms.get(limit)
     return NOT_APPLICABLE if ms is None else f"{ms:.0f}"
+
+
+def _or_unknown(value: float | None, digits: int, scale: float = 1.0) -> str:
+    return "unknown" if value is None else f"{scale * value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:

@@ -169,13 +169,20 @@ def _run(plan: ServicePlan) -> None:
             ray.get(task, timeout=plan.start_s)
         else:
             _build_and_start(plan.build, plan.app_name)
-    except (RayError, RayServeException, RuntimeError) as error:
+    except (RayError, RayServeException, RuntimeError, TimeoutError) as error:
         raise DeployError(f"cannot deploy {plan.app_name}: {last_line(error)}") from error
 
 
 def _build_and_start(build: Callable[[], Application], app_name: str) -> None:
-    """In the cluster, a process has the engine and the cluster's settings of Serve."""
-    serve.run_many([serve.RunTarget(build(), name=app_name)], wait_for_applications_running=False)
+    """In the cluster, a process has the engine and the cluster's settings of Serve.
+
+    Serve would wait without bound until the application's first deployment is there; `_Start` looks for it.
+    """
+    serve.run_many(
+        [serve.RunTarget(build(), name=app_name)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,11 +187,11 @@ def at_rate(
     effort = Effort.of(experiment.search.budget_s, nodes, whole)
     simulator = RateSimulator(experiment, model.simulate, effort, kv_tokens)
     point = simulator.at(experiment.rate_qps)
-    known = _under_draws(rough, experiment.rate_qps, draws, parallel_map)
+    known, came = _under_draws(rough, experiment.rate_qps, draws, parallel_map), len(point.ttft_ms) > 0
     missed = [label(limit) for limit in point.slo.limits if point.excess(limit) > 0]
     verdict = base(
         experiment,
-        forecast=replace(_figures(experiment, point, machine), of_rate=known.summed),
+        forecast=replace(_figures(experiment, point, machine), of_rate=known.summed if came else None),
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=simulator.effort.window_s,
@@ -200,6 +200,10 @@ def at_rate(
     )
     if missed:
         return _ended(verdict, summary.EXIT_SLO_MISSED, f"{' and '.join(missed)} over the bound")
+    if not came:
+        return _ended(
+            verdict, summary.EXIT_OPEN, "no request came in the simulated time; raise search.budget_s"
+        )
     return _ended(verdict, summary.EXIT_OK, "")
 
 
@@ -236,15 +240,15 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
         rate_qps_per_node=point.rate_qps,
         steady=point.steady,
         limits_ms=_limits_ms(point),
-        input_tokens_per_s_per_node=rate * point.input_tokens,
-        image_tokens_per_s_per_node=rate * point.image_tokens,
-        output_tokens_per_s_per_node=rate * point.output_tokens,
-        cached_share_of_input=point.cached_tokens / point.input_tokens,
-        in_flight_per_node=rate * point.e2e_s if point.steady else None,
+        input_tokens_per_s_per_node=_known(rate * point.input_tokens),
+        image_tokens_per_s_per_node=_known(rate * point.image_tokens),
+        output_tokens_per_s_per_node=_known(rate * point.output_tokens),
+        cached_share_of_input=_known(point.cached_tokens / point.input_tokens),
+        in_flight_per_node=_known(rate * point.e2e_s) if point.steady else None,
         kv_used=_known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
         busy=_known(point.work["busy_s"] / point.load_s / machine.replicas),
         prefill_busy=_prefill_busy(point, machine),
-        mfu=rate * flop / machine.peak_flop_per_s if machine.peak_flop_per_s else None,
+        mfu=_known(rate * flop / machine.peak_flop_per_s) if machine.peak_flop_per_s else None,
         step_terms=machine.shares(point.work),
         requests=len(point.ttft_ms),
         simulated_node_s=point.load_s,

@@ -49,8 +49,9 @@ class QuantileDraws:
 
     @property
     def kept_probability(self) -> float | None:
-        """Share of draws in which every bound is kept; None without draws."""
-        return sum(seen.kept for seen in self.draws) / len(self.draws) if self.draws else None
+        """Share of draws in which every bound is kept; None without draws or without any latency."""
+        known = any(ms is not None for ms in self.base.quantiles_ms.values())
+        return sum(seen.kept for seen in self.draws) / len(self.draws) if self.draws and known else None
 
     @property
     def overloaded(self) -> int:

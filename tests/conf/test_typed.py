@@ -54,8 +54,8 @@ def test_types_are_strict(value: Any, tmp_path: Path) -> None:
         load(base=changed(tmp_path, fleet={"actors": value}))
 
 
-def test_a_file_with_ten_thousand_errors_is_refused_at_once(tmp_path: Path) -> None:
-    saved = changed(tmp_path, engine={f"key_{number}": 1 for number in range(4000)})
+def test_a_file_with_thousands_of_errors_is_refused_at_once(tmp_path: Path) -> None:
+    saved = changed(tmp_path, engine={f"key_{number}": 1 for number in range(2000)})
     with pytest.raises(ConfigError) as refused:
         load(base=saved)
     assert len(refused.value.reasons) < 100
@@ -69,10 +69,9 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_wrong_values_anywhere_in_a_file_are_refused_in_our_words(seed: int, tmp_path: Path) -> None:
+def test_wrong_values_anywhere_in_a_file_are_refused_in_our_words(tmp_path: Path) -> None:
     """Thirty files, each with one to four values of other types, some of them with words over it."""
-    rng, saved = random.Random(seed), tmp_path / "config.yaml"
+    rng, saved = random.Random(0), tmp_path / "config.yaml"
     for _ in range(30):
         tree = copy.deepcopy(TREE)
         for _ in range(rng.randint(1, 4)):

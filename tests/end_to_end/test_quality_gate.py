@@ -26,7 +26,6 @@ WORDS = [
 """Wide margins, which few prompts decide."""
 
 
-@pytest.mark.usefixtures("on_standing")
 def test_a_defect_is_found_beside_a_load_and_the_folder_says_so_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +51,15 @@ class Up:
         tree = to_tree(RunLifecycle(job(experiment), folder, site, lambda *_, **__: None).measure())
         return tree, load_run(folder.path)
 
-    def until_valid(self, job: type[Job], *words: str) -> Iterator[tuple[dict[str, Any], Run]]:
-        """Repeat a run until it is valid; fail if all are void, or one not by a busy machine alone."""
-        for attempt in range(tries.TRIES):
-            tree, run = self.run(job, *words, f"run={job.verb}-{attempt}")
-            yield tree, run
-            if tree["valid"]:
-                return
-            tries.refuse_other_reasons(tree)
-        raise AssertionError(f"{tries.TRIES} runs are void: {tree['reason']}")
+    def until_valid(self, job: type[Job], check: Callable[[dict[str, Any], Run], None], *words: str) -> None:
+        """Repeat a run until it is valid, as `tries.valid` does; `check` gets each."""
+
+        def tried(number: int) -> dict[str, Any]:
+            tree, run = self.run(job, *words, f"run={job.verb}-{number}")
+            check(tree, run)
+            return tree
+
+        tries.valid(tried, enough=lambda tree: bool(tree["valid"]))
 
     def counters(self, names: Sequence[str]) -> dict[str, float]:
         """vLLM's own totals, summed over reasons and replicas."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from analysis.figures.server_state import state
+from analysis.results.runs import Run
 from analysis.rows import metrics
 from conf import Experiment, load
 from loadgen.cli.deployment import service
@@ -67,7 +68,9 @@ def test_what_runs_is_read_back(up: Up) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_probe_is_valid_and_agrees_with_vllms_own_counters(up: Up) -> None:
     before = up.counters(COUNTERS)
-    for tree, run in up.until_valid(OfferLoad, *SHORT):
+
+    def agrees(tree: dict[str, Any], run: Run) -> None:
+        nonlocal before
         after = up.counters(COUNTERS)
         rows = run.requests()
         ok = rows.filter(np.array(rows["status"].to_pylist()) == "ok")
@@ -80,6 +83,8 @@ def test_a_probe_is_valid_and_agrees_with_vllms_own_counters(up: Up) -> None:
         waited_us, first_ns = ok["queue_us"].to_pylist(), ok["first_token_offset_ns"].to_pylist()
         assert all(0 <= 1000 * waited < first for waited, first in zip(waited_us, first_ns, strict=True))
         before = after
+
+    up.until_valid(OfferLoad, agrees, *SHORT)
 
 
 @pytest.mark.usefixtures("soon")
@@ -118,11 +123,12 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
 
 @pytest.mark.slow
 def test_a_short_sweep_is_valid(up: Up) -> None:
-    for tree, run in up.until_valid(SearchCapacity):
-        assert tree["reason"] or tree["valid"]
+    def has_all_rows(tree: dict[str, Any], run: Run) -> None:
         rows = run.requests()
         assert rows.num_rows == tree["requests"]["planned"]
         assert set(rows["status"].to_pylist()) <= {"ok", "missed"}
+
+    up.until_valid(SearchCapacity, has_all_rows)
 
 
 @pytest.mark.slow

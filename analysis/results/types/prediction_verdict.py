@@ -71,16 +71,17 @@ class RateForecast:
 
     `limits_ms` are p90 TTFT, p90 TPOT, and the quantile of every other bound on one latency.
 
-    Of a split node `kv_used` and `busy` are those of the engines that decode.
+    Of a split node `kv_used` and `busy` are those of the engines that decode. At a low rate it may be that no
+    request came in the simulated time: means over requests are then unknown.
     """
 
     rate_qps_per_node: float
     steady: bool
     limits_ms: Mapping[Limit, float | None]
-    input_tokens_per_s_per_node: float
-    image_tokens_per_s_per_node: float = 0.0
-    output_tokens_per_s_per_node: float
-    cached_share_of_input: float
+    input_tokens_per_s_per_node: float | None
+    image_tokens_per_s_per_node: float | None = 0.0
+    output_tokens_per_s_per_node: float | None
+    cached_share_of_input: float | None
     in_flight_per_node: float | None
     kv_used: float | None
     busy: float | None

@@ -370,6 +370,7 @@ def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
     assert any("step of the ramp" in name for name in names(drawn(Search, run)))
 
 
+@pytest.mark.slow
 def test_every_colour_has_its_dark_counterpart(golden: Any) -> None:
     for exhibit in (Latency, Search, Cdf, ClientLag, Timeline, Pareto):
         svg = read(exhibit, golden).svgs()[0]

@@ -22,7 +22,7 @@ def judged(seed: int, excess: float = 0.0) -> GateVerdict:
     return judge(prompts(768, seed, excess), RULE)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("excess, verdict", [(0.0, "SAME"), (0.03, "DEGRADED"), (0.011, "UNDECIDED")])
 def test_the_verdict_follows_the_excess(excess: float, verdict: str, seed: int) -> None:
     found = judged(seed, excess)

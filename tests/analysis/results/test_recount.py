@@ -102,8 +102,8 @@ def test_a_run_of_shared_prompts_is_recomputed_in_the_work_of_what_is_left(
 ) -> None:
     monkeypatch.setattr(lifecycle, "LoadFleet", VirtualFleet)
     experiment = load(["rate_qps=3", "fleet.warmup_requests=4", "workload.prefix_hit=.5"])
-    (line,) = measured(HoldRate(experiment, 3.0, 60, 15), folder, Start(8.0))["windows"]
-    assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 60), "alike requests are mean ones"
+    (line,) = measured(HoldRate(experiment, 3.0, 30, 5), folder, Start(8.0))["windows"]
+    assert line["work_qps_per_node"] == pytest.approx(line["requests"] / 30), "alike requests are mean ones"
     recounted(folder.path)
 
 

@@ -80,7 +80,7 @@ def test_a_run_with_a_replica_for_every_answer_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each of three load actors has its own first words: together they are more than a column takes."""
-    folder, actors, each = RunFolder.create(tmp_path, "run"), 3, 5000
+    folder, actors, each = RunFolder.create(tmp_path, "run"), 3, 2500
     folder.write_json("manifest.json", {"verb": "sweep"})
     plan(folder, actors * each)
     for actor in range(actors):

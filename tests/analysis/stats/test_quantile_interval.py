@@ -42,8 +42,9 @@ def test_independent_values_have_an_interval_after_ten_minutes_and_it_covers() -
     assert all(end and end[0] <= TRUTH <= end[1] for end in ends)
 
 
-@pytest.mark.parametrize("memory_s", [5.0, 30.0, 120.0])
-@pytest.mark.parametrize("seconds", [60, 300, 600, 1800])
+@pytest.mark.parametrize(
+    ("seconds", "memory_s"), [(60, 5.0), (60, 120.0), (300, 30.0), (600, 120.0), (1800, 30.0)]
+)
 def test_values_that_resemble_their_neighbours_are_covered_or_have_no_interval(
     seconds: int, memory_s: float
 ) -> None:

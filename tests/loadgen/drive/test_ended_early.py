@@ -27,16 +27,16 @@ class Busy(VirtualTarget):
         return Observation(altered(seen.ended, self._row), altered(seen.pending, self._row))
 
 
-@pytest.mark.parametrize("kind", ["ramp", "window"])
+@pytest.mark.parametrize(("kind", "rate_qps"), [("ramp", 100.0), ("window", 400.0)])
 @pytest.mark.parametrize(
     ("lag_ns", "void", "said"),
     [(1_400_000, False, "overloaded, ended early"), (NS // 10, True, "VOID client_limited")],
 )
 def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
-    kind: Literal["ramp", "window"], lag_ns: int, void: bool, said: str
+    kind: Literal["ramp", "window"], rate_qps: float, lag_ns: int, void: bool, said: str
 ) -> None:
     drive, _, events = driver(WORDS, target=Busy(load(WORDS), send_offset_ns=lag_ns))
-    drive.load(WindowPlan(0, kind, 400.0, 0.0, 20.0, False, "far too much"))
+    drive.load(WindowPlan(0, kind, rate_qps, 0.0, 20.0, False, "far too much"))
     outcome = drive.windows.outcomes[0]
     sent = next(check for check in drive.windows.outcomes[0].verdict.checks if check.name == "sent")
     assert (outcome.aborted, sent.value) == (True, 1.0)

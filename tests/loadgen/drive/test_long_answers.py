@@ -138,6 +138,7 @@ def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, ti
     assert (f"a search counts requests: {times}.0 times its budget" in text) == (times > 1)
 
 
+@pytest.mark.slow
 def test_windows_at_a_low_rate_do_not_bring_the_ramp_back() -> None:
     """The budget grows with the first of them, and of that the ramp would have had a third."""
     drive, _, _ = driver([*EDGES["M1"], "search=quick"], Start(), target=VirtualTarget(OneAtATime(5.0)))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.results.summary import EXIT_OPEN
 from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
 from analysis.results.types.probe_figures import ProbeFigures
 from analysis.results.types.shared_figures import CapacityFigures
@@ -42,6 +43,8 @@ def possible(verdict: PredictionVerdict, highest_qps: float) -> None:
         _forecast(verdict.forecast)
     if verdict.probe:
         _latencies(verdict.probe)
+    if verdict.forecast and verdict.probe and not verdict.forecast.requests:
+        assert verdict.exit_code == EXIT_OPEN and verdict.forecast.kept_probability is None
     assert not ABSURD.search(screen(verdict)), screen(verdict)
 
 
@@ -56,7 +59,8 @@ def _capacity(found: CapacityFigures, highest_qps: float) -> None:
 def _forecast(found: RateForecast) -> None:
     for share in (found.kv_used, found.busy, found.mfu, found.cached_share_of_input, found.kept_probability):
         assert share is None or 0 <= share <= 1 + 1e-9
-    for figure in (*found.limits_ms.values(), found.in_flight_per_node):
+    tokens = (found.input_tokens_per_s_per_node, found.output_tokens_per_s_per_node)
+    for figure in (*found.limits_ms.values(), *tokens, found.in_flight_per_node):
         assert figure is None or 0 <= figure < math.inf
     assert found.noise_pct is None or 0 <= found.noise_pct <= 100 * MOST_NOISE
 
@@ -182,6 +186,8 @@ def check(words: tuple[str, ...], draws: int) -> None:
         ("workload.input_tokens.mean=493", "workload.output_tokens.mean=1", "workload.prefix_hit=.9"),
         # Left requests without any bounded latency out of the joint share, with a warning on the screen.
         ("workload.output_tokens.mean=1", "slo.ttft_p90_ms=null", "slo.joint=.9", "rate_qps=2"),
+        # So low a rate that no request came: shares and tokens were no numbers, and the bounds were kept.
+        ("rate_qps=0.0001",),
     ],
 )
 def test_answers_that_were_impossible_once(words: tuple[str, ...]) -> None:

@@ -176,13 +176,12 @@ QUICK = load(["search=quick"]).search
 
 @pytest.mark.parametrize("off", [1 / 30, 1 / 3, 1.0, 3.0, 30.0])
 def test_a_ramp_takes_a_third_of_the_budget_however_wrong_the_guess(off):
-    for capacity_qps in (1.5, 50.0):
+    for capacity_qps, spec in ((1.5, QUICK), (50.0, SPEC)):
         start = Start(roofline_qps=capacity_qps * off, ttft_s=2.0)
-        for spec in (QUICK, SPEC):
-            steps, ramp_s, windows = Service(capacity_qps).searched(spec, start)
-            # One bad step may end, and its queue clear, beyond the time for which it was planned.
-            assert ramp_s <= spec.budget_s / 3 + 5.0 and steps <= 16
-            assert windows >= (4 if 1 / 3 <= off <= 3 else 2)
+        steps, ramp_s, windows = Service(capacity_qps).searched(spec, start)
+        # One bad step may end, and its queue clear, beyond the time for which it was planned.
+        assert ramp_s <= spec.budget_s / 3 + 5.0 and steps <= 16
+        assert windows >= (4 if 1 / 3 <= off <= 3 else 2)
 
 
 def test_a_ramp_out_of_time_goes_on_from_what_it_knows():

@@ -84,7 +84,7 @@ def of_times(served: Times) -> Any:
     shared=st.sampled_from([0, 5, 1000]),
     noise=st.sampled_from([{}, {"step_noise_cv": 0.05}, {"drift_sd": 0.1, "stall_every_steps": 20}]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 def test_one_call_serves_as_the_engine_does_step_by_step(
     seed: int, rate_qps: float, budget: int, slots: int, blocks: int, ahead: bool, shared: int, noise: Any
 ) -> None:
@@ -147,9 +147,9 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     for key, at_s in enumerate(sent_s.tolist()):
         service.submit(key, at_s, 5600, 14, shared_tokens=5320)
     held, (engine,) = 0.0, service.service.arrays.engines
-    for until_s in np.arange(0.01, sent_s[-1] + 30, 0.01).tolist():
+    for until_s in np.arange(0.02, sent_s[-1] + 30, 0.02).tolist():
         service.advance(until_s)
-        held += 0.01 * float(engine["blocks"] - engine["free"]) * float(engine["block"])
+        held += 0.02 * float(engine["blocks"] - engine["free"]) * float(engine["block"])
     assert work.kv_token_seconds == pytest.approx(held, rel=0.03)
 
 
@@ -173,7 +173,7 @@ def test_what_can_never_be_served_is_refused() -> None:
         serve(kind_of(spec(num_gpu_blocks=0), *PARTS), requests)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 101, 102, 140])
+@pytest.mark.parametrize("count", [2, 5, 101, 140])
 @pytest.mark.parametrize("share", [LATE_GAP, 0.5, 0.0, 1.0])
 def test_the_late_gap_is_numpys_quantile(count: int, share: float) -> None:
     ends = np.cumsum(np.random.default_rng(count).choice([0.01, 0.02, 0.1], count))
