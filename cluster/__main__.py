@@ -34,6 +34,7 @@ from cluster.command_line import (
 from cluster.manifests.kuberay import KubernetesSite, kuberay
 from cluster.manifests.nodes import environment, is_amd, nodes_of
 from cluster.manifests.static_hosts import assign_hosts, ray_up, systemd
+from cluster.ray_session import head_here
 from cluster.ray_session.placement import PlacementError, SessionError
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
@@ -189,12 +190,14 @@ def _deliver(files: dict[str, str], out: Path | None) -> int:
 
 def preflight(arguments: argparse.Namespace) -> int:
     """Check every node of the joined cluster, or of a session of our own."""
-    from cluster.preflight.preflight import expected_of, inspect
-    from cluster.ray_session.session import open_session
-
     experiment = load(arguments.words)
     if experiment.engine.kind == "external":
         raise ConfigError("engine=external deploys nothing, so there are no nodes to check; leave it out")
+    if experiment.cluster.session == "address" and head_here.is_missing(experiment.cluster.address):
+        raise SessionError(head_here.NO_CLUSTER)
+    from cluster.preflight.preflight import expected_of, inspect
+    from cluster.ray_session.session import open_session
+
     expected = expected_of(experiment, _recipe_environment(experiment))
     real = experiment.engine.kind == "vllm"
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor

@@ -46,24 +46,26 @@ def sweep(arguments: argparse.Namespace) -> int:
         return output.plan(arguments, experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     from loadgen.cli import verbs
 
-    with output.measuring(arguments, experiment) as here:
+    planned = output.planned_run(experiment, pacing.swept_s(experiment), clock=fast.time_scale)
+    with output.measuring(arguments, experiment, planned=planned) as here:
         search = verbs.sweep_on_free_clock if is_free else verbs.sweep
         verdict = here.ended(search(fast, here.site, here.show))
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
     cells = matrix_cells.of(words, partial(config_check.experiment, arguments.verb, config=arguments.config))
     machine_check.refuse(cells.first)
+    counts = {"services": cells.deployments, "runs": len(cells.asked)}
     if arguments.dry_run:
         lines = [*matrix_cells.lines(cells), "the first one is below"]
-        counts = {"services": cells.deployments, "runs": len(cells.asked)}
         return output.plan(arguments, cells.first, cells.load_s, lines, **counts)
     from loadgen.cli import verbs
 
-    with output.measuring(arguments, *cells.asked.values()) as here:
+    planned = output.planned_run(cells.first, cells.load_s, **counts)
+    with output.measuring(arguments, *cells.asked.values(), planned=planned) as here:
         verdict = here.ended(verbs.matrix(cells, here.site, here.show))
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def probe(arguments: argparse.Namespace) -> int:
@@ -71,16 +73,16 @@ def probe(arguments: argparse.Namespace) -> int:
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         require.refuse(experiment)
+    load_s = (require if arguments.require else fixed_rate).seconds(experiment)
     machine_check.refuse(experiment)
     if arguments.dry_run:
-        return output.plan(
-            arguments, experiment, (require if arguments.require else fixed_rate).seconds(experiment)
-        )
+        return output.plan(arguments, experiment, load_s)
     from loadgen.cli import verbs
 
-    with output.measuring(arguments, experiment) as here:
+    planned = output.planned_run(experiment, load_s)
+    with output.measuring(arguments, experiment, planned=planned) as here:
         verdict = here.ended(verbs.probe(experiment, here.site, here.show, arguments.require))
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -94,9 +96,10 @@ def compare(arguments: argparse.Namespace) -> int:
         return output.plan(arguments, a, pacing.compared_s(a), lines, services=2)
     from loadgen.cli import verbs
 
-    with output.measuring(arguments, a, b) as here:
+    planned = output.planned_run(a, pacing.compared_s(a), services=2)
+    with output.measuring(arguments, a, b, planned=planned) as here:
         verdict = here.ended(verbs.compare(a, b, here.site, here.show))
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def quality(arguments: argparse.Namespace) -> int:
@@ -114,7 +117,7 @@ def quality(arguments: argparse.Namespace) -> int:
 
     with output.measuring(arguments, a, b) as here:
         verdict = here.ended(verbs.quality(a, b, here.site, here.show))
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def recipe(arguments: argparse.Namespace) -> int:
@@ -135,7 +138,7 @@ def recipe(arguments: argparse.Namespace) -> int:
         return output.plan_lines(arguments, "\n".join([*map(calibration_probes.line, parts), total]))
     with output.measuring(arguments) as here:
         verdict = here.ended(verbs.run_in_new_folder(study, here.site, here.show))
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -148,8 +151,7 @@ def resume(arguments: argparse.Namespace) -> int:
         return output.plan_lines(arguments, verbs.left(path, experiment))
     with output.measuring(arguments) as here:
         verdict = here.ended(verbs.resume(path, experiment, here.site, here.show))
-    code = recommending.print_of_study(path, arguments.json)
-    return output.printed(verdict, arguments.json) if code is None else code
+    return recommending.reported(verdict, path, arguments.json)
 
 
 ACTS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -64,9 +64,19 @@ class PlannedRun:
         """Seconds at most with warm-up and drain, on the engine's clock; None in a closed loop."""
         if not self.load_s:
             return self.load_s
-        fleet, search = self.experiment.fleet, self.experiment.search
-        around_s = fleet.warmup_requests / WARMUP_QPS + search.settle_s + fleet.drain_s
+        around_s = self._warmup_s + self.experiment.search.settle_s + self.experiment.fleet.drain_s
         return self.load_s * self.longer + (self.runs or self.deployments) * around_s
+
+    @property
+    def expected_s(self) -> float | None:
+        """Seconds of load and warm-up where no answer is late, on the engine's clock."""
+        if not self.load_s:
+            return self.load_s
+        return self.load_s * self.longer + (self.runs or self.deployments) * self._warmup_s
+
+    @property
+    def _warmup_s(self) -> float:
+        return self.experiment.fleet.warmup_requests / WARMUP_QPS
 
     @property
     def requests(self) -> float | None:
@@ -111,6 +121,29 @@ def text(planned: PlannedRun, whole: bool = False) -> str:
     shared = "" if joined else machine_check.shared(actors, machine_check.cores())
     lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
     return "\n".join([*lines, *_load(planned)])
+
+
+def duration(planned: PlannedRun) -> str:
+    """The time that a command takes, in one line before it begins."""
+    if planned.longest_s is None or planned.expected_s is None:
+        return f"{planned.experiment.closed_requests} requests in a closed loop: as long as that takes"
+    clock = "" if planned.time_scale == 1 else f" (simulated clock x{planned.time_scale:g})"
+    expected, longest = (minutes(s / planned.time_scale) for s in (planned.expected_s, planned.longest_s))
+    return f"about {expected} of load after the start, at most {longest} if answers are late{clock}"
+
+
+def minutes(seconds: float) -> str:
+    """A time for people.
+
+    >>> minutes(34.2), minutes(95), minutes(511.0), minutes(7400)
+    ('34 s', '1 min 35 s', '8 min 31 s', '2 h 3 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return (
+        f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )
 
 
 def changed_lines(experiment: Experiment) -> list[str]:

@@ -37,17 +37,22 @@ def plan(
     **how: Any,
 ) -> int:
     """Print the plan of a dry run, after `lines` about all of its runs; `how` are fields of `PlannedRun`."""
-    known = experiment.hardware.name != UNKNOWN
-    guess_qps, kernels = (
-        engine_model.guess_qps(experiment) if known else None,
-        config_check.kernels(experiment),
-    )
-    planned = dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=kernels, **how)
+    planned = planned_run(experiment, load_s, **how)
     if arguments.json:
         tree = dry_run.tree(planned)
         return _plan_as_json(tree | {"notes": [*lines, *tree["notes"]]})
     terminal.tell("\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)]))
     return summary.EXIT_OK
+
+
+def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> dry_run.PlannedRun:
+    """The plan of a command; `how` are fields of `PlannedRun`."""
+    known = experiment.hardware.name != UNKNOWN
+    guess_qps, kernels = (
+        engine_model.guess_qps(experiment) if known else None,
+        config_check.kernels(experiment),
+    )
+    return dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=kernels, **how)
 
 
 def plan_lines(arguments: argparse.Namespace, text: str) -> int:
@@ -72,21 +77,23 @@ class Measuring:
     keeps_folder: bool
 
     def ended(self, verdict: Measured) -> Measured:
-        """The verdict with its report; a start that failed leaves no folder, unless it `keeps_folder`."""
+        """The verdict with its report's path; a failed start leaves no folder, unless it `keeps_folder`."""
         from loadgen.run import failed_start, report_file
 
         if not self.keeps_folder:
             verdict = failed_start.removed(verdict)
-        verdict = report_file.written(verdict, self.show)
+        verdict = report_file.announced(verdict)
         self.show.end(verdict)
         return verdict
 
 
 @contextmanager
-def measuring(arguments: argparse.Namespace, *experiments: Experiment) -> Iterator[Measuring]:
+def measuring(
+    arguments: argparse.Namespace, *experiments: Experiment, planned: dry_run.PlannedRun | None = None
+) -> Iterator[Measuring]:
     """Measure in the block, with progress and perhaps a page; Ray is imported late, for `predict` needs none.
 
-    Kernels of unknown speed of the `experiments` are noted first.
+    Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`.
     """
     from loadgen.cli.deployment import service
     from loadgen.run.service import Site
@@ -100,8 +107,24 @@ def measuring(arguments: argparse.Namespace, *experiments: Experiment) -> Iterat
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
         live_view.shown(arguments, progress_show) as show,
     ):
+        if planned:
+            show("plan", text=dry_run.duration(planned))
         site = Site(engine_model.start, service, engine_model.constants_ratio)
         yield Measuring(site, show, keeps_folder=arguments.verb == "resume")
+
+
+def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
+    """Print a measured result and return its exit code; then write its report, for which nobody waits."""
+    code = printed(verdict, as_json)
+    write_report(verdict)
+    return code
+
+
+def write_report(verdict: RunVerdict | StudyVerdict) -> None:
+    """Write the report that the verdict announces."""
+    from loadgen.run import report_file
+
+    report_file.write(verdict)
 
 
 def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:

@@ -59,7 +59,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         if verdict.progressive:  # every level was played
             published_verdict.write(arguments.out, [verdict])
         verdict = here.ended(verdict)
-    return output.printed(verdict, arguments.json)
+    return output.reported(verdict, arguments.json)
 
 
 def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Namespace) -> int:

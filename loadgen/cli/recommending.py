@@ -27,6 +27,8 @@ from analysis.results.types.recommendation import (
     ShapeRanking,
     UnrankedShape,
 )
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
@@ -93,11 +95,13 @@ def shown(verdict: RecommendationVerdict, as_json: bool) -> int:
     return verdict.exit_code
 
 
-def print_of_study(folder: Path, as_json: bool) -> int | None:
-    """Print what a study that began as a recommendation says by now; None for any other study."""
+def reported(verdict: RunVerdict | StudyVerdict, folder: Path, as_json: bool) -> int:
+    """Print what a study that began as a recommendation says by now, of any other its result; then report."""
     if not (folder / recommended.FILE).exists():
-        return None
-    return shown(recommended.read(folder), as_json)
+        return output.reported(verdict, as_json)
+    code = shown(recommended.read(folder), as_json)
+    output.write_report(verdict)
+    return code
 
 
 def _planned(shapes: Sequence[Shape], peak_qps: float) -> list[str]:
@@ -310,5 +314,4 @@ def _measure(
     beside: dict[str, Any] = {recommended.FILE: to_tree(verdict)}
     with output.measuring(arguments, *found.asked.values()) as here:
         study = here.ended(verbs.matrix(found, here.site, here.show, beside))
-    code = print_of_study(Path(study.folder), arguments.json)
-    return output.printed(study, arguments.json) if code is None else code
+    return reported(study, Path(study.folder), arguments.json)

@@ -33,11 +33,17 @@ def asked(driver: Driver, experiment: Experiment) -> None:
         profile = Profile.of(experiment.profile_qps, experiment.cluster.nodes)
         window_s = _window_s(experiment)
         mean_qps = profile.mean_qps(window_s) / driver.plan.nodes
-        rate(driver, mean_qps, window_s, TRANSITION_S, profile)
+        rate(driver, mean_qps, window_s, transition_s(window_s), profile)
     elif experiment.rate_qps:
-        rate(driver, experiment.rate_qps, _window_s(experiment), TRANSITION_S)
+        window_s = _window_s(experiment)
+        rate(driver, experiment.rate_qps, window_s, transition_s(window_s))
     else:
         replay(driver, experiment.duration_s)
+
+
+def transition_s(window_s: float) -> float:
+    """Seconds of load before a window of that length, at most a quarter of its own."""
+    return min(TRANSITION_S, window_s / 4)
 
 
 def seconds(experiment: Experiment) -> float | None:
@@ -45,7 +51,7 @@ def seconds(experiment: Experiment) -> float | None:
     if experiment.concurrency:
         return None
     if experiment.rate_qps or experiment.profile_qps:
-        return _window_s(experiment) + TRANSITION_S
+        return (window_s := _window_s(experiment)) + transition_s(window_s)
     recorded = trace.of(experiment.workload)
     assert recorded is not None
     whole_s = float(recorded.due_ns[-1]) / NS

@@ -107,8 +107,8 @@ def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
 STEADY_E2E = 3.0
 """Lives of an answer until an empty service is full. Two are too few where a batch that grows makes each
 answer slower: at 1.15 times the capacity of such a service p90 TPOT is 10 % too low then (simulated)."""
-PIECE_S = 10.0
-"""Seconds of load after which the life of an answer is estimated again (our choice)."""
+PIECE_S, LEAST_PIECE_S = 10.0, 1.0
+"""Most and fewest seconds of load after which the life of an answer is estimated again (our choice)."""
 SLOWER = 10.0
 """An answer that takes so many times as long as at first is one of an overload, where no bound says so (our
 choice: at the bounds of the default service it takes eight times as long)."""
@@ -151,7 +151,7 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
         left_s = STEADY_E2E * min(longest_s, lasts_s or math.inf) - offered_s
         if left_s <= 0:
             break
-        driver.offer_piece(index, FIRST_PIECE + piece, rate_qps, min(PIECE_S, left_s))
+        driver.offer_piece(index, FIRST_PIECE + piece, rate_qps, min(_piece_s(driver), left_s))
         piece += 1
     if piece:
         feed.uncharge(free_ns)
@@ -159,6 +159,15 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
         driver.emit(
             "steady", text=f"{filled_s:.0f} s of load at {rate_qps:.3g} QPS per node fill the service"
         )
+
+
+def _piece_s(driver: Driver) -> float:
+    """Seconds of load until the life of an answer is estimated again; fewer where the warm-up was fast."""
+    lasts_ms = metrics.e2e(driver.windows.ledger.rows(-1))
+    known_ms = lasts_ms[np.isfinite(lasts_ms)]
+    if not len(known_ms):
+        return PIECE_S
+    return min(PIECE_S, max(LEAST_PIECE_S, STEADY_E2E * float(np.median(known_ms)) / 1e3))
 
 
 def _lasts_s(driver: Driver, index: int, begin_ns: int) -> float | None:

@@ -8,26 +8,32 @@ from pathlib import Path
 from typing import TypeVar
 
 from analysis import report
+from analysis.results.locations import REPORT
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf.io import terminal
 from conf.io.one_line import reason
-from loadgen.run.progress import Emit
 
 Reported = TypeVar("Reported", bound=RunVerdict | StudyVerdict)
 
 
-def written(verdict: Reported, show: Emit) -> Reported:
-    """The verdict with the path of its `report`, or as it is and a line on stderr if there is none."""
+def announced(verdict: Reported) -> Reported:
+    """The verdict with the path of the `report` that `write` writes, if there is something to report."""
     if not verdict.folder or (verdict.requests is not None and not verdict.requests.planned):
         return verdict  # nothing was planned, as after a failed start: the answer says why
+    return replace(verdict, report=str(Path(verdict.folder) / REPORT))
+
+
+def write(verdict: RunVerdict | StudyVerdict) -> None:
+    """Write the announced report; a line on stderr if that fails."""
+    if not verdict.report:
+        return
     folder = Path(verdict.folder)
     try:
-        show("report", text="writing the report")
-        return replace(verdict, report=str(report.write(folder)))
+        report.write(folder)
+        return
     except KeyboardInterrupt:
         why = "interrupted"
     except Exception as error:  # noqa: BLE001  what was measured must not be lost with its picture
         why = f"{type(error).__name__}: {reason(error)}"
     terminal.note(f"no report was written ({why}); python -m analysis report {folder} tries again")
-    return verdict

@@ -353,7 +353,8 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    verdict = report_file.written(verbs.resume(run, None, None, told), told)  # type: ignore[arg-type]
+    verdict = report_file.announced(verbs.resume(run, None, None, told))  # type: ignore[arg-type]
+    report_file.write(verdict)
     assert verdict.folder == str(run) and verdict.report == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
     assert f"{run}/config.yaml" in (run / "report.html").read_text()
@@ -362,7 +363,8 @@ def test_a_copied_run_gets_its_report_where_it_lies(
 def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked, none = describe(load_run(run).config), RequestCounts(0, 0, {})
     failed = RunVerdict(asked=asked, folder=str(run), valid=False, exit_code=5, requests=none)
-    assert report_file.written(failed, lambda kind, **facts: None) == failed
+    assert report_file.announced(failed) == failed
+    report_file.write(failed)
     assert not (run / "report.html").exists()
 
 

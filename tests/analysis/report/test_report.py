@@ -419,11 +419,11 @@ def test_a_report_that_fails_changes_no_result(
             raise error
 
         monkeypatch.setattr(report, "write", fail)
-        assert report_file.written(verdict, lambda kind, **facts: None) == verdict
+        report_file.write(report_file.announced(verdict))
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and f"python -m analysis report {copy}" in told
     nowhere = replace(verdict, folder="")
-    assert report_file.written(nowhere, lambda kind, **facts: None) == nowhere
+    assert report_file.announced(nowhere) == nowhere
 
 
 def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: None) -> None:
@@ -431,7 +431,8 @@ def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: No
     assert report.command([copy], None) == f"report {copy / 'report.html'}"
     first = (copy / "report.html").read_bytes()
     known = load_run(copy).verdict
-    verdict = report_file.written(replace(known, folder=str(copy)), lambda kind, **facts: None)
+    verdict = report_file.announced(replace(known, folder=str(copy)))
+    report_file.write(verdict)
     assert verdict.report == str(copy / "report.html")
     assert (copy / "report.html").read_bytes() == first
     assert checksums(copy) == before and not list(copy.glob("*.tmp"))

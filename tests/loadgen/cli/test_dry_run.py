@@ -7,7 +7,8 @@ import pytest
 
 from conf import load
 from loadgen.__main__ import main
-from loadgen.cli.dry_run import PlannedRun, text, tree
+from loadgen.cli.dry_run import PlannedRun, duration, minutes, text, tree
+from loadgen.drive import fixed_rate
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -46,3 +47,24 @@ def test_a_closed_loop_and_a_virtual_clock_have_no_time() -> None:
     assert "as long as that takes" in text(closed)
     virtual = PlannedRun(load([]), 0)
     assert tree(virtual)["longest_s"] == 0 and text(virtual).endswith("no load: a virtual clock")
+
+
+def test_the_time_is_said_before_a_command_begins() -> None:
+    words = ["rate_qps=5", "duration_s=20", "fleet.warmup_requests=12"]
+    probe = load(words)
+    assert duration(PlannedRun(probe, fixed_rate.seconds(probe))) == (
+        "about 28 s of load after the start, at most 2 min 58 s if answers are late"
+    )
+    fast = load([*words, "engine.time_scale=2"])
+    assert duration(PlannedRun(fast, 25.0)) == (
+        "about 14 s of load after the start, at most 1 min 29 s if answers are late (simulated clock x2)"
+    )
+    closed = PlannedRun(load(["concurrency=4", "requests=100"]), None)
+    assert duration(closed) == "100 requests in a closed loop: as long as that takes"
+    assert [minutes(s) for s in (34.2, 95, 511, 7400)] == ["34 s", "1 min 35 s", "8 min 31 s", "2 h 3 min"]
+
+
+@pytest.mark.parametrize(("window_s", "transition_s"), [(20.0, 5.0), (60.0, 15.0), (600.0, 15.0)])
+def test_a_short_probe_needs_a_short_transition(window_s: float, transition_s: float) -> None:
+    assert fixed_rate.transition_s(window_s) == transition_s
+    assert fixed_rate.seconds(load(["rate_qps=5", f"duration_s={window_s}"])) == window_s + transition_s
