@@ -63,10 +63,9 @@ ROOTS = {
     "loadgen/cli/config_check.py",
     "loadgen/cli/deployment.py",
     "loadgen/cli/engine_model.py",
-    "loadgen/cli/published_benchmark.py",
 }
 """Composition roots, the only files that join rooms: each command, and in `loadgen/cli` a deployed service, a
-configuration that an engine would refuse, the engine model, and its closed loops."""
+configuration that an engine would refuse, and the engine model."""
 FLOORS = {
     "conf": (("io",), ("specs",)),
     "analysis": (

@@ -78,7 +78,9 @@ def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -
     replicas = Replicas(experiment.replicas, balance(experiment), seed)
     times = serve(kind_of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=True)
     gap_s = late_gaps_s(times.token_s, np.asarray(arrivals.output_tokens), LATE_GAP)
-    return replay.Replayed(times.sent_s, times.first_token_s, times.last_token_s, gap_s, times.replica)
+    return replay.Replayed(
+        times.sent_s, times.first_token_s, times.last_token_s, gap_s, times.replica, times.cached_tokens
+    )
 
 
 def closed_s(experiment: Experiment) -> float | None:

@@ -1,34 +1,27 @@
-"""The verb `progressive`: the MI325X paper's benchmark. A composition root."""
+"""The verb `progressive`: the MI325X paper's benchmark."""
 
 import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from analysis.results.runs import refuse_out
 from analysis.results.types.ladder_figures import LevelFigures
 from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.rows import records
 from analysis.views import answers
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import config_check, engine_model, machine_check, output
 from loadgen.cli.arguments import refuse_page_without_load
-from loadgen.fleet.rows import plan_table
+from loadgen.predict import replay
 from loadgen.predict.capacity import quiet
 from loadgen.run import export
 from loadgen.run.folder import finite
 from loadgen.studies import published_ladder as ladder
 from loadgen.studies import published_tables, published_verdict
-from loadgen.traffic.lengths import Ints
-from loadgen.traffic.processes import Floats
-from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
 
 
 def progressive(arguments: argparse.Namespace) -> int:
@@ -103,35 +96,5 @@ def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[Lev
 
 def played(experiment: Experiment, number: int, level: ladder.LevelPlan) -> pa.Table:
     """The request rows of one level, a closed loop on one empty engine."""
-    schedule = level.schedule(number, 0, 0)
-    tokens = schedule.input_tokens, schedule.output_tokens, schedule.shared_tokens
-    replicas = Replicas(seed=ladder.drawn_seed(experiment.seed, number))
-    requests = Requests(schedule.due_ns / NS, tokens)
-    seen = serve(kind_of(*engine_model.parts(experiment)), requests, replicas, schedule.concurrency)
-    times = seen.sent_s, seen.first_token_s, seen.last_token_s
-    return played_rows(schedule, *times, seen.cached_tokens)
-
-
-def played_rows(
-    schedule: ArrivalSchedule, sent_s: Floats, first_s: Floats, last_s: Floats, cached_tokens: Ints
-) -> pa.Table:
-    """Rows of schema `PROGRESS` for a closed loop that has ended; a request is due when it is sent."""
-    due_ns = np.rint(sent_s * NS).astype(np.int64)
-    first, last = (pa.array(np.rint(at * NS).astype(np.int64) - due_ns) for at in (first_s, last_s))
-    count = len(schedule)
-    prompt = pa.array(schedule.input_tokens, pa.int32())
-    columns: dict[str, Any] = {
-        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
-        "client_id": pa.array(np.zeros(count, dtype=np.int16)),
-        "due_ns": pa.array(due_ns),
-        "status": pa.repeat(records.OK, count),
-        "replica_id": pa.repeat("0", count),
-        "send_offset_ns": pa.array(np.zeros(count, dtype=np.int64)),
-        "first_token_offset_ns": first,
-        "last_token_offset_ns": last,
-        "end_offset_ns": last,
-        "prompt_tokens": prompt,
-        "cached_tokens": pa.array(cached_tokens, pa.int32()),
-        "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
-    }
-    return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)
+    schedule, seed = level.schedule(number, 0, 0), ladder.drawn_seed(experiment.seed, number)
+    return replay.progress_rows(schedule, engine_model.replayed(experiment, schedule, seed))

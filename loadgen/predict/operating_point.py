@@ -9,18 +9,62 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from analysis.rows import routing_spread
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
 from conf.specs.bounds import JOINT, PER_REQUEST, Limit, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Slo
-from loadgen.predict.routing_outcome import RoutingOutcome, routing_outcome
 from loadgen.traffic.lengths import Ints
-from loadgen.traffic.prefix_sharing import cache_warmup_s
+from loadgen.traffic.prefix_sharing import blocked, cache_warmup_s
 from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOutcome:
+    """Session and replica of every request of a window; replicas are numbered through the whole fleet.
+
+    `replicas` of them were simulated: number k is played by k mod `replicas`. `late` turns were due before
+    the previous turn had ended.
+    """
+
+    session: Ints
+    replica: Ints
+    late: NDArray[np.bool_]
+    replicas: int
+
+    @property
+    def replicas_per_session(self) -> float | None:
+        return routing_spread.replicas_per_session(self._rows(self.replica))
+
+    @property
+    def max_over_mean_share(self) -> float | None:
+        return routing_spread.max_over_mean_share(self._rows(self.replica % self.replicas), self.replicas)
+
+    @property
+    def blocked_share(self) -> float:
+        return float(self.late.mean()) if len(self.late) else 0.0
+
+    def _rows(self, replica: Ints) -> pa.Table:
+        return pa.table({"session_id": self.session, "replica_id": replica})
+
+
+def routing_outcome(
+    schedule: ArrivalSchedule,
+    inside: NDArray[np.bool_],
+    ended_s: NDArray[np.float64],
+    replica: Ints | None,
+    replicas: int,
+) -> RoutingOutcome | None:
+    """The outcome for the requests `inside` a window; None without sessions or if replicas are unknown."""
+    if schedule.session is None or replica is None:
+        return None
+    late = blocked(schedule, ended_s)
+    return RoutingOutcome(schedule.session[inside], replica[inside], late[inside], replicas)
 
 
 class PooledGaps(NamedTuple):

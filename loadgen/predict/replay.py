@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +17,19 @@ from numpy.typing import NDArray
 from analysis.results import summary
 from analysis.results.types.prediction_verdict import PredictionVerdict, ReplayForecast
 from analysis.results.types.probe_figures import ProbeFigures, Quantile
+from analysis.rows import records
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment
 from conf.constants import replaced
 from conf.specs.bounds import ITL_WITHIN, JOINT, Limit, Slo, label, metric_of, quantile_of
+from loadgen.fleet.rows import plan_table
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
 from loadgen.traffic.processes import MOST_SEED, Floats
-from loadgen.traffic.schedule import ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 
 SEEDS = 16
@@ -60,6 +62,7 @@ class Replayed(NamedTuple):
     last_s: Floats
     gap_s: Floats
     replica: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]
 
 
 Play = Callable[[Experiment, ArrivalSchedule, int], Replayed]
@@ -229,6 +232,30 @@ def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
             "replica": played.replica,
         }
     )
+
+
+def progress_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
+    """Rows of schema `PROGRESS` for a closed loop that has ended; a request is due when it is sent."""
+    due_ns = np.rint(played.sent_s * NS).astype(np.int64)
+    first, last = (
+        pa.array(np.rint(at_s * NS).astype(np.int64) - due_ns) for at_s in (played.first_s, played.last_s)
+    )
+    count = len(schedule)
+    columns: dict[str, Any] = {
+        **{name: plan_table(schedule).column(name) for name in records.PLAN.names},
+        "client_id": pa.array(np.zeros(count, dtype=np.int16)),
+        "due_ns": pa.array(due_ns),
+        "status": pa.repeat(records.OK, count),
+        "replica_id": pa.repeat("0", count),
+        "send_offset_ns": pa.array(np.zeros(count, dtype=np.int64)),
+        "first_token_offset_ns": first,
+        "last_token_offset_ns": last,
+        "end_offset_ns": last,
+        "prompt_tokens": pa.array(schedule.input_tokens, pa.int32()),
+        "cached_tokens": pa.array(played.cached_tokens, pa.int32()),
+        "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
+    }
+    return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)
 
 
 def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> Estimate:

@@ -18,7 +18,7 @@ from conf.io.one_line import one_line, reason
 from conf.specs.conversation import PART_NAMES, Conversations, PromptPart
 from loadgen.prompts.bounded_templates import WRONG, BoundedTemplate
 from loadgen.prompts.tokenizer import Encoded
-from loadgen.traffic.truncation import cut_tokens
+from loadgen.traffic.lengths import cut_tokens
 
 Encode = Callable[[str], Encoded]
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")

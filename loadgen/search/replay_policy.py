@@ -5,7 +5,6 @@ Does no I/O and reads no clock.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from conf.specs.experiment import Search
 from loadgen.search.next_rate import CLEAN_SHARE, MOST_CLEAN_STEP, STEP_UP
@@ -21,28 +20,18 @@ RATIO_UP, RATIO_DOWN = 0.04, 0.10
 """ln steps of the ratio while no request was over a bound, or while nothing else is known of B."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowTemplate:
-    """A window of A to replay: its number, rate per node and times; valid and not ended early."""
-
-    index: int
-    rate_qps: float
-    transition_s: float
-    window_s: float
-    settle_before: bool
-
-
 def next_pair(
     spec: Search,
-    templates: Sequence[WindowTemplate],
+    templates: Sequence[WindowPlan],
     outcomes: Sequence[MeasuredWindow],
     log_ratio: float,
     elapsed_s: float,
 ) -> WindowPlan | Stop:
     """The next window of B after all its `outcomes`: one of `templates` at exp(`log_ratio`) times its rate.
 
-    First every window of A once, in order; then, while B's budget lasts, those worth another try. The budget
-    is scaled like time, for B has to serve A's requests however slow it is.
+    These are valid windows of A that were not ended early, with the times that they took. First every window
+    of A is replayed once, in order; then, while B's budget lasts, those worth another try. The budget is
+    scaled like time, for B has to serve A's requests however slow it is.
     """
     windows = [outcome for outcome in outcomes if outcome.plan.kind == "window"]
     tried = [outcome.plan.pair for outcome in windows]
@@ -68,7 +57,7 @@ def without_evidence(outcomes: Sequence[MeasuredWindow], tried: Sequence[float],
     return tried[-1] - RATIO_DOWN if overloaded(outcomes[-1]) else max(tried) + RATIO_UP
 
 
-def _again(template: WindowTemplate, windows: Sequence[MeasuredWindow], log_ratio: float) -> bool:
+def _again(template: WindowPlan, windows: Sequence[MeasuredWindow], log_ratio: float) -> bool:
     """True if no replay of a window was good and near the answer, and one more is allowed."""
     mine = [outcome for outcome in windows if outcome.plan.pair == template.index]
     good = [outcome for outcome in mine if not (outcome.void or outcome.aborted)]
@@ -78,7 +67,7 @@ def _again(template: WindowTemplate, windows: Sequence[MeasuredWindow], log_rati
 
 def _window_plan(
     spec: Search,
-    template: WindowTemplate,
+    template: WindowPlan,
     outcomes: Sequence[MeasuredWindow],
     windows: Sequence[MeasuredWindow],
     log_ratio: float,
@@ -108,7 +97,7 @@ def _window_plan(
 
 def _settling_s(
     spec: Search,
-    template: WindowTemplate,
+    template: WindowPlan,
     outcomes: Sequence[MeasuredWindow],
     windows: Sequence[MeasuredWindow],
     rate_qps: float,

@@ -30,7 +30,7 @@ from loadgen.run.folder import Folder
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
-from loadgen.search.replay_policy import WindowTemplate, next_pair, without_evidence
+from loadgen.search.replay_policy import next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan
 from loadgen.studies.study import Study, seed_of
 
@@ -46,7 +46,7 @@ class Original:
     seed: int
     centre: float
     slo: Slo
-    templates: dict[int, WindowTemplate]
+    templates: dict[int, WindowPlan]
     latencies: dict[int, Latencies]
 
     @classmethod
@@ -249,13 +249,11 @@ def ramp_centre(driver: Driver) -> float:
     return belief.centre
 
 
-def _template(plan: WindowPlan, place: Window) -> WindowTemplate:
-    return WindowTemplate(
-        index=plan.index,
-        rate_qps=plan.rate_qps,
-        transition_s=(place.window_start_ns - place.start_ns) / NS,
-        window_s=(place.planned_end_ns - place.window_start_ns) / NS,
-        settle_before=plan.settle_before,
+def _template(plan: WindowPlan, place: Window) -> WindowPlan:
+    """The plan with the times that the window took."""
+    transition_s = (place.window_start_ns - place.start_ns) / NS
+    return replace(
+        plan, transition_s=transition_s, window_s=(place.planned_end_ns - place.window_start_ns) / NS
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
 from conf.specs.experiment import Workload
 from conf.specs.lengths import Lengths
+from loadgen.traffic.lengths import cut_tokens
 from loadgen.traffic.processes import Floats
-from loadgen.traffic.truncation import cut_tokens
 
 LONGEST_LIVES = 30.0
 """A session longer than 30 mean sessions has probability 1e-13."""

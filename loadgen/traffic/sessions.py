@@ -10,9 +10,8 @@ from conf.specs.conversation import (
     PERSONA_SHARE,
     Conversations,
 )
-from loadgen.traffic.lengths import Ints, draw_lengths
+from loadgen.traffic.lengths import Ints, cut_tokens, draw_lengths
 from loadgen.traffic.processes import Floats
-from loadgen.traffic.truncation import cut_tokens
 
 _COUNTS = "turn", "character", "character_tokens", "persona_tokens", "said_tokens"
 SESSION = np.dtype([("due_s", "f8"), ("mark", "f8"), ("session", "i8"), *((name, "i4") for name in _COUNTS)])

@@ -34,7 +34,8 @@ def simple(experiment: Experiment, arrivals: ArrivalSchedule, _seed: int) -> rep
     first_s = sent_s + 0.010 * slow * np.arange(1, len(arrivals) + 1)
     last_s = first_s + 0.001 * slow * (arrivals.output_tokens - 1)
     gap_s = np.where(arrivals.output_tokens > 1, 0.002 * slow, np.nan)
-    return replay.Replayed(sent_s, first_s, last_s, gap_s, np.zeros(len(arrivals), np.int64))
+    none = np.zeros(len(arrivals), np.int64)
+    return replay.Replayed(sent_s, first_s, last_s, gap_s, replica=none, cached_tokens=none)
 
 
 def crowded(experiment: Experiment, arrivals: ArrivalSchedule, seed: int) -> replay.Replayed:

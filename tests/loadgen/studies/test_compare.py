@@ -28,7 +28,7 @@ from loadgen.run.folder import Folder, created
 from loadgen.run.jobs import Job
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.next_rate import MOST_CLEAN_STEP
-from loadgen.search.replay_policy import RATIO_UP, WindowTemplate, next_pair, without_evidence
+from loadgen.search.replay_policy import RATIO_UP, next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan
 from loadgen.studies import comparison, comparison_words, study
 from loadgen.studies.comparison import PairedReplays
@@ -213,7 +213,8 @@ def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
 
 SPEC = load(["search=standard"]).search
 TEMPLATES = [
-    WindowTemplate(index, 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False) for index in (4, 5, 7)
+    WindowPlan(index, "window", 5.0 + 0.01 * index, 15.0 if index == 4 else 0.0, 45.0, False, "")
+    for index in (4, 5, 7)
 ]
 
 

@@ -15,11 +15,11 @@ from conf.specs.conversation import Conversations
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison_words, matrix_cells
 from loadgen.traffic.conversation_means import means_of, resolve
+from loadgen.traffic.lengths import cut_tokens
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.sessions import TURN, Rows
 from loadgen.traffic.traffic import Traffic
-from loadgen.traffic.truncation import cut_tokens
 
 WORKLOAD = load(["workload=character"]).workload
 SPEC = WORKLOAD.conversations
