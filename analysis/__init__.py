@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from analysis.figures.timeline import plot_timeseries
     from analysis.planning import cost, plan, scaling
     from analysis.report import build_report
-    from analysis.results.over_bound import OverBound, over_bound
-    from analysis.results.rejudged import rejudge
+    from analysis.results.recount import rejudge
     from analysis.results.runs import Run, RunError, load_run, load_runs
-    from analysis.results.study_folder import Study, load_study
-    from analysis.results.tables import capacity_table, percentiles
+    from analysis.results.studies import Study, load_study
+    from analysis.results.tables import OverBound, capacity_table, over_bound, percentiles
     from conf.specs.planning import Demand, Margins
 
 __all__ = [
@@ -66,10 +65,10 @@ _HOMES = {
     "Demand": "conf.specs.planning",
     "Margins": "conf.specs.planning",
     "NoData": "analysis.figures.exhibit",
-    "OverBound": "analysis.results.over_bound",
+    "OverBound": "analysis.results.tables",
     "Run": "analysis.results.runs",
     "RunError": "analysis.results.runs",
-    "Study": "analysis.results.study_folder",
+    "Study": "analysis.results.studies",
     "build_report": "analysis.report",
     "capacity_table": "analysis.results.tables",
     "compare": "analysis.exchange",
@@ -77,8 +76,8 @@ _HOMES = {
     "export": "analysis.exchange",
     "load_run": "analysis.results.runs",
     "load_runs": "analysis.results.runs",
-    "load_study": "analysis.results.study_folder",
-    "over_bound": "analysis.results.over_bound",
+    "load_study": "analysis.results.studies",
+    "over_bound": "analysis.results.tables",
     "percentiles": "analysis.results.tables",
     "plan": "analysis.planning",
     "plot_cdf": "analysis.figures.cdf",
@@ -91,7 +90,7 @@ _HOMES = {
     "plot_scaling": "analysis.figures.scaling",
     "plot_search": "analysis.figures.search",
     "plot_timeseries": "analysis.figures.timeline",
-    "rejudge": "analysis.results.rejudged",
+    "rejudge": "analysis.results.recount",
     "scaling": "analysis.planning",
 }
 __getattr__ = lazy("analysis", _HOMES)

@@ -19,7 +19,7 @@ from analysis.into_service import FLAG, into_service
 from analysis.recommendation import recommended
 from analysis.results import integrity, locations, recount, studies
 from analysis.results.json_border import json_line
-from analysis.results.rejudged import rejudge
+from analysis.results.recount import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict

@@ -5,9 +5,14 @@
 from pathlib import Path
 from typing import Any
 
-from analysis.planning.request_life import mean_life
-from analysis.planning.serve_file import ServeFront, serve_file
-from analysis.planning.serve_scaling import ServeSettings, serve_scaling, working_qps_per_node
+from analysis.planning.serve_scaling import (
+    ServeFront,
+    ServeSettings,
+    mean_life,
+    serve_file,
+    serve_scaling,
+    working_qps_per_node,
+)
 from analysis.planning.verdict import Plan
 from analysis.results.runs import RunError, load_run
 from conf import ConfigError, Experiment

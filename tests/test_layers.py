@@ -144,7 +144,7 @@ def floor(room: str, inside: str) -> tuple[int, str]:
 SHOWING = (
     "analysis/planning/verdict.py",
     "analysis/results/runs.py",
-    "analysis/results/study_folder.py",
+    "analysis/results/studies.py",
 )
 """Files that hold or open a result and hand out its answer: they import `analysis.views` in a function."""
 

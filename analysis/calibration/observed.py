@@ -82,10 +82,11 @@ def observe(path: Path, asked: Callable[[Path], Experiment]) -> Observed:
     Raises RunError for a run that did not end, that failed, or that is no single load.
     """
     run = load_run(path)
-    if run.sweep is None or run.manifest.get("verb") != "probe":
+    verdict = run.verdict
+    if verdict is None or run.manifest.get("verb") != "probe":
         raise RunError(f"{path} is not a probe that ended; calibrate takes those of python -m loadgen probe")
-    if run.sweep["exit_code"] not in RECORDED or run.sweep.get("valid") is False:
-        why = run.sweep.get("reason") or f"exit {run.sweep['exit_code']}"
+    if verdict.exit_code not in RECORDED or not verdict.valid:
+        why = verdict.reason or f"exit {verdict.exit_code}"
         raise RunError(f"{path} is no valid measurement ({why}); leave it out or measure it again")
     experiment, rows = asked(path / "config.yaml"), run.requests()
     if experiment.workload.session_hit:

@@ -3,7 +3,8 @@
 A void window neither passes nor fails and is never averaged in. Unknown is None, never True.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,6 +22,9 @@ from analysis.capacity.rules import (
 from analysis.capacity.window_counts import Window
 from analysis.rows import failures, metrics
 from conf.specs.experiment import Slo
+
+RANK = {False: 2, None: 0, True: 1}
+"""The outcome of a check, from unknown to the worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +84,25 @@ def judge_run(windows: Sequence[Verdict], min_windows: int) -> Verdict:
     if not check.voids:
         return Verdict(True, "", (check,), scale)
     return Verdict(False, reason, (check,), scale, void.failure)
+
+
+def worst_checks(verdicts: Sequence[Verdict]) -> tuple[Check, ...]:
+    """The worst figure of each check over the windows."""
+    return tuple(worst_by_name(check for verdict in verdicts for check in verdict.checks).values())
+
+
+def worst_by_name(checks: Iterable[Check]) -> dict[str, Check]:
+    """The worst figure of each check; failed ones are worse than all others."""
+    worst: dict[str, Check] = {}
+    for check in checks:
+        known = worst.setdefault(check.name, check)
+        if (RANK[check.passed], _distance(check)) > (RANK[known.passed], _distance(known)):
+            worst[check.name] = check
+    return worst
+
+
+def _distance(check: Check) -> float:
+    """Distance of a figure towards its bound; the larger of two is the worse."""
+    if check.value is None or check.bound is None:
+        return -math.inf
+    return float(check.bound - check.value) if check.least else abs(float(check.value))

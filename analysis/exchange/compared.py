@@ -1,20 +1,23 @@
 """Sides of a comparison: runs, studies with one capacity, or loads of other tools."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from analysis.capacity.paired_ratio import unpaired
+from analysis.exchange import aiperf, guidellm, vllm_bench
 from analysis.exchange.foreign import Foreign
-from analysis.exchange.readers import is_foreign, load_foreign
-from analysis.results import matrix_table, studies, summary
+from analysis.results import studies, summary
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.study_verdict import MATRIX, StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
+from conf.io.one_line import reason
 
-SIDES = ("compare", matrix_table.KIND)
+SIDES = ("compare", MATRIX)
 """Studies whose parts are compared; the parts of every other kind measured one thing together."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -107,3 +110,130 @@ def _sides(path: Path) -> list[ComparedResult]:
         return [one for name in study.names if (path / name).is_dir() for one in _sides(path / name)]
     ended = study if study.exit_code is not None else None
     return [ComparedResult("", path, ended, load(base=path / "config.yaml"))]
+
+
+PAIRED = "the same requests on both"
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRatio:
+    """Capacity of B over that of A; `how` says how the two were measured."""
+
+    estimate: Estimate
+    how: str
+
+    @property
+    def paired(self) -> bool:
+        """True for the two sides of a comparison study."""
+        return self.how == PAIRED
+
+
+def compare(a: Run, b: Run) -> CapacityRatio:
+    """The ratio of two capacities, of the same requests if they are the sides of a comparison study.
+
+    Raises RunError if one of the two claims no capacity, and for a run beside itself.
+    """
+    if a.path.resolve() == b.path.resolve():
+        raise RunError(f"no ratio: {a.name} is given twice; compare needs different runs")
+    sides = [
+        ComparedResult(name, run.path, run.verdict, run.config, run) for name, run in (("A", a), ("B", b))
+    ]
+    found = capacity_ratio(*sides)
+    if found is None:
+        raise RunError(f"no ratio B / A: {refused(*sides)}")
+    return found
+
+
+def capacity_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
+    """The ratio of two sides; None where a side claims no capacity."""
+    if paired := paired_ratio(a, b):
+        return CapacityRatio(paired, PAIRED)
+    apart = unpaired_ratio(a, b)
+    return CapacityRatio(apart, "measured apart") if apart else None
+
+
+def refused(a: ComparedResult, b: ComparedResult) -> str:
+    """Why there is no ratio."""
+    return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
+
+
+TOOLS = f"{vllm_bench.TOOL}, {guidellm.TOOL} or {aiperf.TOOL}"
+
+
+def is_foreign(path: Path | str) -> bool:
+    """True for a file, because runs and studies are folders; the content is checked when it is read."""
+    return Path(path).is_file()
+
+
+def load_foreign(path: Path | str) -> list[Foreign]:
+    """The loads in a result file, mostly one. Raises RunError for any other file, or one that is cut off."""
+    path = Path(path)
+    text = _text(path)
+    try:
+        trees, cut = _trees(text, path)
+        found = _read(trees, path)
+    except RunError:
+        raise
+    except RecursionError as error:
+        raise RunError(f"{path} is nested too deeply: it is no result of {TOOLS}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+        raise RunError(
+            f"{path} looks like a result of {TOOLS}, but not of a version that is read here: "
+            f"{type(error).__name__} {error}"
+        ) from error
+    note = ("its last line is cut off and left out",) if cut else ()
+    return [replace(one, notes=(*one.notes, *note)) for one in found]
+
+
+def _read(trees: Sequence[Any], path: Path) -> list[Foreign]:
+    if aiperf.fits(trees):
+        return [aiperf.read(trees, path)]
+    if len(trees) == 1 and guidellm.fits(trees[0]):
+        return list(guidellm.read(trees[0], path))
+    if trees and all(map(vllm_bench.fits, trees)):
+        several = len(trees) > 1
+        return [
+            vllm_bench.read(tree, path, f"line {i + 1}" if several else "") for i, tree in enumerate(trees)
+        ]
+    raise RunError(f"{path} is not a result of {TOOLS}: {_looks(trees)}")
+
+
+def _looks(trees: Sequence[Any]) -> str:
+    first = trees[0]
+    if isinstance(first, dict) and "aiperf_version" in first:
+        return f"it is {aiperf.TOOL}'s summary; give profile_export.jsonl, which has the single requests"
+    if isinstance(first, dict):
+        return f"it holds {', '.join(list(map(str, first))[:4]) or 'nothing'}"
+    return f"it holds a {type(first).__name__}"
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read as text: {reason(error)}") from error
+    if not text.strip():
+        raise RunError(f"{path} is empty: the tool saved nothing")
+    return text
+
+
+def _trees(text: str, path: Path) -> tuple[list[Any], bool]:
+    """The JSON values in a text, one or one per line, and True if a cut-off last line was left out."""
+    try:
+        return [json.loads(text)], False
+    except ValueError:
+        return _lines(text.strip().split("\n"), path)  # JSON may hold what splitlines takes for an end
+
+
+def _lines(lines: Sequence[str], path: Path) -> tuple[list[Any], bool]:
+    trees: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            trees += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            if number == len(lines) and trees:
+                return trees, True
+            raise RunError(
+                f"{path} is cut off or not JSON, so no result of {TOOLS}: line {number}, {error}"
+            ) from error
+    return trees, False

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.exchange import request_rows
+from analysis.exchange import foreign
 from analysis.results import studies
 from analysis.results.locations import local
 from analysis.results.runs import Run, RunError, load_run, refuse_out
@@ -47,4 +47,4 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
 def _blocks(path: Path, format: str) -> Iterator[str]:
     if studies.is_study(path):
         raise RunError(f"{path} is a study: export one of its parts, {path}/NAME")
-    yield from (request_rows.csv if format == "csv" else request_rows.jsonl)(load_run(path))
+    yield from (foreign.csv if format == "csv" else foreign.jsonl)(load_run(path))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.figures.exhibit import NoData
-from analysis.results import joint, matrix_table
+from analysis.results import joint
 from analysis.results.runs import Run
-from analysis.results.types.study_verdict import MatrixCell, PartRow, StudyVerdict
+from analysis.results.types.study_verdict import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
 from analysis.stats import estimate
 from analysis.stats.estimate import Estimate, span
 
@@ -107,6 +107,6 @@ def _from_part(part: PartRow | MatrixCell) -> CapacityRow:
     # A part keeps the posterior of a void run too, which is no capacity.
     claim = part.qps_per_node if part.exit_code in (0, 6) else None
     ratio = part.ratio if isinstance(part, MatrixCell) else None
-    if ratio is None or ratio.how not in (matrix_table.PAIRED, matrix_table.UNPAIRED):
+    if ratio is None or ratio.how not in (PAIRED, UNPAIRED):
         return CapacityRow(part.name, claim, why if claim is None else "", simulated=part.simulated)
     return CapacityRow(part.name, claim, "", ratio.estimate, ratio.how, part.simulated)

@@ -11,9 +11,8 @@ import numpy as np
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import Exhibit, Row
+from analysis.figures.exhibit import Exhibit, Row, ms, qps, share
 from analysis.figures.run_data import RunData, WindowRows
-from analysis.figures.words import ms, qps, share
 from analysis.results.runs import Run
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS, QUANTILE, Limit

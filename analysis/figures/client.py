@@ -14,9 +14,8 @@ from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row
+from analysis.figures.exhibit import Exhibit, NoData, Row, counted, ms, qps, share
 from analysis.figures.run_data import RunData, WindowRows
-from analysis.figures.words import counted, ms, qps, share
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -102,9 +101,10 @@ def _p99(window: WindowRows) -> float:
 
 def _gate_ms(data: RunData, windows: Sequence[WindowRows]) -> float:
     """The gate of the run's own check, or computed anew if the run wrote none."""
-    for check in data.run.checks:
-        if check["name"] == "send_lag_p99" and check["bound"] is not None:
-            return float(check["bound"])
+    checks = data.run.verdict.checks if data.run.verdict else None
+    for check in checks or ():
+        if check.name == "send_lag_p99" and check.bound is not None:
+            return float(check.bound)
     bound = lag_gate_ms(windows[0].rows, data.run.config.slo)
     if bound is None:
         raise NoData("no bound of the send lag is known")

@@ -12,12 +12,10 @@ from analysis.capacity import paired_ratio
 from analysis.figures import canvas, capacities
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.capacities import CapacityRow, StudyOrRuns
-from analysis.figures.exhibit import Exhibit, Row
-from analysis.figures.words import counted, qps
-from analysis.results.matrix_table import PAIRED, UNPAIRED
+from analysis.figures.exhibit import Exhibit, Row, counted, qps
 from analysis.results.runs import Run
-from analysis.results.study_folder import Study
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.studies import Study
+from analysis.results.types.study_verdict import PAIRED, UNPAIRED, StudyVerdict
 from analysis.stats.estimate import Estimate, interval, middle, span
 from conf.io.one_line import one_line
 

@@ -9,8 +9,7 @@ from typing import Self
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row
-from analysis.figures.words import counted
+from analysis.figures.exhibit import Exhibit, NoData, Row, counted
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
 from analysis.quality.gate import GateMoment, GateRule

@@ -1,20 +1,22 @@
-"""Figure of throughput per GPU against interactivity, on the axes that InferenceX uses.
+"""Figure of throughput per GPU against what one user feels of it: the two axes that InferenceX uses."""
 
-Draws what `analysis.results.per_gpu` defines.
-"""
-
+import math
 from dataclasses import dataclass
 from typing import Self
+
+import numpy as np
+import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Figure
-from analysis.figures.exhibit import Exhibit, NoData
+from analysis.figures.exhibit import Exhibit, NoData, counted, qps
 from analysis.figures.run_data import RunData, draw_points
-from analysis.figures.words import counted, qps
-from analysis.results import per_gpu
 from analysis.results.runs import Run
+from analysis.rows import metrics
+from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import quantile
+from conf import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,13 @@ class Pareto(Exhibit):
 
     @classmethod
     def read(cls, subject: RunData) -> Self:
-        if reason := per_gpu.unknown(subject.run.config):
+        if reason := unknown(subject.run.config):
             raise NoData(reason)
-        came = per_gpu.Came(subject.requests.select(per_gpu.COLUMNS))
+        came = Came(subject.requests.select(TOKEN_COLUMNS))
         rows = []
         for window in sorted((w for w in subject.windows if not w.void), key=lambda window: window.rate):
-            per_user = per_gpu.interactivity(quantile(window.latency_ms["tpot"], 0.5))
-            gpus = per_gpu.gpus(subject.run.config, window.window.nodes)
+            per_user = interactivity(quantile(window.latency_ms["tpot"], 0.5))
+            gpus = serving_gpus(subject.run.config, window.window.nodes)
             if per_user is None or gpus is None:
                 continue
             start, end = window.window.window_start_ns / NS, window.window.window_end_ns / NS
@@ -96,3 +98,58 @@ def _named(x: list[float], y: list[float]) -> list[int]:
         if all(abs(y[i] - y[j]) > high or abs(x[i] - x[j]) > wide for j in kept):
             kept.append(i)
     return kept
+
+
+TOKEN_COLUMNS = (
+    *("due_ns", "status", "time_scale", "turn_blocked_ns", "output_tokens"),
+    *("first_token_offset_ns", "engine_first_token_ns", "last_token_offset_ns", "engine_last_token_ns"),
+)
+"""Columns of a request that `Came` is made of."""
+
+
+class Came:
+    """Output tokens of whole answers at the time they came, whichever window their requests were due in.
+
+    They come evenly between the first and the last. By due time an overloaded service would seem to make more
+    in a window than its GPUs can.
+    """
+
+    def __init__(self, requests: pa.Table) -> None:
+        rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
+        due = metrics.numbers(rows, "due_ns")
+        self._first: Floats = (due + metrics.token_offset_ns(rows, "first")) / NS
+        self._last: Floats = (due + metrics.token_offset_ns(rows, "last")) / NS
+        self._output: Floats = metrics.numbers(rows, "output_tokens")
+
+    def outputs(self, start_s: float, end_s: float) -> float:
+        """Output tokens that came from `start_s` on and before `end_s`; a single one comes with the first."""
+        span = self._last - self._first
+        inside = np.minimum(self._last, end_s) - np.maximum(self._first, start_s)
+        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
+        began = (self._first >= start_s) & (self._first < end_s)
+        return float(np.nansum(self._output * np.where(span > 0, part, began)))
+
+
+def interactivity(tpot_ms: float | None) -> float | None:
+    """Tokens/s of one user at a TPOT: 0 where failures made it infinite, None where it is not known."""
+    if tpot_ms is None or not tpot_ms > 0:
+        return None
+    return 0.0 if math.isinf(tpot_ms) else 1e3 / tpot_ms
+
+
+def unknown(asked: Experiment) -> str:
+    """The reason why the number of GPUs is unknown; empty if it is known."""
+    reasons = {
+        "external": "how many GPUs stand behind the endpoints is not known",
+        "vllm_cpu": "the engine ran on a CPU",
+    }
+    return reasons.get(asked.engine.kind, "")
+
+
+def serving_gpus(asked: Experiment, nodes: int) -> int | None:
+    """GPUs that serve on so many nodes: those of all its engines, not those that a node has besides.
+
+    None where they are `unknown`.
+    """
+    layout = asked.layout
+    return None if unknown(asked) else nodes * layout.gpus_per_node

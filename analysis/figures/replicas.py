@@ -8,9 +8,8 @@ import numpy as np
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row
+from analysis.figures.exhibit import Exhibit, NoData, Row, counted, ms
 from analysis.figures.run_data import RunData
-from analysis.figures.words import counted, ms
 from analysis.results.runs import Run
 from analysis.stats.quantiles import quantile
 

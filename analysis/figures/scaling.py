@@ -8,8 +8,7 @@ import numpy as np
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row
-from analysis.figures.words import counted, qps
+from analysis.figures.exhibit import Exhibit, NoData, Row, counted, qps
 from analysis.planning.efficiency import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
 

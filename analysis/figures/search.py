@@ -8,9 +8,8 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.capacities import CapacityRow
-from analysis.figures.exhibit import Exhibit, Row
+from analysis.figures.exhibit import Exhibit, Row, counted, qps
 from analysis.figures.run_data import WORDS, RunData, mark
-from analysis.figures.words import counted, qps
 from analysis.results.runs import Run
 from analysis.views.rates import VOID
 

@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
-from analysis.figures import canvas, server_state
+from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row
+from analysis.figures.exhibit import Exhibit, NoData, Row, counted, ms
 from analysis.figures.run_data import COLUMNS, LATENCIES, RunData
-from analysis.figures.words import counted, ms
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
@@ -37,13 +36,24 @@ class _Stretch:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerState:
+    """Sums of requests and means of shares (%) over the replicas that reported them; nan where none did."""
+
+    at_s: Floats
+    running: Floats
+    waiting: Floats
+    kv_pct: Floats
+    hit_pct: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline(Exhibit):
     """Everything at the instants `at_s`; nan is unknown, infinite a p90 among failures."""
 
     at_s: Floats
     in_flight: Floats
     p90_ms: Mapping[Limit, Floats]
-    server: server_state.ServerState
+    server: ServerState
     spans: Sequence[_Stretch]
     bounds_ms: Mapping[Limit, float]
 
@@ -67,11 +77,11 @@ class Timeline(Exhibit):
         last = float(np.nanmax(np.concatenate([due, ended])))
         at = np.linspace(due[0], last, int(np.clip(last - due[0], 2, MOST_AT)))
         p90 = {limit: rolling_p90(due, LATENCIES[limit](rows), at) for limit in LIMITS}
-        state, flying = server_state.state(subject.run.timeseries(), at), in_flight(sent, ended, at)
+        server, flying = server_state(subject.run.timeseries(), at), in_flight(sent, ended, at)
         spans = _spans(subject)
         whole = _Stretch(float(at[0]), float(at[-1]), None, False)
-        rows = [_row(span, at, flying, state, p90) for span in spans or [whole]]
-        return cls(rows, at, flying, p90, state, spans, subject.bounds_ms)
+        rows = [_row(span, at, flying, server, p90) for span in spans or [whole]]
+        return cls(rows, at, flying, p90, server, spans, subject.bounds_ms)
 
     def draw(self, figure: Figure) -> None:
         load, cache, *latencies = figure.subplots(4, sharex=True, height_ratios=(1.2, 0.8, 1, 1))
@@ -208,7 +218,7 @@ def _row(
     span: _Stretch,
     at_s: Floats,
     flying: Floats,
-    server: server_state.ServerState,
+    server: ServerState,
     p90s_ms: Mapping[Limit, Floats],
 ) -> Row:
     """Means over the instants that are drawn, null where nothing was reported; the largest rolling p90s."""
@@ -224,3 +234,63 @@ def _row(
     row |= {name: _known(np.mean, values[inside]) for name, values in means.items()}
     largest = {limit: _known(np.max, p90_ms[inside]) for limit, p90_ms in p90s_ms.items()}
     return row | {f"{limit}_rolling_p90_largest_ms": p90_ms for limit, p90_ms in largest.items()}
+
+
+STALE_S = 5.0
+"""A sample of a gauge stands for so many seconds (our choice: some lost samples, not a lost replica)."""
+
+
+def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
+    """The state at each of the ascending instants `at_s`, in seconds of the run's clock.
+
+    The hit rate is found over looked up since the instant before, from the counters' differences; a counter
+    that fell (its replica began anew) says nothing of that step.
+    """
+    unknown = np.full(len(at_s), np.nan)
+    ids = samples.column("replica").unique().to_pylist()
+    if not ids:
+        return ServerState(at_s, unknown, unknown, unknown, unknown)
+    of = samples.column("replica").to_numpy(zero_copy_only=False)
+    parts = [samples.filter(pa.array(of == replica)).sort_by("clock_ns") for replica in ids]
+    gauges = {
+        name: np.array([_held(part, name, at_s) for part in parts])
+        for name in ("running", "waiting", "kv_usage")
+    }
+    looked, found = (
+        sum(_grown(part, name, at_s) for part in parts) for name in ("prefix_queries", "prefix_hits")
+    )
+    hit_pct = np.where(looked > 0, 100 * found / np.where(looked > 0, looked, 1), np.nan)
+    running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
+    reported = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
+    kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(reported, 1)
+    return ServerState(at_s, running, waiting, kv_pct, hit_pct)
+
+
+def _known_samples(part: pa.Table, name: str) -> tuple[Floats, Floats]:
+    at, values = metrics.numbers(part, "clock_ns") / NS, metrics.numbers(part, name)
+    kept = ~np.isnan(values)
+    return at[kept], values[kept]
+
+
+def _held(part: pa.Table, name: str, at_s: Floats) -> Floats:
+    """The last sample before each instant; nan where there is none, or none fresh enough."""
+    at, values = _known_samples(part, name)
+    if not len(at):
+        return np.full(len(at_s), np.nan)
+    last = np.searchsorted(at, at_s, "right") - 1
+    fresh = (last >= 0) & (at_s - at[np.maximum(last, 0)] <= STALE_S)
+    return np.where(fresh, values[np.maximum(last, 0)], np.nan)
+
+
+def _grown(part: pa.Table, name: str, at_s: Floats) -> Floats:
+    """Growth of a counter since the instant before; 0 where it is unknown."""
+    at, values = _known_samples(part, name)
+    if len(at) < 2:
+        return np.zeros(len(at_s))
+    grown = np.diff(np.interp(at_s, at, values), prepend=np.nan)
+    return np.where(grown > 0, grown, 0.0)
+
+
+def _sum(gauges: Floats) -> Floats:
+    """Sum over the replicas (rows) that reported; nan where none did."""
+    return np.where(np.isnan(gauges).all(axis=0), np.nan, np.nansum(gauges, axis=0))

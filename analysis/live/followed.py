@@ -15,9 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from analysis.live.state import LiveState
+from analysis.live.state import FILE, KIND, LiveState
 from analysis.live.view import Ending, Snapshot, WatchedPart
-from analysis.live.window_so_far import FILE, KIND
 from analysis.results import locations, studies
 from analysis.results.locations import MANIFEST, REPORT, RunError
 from analysis.results.runs import load_run
@@ -186,8 +185,8 @@ class FollowedStudy:
 
     def _concluded(self) -> Ending | None:
         """The end of the study; None while it runs."""
-        code = studies.load_study(self.path)["exit_code"]
-        if type(code) is not int:
+        code = studies.load_verdict(self.path).exit_code
+        if code is None:
             return None
         report = self.path / REPORT
         known = str(report) if report.exists() else None
@@ -202,7 +201,7 @@ Followed = FollowedRun | FollowedStudy
 def followed(path: Path, conclude: Conclude) -> Followed:
     """The follower of the folder at `path`. Raises RunError unless it is one of a run or of a study."""
     if studies.is_study(path):
-        studies.load_study(path)
+        studies.load_verdict(path)
         return FollowedStudy(path, conclude)
     if not (path / MANIFEST).exists():
         raise RunError(f"{path} is no folder of a run or a study: it has no {MANIFEST}")

@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from analysis.live.state import Belief, DoneWindow, LiveState
-from analysis.live.window_so_far import WindowSoFar
+from analysis.live.state import Belief, DoneWindow, LiveState, WindowSoFar
 from analysis.rows import failures
 from conf.io.one_line import printable
 from conf.specs.bounds import LIMITS, PER_REQUEST, label, metric_of

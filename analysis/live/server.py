@@ -3,18 +3,23 @@
 It answers GET and HEAD alone, and only to the names that it is asked for.
 """
 
+import base64
+import hashlib
 import io
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
-from analysis.live import page, prometheus_text
+from analysis.live import prometheus_text
 from analysis.live.address import Address
 from analysis.live.view import LiveView
 from conf.io import terminal
@@ -171,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _page(self) -> None:
-        html, policy = page.of(self.server.view.text(self.server.view.snapshot))
+        html, policy = live_page(self.server.view.text(self.server.view.snapshot))
         self._answer(html, "text/html; charset=utf-8", more={"Content-Security-Policy": policy})
 
     def _state(self) -> None:
@@ -234,3 +239,34 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: the terminal belongs to the run."""
+
+
+TEMPLATE = Path(__file__).with_name("page.html")
+FIRST_STATE = "null /* the first state */"
+"""Stands in the template where the state comes, inside an element that no browser runs."""
+STYLE, SCRIPT = re.compile(r"<style>(.*?)</style>", re.S), re.compile(r"<script>(.*?)</script>", re.S)
+
+
+def live_page(text: str) -> tuple[bytes, str]:
+    """The page that begins with the state `text` (JSON live_page ASCII), and the policy to send with it."""
+    template, policy = _template()
+    # JSON needs these letters in strings only, where it may write them so; HTML then ends nothing early.
+    safe = text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+    return template.replace(FIRST_STATE, safe).encode(), policy
+
+
+@cache
+def _template() -> tuple[str, str]:
+    """The template, and the policy with the sums live_page its one style and its one script."""
+    text = TEMPLATE.read_text()
+    (style,), (script,) = STYLE.findall(text), SCRIPT.findall(text)
+    rules = (
+        *("default-src 'none'", f"style-src '{_sum(style)}'", f"script-src '{_sum(script)}'"),
+        *("connect-src 'self'", "img-src data:", "base-uri 'none'", "form-action 'none'"),
+        "frame-ancestors 'none'",
+    )
+    return text, "; ".join(rules)
+
+
+def _sum(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -46,14 +46,13 @@ answer = predicted("search=virtual", "cluster.session=fake")
 
 # %%
 simulated = "SIMULATED" if run.verdict and run.verdict.asked.is_modelled else "measured"
-for name, capacity in ((simulated, run.capacity), ("predicted", answer["capacity"])):
-    if capacity is None:
-        print(f"{name:>9}: no capacity is claimed")
-        continue
-    q = capacity["qps_per_node"]
-    print(f"{name:>9}: {q['value']:.2f} QPS per node, 95 % [{q['low']:.2f}, {q['high']:.2f}]")
-    if noise := capacity.get("by_noise"):
-        print(f"           sampling noise of this run alone [{noise['low']:.2f}, {noise['high']:.2f}]")
+print(
+    f"{simulated:>9}: {run.capacity.qps_per_node if run.capacity else 'no capacity is claimed'} QPS per node"
+)
+if run.capacity and run.capacity.by_noise:
+    print(f"           sampling noise of this run alone: {run.capacity.by_noise}")
+q = answer["capacity"]["qps_per_node"] if answer["capacity"] else {}
+print("predicted:", f"{q['value']:.2f} QPS per node, 95 % [{q['low']:.2f}, {q['high']:.2f}]" if q else "none")
 
 # %% [markdown]
 # A measured interval is the run's sampling noise. The predicted one is wide because nothing in it was

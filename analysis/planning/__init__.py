@@ -2,10 +2,9 @@
 
 from analysis.planning.command import command, of_words
 from analysis.planning.efficiency import scaling
-from analysis.planning.evidence import NotPlannable
+from analysis.planning.evidence import NotPlannable, evidence_of
 from analysis.planning.money import cost
 from analysis.planning.plan import plan
-from analysis.planning.sources import evidence_of
 from analysis.planning.verdict import NoPlan, Plan
 from conf.specs.planning import Demand, Margins
 

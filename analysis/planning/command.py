@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.planning.evidence import NotPlannable
+from analysis.planning.evidence import NotPlannable, Source, evidence_of, expanded, read
 from analysis.planning.plan import demand_rates, plan
 from analysis.planning.serve_scaling import ServeSettings
-from analysis.planning.sources import Source, evidence_of, expanded, read
 from analysis.planning.verdict import NoPlan, Plan
 from analysis.results.runs import RunError
 from conf import ConfigError

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.planning.evidence import Evidence
-from analysis.planning.sources import Source, evidence_of
+from analysis.planning.evidence import Evidence, Source, evidence_of
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import Measured, pooled

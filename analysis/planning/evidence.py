@@ -1,17 +1,41 @@
-"""Evidence for a plan from a run, a study or a prediction.
+"""Evidence for a plan: one capacity of a run, a study or a prediction, with the measurements beside it.
 
 The interval is that of the answer: for a run the sampling noise of its posterior, for a prediction the
 uncertainty of the engine model's constants, for a simulated run both. `found_by` and `caution` say which.
 """
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from analysis.planning.request_means import MeanLengths
-from analysis.results.runs import RunError
-from analysis.results.types.shared_figures import AskedExperiment
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.capacity.window_table import CountingBasis
+from analysis.results import joint, locations, studies, summary
+from analysis.results.asked import describe
+from analysis.results.json_border import from_tree
+from analysis.results.runs import Run, RunError, load_run
+from analysis.results.types.power_figures import PowerFigures
+from analysis.results.types.prediction_verdict import (
+    GridCell,
+    GridRefusal,
+    GridVerdict,
+    PredictionVerdict,
+    RateForecast,
+)
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
+from analysis.results.types.study_verdict import StudyVerdict
+from analysis.rows import metrics, records
 from analysis.stats.estimate import Estimate
+from conf import ConfigError, Experiment
 from conf.compose import UNKNOWN
+from conf.specs.engine import Engine
 
 FoundBy = Literal["measured", "simulated", "predicted"]
 
@@ -22,6 +46,19 @@ class NotPlannable(RunError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class MeanLengths:
+    """Means over requests in tokens; `prefix_hit` is the share of the prompt that was in the prefix cache.
+
+    `source` says whether they were measured, on how many requests, or belong to the workload.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    prefix_hit: float
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +114,260 @@ class Evidence:
 def _said(value: Any) -> Any:
     """A property of a service; None where it is unknown."""
     return None if value == UNKNOWN else value or None
+
+
+COLUMNS = (
+    *(
+        "window_index",
+        "status",
+        "time_scale",
+        "turn_blocked_ns",
+        "last_token_offset_ns",
+        "engine_last_token_ns",
+    ),
+    *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
+)
+
+
+def answers(run: Run) -> pa.Table:
+    """The complete answers in the windows that the capacity rests on."""
+    rows, verdict = run.requests(columns=COLUMNS, phase="window"), run.verdict
+    used = [
+        row["index"]
+        for row in (verdict.windows if verdict else ())
+        if row["kind"] == "window" and row["valid"]
+    ]
+    seen = metrics.status_in(rows, records.OK)
+    among = pc.is_in(rows.column("window_index"), value_set=pa.array(used, pa.int16())).to_numpy()
+    return rows.filter(pa.array(seen & among))
+
+
+def mean_lengths(rows: pa.Table) -> MeanLengths | None:
+    """Mean mean_lengths by the server's count; without its count of prompts, by the planned ones."""
+    prompt, output = metrics.numbers(rows, "prompt_tokens"), metrics.numbers(rows, "output_tokens")
+    if not rows.num_rows or np.isnan(output).all():
+        return None
+    reported = not np.isnan(prompt).all()
+    if not reported:
+        prompt = metrics.numbers(rows, "requested_input_tokens")
+    hit = metrics.prefix_hit(rows) if reported else None
+    source = f"measured, means of {rows.num_rows} answers"
+    return MeanLengths(float(np.nanmean(prompt)), float(np.nanmean(output)), hit or 0.0, source)
+
+
+Tree = Mapping[str, Any]
+
+REAL_NODES = ("vllm",)
+"""Engines that load a model's weights on a node, so that their start-up time is that of a node."""
+PREDICTED = (
+    "predicted, not measured: the interval is what is unknown of the engine model's constants, and Monte "
+    "Carlo noise; what the model lacks is not in it"
+)
+
+
+Measured = RunVerdict | StudyVerdict
+Predicted = PredictionVerdict | GridCell
+Source = Run | Measured | Predicted | GridVerdict | Tree | Evidence
+"""A capacity to plan on; a tree is that of sweep.json, study.json, a prediction or a grid of them."""
+
+
+def read(path: Path | str) -> list[Evidence]:
+    """The evidence in the folder of a run or study; for a matrix one for each cell with a capacity.
+
+    Raises RunError for any other folder, NotPlannable for one without a capacity.
+    """
+    path = locations.local(path)
+    if not studies.is_study(path):
+        return [of_run(load_run(path))]
+    study = studies.load_verdict(path)
+    if study.is_matrix:
+        good = {cell.name: cell.exit_code == summary.EXIT_OK for cell in study.cells or ()}
+        _refuse_first(str(path), list(good.values()))
+        return [found for name, is_good in good.items() if is_good for found in read(path / name)]
+    if study.study not in ("deployments", "repeats"):
+        names = ", ".join(f"{path}/{name}" for name in study.names)
+        raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
+    found = of_measured(study, path.name)
+    parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
+    # What the rows of its first part add.
+    rows = "lengths", "ready_minutes", "engine_settings", "gpus_per_node", "node_watts"
+    return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
+
+
+def evidence_of(source: Source) -> Evidence:
+    """The evidence of any source but a grid. Raises RunError, NotPlannable."""
+    source = _typed(source)
+    if isinstance(source, Evidence):
+        return source
+    if isinstance(source, Run):
+        return of_run(source)
+    if isinstance(source, GridVerdict):
+        raise RunError("a grid of predictions has many capacities; give one of its cells")
+    return of_measured(source) if isinstance(source, Measured) else of_predicted(source)
+
+
+def _typed(source: Source) -> Run | Measured | Predicted | GridVerdict | Evidence:
+    """The source with a tree as the verdict that it holds. Raises RunError for a broken tree."""
+    if not isinstance(source, Mapping):
+        return source
+    kind: type[Measured | Predicted | GridVerdict] = StudyVerdict if "study" in source else RunVerdict
+    if "answer" in source:
+        kind = GridCell
+    elif source.get("clock") == "virtual":
+        kind = PredictionVerdict
+    elif "cells" in source and "study" not in source:
+        kind = GridVerdict
+    return from_tree(kind, source, "the verdict")
+
+
+def of_run(run: Run) -> Evidence:
+    """The evidence in the verdict and the rows of a run. Raises RunError, NotPlannable."""
+    verdict = run.verdict
+    if verdict is None:
+        raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
+    found = of_measured(verdict, run.name)
+    experiment = _experiment(run)
+    return replace(
+        found,
+        lengths=mean_lengths(answers(run)) or found.lengths,
+        ready_minutes=_ready_minutes(run, verdict.asked.engine),
+        engine_settings=None if experiment is None else _fingerprint(experiment.engine),
+        gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
+    )
+
+
+def of_measured(verdict: Measured, name: str = "") -> Evidence:
+    """The evidence in a verdict alone, with lengths as they were asked. Raises RunError, NotPlannable."""
+    name = name or verdict.run_id or "the result"
+    capacity = _capacity(verdict, name)
+    if capacity.open_below:
+        remedy = "measure at lower rates (search.lowest_qps)"
+        if capacity.queue_grew:
+            remedy = "measure with longer windows (search.window_s), for the queue still grew in them"
+        raise NotPlannable(f"{name} shows only an upper bound of the capacity; {remedy}", summary.EXIT_OPEN)
+    return Evidence(
+        name=name,
+        asked=verdict.asked,
+        found_by="simulated" if verdict.asked.is_modelled else "measured",
+        caution=_simulated(verdict, capacity) or summary.engine_label(verdict),
+        qps_per_node=capacity.claimed,
+        sampling_qps_per_node=capacity.claimed_of(capacity.sampling) if capacity.constants else None,
+        open_above=capacity.open_above,
+        gpus_per_node=verdict.asked.gpus_per_node,
+        lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
+        node_watts=_watts(verdict.power) if isinstance(verdict, RunVerdict) and verdict.power else None,
+    )
+
+
+def of_predicted(source: Predicted) -> Evidence:
+    """The evidence in a prediction, or in the cell of a grid. Raises RunError, NotPlannable."""
+    cell = source if isinstance(source, GridCell) else None
+    at = ", ".join(f"{key}={value}" for key, value in cell.at.items()) if cell else ""
+    name = f"prediction at {at}" if at else "prediction"
+    verdict = source.answer if isinstance(source, GridCell) else source
+    if isinstance(verdict, GridRefusal):
+        raise NotPlannable(f"nothing may be planned on {name}: {verdict.reason}", verdict.exit_code)
+    capacity, forecast = _capacity(verdict, name), verdict.forecast
+    if forecast is None:
+        raise RunError(f"{name} has no forecast; predict it again")
+    caution, kept = PREDICTED, forecast.kept_probability
+    if kept is not None:
+        caution += f"; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
+    own_ln_sd = None
+    if cell and (ratio := cell.ratio):
+        # The ratio to the first cell, draw by draw; of the first cell its noise.
+        own_ln_sd = max((forecast.noise_pct or 0.0) / 100, ratio.ln_sd)
+    return Evidence(
+        name=name,
+        asked=verdict.asked,
+        found_by="predicted",
+        caution=caution,
+        qps_per_node=capacity.qps_per_node,
+        open_above=capacity.qps_per_node.is_lower_bound,
+        gpus_per_node=verdict.asked.gpus_per_node,
+        lengths=_predicted_lengths(forecast),
+        own_ln_sd=own_ln_sd,
+    )
+
+
+def _simulated(verdict: Measured, capacity: CapacityFigures) -> str:
+    """The caution on a simulated capacity; empty for a measured one."""
+    kind = joint.kind(verdict.asked, capacity)
+    return f"simulated, not measured; the interval is {kind}: {joint.held(capacity)}" if kind else ""
+
+
+def _watts(power: PowerFigures) -> MeasuredWatts | None:
+    quoted = power.quoted
+    if quoted is None or quoted.watts_per_node is None:
+        return None
+    return MeasuredWatts(quoted.watts_per_node, power.of, quoted.rate_qps_per_node)
+
+
+def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigures:
+    """The capacity of a verdict. Raises RunError or NotPlannable if it has none."""
+    capacity, code = verdict.capacity, verdict.exit_code
+    if code is None:
+        raise RunError(f"{name} has not ended; nothing can be planned on it yet")
+    if not capacity and not isinstance(verdict, StudyVerdict) and verdict.probe:
+        raise RunError(f"{name} judged one rate and has no capacity; plan on a sweep or a prediction")
+    if not verdict.valid or not capacity or code not in (summary.EXIT_OK, summary.EXIT_OPEN):
+        why = verdict.reason or "it has no capacity"
+        raise NotPlannable(f"nothing may be planned on {name}: {why}", code or summary.EXIT_VOID)
+    return capacity
+
+
+def _asked(basis: CountingBasis) -> MeanLengths:
+    n_in, n_out = float(basis.input_tokens), float(basis.output_tokens)
+    return MeanLengths(n_in, n_out, basis.prefix_hit, "means of the workload")
+
+
+def _predicted_lengths(forecast: RateForecast) -> MeanLengths | None:
+    rate, hit = forecast.rate_qps_per_node, forecast.cached_share_of_input
+    n_in, n_out = forecast.input_tokens_per_s_per_node, forecast.output_tokens_per_s_per_node
+    if not forecast.steady or not rate or n_in is None or n_out is None or hit is None:
+        return None
+    return MeanLengths(n_in / rate, n_out / rate, hit, "means of the predicted requests")
+
+
+def _ready_minutes(run: Run, engine: str) -> float | None:
+    """Minutes from the deployment until the service was warm; None if it was not deployed on real nodes."""
+    ready_s = (run.manifest.get("server") or {}).get("ready_s")
+    return ready_s / 60 if ready_s and engine in REAL_NODES else None
+
+
+def _fingerprint(engine: Engine) -> str:
+    """A short name for all settings of an engine: equal for equal settings."""
+    settings = json.dumps(asdict(engine), sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+
+def _experiment(run: Run) -> Experiment | None:
+    """The experiment of a run; None where this version cannot read it."""
+    try:
+        return run.config
+    except (ConfigError, RunError):
+        return None
+
+
+def expanded(sources: Sequence[Source]) -> list[Source]:
+    """Grids of predictions as their cells, without refused ones. Raises NotPlannable if the first is."""
+    out: list[Source] = []
+    for source in map(_typed, sources):
+        if not isinstance(source, GridVerdict):
+            out.append(source)
+            continue
+        good = [cell.prediction is not None and cell.prediction.capacity is not None for cell in source.cells]
+        _refuse_first("the grid", good)
+        out += [cell for cell, is_good in zip(source.cells, good, strict=True) if is_good]
+    return out
+
+
+def _refuse_first(name: str, good: Sequence[bool]) -> None:
+    """Raise NotPlannable if the first cell, on which a plan rests, has no capacity."""
+    if not any(good):
+        raise NotPlannable(f"{name}: no cell has a capacity", summary.EXIT_VOID)
+    if not good[0]:
+        raise NotPlannable(
+            f"{name}: its first cell, which a plan stands on, has no capacity; begin with another",
+            summary.EXIT_VOID,
+        )

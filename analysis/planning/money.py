@@ -6,8 +6,7 @@ token. The denominator changes the number 41-fold at 5600 tokens in and 140 out,
 
 from dataclasses import dataclass
 
-from analysis.planning.request_means import MeanLengths
-from analysis.planning.sources import Source, evidence_of
+from analysis.planning.evidence import MeanLengths, Source, evidence_of
 from analysis.stats.estimate import Estimate
 
 HOURS, SECONDS_PER_HOUR = 24, 3600.0

@@ -11,10 +11,9 @@ import numpy as np
 
 from analysis.planning.day import Day, day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, alone, scaling, unlike
-from analysis.planning.evidence import Evidence
+from analysis.planning.evidence import Evidence, Source, evidence_of, expanded
 from analysis.planning.money import FleetCost, FleetPower, cost_of, fleet_cost, fleet_power
 from analysis.planning.sizing import FleetCapacity, availability, down_at_once, fleet, naive, needed, size
-from analysis.planning.sources import Source, evidence_of, expanded
 from analysis.planning.verdict import (
     CurvePoint,
     DemandRates,

@@ -1,13 +1,24 @@
-"""Ray Serve's autoscaling settings for a planned layout, by Little's law."""
+"""Ray Serve's autoscaling settings for a planned layout, by Little's law, and the file that holds them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from analysis.planning.request_life import RequestLife
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import yaml
+
+from analysis.planning.evidence import answers
 from analysis.planning.sizing import fleet
-from analysis.results.runs import RunError
+from analysis.results.runs import Run, RunError
+from analysis.results.types.shared_figures import WindowRow
+from analysis.rows import metrics
 from analysis.stats.estimate import Estimate
+from analysis.stats.pooling import repeated
+from conf.io.one_line import printable
 
 if TYPE_CHECKING:
     from analysis.planning.verdict import Plan
@@ -24,6 +35,17 @@ DOWNSCALING_FACTOR = 0.25
 """Share of what is too many that goes at once (our choice; Ray's default is 1). Requests on an engine grow
 faster than its rate, so that lightly loaded engines look superfluous: with 1 all of them may go at once and
 then be missing (not measured here)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLife:
+    """Mean time in seconds from due to the last token; `source` says which answers it rests on.
+
+    The 95 % interval is that of the answers, by batch means; its ends are None where it is unknown.
+    """
+
+    seconds: Estimate
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +153,147 @@ def _least_nodes(plan: "Plan") -> tuple[int, str]:
         raise RunError("the fewest engines need a demand by the hour, demand.hourly=FILE, or its mean")
     nodes = fleet(plan.demand.mean_qps, plan.service, plan.care)
     return nodes, "the mean demand, because its hours are not known"
+
+
+NEAR = 0.10
+"""Windows are near from this share below the working rate to as much above the certified one (our choice)."""
+BATCHES = 10
+"""Parts of the answers, in order of due time, whose means give the interval (our choice)."""
+LEAST_ANSWERS = 100
+"""Fewest answers for that interval: ten in each part (our choice)."""
+
+
+def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife:
+    """The mean life at rates from `working_qps` to `certified_qps` (QPS per node), or at the nearest window.
+
+    Raises RunError for a run without an answer in a valid window.
+    """
+    verdict, rows = run.verdict, answers(run)
+    windows = [
+        row for row in (verdict.windows if verdict else ()) if row["kind"] == "window" and row["valid"]
+    ]
+    if not windows or not rows.num_rows:
+        raise RunError(f"{run.path} has no answer in a valid window, so that no request's life is known")
+    low, high = (1 - NEAR) * working_qps, (1 + NEAR) * certified_qps
+    near = [row for row in windows if low <= row["rate_qps_per_node"] <= high]
+    chosen = near or [min(windows, key=lambda row: abs(row["rate_qps_per_node"] - working_qps))]
+    return _of_windows(rows, chosen, "" if near else "the nearest one, ")
+
+
+def _of_windows(rows: pa.Table, windows: Sequence[WindowRow], how: str) -> RequestLife:
+    inside = pc.is_in(
+        rows.column("window_index"), value_set=pa.array([w["index"] for w in windows], pa.int16())
+    )
+    life_s = metrics.e2e(rows.filter(inside)) / 1e3
+    rates = sorted(row["rate_qps_per_node"] for row in windows)
+    span = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"
+    counted = f"{len(windows)} window{'' if len(windows) == 1 else 's'}"
+    source = f"mean of {len(life_s)} answers in {counted}, {how}at {span} QPS per node"
+    low = high = None
+    if len(life_s) >= LEAST_ANSWERS:
+        found = repeated([float(part.mean()) for part in np.array_split(life_s, BATCHES)]).mean
+        low, high = found.low, found.high
+    return RequestLife(Estimate(float(life_s.mean()), low, high), source)
+
+
+Tree = Mapping[str, Any]
+WIDTH = 108
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFront:
+    """What stands around the application: `options` of Serve's front in the file, and in its comments the
+    variables of Serve's processes and the notes.
+    """
+
+    options: Tree = field(default_factory=lambda: {"http_options": {"host": LOOPBACK}})
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+ALONE = ServeFront()
+
+
+def serve_file(found: ServeScaling, application: Tree, of: str, front: ServeFront = ALONE) -> str:
+    """The whole file: comments with what it is `of`, each rule and its numbers, then the application.
+
+    The settings take the place of every `autoscaling_config` of the application's tree.
+    """
+    tree = {**front.options, "applications": [_with(application, found.config)]}
+    text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=WIDTH)
+    comments = _wrapped(_reasons(found, of)) + _around(front)
+    return "".join(f"# {line}".rstrip() + "\n" for line in comments) + text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _with(tree: Any, config: Tree) -> Any:
+    """The tree with the settings wherever it has room for them."""
+    if isinstance(tree, Mapping):
+        room = "autoscaling_config"
+        return {key: dict(config) if key == room else _with(value, config) for key, value in tree.items()}
+    return [_with(value, config) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _wrapped(reasons: Iterable[str]) -> list[str]:
+    lines = []
+    for reason in reasons:
+        lines += textwrap.wrap(printable(reason), WIDTH, subsequent_indent="  ", break_long_words=False) or [
+            ""
+        ]
+    return lines
+
+
+def _around(front: ServeFront) -> list[str]:
+    """The notes, and the variables as a shell sets them."""
+    notes = ["", *(f"note: {note}" for note in front.notes)] if front.notes else []
+    if not front.environment:
+        return _wrapped(notes)
+    head = "", "On all nodes before ray start; these variables decide, too, who chooses a replica:"
+    variables = [
+        f"export {name}={shlex.quote(printable(value))}" for name, value in front.environment.items()
+    ]
+    return [*_wrapped([*notes, *head]), *variables]
+
+
+def _reasons(found: ServeScaling, of: str) -> list[str]:
+    target, life, engines = found.target_ongoing_requests, found.life.seconds, found.per_node
+    return [
+        f"Ray Serve's autoscaling, written by python -m analysis plan from {of}.",
+        "Use it on a running cluster: serve deploy FILE. Write it again after a new measurement. A "
+        f"replica is one engine; a node holds {engines}.",
+        "",
+        f"target_ongoing_requests: {target.value:.4g} {ends(target)} by Little's law, rate x mean life. "
+        f"Rate: {found.working_qps:.4g} QPS per engine, the certified {found.certified_qps:.4g} less "
+        f"{100 * found.headroom:g} % (plan.headroom). Life: {life.value:.4g} s {ends(life)}, "
+        f"{found.life.source}. The interval of the target is that of the life alone.",
+        f"min_replicas: the plan's nodes for {found.least_of}, with spares, x {engines}. A first deployment "
+        "begins with so many.",
+        f"max_replicas: the plan's nodes for the peak, with spares, x {engines}.",
+        f"upscale_delay_s: {100 * SHARE_OF_START:g} % of the {found.scale_up_s:g} s until a new engine "
+        f"serves, at least a report's {REPORT_S:g} s, at most Ray's default of "
+        f"{RAY_UPSCALE_DELAY_S:g} s (our choice).",
+        f"downscale_delay_s: {STARTS_BEFORE_LESS:g} such starts, at least Ray's default of "
+        f"{RAY_DOWNSCALE_DELAY_S:g} s (our choice).",
+        "downscaling_factor: the share of what is too many that goes at once (our choice). "
+        "With Ray's default of 1 all of it may go and then be missing, for requests on an engine grow faster "
+        "than its rate (not measured here).",
+        "look_back_period_s: Ray's default.",
+    ]
+
+
+def ends(figure: Estimate) -> str:
+    """The 95 % interval; says so where it is unknown."""
+    if figure.low is None or figure.high is None:
+        return "[interval unknown]"
+    return f"[{figure.low:.4g}, {figure.high:.4g}]"

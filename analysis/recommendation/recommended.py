@@ -16,7 +16,6 @@ from analysis.recommendation.ranking import Floats
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree
 from analysis.results.locations import read_json
-from analysis.results.matrix_table import PAIRED
 from analysis.results.runs import RunError
 from analysis.results.types.recommendation import (
     RankedShape,
@@ -24,7 +23,7 @@ from analysis.results.types.recommendation import (
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
+from analysis.results.types.study_verdict import PAIRED, MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf.io.one_line import reason
 from conf.specs.planning import Demand, Margins

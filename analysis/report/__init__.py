@@ -14,7 +14,7 @@ from analysis.report.blocks import Page
 from analysis.results import studies
 from analysis.results.locations import REPORT, local
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.study_folder import Study, load_study
+from analysis.results.studies import Study, load_study
 from analysis.views.shown import environment
 from conf.io import durable
 

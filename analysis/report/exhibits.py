@@ -15,9 +15,8 @@ from analysis.figures.run_data import RunData
 from analysis.figures.scaling import Scaling
 from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
-from analysis.results import matrix_table
 from analysis.results.runs import Run
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.study_verdict import MATRIX, StudyVerdict
 from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000
@@ -71,7 +70,7 @@ QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 """Anchor of each section in page order, with its heading, its purpose and its figures."""
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
-POOLED_OR_COMPARED = ("deployments", "repeats", "compare", matrix_table.KIND)
+POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
 """Studies with a figure over all parts."""
 
 

@@ -14,7 +14,7 @@ from analysis.results import integrity, tables
 from analysis.results.asked import describe
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
-from analysis.results.study_folder import Study
+from analysis.results.studies import Study
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.results.types.study_verdict import StudyVerdict

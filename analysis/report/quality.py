@@ -17,7 +17,7 @@ from analysis.report import exhibits
 from analysis.report.blocks import Block, Missing, Section
 from analysis.report.exhibits import Room
 from analysis.report.wording import UNKNOWN, figure
-from analysis.results.study_folder import Study
+from analysis.results.studies import Study
 from analysis.views import quality as gate
 from analysis.views.shown import Table
 from conf import load

@@ -1,13 +1,13 @@
-"""The capacity of a run again, from its Parquet files alone, beside the recorded one.
+"""The capacity of a run again, from its Parquet files alone: beside the recorded one, or under other bounds.
 
 Counts are compared exactly, figures derived from them within `TOLERANCE`: CPUs with other instructions add
-in another order.
+in another order. Another bound needs no new run as long as its capacity lies within the rates that were
+offered; the windows were placed for the old bounds, so that the interval is wider than that of a new search.
 """
 
-import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,23 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
+from analysis.capacity.check import Check
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.node_effects import including, node_effects
 from analysis.capacity.posterior import RECENTRED_SD, Capacity, posterior
+from analysis.capacity.rules import RULES, Facts, WindowEvidence
+from analysis.capacity.validity import worst_by_name
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
-from analysis.results import claims, joint, studies
+from analysis.results import joint, studies
+from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import metrics
-from conf.specs.bounds import Slo
+from conf import ConfigError, load
+from conf.specs.bounds import Slo, label, metric_of
 
 COUNTS = ("requests", "completed", "failed", "pending", "waiting_at_start", "log_work")
 TOLERANCE = 1e-9
@@ -81,7 +88,7 @@ def recount(
     if prior is None:
         return Recount(tuple(counted), None)
     found = including(posterior(used, prior), node_effects(used, prior))
-    searched = bool((run.sweep or {}).get("capacity"))
+    searched = bool(run.verdict and run.verdict.capacity)
     return Recount(tuple(counted), upper_side(found, counted, around) if searched else found)
 
 
@@ -101,18 +108,19 @@ def text(run: Run) -> tuple[str, bool]:
     again = recount(run)
     counts = list(_other_counts(run, again))
     lines = [f"counts of {len(again.windows)} windows, exactly: {'; '.join(counts) or 'identical'}"]
-    tree = run.sweep or {}
-    required = (tree.get("probe") or {}).get("required") or {}
-    recorded = tree.get("capacity") or required.get("capacity")
-    if recorded is None:
+    verdict = run.verdict
+    searched = verdict.capacity if verdict else None
+    required = verdict.probe.required if verdict and verdict.probe else None
+    claimed = searched or (required.capacity if required else None)
+    if claimed is None:
         return "\n".join([*lines, "capacity: none was recorded"]), not counts
     if again.capacity is None:
         lines.append("capacity: recorded, but the files hold no prior to compute it from")
         return "\n".join(lines), False
-    figures = claims.figures(again.capacity, None)
-    if run.verdict and run.verdict.capacity:
-        figures = joint.joined_like(figures, run.verdict.capacity)
-    fresh = json.loads(json.dumps(to_tree(figures)))
+    figures = CapacityFigures.from_posterior(again.capacity, None)
+    if searched:
+        figures = joint.joined_like(figures, searched)
+    recorded, fresh = to_tree(claimed), to_tree(figures)
     other = list(_other_figures(recorded, fresh, same))
     for name, old in recorded["qps_per_node"].items():
         new = fresh["qps_per_node"][name]
@@ -154,3 +162,113 @@ def _other_figures(
             yield from _other_figures(value, fresh[name], agree, f"{path}{name}.")
         elif name != "qps_per_replica" and not agree(value, fresh.get(name)):
             yield f"{path}{name} recorded {value!r}, recomputed {fresh.get(name)!r}"
+
+
+JUDGED = "judged by {new} with the windows of a search for {old}"
+BY_BOUNDS = ("send_lag_p99", "path_p90", "path_over", "queue_told")
+"""Rules about a window whose bounds follow from those of the latencies."""
+NEW_RUN = "that bound needs a new run"
+ALONE = "they were drawn for the bounds of the search"
+
+
+def rejudge(run: Run, *words: str) -> RunVerdict:
+    """The verdict of a search under other bounds: `rejudge(run, "slo.ttft_p90_ms=500")`.
+
+    `words` are slo.KEY=VALUE, or slo=NAME. Raises RunError with one line where the run claims no result,
+    where its rows do not tell what a bound needs, and where the capacity lies beyond the rates offered.
+    """
+    verdict, slo = _searched(run), _bounds(run, words)
+    recorded = verdict.asked.slo
+    _refuse_unrecorded(run, recorded, slo)
+    checks: list[Check] = []
+    again = recount(run, slo, _judge(slo, checks))
+    _refuse_unknown(run, again, slo)
+    assert again.capacity is not None, "a search has a prior"
+    _refuse_beyond(run, again, again.capacity, words)
+    worst = worst_by_name(checks)
+    replicas = verdict.asked.replicas / verdict.asked.nodes if verdict.asked.replicas else None
+    capacity = CapacityFigures.from_posterior(again.capacity, replicas)
+    return replace(
+        verdict,
+        asked=replace(verdict.asked, slo=describe(replace(run.config, slo=slo)).slo),
+        capacity=replace(capacity, constants_unknown=ALONE),
+        checks=tuple(worst.get(check.name, check) for check in verdict.checks or ()),
+        evidence=f"{len(again.capacity.windows)} windows of {verdict.evidence}",
+        reason=JUDGED.format(new=slo.text, old=recorded.text),
+        passed=True,
+        exit_code=0,
+        hold=None,
+        prediction=None,
+        nodes=None,
+        report="",
+    )
+
+
+def _searched(run: Run) -> RunVerdict:
+    """The verdict of a search. Raises RunError for a run that has none, or whose verdict is void."""
+    verdict = run.verdict
+    if verdict is None:
+        raise RunError(f"{run.path} did not end: python -m loadgen resume {run.path}")
+    if run.altered:
+        raise RunError(f"{run.path} was altered after it ended: {run.altered[0]}")
+    if not verdict.valid:
+        why = verdict.reason or "nothing is claimed"
+        raise RunError(f"{run.path} is void ({why}): no bound makes it valid")
+    if verdict.capacity is None:
+        raise RunError(f"{run.path} searched for no capacity; its report has the quantiles of every window")
+    return verdict
+
+
+def _bounds(run: Run, words: Sequence[str]) -> Slo:
+    """The run's bounds with those of `words` in their place. Raises RunError for other words."""
+    for word in words:
+        if word.partition("=")[0].partition(".")[0] != "slo":
+            raise RunError(f"'{word}' is no bound; give slo.KEY=VALUE, such as slo.ttft_p90_ms=500")
+    try:
+        return load(words, base=run.path / "config.yaml").slo
+    except ConfigError as error:
+        raise RunError(str(error)) from error
+
+
+def _refuse_unrecorded(run: Run, old: Slo, new: Slo) -> None:
+    """Raise RunError for a bound on gaps that the rows were not counted by."""
+    for limit in new.limits:
+        same = limit in old.limits and old.bound_ms(limit) == new.bound_ms(limit)
+        if metric_of(limit) == "itl_pooled" and not same:
+            raise RunError(f"{run.path} counted no gaps against {new.words(limit)}: {NEW_RUN}")
+    if new.itl_within != old.itl_within and new.strictest_ms("itl") is not None:
+        raise RunError(f"{run.path} recorded gaps at slo.itl_within={old.itl_within:g}: {NEW_RUN}")
+
+
+def _refuse_unknown(run: Run, again: Recount, slo: Slo) -> None:
+    """Raise RunError for a bound on what no row of a window tells."""
+    for limit in slo.limits:
+        if not any(window.limits[limit].determined for window in again.windows):
+            raise RunError(f"{run.path} did not record what {label(limit)} needs: {NEW_RUN}")
+
+
+def _refuse_beyond(run: Run, again: Recount, capacity: Capacity, words: Sequence[str]) -> None:
+    """Raise RunError where the capacity lies beyond the rates that were offered."""
+    loads = [math.exp(window.log_work) for window in again.windows if window.index in capacity.windows]
+    if not loads:
+        raise RunError(f"{run.path} has no window that is valid under these bounds: {NEW_RUN}")
+    low, high = min(loads), max(loads)
+    search = f"python -m loadgen sweep --config {run.path}/config.yaml {' '.join(words)}"
+    if capacity.open_above or capacity.queue_grew or capacity.qps_per_node > high:
+        what = f"at most {high:.3g} QPS per node, and these bounds allow more"
+        raise RunError(f"{run.path} offered {what}: {search}")
+    if capacity.open_below or capacity.qps_per_node < low:
+        what = f"at least {low:.3g} QPS per node, and these bounds allow less"
+        raise RunError(f"{run.path} offered {what}: {search}")
+
+
+def _judge(slo: Slo, checks: list[Check]) -> Callable[[pa.Table, Window], bool]:
+    """Whether a window is still valid by the checks whose bounds follow from those of the latencies."""
+
+    def holds(requests: pa.Table, window: Window) -> bool:
+        facts = Facts(requests, window, slo, WindowEvidence())
+        judged = [rule.check(facts) for rule in RULES if rule.name in BY_BOUNDS]
+        checks.extend(filter(None, judged))
+        return not any(check.voids for check in judged if check)
+
+    return holds

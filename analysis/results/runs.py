@@ -3,9 +3,9 @@
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from analysis.results import integrity, locations
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
 from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import gathering, latency_columns, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import plain, reason
@@ -45,7 +46,7 @@ def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run folder. Tables are read when asked for; `sweep` is None for a run that did not end.
+    """A run folder. Tables are read when asked for; `verdict` is None for a run that did not end.
 
     `altered` are its small files that are not the ones it wrote; `integrity.altered` checks all of them.
     Raises RunError for a file that is broken, or missing where a run that began has it.
@@ -53,7 +54,7 @@ class Run:
 
     path: Path
     manifest: dict[str, Any]
-    sweep: dict[str, Any] | None
+    verdict: RunVerdict | None
     altered: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -70,11 +71,6 @@ class Run:
         with _readable(self.path):
             return load(base=_plain(self.path / "config.yaml"))
 
-    @cached_property
-    def verdict(self) -> RunVerdict | None:
-        """`sweep` as a typed verdict; None for a run that did not end. Raises RunError for a broken file."""
-        return None if self.sweep is None else from_tree(RunVerdict, self.sweep, self.path / "sweep.json")
-
     @property
     def headline(self) -> str:
         """The verdict in one line: a word, and the capacity or why there is none."""
@@ -90,22 +86,14 @@ class Run:
         return answers.of_opened(self)
 
     @property
-    def capacity(self) -> Mapping[str, Any] | None:
-        """`capacity` of sweep.json: interval, certified QPS, limits; None where the run claims none.
-
-        A run whose files were altered claims none.
-        """
-        return (self.sweep or {}).get("capacity") if self.claims else None
+    def capacity(self) -> CapacityFigures | None:
+        """The capacity that the run claims; None where it claims none, as of altered files."""
+        return self.verdict.capacity if self.verdict and self.claims else None
 
     @property
     def claims(self) -> bool:
         """True where the run may claim a capacity: it is valid, and its files are the ones it wrote."""
-        return bool((self.sweep or {}).get("valid")) and not self.altered
-
-    @property
-    def checks(self) -> list[Mapping[str, Any]]:
-        """Each check of the measurement with its worst figure; empty for a run that did not end."""
-        return list((self.sweep or {}).get("checks", ()))
+        return bool(self.verdict and self.verdict.valid) and not self.altered
 
     def requests(
         self,
@@ -146,7 +134,7 @@ class Run:
             return False
         with _readable(self.path):
             rows = _count(records.files(self.path / "requests"))
-            ended_with = ((self.sweep or {}).get("requests") or {}).get("rows", 0)
+            ended_with = self.verdict.requests.rows if self.verdict and self.verdict.requests else 0
             if ended_with and not rows:
                 raise RunError(f"{self.path}/requests holds no row: the run ended with {ended_with}")
             plans = gathering.plan_files(self.path)
@@ -211,22 +199,18 @@ def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
     ended = folder / "sweep.json"
     try:
         manifest = locations.read_json(folder / locations.MANIFEST)
-        sweep = _placed(locations.read_json(ended), folder) if ended.exists() else None
+        tree = locations.read_json(ended) if ended.exists() else None
         altered = integrity.of_run(folder, manifest, integrity.SMALL_BYTES)
-        run = Run(folder, manifest, sweep, altered)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
     except OSError as error:
         raise RunError(f"{path} is not a readable run folder: {error}") from error
     if "verb" not in manifest:  # other programs have a manifest.json too
         raise RunError(f"{path} is not a run folder: its {locations.MANIFEST} is of something else")
-    run.verdict  # noqa: B018  a broken conclusion is refused here, with everything that is wrong
-    return run
-
-
-def _placed(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A conclusion with its `folder` where it lies now; where it was written is in no copy's name."""
-    return tree | ({"folder": str(folder)} if "folder" in tree else {})
+    verdict = None if tree is None else from_tree(RunVerdict, tree, ended)
+    if verdict and verdict.folder:  # where a copy lies, not where its original was written
+        verdict = replace(verdict, folder=str(folder))
+    return Run(folder, manifest, verdict, altered)
 
 
 def load_runs(*places: Path | str) -> list[Run]:

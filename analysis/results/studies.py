@@ -6,14 +6,14 @@ The statistics are those of `analysis.stats.pooling`.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from analysis.results import joint, matrix_table
+from analysis.results import joint, locations
 from analysis.results.json_border import from_tree
 from analysis.results.locations import STUDY, part_names, read_json
-from analysis.results.runs import RECORDED, RunError
+from analysis.results.runs import RECORDED, Run, RunError, load_run
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.results.types.study_verdict import DeploymentSpread, PartRow, StudyVerdict
@@ -21,6 +21,10 @@ from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import COMMON, Measured, pooled, repeated, student_t
 from conf.io.one_line import reason
 from conf.specs.bounds import LIMITS, Limit
+
+if TYPE_CHECKING:
+    from analysis.views.shown import Answer
+
 
 FILE = STUDY
 OTHER = "config-b.yaml"
@@ -43,25 +47,19 @@ def whole(path: Path) -> Path:
     """The folder to resume: that of the comparison or matrix for a part, which alone would not go on."""
     above = path.resolve().parent
     typed = path.parent if path.parent.resolve() == above else above
-    in_matrix = is_study(above) and load_study(above)["study"] == matrix_table.KIND
+    in_matrix = is_study(above) and load_verdict(above).is_matrix
     return typed if (above / OTHER).exists() or in_matrix else path
 
 
-def load_study(path: Path) -> dict[str, Any]:
-    """study.json as stored; `state` is `running` until it ended. Raises RunError if it cannot be read."""
+def load_verdict(path: Path) -> StudyVerdict:
+    """study.json; `state` is `running` until it ended. Raises RunError if it cannot be read."""
     try:
         tree = read_json(path / FILE)
     except OSError as error:
         raise RunError(f"{path} is not a readable study: {reason(error)}") from error
-    if not {"exit_code", "names", "parts"} <= tree.keys():
-        raise RunError(f"{path} is not a readable study: {FILE} lacks its exit code, names or parts")
     part_names(path, tree)
-    return tree | ({"folder": str(path)} if "folder" in tree else {})
-
-
-def load_verdict(path: Path) -> StudyVerdict:
-    """study.json as a typed verdict; `exit_code` is None until it ended. Raises RunError for a broken one."""
-    return from_tree(StudyVerdict, load_study(path), path / FILE)
+    verdict = from_tree(StudyVerdict, tree, path / FILE)
+    return replace(verdict, folder=str(path)) if verdict.folder else verdict
 
 
 def parts(path: Path) -> list[Path]:
@@ -71,7 +69,7 @@ def parts(path: Path) -> list[Path]:
     """
     if not is_study(path):
         return [path]
-    ended = [path / row["name"] for row in load_study(path)["parts"] if row["exit_code"] in RECORDED]
+    ended = [path / row.name for row in load_verdict(path).parts if row.exit_code in RECORDED]
     if not ended:
         raise RunError(f"{path}: no part of this study has a result yet")
     return ended
@@ -181,3 +179,37 @@ def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:
             totals[limit] += (likely if limit == one.binding else rest) / len(capacities)
     binding = max(totals, key=totals.__getitem__)
     return binding, totals[binding]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Study:
+    """A study's folder: its verdict so far, the names of parts that have `begun`, and the runs among them."""
+
+    path: Path
+    verdict: StudyVerdict
+    begun: tuple[str, ...]
+    parts: tuple[Run, ...]
+
+    def __repr__(self) -> str:
+        answer = self.answer()
+        return f"<Study {self.path}: {answer.word}  {answer.headline}>"
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    def answer(self) -> "Answer":
+        """The verdict as `python -m analysis show` prints it; Jupyter shows it as HTML."""
+        from analysis.views import answers  # shows what this file opens
+
+        return answers.answer(self.verdict)
+
+
+def load_study(path: Path | str) -> Study:
+    """Open a study's folder: a local one, or a URI. Raises RunError if it cannot be read."""
+    folder = locations.local(path)
+    verdict = load_verdict(folder)
+    runs = [name for name in verdict.names if (folder / name / locations.MANIFEST).exists()]
+    begun = [name for name in verdict.names if name in runs or is_study(folder / name)]
+    return Study(folder, verdict, tuple(begun), tuple(load_run(folder / name) for name in runs))

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from analysis.exchange.compared import load_foreign
 from analysis.exchange.foreign import Foreign, Trio
-from analysis.exchange.readers import load_foreign
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
-from analysis.exchange.compared import ComparedResult, compared_results
-from analysis.exchange.side_by_side import capacity_ratio, refused
+from analysis.exchange.compared import ComparedResult, capacity_ratio, compared_results, refused
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats

@@ -3,9 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from analysis.capacity.paired_ratio import Ratio
-from analysis.results import matrix_table
 from analysis.results.runs import RECORDED
-from analysis.results.types.study_verdict import CellRatio, MatrixCell, PartRow, StudyVerdict
+from analysis.results.types.study_verdict import (
+    PAIRED,
+    REFERENCE,
+    UNPAIRED,
+    CellRatio,
+    MatrixCell,
+    PartRow,
+    StudyVerdict,
+)
 from analysis.stats.estimate import UNKNOWN, Estimate, certified, interval, middle, number, span
 from analysis.views import capacity, quality
 from analysis.views.shown import Cell, Fact, Table
@@ -150,7 +157,7 @@ def _cell(cell: MatrixCell) -> tuple[str, ...]:
 def _cell_ratio(ratio: CellRatio | None) -> tuple[str, str]:
     if ratio is None:
         return "", ""
-    return ("1" if ratio.how == matrix_table.REFERENCE else span(ratio.estimate)), ratio.how
+    return ("1" if ratio.how == REFERENCE else span(ratio.estimate)), ratio.how
 
 
 def _why(cell: MatrixCell) -> str:
@@ -170,16 +177,16 @@ def _notes(cells: Sequence[MatrixCell]) -> list[str]:
             ratios.setdefault(cell.ratio.how, []).append((cell.name, cell.ratio))
     notes = [f"SIMULATED, {kind}: interval and certified of {', '.join(kinds[kind])}" for kind in kinds]
     notes += ["the interval of a ratio is sampling noise alone"] if kinds else []
-    if matrix_table.REFERENCE in ratios and len(ratios) > 1:
-        first, _ = ratios[matrix_table.REFERENCE][0]
+    if REFERENCE in ratios and len(ratios) > 1:
+        first, _ = ratios[REFERENCE][0]
         notes.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
         notes.append("each service was deployed once: how far deployments differ is in no interval")
-    if matrix_table.PAIRED in ratios:
-        pairs = ", ".join(f"{name} {ratio.pairs}" for name, ratio in ratios[matrix_table.PAIRED])
+    if PAIRED in ratios:
+        pairs = ", ".join(f"{name} {ratio.pairs}" for name, ratio in ratios[PAIRED])
         alike = "got the same arrivals and lengths, scaled in time (common random numbers)"
         notes.append(f"paired: {alike}; pairs of windows: {pairs}")
     reasons: dict[str, list[str]] = {}
-    for name, ratio in ratios.get(matrix_table.UNPAIRED, ()):
+    for name, ratio in ratios.get(UNPAIRED, ()):
         reasons.setdefault(ratio.why, []).append(name)
     return notes + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
 

@@ -3,17 +3,19 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from analysis.capacity.check import Check
 from analysis.capacity.rules import REASONS
-from analysis.results import joint, matrix_table, summary
+from analysis.results import joint, summary
+from analysis.results.types.power_figures import PowerFigures
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import RequestCounts
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.shared_figures import AskedExperiment, RequestCounts, WindowRow
+from analysis.results.types.study_verdict import MATRIX, StudyVerdict
 from analysis.results.types.verdict import Verdict
 from analysis.rows import failures
 from analysis.stats.estimate import UNKNOWN, number, span
-from analysis.views import power, sessions
 from analysis.views.shown import Answer, Fact, Table
 from conf.labels import named
 
@@ -74,7 +76,7 @@ def rests_on(verdict: Verdict) -> list[Fact]:
         model += f"{named('hardware', asked.hardware)}, "
     load = f"workload {asked.load}, arrivals {asked.arrivals}, seed {asked.seed}"
     # The cells of a matrix differ in what stands here.
-    of_first = isinstance(verdict, StudyVerdict) and verdict.study in ("compare", matrix_table.KIND)
+    of_first = isinstance(verdict, StudyVerdict) and verdict.study in ("compare", MATRIX)
     whose = f"service of {verdict.names[0]}" if isinstance(verdict, StudyVerdict) and of_first else "service"
     facts = [(whose, f"{model}{asked.engine} engine, {load}")]
     facts += [("kernels", line.removeprefix("kernels: ")) for line in asked.kernels]
@@ -87,8 +89,8 @@ def rests_on(verdict: Verdict) -> list[Fact]:
     if not isinstance(verdict, PredictionVerdict):
         facts += _evidence(verdict.evidence, verdict.requests)
     if isinstance(verdict, RunVerdict):
-        facts += sessions.facts(asked, verdict.windows)
-        facts += power.facts(asked, verdict.power)
+        facts += session_facts(asked, verdict.windows)
+        facts += power_facts(asked, verdict.power)
         if verdict.prediction:
             predicted, how = verdict.prediction.qps_per_node, verdict.prediction.how
             facts.append(("predicted before", f"{span(predicted)} QPS per node ({how})"))
@@ -168,3 +170,65 @@ def _remedy(verdict: Verdict, resume: Path | None) -> list[str]:
     if verdict.valid and capacity and capacity.claimed.is_bound and not capacity.queue_grew:
         return [LONGER]
     return [verdict.remedy] if isinstance(verdict, StudyVerdict) and verdict.remedy else []
+
+
+REAL = ("vllm", "external")
+"""Engines of whose service a reader expects to see the power."""
+
+
+def power_facts(asked: AskedExperiment, power: PowerFigures | None) -> list[Fact]:
+    """The power of a node near the capacity and a request's share of it; none if the run did not ask."""
+    if power is None or (power.unknown and asked.engine not in REAL):
+        return []
+    quoted = power.quoted
+    if quoted is None:
+        return [("power", f"unknown: {power.unknown}")]
+    idle = "idle share unknown"
+    if quoted.idle_share is not None and power.idle_watts_per_node is not None:
+        idle = f"{power.idle_watts_per_node:,.0f} W idle, {quoted.idle_share:.0%} of it"
+    gpus = sum(node.gpus_told for node in power.nodes)
+    whose = f"{power.of}, {gpus} GPUs of {len(power.nodes)} node(s)"
+    tokens = (
+        f"{number(quoted.kwh_per_1m_input_tokens, 3)} kWh per 1M input tokens, "
+        f"{number(quoted.kwh_per_1m_output_tokens, 3)} per 1M output tokens"
+    )
+    return [
+        (
+            "power",
+            f"{quoted.watts_per_node:,.0f} W per node ({whose}) at {number(quoted.rate_qps_per_node)} QPS per"
+            f" node, {idle}",
+        ),
+        ("energy", f"{number(quoted.wh_per_request, 3)} Wh per request, {tokens}"),
+    ]
+
+
+def session_facts(asked: AskedExperiment, windows: Sequence[WindowRow]) -> list[Fact]:
+    """Hit rate, replicas per session and the busiest replica; none without sessions or conversations."""
+    if not (asked.sessions or asked.conversations):
+        return []
+    used = [window for window in windows if window["valid"]]
+    names = ("prefix_hit", "replicas_per_session", "max_over_mean_share")
+    hit, met, share = (number(_mean(used, name), 3) for name in names)
+    who = f"{asked.sessions} sessions" if asked.sessions else f"{asked.conversations} conversations"
+    how = f"routing {asked.routing} by {asked.data_path or 'unknown'}"
+    words = f"hit rate {hit}, {met} replicas per session, busiest replica {share} of the mean"
+    return [(f"{who}, {how}", words), *_blocked(used)]
+
+
+def _blocked(windows: Sequence[WindowRow]) -> list[Fact]:
+    """The share of turns that waited for the turn before, if any did."""
+    longest = max((window.get("turn_blocked_max_ms") or 0.0 for window in windows), default=0.0)
+    if not longest:
+        return []
+    share = _mean(windows, "turns_blocked") or 0.0
+    words = f"{share:.1%} of the turns were due before the answer before had ended; longest {longest:.0f} ms"
+    return [("blocked", words)]
+
+
+def _mean(windows: Sequence[WindowRow], name: str) -> float | None:
+    """Mean over windows, each as heavy as its requests; None if any of them does not know it."""
+    values = [window.get(name) for window in windows]
+    if not values or any(value is None for value in values):
+        return None
+    weights = [window["requests"] for window in windows]
+    return float(np.average(np.array(values, dtype=np.float64), weights=weights))

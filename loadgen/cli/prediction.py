@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.results import grid_columns
+from analysis.results import columns
 from analysis.results.json_border import to_tree
 from analysis.results.runs import refuse_out
 from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
@@ -125,7 +125,7 @@ def predict(arguments: argparse.Namespace) -> int:
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
         export.write(
-            arguments.out, grid_columns.rows(rows, are_replays), {"event": "result", **to_tree(answer)}
+            arguments.out, columns.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
         )
     if isinstance(answer, GridVerdict) and not arguments.json:
         kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.planning.evidence import NotPlannable
+from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
-from analysis.planning.sources import of_predicted
 from analysis.recommendation import recommended
 from analysis.recommendation.recommended import ShapeCapacity
-from analysis.results import recommendation_columns, summary
+from analysis.results import columns, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError, refuse_out
@@ -80,7 +79,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         return error.exit_code
     if arguments.out:
         tree = {"event": "result", **to_tree(verdict)}
-        export.write(arguments.out, recommendation_columns.rows(verdict), tree)
+        export.write(arguments.out, columns.recommendation_rows(verdict), tree)
     if arguments.measure:
         return _measure(arguments, question, shapes, verdict)
     return shown(verdict, arguments.json)

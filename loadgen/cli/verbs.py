@@ -153,7 +153,7 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
             folder = Folder(path)
         except OSError as error:
             raise ConfigError(f"cannot resume: {error}") from error
-        if studies.load_study(path)["study"] == matrix_study.KIND:
+        if studies.load_verdict(path).study == matrix_study.KIND:
             return run_cells(matrix_study.saved_study(path), folder, site, show)
         in_use = ServiceInUse(site.service)
         begun = _study(path, experiment, in_use)
@@ -167,7 +167,7 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
 
 def verb(path: Path) -> str:
     """The verb of the words in a folder's config.yaml."""
-    kind = studies.load_study(path).get("study") if studies.is_study(path) else ""
+    kind = studies.load_verdict(path).study if studies.is_study(path) else ""
     if not isinstance(kind, str):
         raise RunError(f"{path} is not a readable study: {studies.FILE} does not say of which kind it is")
     return kind if kind in OWN_WORDS else "sweep"
@@ -204,7 +204,7 @@ def _cut_short(path: Path) -> Run:
 
 
 def _study(path: Path, experiment: Experiment, in_use: ServiceInUse) -> study.Study:
-    match studies.load_study(path)["study"]:
+    match studies.load_verdict(path).study:
         case calibration_probes.KIND:
             return calibration_probes.CalibrationStudy(experiment)
         case published_ladder_run.KIND:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
-from analysis.live.window_so_far import WindowSoFar
+from analysis.live.state import WindowSoFar
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
 from loadgen.drive.plan import LoadPlan, Past

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from analysis.capacity import client_checks
 from analysis.capacity.window_counts import NS, Window, in_window, latency_so_far, parts_over
-from analysis.live.window_so_far import LatencySoFar, WindowSoFar
+from analysis.live.state import LatencySoFar, WindowSoFar
 from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import PER_REQUEST, Bound, Slo, metric_of

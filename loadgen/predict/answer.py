@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.results import constants_basis, summary
-from analysis.results.asked import describe
+from analysis.results import summary
+from analysis.results.asked import constants_basis, describe
 from analysis.results.types.prediction_verdict import (
     CapacityDraws,
     NoiseForecast,
@@ -224,7 +224,7 @@ def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
     return PredictionVerdict(
         asked=describe(experiment),
         calibration=engine.constants if isinstance(engine, SimulatedEngine) else "",
-        constants=constants_basis.basis(experiment),
+        constants=constants_basis(experiment),
         exit_code=summary.EXIT_OK,
         **parts,
     )

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from analysis.capacity import window_table
-from analysis.live import window_so_far
-from analysis.live.window_so_far import WindowSoFar
+from analysis.live import state
+from analysis.live.state import WindowSoFar
 from analysis.results import energy, joint
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
@@ -207,8 +207,8 @@ class RunLifecycle:
             plan, outcomes = self._driver.plan, self._driver.windows.outcomes
             seen = replace(seen, budget_s=fitted(plan.search, plan.begin, outcomes).budget_s)
         tree = finite(to_tree(seen))
-        self.folder.write_json(window_so_far.FILE, tree)
-        self._show(window_so_far.KIND, **tree)
+        self.folder.write_json(state.FILE, tree)
+        self._show(state.KIND, **tree)
 
     def _fault(self) -> str | None:
         return self._service.fault() if self._service else None
@@ -309,7 +309,7 @@ class RunLifecycle:
         return replace(verdict, capacity=joint.joined(verdict.capacity, constants))
 
     def _finish(self) -> RunVerdict:
-        (self.folder.path / window_so_far.FILE).unlink(missing_ok=True)
+        (self.folder.path / state.FILE).unlink(missing_ok=True)
         zero_wall_ns = self._fleet.zero_wall_ns if self._fleet else None
         rows = self.folder.collect(zero_wall_ns, self.experiment.time_scale)
         verdict = replace(

@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from analysis.live import window_so_far
+from analysis.live import state
 from analysis.live.screen import clock, screen, window_line
-from analysis.live.state import done_window
+from analysis.live.state import WindowSoFar, done_window
 from analysis.live.view import BEGAN, Snapshot
-from analysis.live.window_so_far import WindowSoFar
 from conf.io import terminal
 from conf.io.one_line import printable
 from loadgen.run.folder import finite
@@ -27,7 +26,7 @@ from loadgen.run.folder import finite
 Emit = Callable[..., None]
 """emit(kind, **facts): one event of a run, for the log and for the screen."""
 
-UNTOLD = (window_so_far.KIND, BEGAN)
+UNTOLD = (state.KIND, BEGAN)
 """Events for a live view only."""
 FRESH_PER_S = 4
 """Times a second that the screen is drawn anew (our choice)."""

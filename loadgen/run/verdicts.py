@@ -13,12 +13,10 @@ from analysis.capacity.flow_checks import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
 from analysis.capacity.rules import ACTOR_LOST
-from analysis.capacity.validity import Verdict, judge_run
+from analysis.capacity.validity import Verdict, judge_run, worst_checks
 from analysis.capacity.window_counts import NS, Window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
-from analysis.results import claims
 from analysis.results.asked import describe
-from analysis.results.checks import worst_checks
 from analysis.results.summary import (
     EXIT_OK,
     EXIT_OPEN,
@@ -34,8 +32,8 @@ from analysis.results.types.probe_figures import (
     Quantile,
     RequiredRate,
 )
-from analysis.results.types.run_verdict import RunVerdict, ServiceRecovery
-from analysis.results.types.shared_figures import RequestCounts
+from analysis.results.types.run_verdict import NodeSpread, RunVerdict, ServiceRecovery
+from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
 from analysis.rows import failures, metrics, records
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantile_interval import quantile_interval
@@ -83,8 +81,8 @@ def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -
     replicas_per_node = None if experiment.engine.kind == "external" else experiment.layout.replicas_per_node
     verdict = replace(
         verdict,
-        capacity=claims.figures(capacity, replicas_per_node),
-        nodes=claims.node_spread(effects) if effects else None,
+        capacity=CapacityFigures.from_posterior(capacity, replicas_per_node),
+        nodes=NodeSpread.from_effects(effects) if effects else None,
     )
     if not whole.valid:
         return _ended(verdict, EXIT_VOID, f"{whole.reason}: {whole.remedy}", valid=False)
@@ -225,7 +223,7 @@ def of_required(experiment: Experiment, driver: Driver, required: Required) -> R
     judged = _every(driver)
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *(window.rows for window in used)])
     window_s = sum(window.counts.seconds for window in used)
-    capacity = None if look.capacity is None else claims.figures(look.capacity, None)
+    capacity = None if look.capacity is None else CapacityFigures.from_posterior(look.capacity, None)
     shown = RequiredRate(verdict=look.verdict, reason=look.reason, looks=required.analyses, capacity=capacity)
     verdict = replace(
         _base(experiment, driver, acceptance.prior_at(experiment.rate_qps)),

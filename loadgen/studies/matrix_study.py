@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.results import matrix_table, studies, summary
-from analysis.results.matrix_table import PAIRED, REFERENCE, UNPAIRED
+from analysis.results import studies, summary
 from analysis.results.runs import load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
+from analysis.results.types.study_verdict import (
+    MATRIX,
+    PAIRED,
+    REFERENCE,
+    UNPAIRED,
+    CellRatio,
+    MatrixCell,
+    StudyVerdict,
+)
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from conf.compose import dump
@@ -26,7 +33,7 @@ from loadgen.studies.comparison import Original, PairedReplays, ReplayWindows, n
 from loadgen.studies.matrix_cells import Cell, Cells, unpaired
 from loadgen.studies.study import Study, result, seed_of
 
-KIND = matrix_table.KIND
+KIND = MATRIX
 ENDS = (
     summary.EXIT_OK,
     summary.EXIT_INTERNAL,
@@ -137,7 +144,7 @@ def rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:
     found = {} if first is None else ratios(path, first, known)
     return tuple(
         replace(
-            matrix_table.row(cell.name, cell.at, cell.refused, known.get(cell.name)),
+            MatrixCell.from_verdict(cell.name, cell.at, cell.refused, known.get(cell.name)),
             ratio=found.get(cell.name),
         )
         for cell in cells.cells

@@ -77,8 +77,8 @@ def measure(time_scale: float, seed: int, seconds: int, out: Path) -> Row:
     words += [f"seed={seed}", f"out={out}", f"run={name}"]
     subprocess.run([sys.executable, "-m", "loadgen", "probe", *words], capture_output=True, check=False)
     run = load_run(out / name)
-    if run.sweep is None or not run.requests().num_rows:
-        raise SystemExit(f"{name}: no requests; {(run.sweep or {}).get('reason', 'see its folder')}")
+    if run.verdict is None or not run.requests().num_rows:
+        raise SystemExit(f"{name}: no requests; {run.verdict.reason if run.verdict else 'see its folder'}")
     rows = run.requests()
     rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
     inside = (metrics.numbers(rows, "window_index") == 0) & metrics.word_in(rows, "phase", "window")
@@ -87,8 +87,8 @@ def measure(time_scale: float, seed: int, seconds: int, out: Path) -> Row:
     path_ms, late = metrics.path(seen), metrics.numbers(seen, "engine_late_steps")
     return Row(
         time_scale=time_scale,
-        valid=run.sweep["valid"],
-        reason=run.sweep["reason"],
+        valid=run.verdict.valid,
+        reason=run.verdict.reason,
         count=seen.num_rows,
         ttft_ms=p90(metrics.ttft(seen)),
         virtual_ttft_ms=p90(ttft_ms),

@@ -22,6 +22,7 @@ from analysis.results.runs import load_run
 from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.processes import running, with_descendants
 from tests.support.machine import tries
+from tests.support.runs.golden import sweep_json
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_session")]
 
@@ -114,11 +115,11 @@ def test_a_probe_as_a_job_leaves_its_run_folder(run: Run, tmp_path: Path) -> Non
         said = done.stdout + done.stderr
         assert (tmp_path / f"job-{number}" / "sweep.json").exists(), said
         job = load_run(tmp_path / f"job-{number}")
-        assert job.sweep is not None and job.config.cluster.session == "address"
-        code = job.sweep["exit_code"]
+        assert job.verdict is not None and job.config.cluster.session == "address"
+        code = job.verdict.exit_code
         assert (done.returncode == 0) == (code == 0)
         assert "succeeded" in said if code == 0 else f"exit code {code}" in said
-        return job.sweep
+        return sweep_json(tmp_path / f"job-{number}")
 
     tree = tries.valid(probed)
     assert tree["exit_code"] == summary.EXIT_OK, tree["reason"]

@@ -228,5 +228,5 @@ def test_the_conclusion_is_found_again_in_the_parquet(ran: Ran) -> None:
     run = load_run(ran.folder)
     said, identical = recount.text(run)
     assert identical, said
-    assert run.sweep is not None and run.sweep["exit_code"] == ran.trees[1]["exit_code"]
-    assert run.sweep["requests"]["rows"] == run.sweep["requests"]["planned"] == run.requests().num_rows
+    assert run.verdict is not None and run.verdict.exit_code == ran.trees[1]["exit_code"]
+    assert run.verdict.requests.rows == run.verdict.requests.planned == run.requests().num_rows

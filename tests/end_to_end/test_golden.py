@@ -245,7 +245,7 @@ def killed(tmp_path: Path) -> Path:
 def test_a_killed_run_has_a_row_for_every_planned_request(killed: Path) -> None:
     run, golden = load_run(killed), load_run(GOLDEN).requests()
     rows = run.requests()
-    assert run.sweep is None and run.capacity is None and run.checks == [] and not run.is_collected
+    assert run.verdict is None and run.capacity is None and not run.is_collected
     assert run.windows().num_rows == 0 and run.windows().schema.equals(window_table.WINDOWS)
     assert rows["seq"].equals(golden["seq"]) and rows.schema.equals(records.REQUESTS, check_metadata=True)
     lost = pc.equal(rows["error_kind"].cast(pa.string()), "no_record").to_pylist().count(True)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from analysis.capacity.paired_ratio import Ratio
-from analysis.results import matrix_table, studies, summary
+from analysis.results import studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import CapacityFigures
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import study as study_view
 from analysis.views.shown import table_lines
@@ -33,6 +33,7 @@ from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_cells import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import VirtualService, kind_of
+from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
@@ -318,7 +319,7 @@ def test_a_cell_without_an_answer_is_said_and_has_no_ratio() -> None:
     whole = RunVerdict(asked=asked, exit_code=0, valid=True, capacity=capacity)
     above = replace(whole, exit_code=6, capacity=replace(capacity, open_above=True))
     every = [whole, above, replace(whole, exit_code=4, valid=False, reason="client_limited"), None]
-    rows = tuple(matrix_table.row(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
+    rows = tuple(MatrixCell.from_verdict(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
     study = StudyVerdict(study="matrix", asked=asked, names=(), parts=(), exit_code=0)
     _, *lines = table_lines(study_view.table(replace(study, axes=("layout",), cells=rows)))
     assert lines[0].split()[2:6] == ["5.00", "[4.80,", "5.20]", "4.85"]
@@ -359,5 +360,6 @@ def test_the_plan_of_a_grid_says_cells_deployments_and_time(capsys: pytest.Captu
 
 
 def test_a_part_of_a_grid_is_not_taken_for_a_comparison(tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text('{"study": "matrix", "exit_code": null, "names": [], "parts": []}')
+    study = {"study": "matrix", "asked": sweep_json(GOLDEN)["asked"], "exit_code": None}
+    (tmp_path / "study.json").write_text(json.dumps(study | {"names": [], "parts": []}))
     assert studies.whole(tmp_path / "cell-1") == tmp_path

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_run_on_another_file_system_is_copied_and_is_the_same_run(way: str, tr
         )
     golden = load_run(GOLDEN)
     assert run.path != GOLDEN and run.name == ("one" if way == "mock" else GOLDEN.name)
-    assert run.sweep == golden.sweep | {"folder": str(run.path)} and run.manifest == golden.manifest
+    assert run.verdict == replace(golden.verdict, folder=str(run.path)) and run.manifest == golden.manifest
     assert run.requests().equals(golden.requests()) and run.windows().equals(golden.windows())
     assert recount.text(run)[1]
 
@@ -166,12 +167,12 @@ def test_a_part_is_within_its_study(tmp_path: Path, name: Any) -> None:
     tree = {"study": "matrix", "exit_code": 0, "names": [name], "parts": []}
     (tmp_path / "study.json").write_text(json.dumps(tree))
     said = f"{tmp_path} is not a readable study: its part '{name}' is not in its folder"
-    assert refused(load_runs, tmp_path) == said == refused(studies.load_study, tmp_path)
+    assert refused(load_runs, tmp_path) == said == refused(studies.load_verdict, tmp_path)
 
 
 def test_what_the_search_took_back_did_not_fail_in_a_killed_run(path: Path) -> None:
     (path / "sweep.json").unlink()
-    counted = load_run(GOLDEN).sweep["requests"]["by_status"]
+    counted = load_run(GOLDEN).verdict.requests.by_status
     said = ", ".join(f"{count} {status}" for status, count in counted.items())
     assert "retracted" in counted and f"  requests on record: {said}\n" in screen_of_folder(path)
 

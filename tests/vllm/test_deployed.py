@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from analysis.figures.server_state import state
+from analysis.figures.timeline import server_state
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from conf import Experiment, load
@@ -116,7 +116,7 @@ def test_the_intended_hit_rate_is_met(share: float, up: Up) -> None:
     ends_s = np.array([window["window_start_ns"], window["window_end_ns"]]) / NS
     assert window["prefix_hit_intended"] == pytest.approx(share)
     assert window["prefix_hit"] == pytest.approx(share, abs=POINT)
-    assert state(run.timeseries(), ends_s).hit_pct[1] / 100 == pytest.approx(share, abs=POINT)
+    assert server_state(run.timeseries(), ends_s).hit_pct[1] / 100 == pytest.approx(share, abs=POINT)
     (check,) = (check for check in tree["checks"] if check["name"] == "prefix_hit_error")
     assert check["passed"] is True
 

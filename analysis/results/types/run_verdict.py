@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from analysis.capacity.check import Check
+from analysis.capacity.node_effects import NodeEffects
 from analysis.capacity.window_table import CountingBasis
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.power_figures import PowerFigures
@@ -23,6 +24,11 @@ class NodeSpread:
     between_sd_pct: Estimate
     effects_pct: tuple[Estimate, ...]
     differing: tuple[int, ...]
+
+    @classmethod
+    def from_effects(cls, effects: NodeEffects) -> "NodeSpread":
+        percent = tuple(effect.times(100) for effect in effects.effects)
+        return cls(effects.between.times(100), percent, effects.differing)
 
 
 @dataclass(frozen=True, slots=True)

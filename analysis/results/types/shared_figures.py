@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.capacity.posterior import LimitFit
+from analysis.capacity.posterior import Capacity, LimitFit
 from analysis.stats.estimate import Estimate
 from conf.specs.bounds import Limit, Slo, parsed
 
@@ -98,6 +98,25 @@ class CapacityFigures:
     def __post_init__(self) -> None:
         for limit in (self.binding, *(self.limits or ())):
             parsed(limit)
+
+    @classmethod
+    def from_posterior(cls, capacity: Capacity, replicas_per_node: float | None) -> "CapacityFigures":
+        """The figures of a search in QPS per node and, where the replicas are known, per replica."""
+        q = Estimate(capacity.qps_per_node, capacity.low, capacity.high, capacity.certified)
+        if capacity.queue_grew:
+            q = replace(q, low=None, certified=None)
+        return cls(
+            qps_per_node=q,
+            qps_per_replica=None if replicas_per_node is None else q.per(replicas_per_node),
+            interval="95 % (2.5 to 97.5 % quantile of the posterior); certified is its 5 % quantile",
+            binding=capacity.binding,
+            binding_probability=capacity.binding_probability,
+            open_above=capacity.open_above,
+            open_below=capacity.open_below,
+            queue_grew=capacity.queue_grew,
+            windows_used=tuple(capacity.windows),
+            limits=dict(capacity.limits),
+        )
 
     @property
     def sampling(self) -> Estimate:

@@ -6,8 +6,10 @@ from typing import Any
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.quality.gate_verdict import GateVerdict
+from analysis.results import joint
 from analysis.results.types.ladder_figures import LadderFigures
 from analysis.results.types.probe_figures import HoldFigures
+from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import (
     AskedExperiment,
     CapacityFigures,
@@ -18,6 +20,8 @@ from analysis.stats.estimate import Estimate
 
 MATRIX = "matrix"
 """`study` of a measured grid."""
+REFERENCE, PAIRED, UNPAIRED = "reference", "paired", "unpaired"
+"""The origin of a ratio: 1 by definition, common arrivals, or two independent capacities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,28 @@ class MatrixCell:
     simulated: str = ""
     sampling_qps: Estimate | None = None
     ratio: CellRatio | None = None
+
+    @classmethod
+    def from_verdict(
+        cls, name: str, at: Mapping[str, Any], refused: str, verdict: "RunVerdict | StudyVerdict | None"
+    ) -> "MatrixCell":
+        """A cell before its ratio is known; `refused` says why it makes no experiment."""
+        if refused:
+            return cls(name=name, at=dict(at), exit_code=2, reason=refused)
+        if verdict is None:
+            return cls(name=name, at=dict(at), exit_code=None)
+        capacity = verdict.capacity if verdict.valid else None
+        return cls(
+            name=name,
+            at=dict(at),
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            hold=verdict.hold,
+            qps_per_node=capacity.claimed if capacity else None,
+            binding=capacity.binding if capacity else None,
+            simulated=joint.kind(verdict.asked, capacity) if capacity else "",
+            sampling_qps=capacity.sampling if capacity and capacity.constants else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

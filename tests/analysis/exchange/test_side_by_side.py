@@ -1,4 +1,4 @@
-"""analysis.exchange.side_by_side: a ratio of what is claimed, none of what is void, warnings."""
+"""analysis.exchange.compared: a ratio of what is claimed, none of what is void, warnings."""
 
 import json
 import math

@@ -14,17 +14,15 @@ from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
 from analysis.capacity import client_checks
-from analysis.figures import EXHIBITS, NoData, RunData, canvas, cdf, server_state, timeline
+from analysis.figures import EXHIBITS, NoData, RunData, canvas, cdf, pareto, timeline
 from analysis.figures.cdf import Cdf
 from analysis.figures.client import ClientLag
-from analysis.figures.exhibit import Exhibit
+from analysis.figures.exhibit import Exhibit, share
 from analysis.figures.latency import Latency
 from analysis.figures.pareto import Pareto
 from analysis.figures.replicas import ReplicaBalance
 from analysis.figures.search import Search
 from analysis.figures.timeline import Timeline
-from analysis.figures.words import share
-from analysis.results import per_gpu
 from conf.specs.experiment import ExternalEngine
 from tests.support.runs.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
 
@@ -283,7 +281,9 @@ def test_server_state_adds_replicas_and_survives_a_restart() -> None:
         *(sample("a", t, 5 * t, 10 * t, 2) for t in range(4)),
         *(sample("b", t, 0, 10 * t if t < 2 else 0, 1) for t in range(4)),  # begins anew at 2
     ]
-    state = server_state.state(RunInMemory([], told=told).timeseries(), np.array([0.0, 1.0, 2.0, 3.0, 20.0]))
+    state = timeline.server_state(
+        RunInMemory([], told=told).timeseries(), np.array([0.0, 1.0, 2.0, 3.0, 20.0])
+    )
     assert state.running.tolist()[:4] == [3, 3, 3, 3] and np.isnan(state.running[4])  # stale
     assert state.kv_pct[0] == 50 and np.isnan(state.waiting).all()
     assert state.hit_pct[1:4] == pytest.approx([25, 50, 50]) and np.isnan(state.hit_pct[0])
@@ -296,7 +296,7 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(came_in, [window(0, 1.0, 2, 7)], concluded())
-    came = per_gpu.Came(run.requests())
+    came = pareto.Came(run.requests())
     assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = rows(Pareto, busy)

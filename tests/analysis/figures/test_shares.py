@@ -1,10 +1,10 @@
-"""analysis.figures.shares: the share over each bound, of runs with more than the two p90s."""
+"""analysis.figures.latency: the share over each bound, of runs with more than the two p90s."""
 
 from typing import Any
 
 from analysis.figures import RunData
+from analysis.figures.latency import ShareOver
 from analysis.figures.run_data import FAIL, PASS
-from analysis.figures.shares import ShareOver
 from tests.support.runs.run_in_memory import RunInMemory, concluded, request, window
 
 

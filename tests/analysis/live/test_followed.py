@@ -16,12 +16,12 @@ from analysis import __main__ as reading
 from analysis.live import followed as following
 from analysis.live.command import concluded, live
 from analysis.live.followed import FollowedRun, GrowingFile, event_of, followed
+from analysis.live.state import FILE
 from analysis.live.view import Snapshot
-from analysis.live.window_so_far import FILE
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
 from conf import ConfigError
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
 from tests.support.runs.live_states import LINES, RUNNING
 
 ROOT = Path(__file__).parents[3]
@@ -176,7 +176,8 @@ def test_another_run_of_a_study_starts_anew_and_the_log_goes_on() -> None:
 
 
 def study(folder: Path, exit_code: int | None, *names: str) -> Path:
-    tree = {"exit_code": exit_code, "names": names, "parts": []}
+    study = {"study": "repeats", "asked": sweep_json(GOLDEN)["asked"]}
+    tree = study | {"exit_code": exit_code, "names": names, "parts": []}
     (folder / "study.json").write_text(json.dumps(tree))
     return folder
 

@@ -1,4 +1,4 @@
-"""analysis.live.page in a real browser: it follows a growing folder, asks nobody else, can be read."""
+"""analysis.live.server in a real browser: it follows a growing folder, asks nobody else, can be read."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from analysis.live.address import Address
 from analysis.live.command import LOOK_S, concluded
 from analysis.live.followed import followed
 from analysis.live.server import LiveServer, serving
+from analysis.live.state import FILE
 from analysis.live.view import Ending, LiveView
-from analysis.live.window_so_far import FILE
 from analysis.results.json_border import to_tree
 from tests.support.machine import browser as chromium
 from tests.support.machine.browser import Browser

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.live.screen import interval_axis, screen
-from analysis.live.state import Belief, DoneWindow, LiveState
-from analysis.live.window_so_far import LatencySoFar
+from analysis.live.state import Belief, DoneWindow, LatencySoFar, LiveState
 from tests.support.runs.live_states import RUNNING
 
 NOW = replace(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.live.state import MOST_LINES, LiveState
-from analysis.live.window_so_far import KIND
+from analysis.live.state import KIND, MOST_LINES, LiveState
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
 WINDOW: dict[str, Any] = {

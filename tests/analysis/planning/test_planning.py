@@ -13,8 +13,8 @@ from analysis.figures.plan import Nodes
 from analysis.planning import Plan
 from analysis.planning.day import day, read_hourly
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
+from analysis.planning.evidence import MeanLengths
 from analysis.planning.money import cost_of, fleet_cost
-from analysis.planning.request_means import MeanLengths
 from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, needed, size, up_probability
 from analysis.results.json_border import from_tree, json_line
 from analysis.stats.estimate import Estimate

@@ -1,4 +1,4 @@
-"""analysis.planning.sources: what a plan rests on, and what may not be planned on."""
+"""analysis.planning.evidence: what a plan rests on, and what may not be planned on."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 import pytest
 
 from analysis import RunError, load_run, planning
-from analysis.planning import Plan, sources
+from analysis.planning import Plan, evidence
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
-from analysis.planning.evidence import NotPlannable
-from analysis.planning.request_means import MeanLengths
+from analysis.planning.evidence import MeanLengths, NotPlannable
 from analysis.results.json_border import from_tree, json_line
 from analysis.views.plan import answer
 from conf import ConfigError
+from tests.support.runs.golden import sweep_json
 from tests.support.runs.planned_sweeps import sweep
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
@@ -60,13 +60,13 @@ def predicted(low: float | None, estimate: float, high: float | None, **more: An
 def test_a_run_says_its_own_lengths() -> None:
     run = load_run(GOLDEN)
     found = planning.evidence_of(run)
-    used = [row["index"] for row in run.sweep["windows"]]
+    used = [row["index"] for row in sweep_json(GOLDEN)["windows"]]
     rows = run.requests(phase="window")
     rows = rows.filter(
         pc.and_(pc.is_in(rows["window_index"], pa.array(used, pa.int16())), pc.equal(rows["status"], "ok"))
     )
     assert found.lengths == MeanLengths(5600, 140, 0.0, f"measured, means of {rows.num_rows} answers")
-    assert found.qps_per_node.low == run.sweep["capacity"]["qps_per_node"]["low"]
+    assert found.qps_per_node.low == sweep_json(GOLDEN)["capacity"]["qps_per_node"]["low"]
     assert found.ready_minutes is None  # a simulated engine loads no model
     assert found.found_by == "simulated" and "simulated, not measured" in found.caution
 
@@ -166,7 +166,7 @@ def test_a_prediction_beyond_its_highest_rate_is_a_lower_bound() -> None:
 
 def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
     """A study of one golden part."""
-    part = load_run(GOLDEN).sweep
+    part = sweep_json(GOLDEN)
     shutil.copytree(GOLDEN, tmp_path / "part-1")
     figures = {"value": 6.0, "low": 5.8, "high": 6.2, "certified": 5.9}
     tree = part | {"run_id": "both", "study": kind, "names": ["part-1"], "exit_code": code}
@@ -177,22 +177,22 @@ def study(tmp_path: Path, kind: str, code: int = 0) -> Path:
 
 
 def test_a_study_is_planned_on_its_pooled_capacity(tmp_path: Path) -> None:
-    (found,) = sources.read(study(tmp_path, "deployments"))
+    (found,) = evidence.read(study(tmp_path, "deployments"))
     assert found.qps_per_node.low == 5.8 and found.lengths
     assert found.lengths.source.startswith("measured")
 
 
 def test_a_matrix_is_its_cells(tmp_path: Path) -> None:
-    (found,) = sources.read(study(tmp_path, "matrix"))
+    (found,) = evidence.read(study(tmp_path, "matrix"))
     assert found.name == "part-1" and found.qps_per_node.low != 5.8
 
 
 def test_a_comparison_is_none_of_these(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"plan on one of its parts: .*/part-1"):
-        sources.read(study(tmp_path, "compare"))
+        evidence.read(study(tmp_path, "compare"))
     shutil.rmtree(tmp_path / "part-1")
     with pytest.raises(NotPlannable, match="no cell"):
-        sources.read(study(tmp_path, "matrix", code=4))
+        evidence.read(study(tmp_path, "matrix", code=4))
 
 
 def at_nodes(nodes: int, efficiency: float = 1.0) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from analysis import load_run, planning, report
 from analysis.acts import plan as act
 from analysis.grammar import grammar
 from analysis.into_service import _application
-from analysis.planning.request_life import RequestLife, mean_life
-from analysis.planning.serve_file import serve_file
-from analysis.planning.serve_scaling import ServeScaling, ServeSettings
+from analysis.planning.serve_scaling import RequestLife, ServeScaling, ServeSettings, mean_life, serve_file
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from conf import ConfigError, load

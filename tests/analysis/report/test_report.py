@@ -24,12 +24,12 @@ from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
 from analysis.report import answers, checks, exhibits
 from analysis.report.blocks import FigureBlock, Missing
-from analysis.results import matrix_table, studies
+from analysis.results import studies
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.types.probe_figures import ProbeFigures, Quantile
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
 from analysis.rows import foreign_words, records
 from analysis.stats.estimate import Estimate
 from analysis.views import answers as views
@@ -37,7 +37,7 @@ from analysis.views import probe as probe_view
 from conf.specs.experiment import Slo
 from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
 from tests.support.runs.run_in_memory import RunInMemory, failed, request
 from tests.support.runs.study_folder import studied
 
@@ -127,7 +127,7 @@ def changed(path: Path, change: Callable[[dict[str, Any]], Any], name: str = "sw
 
 
 def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple[str, Page]) -> None:
-    tree = load_run(GOLDEN).sweep
+    tree = sweep_json(GOLDEN)
     q = tree["capacity"]["qps_per_node"]
     text = golden[1].text
     start = text.index("VALID")
@@ -250,7 +250,7 @@ def test_what_is_not_claimed_is_not_shown(
 
 @pytest.mark.parametrize(("end", "said"), [("open_above", "at least 5.00"), ("open_below", "at most 7.00")])
 def test_an_open_end_is_a_bound_and_no_capacity(end: str, said: str) -> None:
-    tree = load_run(GOLDEN).sweep
+    tree = sweep_json(GOLDEN)
     q = {"value": CLAIMED, "low": 5.0, "high": 7.0, "certified": CLAIMED}
     tree["capacity"] |= {"qps_per_node": q, end: True}
     tree |= {"passed": False, "exit_code": 6, "reason": "one end is open"}
@@ -474,9 +474,9 @@ def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: N
 def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None) -> None:
     axes = {"workload.prefix_hit": 0.5}
     cells = [
-        to_tree(matrix_table.row("c1", axes, "", load_run(GOLDEN).verdict)),
-        to_tree(matrix_table.row("c2", axes, "the weights do not fit", None)),
-        to_tree(matrix_table.row("c3", axes, "", None)),
+        to_tree(MatrixCell.from_verdict("c1", axes, "", load_run(GOLDEN).verdict)),
+        to_tree(MatrixCell.from_verdict("c2", axes, "the weights do not fit", None)),
+        to_tree(MatrixCell.from_verdict("c3", axes, "", None)),
     ]
     one = {"value": 1.0, "low": 1.0, "high": 1.0}
     cells[0]["ratio"] = {"estimate": one, "how": "reference", "why": "", "pairs": 0}

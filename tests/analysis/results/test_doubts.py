@@ -1,18 +1,16 @@
 """analysis.results.summary: reasons not to believe an interval stand under the answer."""
 
-import copy
 from typing import Any
 
 import pytest
 
-from analysis import load_run
-from tests.support.runs.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import text_of
 
 
 def answer(**limit: Any) -> str:
     """The summary of the golden run, whose binding limit is changed."""
-    tree = copy.deepcopy(load_run(GOLDEN).sweep)
+    tree = sweep_json(GOLDEN)
     tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
     return text_of(tree)
 
@@ -36,6 +34,6 @@ def test_a_slope_that_nobody_expects_is_said() -> None:
 
 
 def test_users_who_stay_make_an_answer_lean_low() -> None:
-    tree = copy.deepcopy(load_run(GOLDEN).sweep)
+    tree = sweep_json(GOLDEN)
     tree["asked"]["conversations"] = "cache-aware"
     assert "biased 2 to 3 % low: users stay for longer than a search" in text_of(tree)

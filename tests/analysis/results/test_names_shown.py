@@ -1,14 +1,13 @@
 """analysis.results.summary and .planning name what was measured: lengths, a changed file, unknowns."""
 
-import copy
 from typing import Any
 
-from analysis import load_run, planning
+from analysis import planning
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.views.plan import answer
 from conf import Experiment, load
-from tests.support.runs.golden import GOLDEN
+from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import text_of
 
 SHORT = ["workload.input_tokens=200", "workload.output_tokens=50"]
@@ -19,7 +18,7 @@ LOAD = "workload chat_5600_140 changed: 200/50 tokens"
 
 def measured(experiment: Experiment) -> dict[str, Any]:
     """The golden run's verdict as that of another experiment."""
-    tree = copy.deepcopy(load_run(GOLDEN).sweep)
+    tree = sweep_json(GOLDEN)
     if experiment.engine.kind == "external":
         tree["capacity"]["qps_per_replica"] = None
     return tree | {"asked": to_tree(describe(experiment))}

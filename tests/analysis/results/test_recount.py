@@ -29,7 +29,7 @@ from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import altered
 from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
@@ -71,7 +71,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_sweep_is_recomputed_to_the_last_digit_on_the_same_cpu(swept: Path, capsys: Any) -> None:
-    recorded = load_run(swept).sweep
+    recorded = sweep_json(swept)
     low = recorded["capacity"]["qps_per_node"]["low"]
     again = recount.recount(load_run(swept))
     assert again.capacity is not None and again.capacity.low == low
@@ -258,7 +258,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: Any) -> 
 @pytest.mark.slow
 def test_the_table_holds_what_an_analyst_asks(swept: Path) -> None:
     ended = load_run(swept)
-    table, capacity = ended.windows(), ended.sweep["capacity"]
+    table, capacity = ended.windows(), sweep_json(ended.path)["capacity"]
     assert table.schema.field("goodput_qps_per_node").metadata[b"unit"] == b"requests/s"
     line = table.to_pylist()[capacity["windows_used"][-1]]
     rows = in_window(ended.requests(), window_table.window(line))

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from analysis.live.window_so_far import WindowSoFar
+from analysis.live.state import WindowSoFar
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from tests.support.virtual.virtual_drivers import driver

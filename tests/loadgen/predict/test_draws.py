@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.planning.sources import evidence_of
+from analysis.planning.evidence import evidence_of
 from analysis.results.json_border import to_tree
 from conf import ConfigError, Experiment, load
 from conf.compose import dump

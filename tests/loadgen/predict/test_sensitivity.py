@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.results import constants_basis
-from analysis.results.asked import describe
+from analysis.results.asked import constants_basis, describe
 from analysis.results.json_border import from_tree
 from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.views import constants as constants_view
@@ -75,13 +74,13 @@ def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(calibration(load(), {LAYER: Constant(92.0, "us", "a fit", 90.0, 94.5)})))
     asked = load([f"engine.constants={file}"])
     found = PredictionVerdict(
-        asked=describe(asked), constants=constants_basis.basis(asked), calibration=str(file), exit_code=0
+        asked=describe(asked), constants=constants_basis(asked), calibration=str(file), exit_code=0
     )
     (_, measured), *_ = constants_view.facts(found)
     assert measured == f"this machine, calibrated by {file}"
 
 
 def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
-    kinds = constants_basis.basis(load())
+    kinds = constants_basis(load())
     told = [*kinds.measured, *kinds.fitted, *kinds.sourced, *kinds.assumed]
     assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))

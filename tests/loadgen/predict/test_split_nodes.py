@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.results import constants_basis, per_gpu
+from analysis.figures import pareto
+from analysis.results.asked import constants_basis
 from conf import load
 from loadgen.cli.engine_model import MODEL, guess_qps, replayed
 from loadgen.predict import replay
@@ -48,8 +49,8 @@ def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> N
         pytest.approx(1.0)
     )
     exact = load(["layout=1p1d_tp4_ep4", f"{RATE}.value=1e10", "layout.transfer_mode=write"])
-    assert "10 (exact) GB/s per GPU" in constants_basis.basis(exact).transfer
-    assert constants_basis.basis(load(["layout=dp1_tp8_ep8"])).transfer == ""
+    assert "10 (exact) GB/s per GPU" in constants_basis(exact).transfer
+    assert constants_basis(load(["layout=dp1_tp8_ep8"])).transfer == ""
 
 
 def test_more_prefill_engines_serve_more_long_prompts_by_guess_and_by_peaks() -> None:
@@ -59,7 +60,7 @@ def test_more_prefill_engines_serve_more_long_prompts_by_guess_and_by_peaks() ->
     machines = [MODEL.machine(one) for one in asked.values()]
     assert [one.prefill_engines for one in machines] == [1, 3]
     assert machines[0].peak_flop_per_s == machines[1].peak_flop_per_s
-    assert [per_gpu.gpus(one, 2) for one in asked.values()] == [16, 16]
+    assert [pareto.serving_gpus(one, 2) for one in asked.values()] == [16, 16]
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])

@@ -133,8 +133,8 @@ def test_a_repeat_of_several_deployments_pools_them_first(tmp_path: Path) -> Non
     site = Site()
     tree = ran(asked(tmp_path, "search.repeats=2", "search.deployments=2"), site)
     assert len({one.seed for one in site.asked}) == 4
-    inner = studies.load_study(tmp_path / "one" / "repeat-2")
-    assert (inner["study"], inner["names"]) == ("deployments", ["deployment-1", "deployment-2"])
+    inner = studies.load_verdict(tmp_path / "one" / "repeat-2")
+    assert (inner.study, inner.names) == ("deployments", ("deployment-1", "deployment-2"))
     pooled = [row["qps_per_node"]["value"] for row in tree["parts"]]
     assert pooled == pytest.approx([5.1, 5.2], abs=0.001)
     assert tree["capacity"]["qps_per_node"]["value"] == pytest.approx(5.15, abs=0.001)

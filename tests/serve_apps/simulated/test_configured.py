@@ -10,9 +10,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from analysis.planning.request_life import RequestLife
-from analysis.planning.serve_file import serve_file
-from analysis.planning.serve_scaling import ServeScaling
+from analysis.planning.serve_scaling import RequestLife, ServeScaling, serve_file
 from analysis.stats.estimate import Estimate
 from cluster.ray_session.session import Session
 from conf import ConfigError, load

@@ -21,11 +21,11 @@ import pyarrow as pa
 from analysis import load_run
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
-from analysis.results.claims import figures
 from analysis.results.joint import joined_like
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
 from analysis.results.runs import Run
+from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
 from conf.compose import dump
@@ -50,10 +50,18 @@ def make(source: Path, target: Path) -> None:
     words = neutral_words(run, target.name)
     lines = [json.dumps(neutral(event, words)) for event in run.events()]
     (target / "events.jsonl").write_text("\n".join(lines) + "\n")
-    sweep = neutral(run.sweep, words) | {"capacity": concluded(run), "windows": shown(run, windows)}
+    sweep = neutral(sweep_json(run.path), words) | {
+        "capacity": concluded(run),
+        "windows": shown(run, windows),
+    }
     write_json(target / "sweep.json", sweep)
     manifest = neutral(run.manifest, words) | {"argv": ["loadgen", run.manifest["verb"]]}
     write_json(target / "manifest.json", manifest | {"files": checksums(target)})
+
+
+def sweep_json(path: Path) -> dict[str, Any]:
+    """sweep.json of a run's folder, with the folder where it lies."""
+    return json.loads((path / "sweep.json").read_text()) | {"folder": str(path)}
 
 
 def counted(run: Run) -> list[dict[str, Any]]:
@@ -70,7 +78,7 @@ def shown(run: Run, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The windows of sweep.json, with those figures of the table that they lack."""
     by_index = {line["index"]: line for line in windows}
     rates = "prompt_token_rate_per_node", "output_token_rate_per_node"
-    lines: list[dict[str, Any]] = run.sweep["windows"]
+    lines: list[dict[str, Any]] = sweep_json(run.path)["windows"]
     return [line | {name: by_index[line["index"]][name] for name in rates} for line in lines]
 
 
@@ -79,7 +87,7 @@ def concluded(run: Run) -> dict[str, Any]:
     capacity, recorded = recount(run).capacity, run.verdict and run.verdict.capacity
     assert capacity and recorded and recorded.qps_per_replica
     replicas = recorded.qps_per_node.value / recorded.qps_per_replica.value
-    tree: dict[str, Any] = to_tree(joined_like(figures(capacity, replicas), recorded))
+    tree: dict[str, Any] = to_tree(joined_like(CapacityFigures.from_posterior(capacity, replicas), recorded))
     return tree
 
 
@@ -89,7 +97,7 @@ def neutral_words(run: Run, name: str) -> dict[str, str]:
     nodes = dict.fromkeys(server["replica_nodes"].values())
     return {
         run.manifest["run_id"]: name,
-        run.sweep["folder"]: f"runs/{name}",
+        str(run.path): f"runs/{name}",
         host["name"]: "host",
         host["system"]: "Linux",
         **{node: f"node-{i}" for i, node in enumerate(nodes)},

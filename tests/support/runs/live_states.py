@@ -3,9 +3,8 @@
 import json
 from dataclasses import replace
 
-from analysis.live.state import LiveState
+from analysis.live.state import LatencySoFar, LiveState, WindowSoFar
 from analysis.live.view import Snapshot
-from analysis.live.window_so_far import LatencySoFar, WindowSoFar
 from tests.support.runs.golden import GOLDEN
 
 LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 
 from analysis import load_run
 from analysis.rows import records
+from tests.support.runs.golden import sweep_json
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
@@ -17,8 +18,8 @@ def check_folder(folder: Path) -> dict[str, Any]:
     assert rows.num_rows == planned
     assert len(set(rows["seq"].to_pylist())) == planned
     assert set(rows["status"].to_pylist()) <= {records.OK, *records.FAILURES}
-    assert run.sweep is not None
-    assert run.sweep["requests"]["rows"] == run.sweep["requests"]["planned"] == planned
+    tree = sweep_json(folder)
+    assert tree["requests"]["rows"] == tree["requests"]["planned"] == planned
     assert run.manifest["files"]["sweep.json"]
     assert run.config.workload.name
-    return run.sweep
+    return tree

@@ -39,14 +39,6 @@ class RunInMemory:
     name: str = "in memory"
 
     @property
-    def capacity(self) -> dict[str, Any] | None:
-        return (self.sweep or {}).get("capacity") if (self.sweep or {}).get("valid") else None
-
-    @property
-    def checks(self) -> list[dict[str, Any]]:
-        return (self.sweep or {}).get("checks", [])
-
-    @property
     def claims(self) -> bool:
         return bool((self.sweep or {}).get("valid"))
 

@@ -17,7 +17,7 @@ def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
     for name in names:
         unsealed(Path(shutil.copytree(GOLDEN, path / name)))
         verdicts[name] = load_run(path / name).verdict
-    first = load_run(path / names[0]).sweep
+    first = json.loads((path / names[0] / "sweep.json").read_text())
     tree = {
         **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
         **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from analysis.results.types.prediction_verdict import GridCell, PredictionVerdict
+from analysis.results.types.recommendation import RankedShape, RecommendationVerdict
 from analysis.stats.estimate import Estimate
 from conf.specs.bounds import LIMITS, column
 
@@ -57,7 +58,7 @@ REPLAY = {
 """Columns of the file behind those of the grid's axes."""
 
 
-def rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
+def grid_rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
     """A row per cell: its words as text, then its figures; null where there is no figure."""
     types, columns = (REPLAY, _replay_columns) if are_replays else (FORECAST, _forecast_columns)
     axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), TEXT)
@@ -103,3 +104,46 @@ def _replay_columns(one: PredictionVerdict) -> dict[str, object]:
     for name, figure in one.replay.figures.items():
         row |= _with_ends(name.replace(".", "_"), figure) if figure else {}
     return row
+
+
+RECOMMENDATION = {
+    "prefix_hit": FIGURE,
+    **dict.fromkeys(("name", "layout", "shape"), TEXT),
+    **dict.fromkeys(("budget_tokens", "gpus", "rank"), COUNT),
+    "tied": TRUTH,
+    **dict.fromkeys(("nodes", "nodes_at_low", "nodes_at_certified"), COUNT),
+    **dict.fromkeys(("nodes_at_estimate", "nodes_at_high"), COUNT),
+    **dict.fromkeys(("qps_per_node", "qps_per_node_low", "qps_per_node_high"), FIGURE),
+    "qps_per_node_certified": FIGURE,
+    "binding": TEXT,
+    "kv_full": TRUTH,
+    "probability_best": FIGURE,
+    "told_apart": TRUTH,
+    "draws": COUNT,
+    "usd_per_hour": FIGURE,
+    **dict.fromkeys(("assumed", "unranked", "reason"), TEXT),
+}
+"""Columns of the file that --out names: a row for every shape, those without a rank last."""
+
+
+def recommendation_rows(verdict: RecommendationVerdict) -> pa.Table:
+    """A row for every predicted shape at every hit rate; null where there is no figure."""
+    out: list[dict[str, object]] = []
+    for one in verdict.rankings:
+        out += [{"prefix_hit": one.hit, **_shape_columns(shape)} for shape in one.shapes]
+        out += [
+            {"prefix_hit": one.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
+            for each in one.unranked
+        ]
+    return pa.Table.from_pylist(out, schema=pa.schema(list(RECOMMENDATION.items())))
+
+
+def _shape_columns(shape: RankedShape) -> dict[str, object]:
+    q = shape.qps_per_node
+    return {
+        **{name: getattr(shape, name) for name in RECOMMENDATION if hasattr(shape, name)},
+        **{f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()},
+        "qps_per_node": q.value,
+        **{f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")},
+        "assumed": ", ".join(shape.assumed),
+    }
