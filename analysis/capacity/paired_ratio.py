@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE
 from analysis.capacity.window_pairs import Pair, Shares
+from analysis.stats.dispersion import long_run
 from analysis.stats.estimate import NORMAL_975, Estimate
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import LIMITS, Limit, allowed_over, deciding, metric_of
@@ -22,9 +23,14 @@ Open = Literal["", "above", "below"]
 SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
 """d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
 early left out)."""
-NOISE, NOISE_PAIRS = 0.1, 4
+NOISE, NOISE_FREEDOM = 0.1, 2.0
 """sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
-how many pairs that belief weighs."""
+the degrees of freedom of that belief."""
+UNSEEN = 8.0
+"""Variance that the pairs hide, as a multiple of what they show over its degrees of freedom: a neighbour or a
+queue of its own slows one side for a minute, and a few minutes see few of these. Of 56 quick comparisons each
+of identical services 2 of `noisy` and 1 of `queue` are wrong; with 4 some 5 and 4 (`foreign_services
+--compare`)."""
 GAP_SLOPE_CENTRE, GAP_SLOPE_SD, GAP_NOISE = math.log(12), 0.5, 0.5
 """The same where a request's own gaps decide, for which a step with a prompt is long at any load: slopes are
 7 to 18 of a p99 on the engine model. A long step is long for all answers in the batch, and B's steps are not
@@ -176,22 +182,21 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate,
     seen = [(at, shares) for at, shares in seen if shares.determined >= LEAST_REQUESTS]
     # Gaps can be over a bound in a tenth of the requests or in all: beyond an overload no slope leads.
     seen = [(at, shares) for at, shares in seen if not (shares.of_gaps and _is_over(shares))]
-    informative = [(at, it.determined, *it.near) for at, it in seen if 0 < sum(it.near) < 2 * it.determined]
+    informative = [(at, shares) for at, shares in seen if 0 < sum(shares.near) < 2 * shares.determined]
     if not informative:
         return None
-    tried, determined, *near = np.array(informative).T
-    shares = np.array(near) / determined
-    wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     # The share around a bound at which the bound itself is just kept.
     kept = allowed_over(limit)
-    allowed = kept * sum(map(sum, near)) / max(1, sum(sum(it.over) for _, it in seen))
-    allowed = max(kept, min(allowed, MOST_AROUND))
-    belief = _Belief.of(limit, any(shares.of_gaps for _, shares in seen))
-    log_evidence = _evidence(tried, determined, shares, wide, allowed, belief)
+    near, over = sum(sum(it.near) for _, it in informative), sum(sum(it.over) for _, it in seen)
+    allowed = max(kept, min(kept * near / max(1, over), MOST_AROUND))
+    fit = _Fit.of(informative, allowed, _Belief.of(limit, any(shares.of_gaps for _, shares in seen)))
+    wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
+    noise = fit.noise(wide)
+    log_evidence = fit.evidence(wide, noise)
     cdf = _cdf(log_evidence, wide, start)
     lowest, highest = np.interp([_TAIL, 1 - _TAIL], cdf, wide)
     fine = np.linspace(lowest, highest, _FINE)
-    cdf = _cdf(_evidence(tried, determined, shares, fine, allowed, belief), fine, start)
+    cdf = _cdf(fit.evidence(fine, noise), fine, start)
     median, low, high = np.interp([0.5, 0.025, 0.975], cdf, fine)
     apart = NORMAL_975 * APART_SD * abs(median)
     low, high = median - math.hypot(median - low, apart), median + math.hypot(high - median, apart)
@@ -215,41 +220,91 @@ class _Belief(NamedTuple):
         return cls(*known)
 
 
-def _evidence(
-    tried: Floats,
-    determined: Floats,
-    shares: Floats,
-    deltas: Floats,
-    allowed: float,
-    belief: _Belief,
-) -> Floats:
-    """Log-likelihood on a grid of (tilt, slope, delta), with the priors of all but delta.
+class _Noise(NamedTuple):
+    """Variance of the difference of a mean pair's shares (over v (1 - v)), and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The informative pairs of one limit in order of time, and what is believed of them.
 
     Per pair two logits are slope x (ln ratio tried - delta) + tilt x (logit v - logit `allowed`) apart, and v
     is the mean share that was seen; then D = share of B - share of A solves 2 D = K (1 - w^2 + D^2) with
-    w = 2 v - 1 and K the tanh of half the distance. The variance is integrated out (Student's t).
+    w = 2 v - 1 and K the tanh of half the distance.
     """
-    weight = determined / determined.mean()
-    mean = shares.mean(axis=0)
-    # By the noise of one request, so that quiet windows are held to it too.
-    unit = np.sqrt(mean * (1 - mean))
-    difference = (shares[1] - shares[0]) / unit
-    above = np.log(mean / (1 - mean)) - math.log(allowed / (1 - allowed))
-    room = 4 * mean * (1 - mean)
-    slope = np.exp(belief.centre + belief.sd * _STEPS)[:, None]
-    tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
-    squares = np.zeros((len(_STEPS), len(_STEPS), len(deltas)))
-    width = np.zeros_like(squares)
-    for n in range(len(tried)):
-        steep = np.tanh((slope * (tried[n] - deltas) + tilt * above[n]) / 2)
-        sure = 1 - steep**2
-        expected = steep * room[n] / (1 + np.sqrt(1 - steep**2 * room[n])) / unit[n]
-        spread = 1 + (expected * sure / UNSURE) ** 2
-        squares += weight[n] * (difference[n] - expected) ** 2 / spread
-        width += np.log(spread)
-    freedom = len(tried) + NOISE_PAIRS
-    found: Floats = -0.5 * freedom * np.log(NOISE_PAIRS * belief.noise**2 + squares) - 0.5 * width
-    return (found - 0.5 * (_STEPS**2)[:, None, None] - 0.5 * (_STEPS**2)[:, None]).reshape(-1, len(deltas))
+
+    tried: Floats
+    determined: Floats
+    shares: Floats
+    stretches: Sequence[Floats]
+    allowed: float
+    belief: _Belief
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, Shares]], allowed: float, belief: _Belief) -> "_Fit":
+        """The fit of pairs at a ln(ratio) each."""
+        tried, determined, *near = np.array([(at, it.determined, *it.near) for at, it in pairs]).T
+        stretches = [np.array(it.stretches).T for _, it in pairs]
+        return cls(tried, determined, np.array(near) / determined, stretches, allowed, belief)
+
+    @property
+    def unit(self) -> Floats:
+        """The noise of one request, so that quiet windows are held to it too."""
+        mean = self.shares.mean(axis=0)
+        unit: Floats = np.sqrt(mean * (1 - mean))
+        return unit
+
+    def evidence(self, deltas: Floats, noise: _Noise) -> Floats:
+        """Log-likelihood on a grid of (tilt and slope, delta), with the priors of all but delta.
+
+        A quasi-likelihood with the tails of Student's t, as that of a capacity.
+        """
+        expected, spread = self._expected(deltas)
+        return self._log_evidence(expected, spread, noise).reshape(-1, len(deltas))
+
+    def noise(self, deltas: Floats) -> _Noise:
+        """The noise that the stretches of the pairs show around the likeliest cell of the grid."""
+        freedom, variance = NOISE_FREEDOM, self.belief.noise**2
+        expected, spread = self._expected(deltas)
+        log_evidence = self._log_evidence(expected, spread, _Noise(variance, freedom))
+        best = int(np.argmax(log_evidence))
+        expected, spread = (each.reshape(len(self.tried), -1)[:, best] for each in (expected, spread))
+        scale, shift = self.unit * np.sqrt(spread), self.unit * expected
+        error = [
+            (apart - size * at) / by
+            for (apart, size), at, by in zip(self.stretches, shift, scale, strict=True)
+        ]
+        seen = long_run(np.concatenate(error), len(self.tried) * float(self.determined.mean()) ** 2)
+        shown = max(seen.variance, seen.alone) * (1 + UNSEEN / seen.freedom)
+        known = (freedom * variance + seen.freedom * shown) / (freedom + seen.freedom)
+        return _Noise(known, seen.freedom)
+
+    def _expected(self, deltas: Floats) -> tuple[Floats, Floats]:
+        """Expected difference of each pair over its unit, and by how much its variance grows with that.
+
+        Shape (pair, tilt, slope, delta).
+        """
+        slope = np.exp(self.belief.centre + self.belief.sd * _STEPS)[:, None]
+        tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
+        mean = self.shares.mean(axis=0)
+        above = np.log(mean / (1 - mean)) - math.log(self.allowed / (1 - self.allowed))
+        tried, above, room, unit = (
+            it[:, None, None, None] for it in (self.tried, above, 4 * mean * (1 - mean), self.unit)
+        )
+        steep = np.tanh((slope * (tried - deltas) + tilt * above) / 2)
+        expected = steep * room / (1 + np.sqrt(1 - steep**2 * room)) / unit
+        return expected, 1 + (expected * (1 - steep**2) / UNSURE) ** 2
+
+    def _log_evidence(self, expected: Floats, spread: Floats, noise: _Noise) -> Floats:
+        weight = self.determined / self.determined.mean()
+        difference = (self.shares[1] - self.shares[0]) / self.unit
+        squares = np.tensordot(weight, (difference[:, None, None, None] - expected) ** 2 / spread, 1)
+        deviance = (squares - squares.min()) / noise.variance
+        found = -(noise.freedom + 1) / 2 * np.log1p(deviance / noise.freedom) - np.log(spread).sum(axis=0) / 2
+        return np.asarray(found - (_STEPS**2)[:, None, None] / 2 - (_STEPS**2)[:, None] / 2)
 
 
 def _flat(log_evidence: Floats) -> Floats:

@@ -13,6 +13,9 @@ BAND = 0.3
 """A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the
 bound, and requests that just miss it no longer decide (halves the spread, simulated)."""
 
+STRETCHES = 8
+"""Parts of a pair whose differences show for how long a service is slower: some 5 s each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Counted:
@@ -43,12 +46,15 @@ class Shares:
     """One limit in a pair: of `determined` requests known on both sides, `over` it as (A, B).
 
     `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part; where gaps
-    decide (`of_gaps`) it is the same, and a request counts by its part among those of its side.
+    decide (`of_gaps`) it is the same, and a request counts by its part among those of its side. `stretches`
+    are the requests in `STRETCHES` equal parts in order of due time: `near` of B minus that of A, and their
+    number.
     """
 
     determined: int
     over: tuple[float, float]
     near: tuple[float, float]
+    stretches: tuple[tuple[float, int], ...]
     of_gaps: bool = False
 
 
@@ -78,20 +84,26 @@ def _shares(a: Floats | Counted, b: Floats | Counted) -> Shares:
         assert isinstance(a, Counted) and isinstance(b, Counted)
         return _counted(a, b)
     both = ~(np.isnan(a) | np.isnan(b))
-    sides = [side[both] for side in (a, b)]
-    over = [int(np.sum(side > 1)) for side in sides]
-    near = [float(np.sum(_near(side))) for side in sides]
-    return Shares(int(both.sum()), (over[0], over[1]), (near[0], near[1]))
+    over = [int(np.sum(side[both] > 1)) for side in (a, b)]
+    parts = [_near(side[both]) for side in (a, b)]
+    near = [float(np.sum(part)) for part in parts]
+    return Shares(int(both.sum()), (over[0], over[1]), (near[0], near[1]), _stretches(*parts))
 
 
 def _counted(a: Counted, b: Counted) -> Shares:
     """Shares of what is known of the requests that both sides know, as parts of their number."""
     both = (a.known > 0) & (b.known > 0)
     count = int(both.sum())
-    over = [
-        count * float(side.over[both].sum()) / max(float(side.known[both].sum()), 1e-9) for side in (a, b)
-    ]
-    return Shares(count, (over[0], over[1]), (over[0], over[1]), of_gaps=True)
+    parts = [count * side.over[both] / max(float(side.known[both].sum()), 1e-9) for side in (a, b)]
+    over = [float(part.sum()) for part in parts]
+    return Shares(count, (over[0], over[1]), (over[0], over[1]), _stretches(*parts), of_gaps=True)
+
+
+def _stretches(a: Floats, b: Floats) -> tuple[tuple[float, int], ...]:
+    """Difference of the requests' parts, and the requests, of each stretch."""
+    return tuple(
+        (float(part.sum()), len(part)) for part in np.array_split(b - a, min(STRETCHES, max(len(a), 1)))
+    )
 
 
 def _near(over: Floats) -> Floats:

@@ -1,6 +1,7 @@
 """Dispersion: the variance of counts in consecutive blocks over that of independent requests."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,31 @@ class Dispersion:
         return cls(longer * START * rarity**RARER + START_DRIFT * requests, START_FREEDOM)
 
 
+class LongRun(NamedTuple):
+    """Variance of a sum of residuals that resemble their neighbours, `alone` without what they share, and the
+    degrees of freedom it is known by."""
+
+    variance: float
+    alone: float
+    freedom: float
+
+
+def long_run(error: Floats, unit: float = 1.0) -> LongRun:
+    """Variance of the sum of consecutive residuals of a fit, over `unit`.
+
+    Parzen's lag window, whose sum over both sides is 0.75 and whose squares' 0.539 times the lags (Priestley,
+    Spectral Analysis and Time Series, table 6.1), gives the correction for what the fit took and the degrees
+    of freedom.
+    """
+    blocks = len(error)
+    lags = min(max(LEAST_LAGS, min(LAGS, int(LAG_SHARE * blocks))), blocks - 1)
+    alone = total = float(error @ error)
+    for lag in range(1, lags + 1):
+        total += 2 * parzen(lag / (lags + 1)) * float(error[:-lag] @ error[lag:])
+    taken = max(0.3, 1 - FITTED * 0.75 * (lags + 1) / blocks)
+    return LongRun(total / unit / taken, alone / unit, blocks / (0.539 * (lags + 1)))
+
+
 def overdispersion(
     over: Floats, determined: Floats, expected: Floats, longer: float = 1.0, rarity: float = 1.0
 ) -> Dispersion | None:
@@ -61,25 +87,18 @@ def overdispersion(
 
     `over` of `determined` requests of each block exceeded a limit; `expected` is the fitted probability. All
     arrays have one length, the windows one after the other. Where neighbours stay alike `longer`, by that
-    factor, so many are taken as one block. Parzen's lag window, whose sum over both sides is 0.75 and whose
-    squares' 0.539 times the lags (Priestley, Spectral Analysis and Time Series, table 6.1), gives the
-    correction for what the fit took and the degrees of freedom. A limit rarer than p90 has no more of them
-    than bursts were seen, requests over it taken `inflation` at a time: the start value's where less is seen,
-    for few bursts look alike by chance. None without a single request.
+    factor, so many are taken as one block. A limit rarer than p90 has no more degrees of freedom than bursts
+    were seen, requests over it taken `inflation` at a time: the start value's where less is seen, for few
+    bursts look alike by chance. None without a single request.
     """
     noise = float(np.sum(determined * expected * (1 - expected)))
     if noise <= 0:
         return None
     error = np.add.reduceat(over - determined * expected, np.arange(0, len(over), max(1, round(longer))))
-    blocks = len(error)
-    lags = min(max(LEAST_LAGS, min(LAGS, int(LAG_SHARE * blocks))), blocks - 1)
-    alone = total = float(error @ error)
-    for lag in range(1, lags + 1):
-        total += 2 * parzen(lag / (lags + 1)) * float(error[:-lag] @ error[lag:])
-    taken = max(0.3, 1 - FITTED * 0.75 * (lags + 1) / blocks)
-    raw = max(total / noise / taken, 1.0)
-    grown = raw * max(1.0, raw / max(1.0, alone / noise)) ** GROWTH
-    freedom, start = blocks / (0.539 * (lags + 1)), Dispersion.unknown(determined, longer, rarity)
+    seen = long_run(error, noise)
+    raw = max(seen.variance, 1.0)
+    grown = raw * max(1.0, raw / max(1.0, seen.alone)) ** GROWTH
+    freedom, start = seen.freedom, Dispersion.unknown(determined, longer, rarity)
     if rarity > 1:
         freedom = min(freedom, float(over.sum()) / max(grown, start.inflation))
     inflation = (freedom * grown + start.freedom * start.inflation) / (freedom + start.freedom)

@@ -116,7 +116,8 @@ def _planned(shapes: Sequence[Shape], peak_qps: float) -> list[str]:
 def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
     """The study that --measure adds. Raises ConfigError where the first feasible shape cannot be measured."""
     first = next(shape for shape in shapes if shape.asked)
-    minutes = pacing.swept_s(_measured(question, first)) / 60
+    experiment = _measured(question, first)
+    minutes = _load_s(experiment, pacing.swept_s(experiment)) / 60
     return [
         "then those that the proposals name are measured, at most "
         f"{recommended.MOST_RIVALS + 1} for each hit rate: "
@@ -270,13 +271,14 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeas
     try:
         if len(several) == 1:
             words, verb = [*shape_words[0], *hits], "sweep"
-            load_s = pacing.swept_s(_measured(question, first))
+            a = _measured(question, first)
+            load_s = _load_s(a, pacing.swept_s(a))
         else:
             sides = [[f"{side}.{word}" for word in own] for side, own in zip("ab", shape_words, strict=True)]
             words, verb = [*sides[0], *sides[1], *hits], "compare"
             check = partial(config_check.experiment, "compare")
             a, _ = comparison_words.compared([*words, *question.service], question.config, check)
-            load_s = pacing.compared_s(a)
+            load_s = _load_s(a, pacing.compared_s(a))
     except ConfigError:
         return None
     return ProposedMeasurement(
@@ -284,6 +286,11 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeas
         shapes=tuple(shape.name for shape in several),
         load_s=load_s,
     )
+
+
+def _load_s(experiment: Experiment, load_s: float) -> float:
+    """The time under load with the longer budget of a low rate."""
+    return load_s * output.planned_run(experiment, load_s).longer
 
 
 def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: RecommendationVerdict) -> Cells:

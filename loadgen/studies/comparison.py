@@ -174,7 +174,9 @@ class PairedReplays:
         one = self.ratio
         if one is not None:
             bound = one.estimate.low if one.open == "above" else one.estimate.high
-            return one.open and f"all {self.whole} whole pairs say that B / A is {one.open} {bound:.3g}"
+            return (
+                one.open and f"{self.whole} whole pairs say no more than that B / A is {one.open} {bound:.3g}"
+            )
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
         return f"in {self.whole} whole pairs of windows too few or too many requests were over a bound"

@@ -5,6 +5,7 @@ python -m tests.benchmarks.foreign_services --replications 48     the table
 python -m tests.benchmarks.foreign_services --truth               the true capacities again
 python -m tests.benchmarks.foreign_services --quantiles           the intervals of measured p90s
 python -m tests.benchmarks.foreign_services --compare             how often two identical services differ
+python -m tests.benchmarks.foreign_services --compare --faster 1.1      how often a faster one is seen
 
 The services stand behind the seam that the driver loads, on a virtual clock.
 """
@@ -32,14 +33,21 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep
 from loadgen.search.window_plan import Start
-from loadgen.studies.comparison import Original, apart, next_replay, pairs_of, ramp_centre
+from loadgen.studies.comparison import (
+    Original,
+    PairedReplays,
+    apart,
+    next_replay,
+    pairs_of,
+    ramp_centre,
+)
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.benchmarks._foreign_queues import Network, QueueNetwork
 from tests.benchmarks._foreign_steps import Floats, InTurn, StepServer, Traits
 from tests.support.search.scenarios import GUESS_SPREAD
 from tests.support.search.searches import PREDICTION_SD, Found, concluded
-from tests.support.virtual.virtual_target import VirtualTarget
+from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 TRUTH = Path(__file__).with_name("foreign_truth.csv")
 CHAT = (
@@ -208,25 +216,27 @@ def find_truths(names: list[str]) -> None:
             file.writelines(f"{one},{known[one]}\n" for one in SCENARIOS if one in known)
 
 
-def compared(name: str, search: str, seed: int) -> paired_ratio.Ratio | None:
-    """The ratio of a service and of its identical twin, whose chance is its own."""
+def compared(name: str, search: str, seed: int, factor: float = 1.0) -> str:
+    """What is said of a service and of its twin, whose chance is its own and on which time runs faster."""
     asked = experiment(name, f"search={search}")
     chance = np.random.default_rng([seed, 1])
 
-    def loaded(own: int) -> Driver:
+    def loaded(own: int, factor: float = 1.0) -> Driver:
         guess = truths()[name] * math.exp(chance.uniform(-GUESS_SPREAD, GUESS_SPREAD))
         expected = truths()[name] * math.exp(chance.normal(0, PREDICTION_SD))
         start = Start(guess, expected, ttft_s=asked.slo.first_token_ms / 1e3)
         plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, start)
-        return Driver(VirtualTarget(service(name, own)), plan, lambda _, /, **__: None)
+        target = VirtualTarget(Faster(service(name, own), factor))
+        return Driver(target, plan, lambda _, /, **__: None)
 
-    a, b = loaded(seed), loaded(seed + 5000)
+    a, b = loaded(seed), loaded(seed + 5000, factor)
     whole = [o for o in sweep(a).outcomes if o.plan.kind == "window" and not (o.void or o.aborted)]
     windows = [(outcome.plan, outcome.counts) for outcome in whole]
     original = Original.of_windows(seed, ramp_centre(a), asked.slo, windows, a.windows.requests)
     sweep(b, lambda driver: next_replay(driver, original))
     pairs = [pair for pair in pairs_of(b, original) if pair.whole]
-    return paired_ratio.ratio(pairs, apart(b, original))
+    found = PairedReplays(len(pairs), paired_ratio.ratio(pairs, apart(b, original)))
+    return "too little shown" if found.lack or not found.ratio else found.ratio.verdict
 
 
 def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
@@ -293,6 +303,7 @@ def main() -> None:
     parser.add_argument("--truth", action="store_true", help="find the true capacities by brute force")
     parser.add_argument("--quantiles", action="store_true", help="how intervals of measured p90s cover")
     parser.add_argument("--compare", action="store_true", help="ratios of identical services")
+    parser.add_argument("--faster", type=float, default=1.0, help="how much faster time runs on B")
     parser.add_argument("--replications", type=int, default=6)
     parser.add_argument("--first", type=int, default=0, help="seed of the first replication")
     parser.add_argument("--only", nargs="*", default=list(SCENARIOS), choices=list(SCENARIOS))
@@ -309,9 +320,10 @@ def main() -> None:
         return
     if asked.compare:
         for name in asked.only:
-            ratios = [compared(name, "quick", asked.first + n) for n in range(asked.replications)]
-            verdicts = Counter(ratio.verdict if ratio else "unknown" for ratio in ratios)
-            print(name, dict(verdicts), flush=True)
+            seeds = range(asked.first, asked.first + asked.replications)
+            print(
+                name, dict(Counter(compared(name, "quick", seed, asked.faster) for seed in seeds)), flush=True
+            )
         return
     began_s = time.monotonic()
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}")

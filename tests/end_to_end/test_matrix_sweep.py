@@ -239,7 +239,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
         (
             Ratio(Estimate(1.6, 1.4, 1.8), {}, 5, None, False, "above"),
             "unpaired",
-            "5 whole pairs say that B / A is above 1.4",
+            "5 whole pairs say no more than that B / A is above 1.4",
         ),
         (None, "unpaired", "too few or too many requests were over a bound"),
     ],
