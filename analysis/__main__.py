@@ -11,6 +11,7 @@ examples:
   python -m analysis export runs/tp8 --format csv --out tp8.csv    its requests, or jsonl
   python -m analysis show profile_export.jsonl slo.ttft_p90_ms=2000    another tool's result, judged here
   python -m analysis calibrate runs/recipe --out node7.yaml        constants of the engine model from probes
+  python -m analysis calibrate --forward times.json --out node7.yaml    or from exact batches of vLLM
   python -m analysis live runs/20261121-091200-a1b2                follow a run or study in a browser
   python -m analysis live runs/tp8 --port 8090                     on a port of your choice
 """

@@ -14,6 +14,7 @@ import pyarrow as pa
 from analysis import exchange, planning
 from analysis import report as pages
 from analysis.calibration import command as calibration
+from analysis.calibration.forward import ForwardWork
 from analysis.calibration.observed import RecordedLoad, Served
 from analysis.into_service import FLAG, into_service
 from analysis.recommendation import recommended
@@ -29,6 +30,8 @@ from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
 from conf.specs.experiment import SimulatedEngine
+from serve_apps.engine_model.cost.forward import forward_s
+from serve_apps.engine_model.cost.step_time import Batch
 
 PAGES = (".html", ".htm")
 
@@ -157,7 +160,12 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def calibrate(arguments: argparse.Namespace) -> int:
     """Fit the engine model's constants to probes of a machine."""
-    terminal.tell(calibration.calibrate(arguments.words, arguments.out, _serve))
+    words, file, out = arguments.words, arguments.forward, arguments.out
+    terminal.tell(
+        calibration.calibrate_forward(words, file, out, _forward_s)
+        if file
+        else calibration.calibrate(words, out, _serve)
+    )
     return EXIT_OK
 
 
@@ -178,6 +186,14 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
 
     cells = matrix(words)
     return prediction.answered(cells, grid.experiments(partial(prediction.checked, config=None), cells))
+
+
+def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
+    """Seconds of a forward pass of the engine model."""
+    batch = Batch(len(work.decode_contexts), context_tokens=sum(work.decode_contexts))
+    for new, context in work.chunks:
+        batch.add_chunk(new, context)
+    return forward_s(experiment.model, experiment.hardware, experiment.layout, batch)
 
 
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:

@@ -42,6 +42,10 @@ PROBES_HELP = (
     "folders of probes or of a recipe; words set what the runs do not record, such as the engine's "
     "max_num_batched_tokens; model=NAME hardware=NAME start from the published constants"
 )
+FORWARD_HELP = (
+    "times of exact batches by vllm bench forward instead of probes (python -m serve_apps render "
+    "--calibrate); words name model, hardware and layout"
+)
 PORT_HELP = (
     "port of the page on this machine, by default a free one; HOST:PORT lets others reach it, without a "
     "password"
@@ -91,7 +95,8 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("run", type=Path, help="folder of a run or a study")
         add("--port", default="0", metavar="[HOST:]PORT", help=PORT_HELP)
     else:
-        add("words", nargs="+", metavar="RUN|key=value", help=PROBES_HELP)
+        add("words", nargs="*", default=[], metavar="RUN|key=value", help=PROBES_HELP)
+        add("--forward", type=Path, metavar="FILE.json", help=FORWARD_HELP)
         add("--out", type=Path, metavar="FILE.yaml", help="write the constants, for engine.constants=FILE")
     return rest
 

@@ -1,8 +1,8 @@
 """Architecture facts of a checkpoint from its config.json.
 
-Families: Qwen3-MoE and Llama (also dense Qwen3), and DeepSeek's latent attention, which Kimi shares. The text
-part of a vision model counts. What is left out (norms, vision towers, extra prediction layers) is left out of
-the facts too.
+Families: Qwen3-MoE, Mixtral and Llama (also dense Qwen3), and DeepSeek's latent attention, which Kimi
+shares. The text part of a vision model counts. What is left out (norms, vision towers, extra prediction
+layers) is left out of the facts too.
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,11 @@ _QWEN_MOE = _GQA | {
     "experts_per_token": "num_experts_per_tok",
     "expert_intermediate": "moe_intermediate_size",
 }
+_MIXTRAL = _GQA | {
+    "experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_intermediate": "intermediate_size",
+}
 _MLA = _GQA | {
     "experts": "n_routed_experts",
     "experts_per_token": "num_experts_per_tok",
@@ -48,6 +53,7 @@ _INDEXED = _MLA | {
 _FAMILIES = {
     "LlamaForCausalLM": _GQA,
     "Qwen3ForCausalLM": _GQA,
+    "MixtralForCausalLM": _MIXTRAL,
     "Qwen3MoeForCausalLM": _QWEN_MOE,
     "Qwen3VLMoeForConditionalGeneration": _QWEN_MOE,
     "DeepseekV3ForCausalLM": _MLA,
@@ -82,6 +88,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     text = {**config, **require_mapping(config, "text_config")}
     for key, only in _ONLY.items():
         require(text.get(key, only) == only, f"{key}={text.get(key)} is not modelled, only {only}")
+    _refuse_window(text)
     keys = _FAMILIES[family]
     counts = {ours: _count(text, theirs, ours in _SIZES) for ours, theirs in keys.items()}
     for part, whole in (("experts_per_token", "experts"), ("first_dense", "layers")):
@@ -99,6 +106,18 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     # A model of another family was chosen for its constants: none of its architecture may stay.
     every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_INDEXED}, 0), **counts}
     return {**every, **asdict(_stored(text, every)), "image_token_px": _image_token_px(config)}
+
+
+def _refuse_window(text: Mapping[str, Any]) -> None:
+    """Raise ValueError for attention to the last tokens alone, which would read less KV than is counted."""
+    window, longest = text.get("sliding_window"), text.get("max_position_embeddings")
+    used = window is not None and text.get("use_sliding_window", True)
+    whole = isinstance(window, int) and isinstance(longest, int) and window >= longest
+    require(
+        not used or whole,
+        f"sliding_window={one_line(str(window), 60)} is not modelled: every token attends to all before it; "
+        "set it to null if the engine ignores it",
+    )
 
 
 def _image_token_px(config: Mapping[str, Any]) -> int:

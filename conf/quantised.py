@@ -46,6 +46,8 @@ _OUTSIDE = (
 )
 _APART = re.compile(r"\b(visual|vision_tower|vision_model|mm_projector|multi_modal_projector|mtp)\b")
 """Parts beside the text layers, with everything below them."""
+_MIXTRAL = (("block_sparse_moe", "mlp"), ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj"))
+"""Mixtral's names of modules, and those of the other mixtures."""
 _ROOTS = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
 """Prefixes of the names of text layers, the longer first."""
 _SLOW = re.compile(r"\)[*+?{]|\{|\\[1-9]|\(\?")
@@ -69,9 +71,8 @@ def stored(quantised: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
     Raises ValueError with one line for a scheme that is not understood or does not fit these fields.
     """
     weights, group = _scheme(quantised)
-    kept = list(
-        chain(*(_names(quantised, key) for key in ("modules_to_not_convert", "ignored_layers", "ignore")))
-    )
+    lists = (_names(quantised, key) for key in ("modules_to_not_convert", "ignored_layers", "ignore"))
+    kept = [_usual(name) for name in chain(*lists)]
     if not kept:
         return Stored(weights, int4_group=group)
     layers = int(facts["layers"])
@@ -156,6 +157,13 @@ def _names(quantised: Mapping[str, Any], key: str) -> list[str]:
     require(fits, f"quantization_config: {key} is no list of names of modules")
     require(len(names) <= MOST_NAMES, f"quantization_config: {key} has more than {MOST_NAMES} entries")
     return names
+
+
+def _usual(name: str) -> str:
+    """A module's name, or a regular expression of names, with the names of the other mixtures."""
+    for theirs, ours in _MIXTRAL:
+        name = re.sub(rf"\b{theirs}\b", ours, name)
+    return name
 
 
 def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:

@@ -9,6 +9,7 @@ examples:
   python -m serve_apps render model=deepseek_v32_fp8 layout=dp1_tp8      the models of arXiv 2603.10031
   python -m serve_apps render engine.profile=low_latency engine.args.enable_prefix_caching=false
   python -m serve_apps render engine.args.block_size=null --json         null removes a flag of the recipe
+  python -m serve_apps render --calibrate layout=dp2_tp4_ep4             times that calibrate the model
   python -m serve_apps model FOLDER model=tiny_qwen3_moe                 random weights for engine=vllm_cpu
 """
 
@@ -29,6 +30,7 @@ from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
+from serve_apps.vllm_engine import forward_bench
 from serve_apps.vllm_engine.config_file import environment
 from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, render
 from serve_apps.vllm_recipes import published, recipes, vllm_flags
@@ -36,6 +38,7 @@ from serve_apps.vllm_recipes.model_folder import write_folder
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE = 0, 1, 2
 VERSION = "vllm_version"
+MACHINE = ("model", "hardware", "layout")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer(arguments: argparse.Namespace) -> str:
+    if arguments.calibrate:
+        if arguments.verb != "render" or arguments.json:
+            raise ConfigError("--calibrate belongs to render, without --json; leave it out")
+        machine = [word for word in arguments.words if word.partition("=")[0].partition(".")[0] in MACHINE]
+        return forward_bench.text(_specs(arguments.words)[0], machine)
     if arguments.verb == "render":
         rendering = _render(arguments.words)
         return json.dumps(rendering.tree(), indent=2) if arguments.json else rendering.text()
@@ -74,11 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("verb", choices=("render", "model"), help="render: print; model: write a folder")
     parser.add_argument("words", nargs="*", metavar="key=value", help="choices and values, in any order")
+    calibrate = "render: the command whose times calibrate the engine model (vLLM 0.33 on)"
+    parser.add_argument("--calibrate", action="store_true", help=calibrate)
     parser.add_argument("--json", action="store_true", help="render: one JSON document")
     return parser
 
 
-def _render(words: Sequence[str]) -> Rendering:
+def _specs(words: Sequence[str]) -> tuple[RenderingInput, Experiment]:
+    """The deployment that the words describe, and its experiment."""
     renamed = [f"engine.{word}" if word.startswith(f"{VERSION}=") else word for word in words]
     experiment = _experiment(renamed, "engine=vllm")
     engine = experiment.engine
@@ -93,6 +104,12 @@ def _render(words: Sequence[str]) -> Rendering:
         experiment.routing,
         _version(engine, experiment),
     )
+    return specs, experiment
+
+
+def _render(words: Sequence[str]) -> Rendering:
+    specs, experiment = _specs(words)
+    engine = specs.engine
     rendering = render(specs)
     serve = serve_environment(experiment.routing) | environment(engine, experiment.routing)
     if engine.kind != "vllm":  # as in a sweep, all processes need the variables of a machine without a GPU

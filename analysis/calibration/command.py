@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from analysis.calibration import fit
+from analysis.calibration import fit, forward
 from analysis.calibration.observed import Serve, observe
 from analysis.results import studies
 from analysis.results.runs import RunError, refuse_out
@@ -40,20 +40,37 @@ def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
     return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
 
 
+def calibrate_forward(words: Sequence[str], file: Path, out: Path | None, time: forward.Forward) -> str:
+    """Fit the constants of the machine of `words` to a file of `vllm bench forward`, and return the text.
+
+    Raises RunError for other words, for a file that is none, and for an existing `out`.
+    """
+    folders = [word for word in words if "=" not in word]
+    if folders:
+        raise RunError(f"'{folders[0]}' is a folder; with --forward the file alone is measured, leave it out")
+    _refuse_words(words)
+    return forward.calibrate(load(list(words)), file, out, time)
+
+
 def _refuse(paths: Sequence[Path], overrides: Sequence[str]) -> None:
     """Raise RunError for no folder, for one that is given twice, and for a word about what a run recorded."""
     if not paths:
         raise RunError("calibrate needs the folder of a run; see --help")
-    for word in overrides:
+    _refuse_words(overrides)
+    resolved = [path.resolve() for path in paths]
+    for path in paths:
+        if resolved.count(path.resolve()) > 1:
+            raise RunError(f"{path} is given twice; a run counts once")
+
+
+def _refuse_words(words: Sequence[str]) -> None:
+    """Raise RunError for a word that is not of the machine."""
+    for word in words:
         if word.partition("=")[0].partition(".")[0] not in MACHINE:
             raise RunError(
                 f"'{word}' is not of the machine; calibrate takes {', '.join(MACHINE)} words, "
                 "the runs say the rest"
             )
-    resolved = [path.resolve() for path in paths]
-    for path in paths:
-        if resolved.count(path.resolve()) > 1:
-            raise RunError(f"{path} is given twice; a run counts once")
 
 
 def simulated(words: Sequence[str], config: Path) -> Experiment:

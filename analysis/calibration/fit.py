@@ -76,7 +76,7 @@ def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
             "no constant has an interval, so there is nothing to fit; begin with the published ones: add "
             "model=NAME hardware=NAME"
         )
-    paths, prior = tuple(known), _prior(known)
+    paths, prior = tuple(known), prior_of(known)
     closed = [run for run in runs if run.load.concurrency]
     both = bool(closed) and len(closed) < len(runs)
     fitted = tuple(closed if both else runs)
@@ -122,7 +122,8 @@ def _one_machine(runs: Sequence[Observed]) -> Experiment:
     return first
 
 
-def _prior(known: Mapping[str, Constant]) -> ParameterPrior:
+def prior_of(known: Mapping[str, Constant]) -> ParameterPrior:
+    """The intervals of constants as normals of their logarithms."""
     sds = np.maximum(np.array([constant.ln_sd for constant in known.values()]), LEAST_SD)
     centre = np.log(np.array([constant.value for constant in known.values()]))
     return ParameterPrior(centre, sds[:, 0], sds[:, 1])

@@ -54,6 +54,20 @@ QWEN = {
         ],
     },
 }
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+}
 QWEN_VL = {
     "architectures": ["Qwen3VLMoeForConditionalGeneration"],
     "text_config": {**QWEN, "quantization_config": None, "dtype": "bfloat16"},
@@ -261,6 +275,25 @@ def test_what_is_not_modelled_may_stay_as_it_is(kept: str) -> None:
     assert (facts["weights"], facts["bf16_attention"], facts["bf16_layers"]) == ("fp8", False, 0)
 
 
+def test_mixtral_has_its_published_sizes() -> None:
+    model = replace(load().model, **checkpoint.facts(MIXTRAL))
+    assert architecture.total_parameters(model) == pytest.approx(46.7e9, rel=0.002)
+    assert architecture.active_parameters(model) == pytest.approx(12.9e9, rel=0.02)
+    assert (model.head_dim, model.expert_intermediate, model.weights) == (128, 14336, "bf16")
+
+
+@pytest.mark.parametrize("gate", ["model.layers.{}.block_sparse_moe.gate", "re:.*block_sparse_moe.gate"])
+def test_mixtral_in_fp8_is_read_by_its_own_names(gate: str) -> None:
+    kept = ["lm_head", *(gate.format(layer) for layer in range(32))]
+    eight = {**MIXTRAL, "quantization_config": {"quant_method": "fp8", "ignored_layers": kept}}
+    assert checkpoint.facts(eight)["weights"] == "fp8"
+    one_expert = [*kept, "model.layers.0.block_sparse_moe.experts.0.w1"]
+    with pytest.raises(ValueError, match="part of the experts of layer 0 in 16 bits"):
+        checkpoint.facts(
+            {**eight, "quantization_config": {"quant_method": "fp8", "ignored_layers": one_expert}}
+        )
+
+
 def test_a_mixture_in_4_bits_is_so_whole_unless_only_its_experts_are() -> None:
     assert checkpoint.facts(quantised(KIMI, **INT4))["weights"] == "int4"
     assert checkpoint.facts(KIMI)["weights"] == "int4_experts"
@@ -291,6 +324,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**LLAMA, "quantization_config": {**INT4, "config_groups": {"a": {"weights": {"type": [1]}}}}},
         "quantization_config of compressed-tensors is not modelled",
     ),
+    ({**MIXTRAL, "sliding_window": 4096}, "sliding_window=4096 is not modelled: every token attends to all"),
     ({**QWEN, "mlp_only_layers": [0]}, "mlp_only_layers=[0] is not modelled, only []"),
     ({**DEEPSEEK, "v_head_dim": 64}, "v_head_dim=64 other than qk_nope_head_dim"),
     ({**QWEN, "quantization_config": {"quant_method": "hqq"}}, "quantization_config of hqq is not modelled"),

@@ -12,6 +12,7 @@ import yaml
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
+from serve_apps.vllm_engine import forward_bench
 from serve_apps.vllm_engine.config_file import OUR_BUILDER, RAY_BUILDER
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
@@ -135,6 +136,38 @@ def test_render_of_an_emulated_gpu_switches_it_on(capsys: pytest.CaptureFixture[
     (replica,) = json.loads(capsys.readouterr().out)["replicas_of_a_node"]
     assert replica["env"]["MAXQPS_EMULATED_GPU"] == "1" and "HIP_VISIBLE_DEVICES" not in replica["env"]
     assert "--additional-config" in replica["command"] and "--tensor-parallel-size" in replica["command"]
+
+
+def test_render_calibrate_prints_the_bench_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--calibrate", TP4, "hardware=mi300x", "vllm_version=0.33.0"]) == 0
+    text = capsys.readouterr().out
+    assert "torchrun --nproc-per-node=4 -m vllm.entrypoints.cli.main bench forward" in text
+    assert "HIP_VISIBLE_DEVICES=0,1,2,3" in text and "--kv-len-jitter 0" in text
+    assert "--enable-prompt-tokens-details" not in text and "--port" not in text
+    cases = [line.split("=")[1].split(" ")[0] for line in text.splitlines() if "--case " in line]
+    assert 25 <= len(cases) <= 35 and "8192" in cases and "64*1@16384" in cases
+    last = text.splitlines()[-1]
+    assert last.startswith("python -m analysis calibrate --forward forward.json") and TP4 in last
+
+
+def test_batches_of_the_bench_fit_the_model_and_its_memory() -> None:
+    small = list(forward_bench.cases(4096, 8192, 100_000))
+    assert small and all("@8192" not in case and "64*1@4096" not in case for case in small)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["vllm_version=0.32.0"], "has no bench forward"),
+        (["layout=1p1d_tp4_ep4", "vllm_version=0.33.0"], "times one engine without ranks"),
+        (["--json", "vllm_version=0.33.0"], "--calibrate belongs to render"),
+    ],
+)
+def test_render_calibrate_refuses_what_the_bench_does_not_time(
+    capsys: pytest.CaptureFixture[str], words: Sequence[str], why: str
+) -> None:
+    assert main(["render", "--calibrate", *words]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_render_of_a_published_recipe_takes_its_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,219 @@
+"""Step-time constants fitted to times of exact batches, the JSON that `vllm bench forward` writes.
+
+The times are those of a forward pass: no logits, no sampling, no host work. `step_ms`, what a sequence costs
+the host and the front end are not in them and stay as they were. The bench serves one engine that is here, so
+that teams and layouts have no spread; the pace of the GPU is in the efficiencies. With dummy weights the
+bench spreads tokens evenly over the GPUs, and the experts of real prompts stay as they were too.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from analysis.calibration.fit import LEARNT, prior_of
+from analysis.results.runs import RunError, refuse_out
+from analysis.stats.map_fit import Floats, ParameterFit, fit
+from conf import Experiment
+from conf.constants import Covariance, bounded, calibration, constants, replaced
+from conf.specs.experiment import Constant, SimulatedEngine
+
+STEP, REACHED = "model.step_time.", "hardware.efficiency."
+SPREAD, IMBALANCE = STEP + "expert_spread", STEP + "expert_imbalance"
+NOT_TIMED = tuple(
+    STEP + name
+    for name in ("step_ms", "host_per_sequence_us", "front_end_ms", "front_end_latency_ms", "image_token_us")
+)
+SCALES = STEP + "deployment_scale", STEP + "layout_scale", REACHED + "compute"
+"""Constants that the efficiencies and times of this very engine hold already: exact, in what is written."""
+LEAST_CASES, FOLDS = 8, 3
+MOST_CASES, MOST_REQUESTS = 10_000, 100_000
+RELATIVE_NOISE = 0.005
+"""sd (ln) of a median of a hundred replays; vLLM warns above a spread of 0.5 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardWork:
+    """The tokens of a batch: one for each context of `decode_contexts`, and `chunks` of prompts.
+
+    A chunk is its new tokens, and those that have their KV.
+    """
+
+    decode_contexts: tuple[int, ...]
+    chunks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One batch and its time; `is_balanced` says that tokens were spread evenly over GPUs, not routed."""
+
+    name: str
+    work: ForwardWork
+    seconds: float
+    is_balanced: bool
+
+
+Forward = Callable[[Experiment, ForwardWork], float]
+"""Seconds of a batch by the engine model. Raises ValueError for a machine that it cannot time."""
+
+
+def read(path: Path) -> list[Case]:
+    """The cases of a file. Raises RunError with one line for anything else."""
+    try:
+        tree = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is no JSON of vllm bench forward --output-json: {error}") from error
+    if not isinstance(tree, list) or not tree or len(tree) > MOST_CASES:
+        raise RunError(f"{path}: vllm bench forward writes a list of cases, 1 to {MOST_CASES}")
+    return [_case(path, entry) for entry in tree]
+
+
+def _case(path: Path, entry: Any) -> Case:
+    try:
+        name, median_us = str(entry["case"]), float(entry["median_us"])
+        rows = [{"num_draft_tokens": 0, **row} for row in entry["requests"]]
+        lengths = [(int(row["query_len"]), int(row["kv_len"]), int(row["num_draft_tokens"])) for row in rows]
+        routing = entry["ranks"][0].get("routing", "real") if entry.get("ranks") else "real"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{path}: a case needs case, requests and median_us; one has no {error}") from error
+    wrong = [it for it in lengths if not 1 <= it[0] <= it[1]]
+    if wrong or not 0 < len(lengths) <= MOST_REQUESTS or not 0 < median_us < math.inf:
+        raise RunError(f"{path}: case {name[:60]} has impossible lengths or no time above 0")
+    if any(drafts for *_, drafts in lengths):
+        raise RunError(
+            f"{path}: case {name[:60]} verifies draft tokens, which the engine model does not know; run the "
+            "bench without --speculative-config"
+        )
+    # One token after others decodes, also if it is the last one of a prompt, as in vLLM.
+    contexts = tuple(whole - 1 for new, whole, _ in lengths if new == 1 < whole)
+    chunks = tuple((new, whole - new) for new, whole, _ in lengths if not new == 1 < whole)
+    return Case(name, ForwardWork(contexts, chunks), median_us * 1e-6, routing == "balanced")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The constants at `paths` that meet the cases; `held_out` is the rms (ln) of cases not fitted."""
+
+    experiment: Experiment
+    paths: tuple[str, ...]
+    cases: tuple[Case, ...]
+    fit: ParameterFit
+    held_out: float
+
+    def constants(self) -> dict[str, Constant]:
+        """Every constant that the times hold, identified or not."""
+        known, count = constants(self.experiment), len(self.cases)
+        found: dict[str, Constant] = {}
+        ends = np.exp([self.fit.low, self.fit.at, self.fit.high]).T.tolist()
+        source = f"calibrated on {count} batches of vllm bench forward"
+        for path, (low, value, high) in zip(self.paths, ends, strict=True):
+            low, value, high = (bounded(known[path], end) for end in (low, value, high))
+            found[path] = Constant(value, known[path].unit, source, low, high)
+        exact = {path: Constant(1.0, "ratio", f"this engine, {count} batches") for path in SCALES}
+        return found | exact
+
+    def tree(self) -> dict[str, Any]:
+        """The file that `engine.constants=FILE` reads, as a tree."""
+        known = Covariance(self.paths, tuple(map(tuple, self.fit.covariance.tolist())))
+        return calibration(self.experiment, self.constants(), known)
+
+
+def fitted(experiment: Experiment, cases: Sequence[Case], forward: Forward) -> Fitted:
+    """Fit the constants of the step time against their prior. Raises RunError for too few cases."""
+    if len(cases) < LEAST_CASES:
+        raise RunError(
+            f"{len(cases)} batches; a calibration needs {LEAST_CASES}: python -m serve_apps render "
+            "--calibrate prints a designed set"
+        )
+    balanced = cases[0].is_balanced
+    if any(case.is_balanced != balanced for case in cases):
+        raise RunError("some batches have balanced routing and some real; run the bench once for all")
+    asked = replaced(experiment, dict.fromkeys(SCALES, 1.0))
+    if balanced and asked.model.experts:
+        asked = replaced(asked, {SPREAD: 1.0, IMBALANCE: 1.0})
+    known = {
+        path: it
+        for path, it in constants(asked).items()
+        if it.low is not None and path.startswith((STEP, REACHED)) and path not in NOT_TIMED
+    }
+    paths = tuple(known)
+    found = _fit(asked, paths, cases, forward)
+    parts = [np.arange(len(cases)) % FOLDS == fold for fold in range(FOLDS)]
+    away = []
+    for part in parts:
+        kept = [case for case, out in zip(cases, part, strict=True) if not out]
+        left = [case for case, out in zip(cases, part, strict=True) if out]
+        at = _fit(asked, paths, kept, forward).at
+        away.append(_predicted(asked, paths, left, forward, at) - _measured(left))
+    held_out = float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
+    return Fitted(experiment, paths, tuple(cases), found, held_out)
+
+
+def _fit(asked: Experiment, paths: tuple[str, ...], cases: Sequence[Case], forward: Forward) -> ParameterFit:
+    known = constants(asked)
+    prior = prior_of({path: known[path] for path in paths})
+    noise = np.full(len(cases), RELATIVE_NOISE)
+    predicted = partial(_predicted, asked, paths, cases, forward)
+    return fit(predicted, _measured(cases), prior, noise=noise)
+
+
+def _predicted(
+    asked: Experiment, paths: tuple[str, ...], cases: Sequence[Case], forward: Forward, at: Floats
+) -> Floats:
+    machine = replaced(asked, dict(zip(paths, np.exp(at).tolist(), strict=True)))
+    return np.log([forward(machine, case.work) for case in cases])
+
+
+def _measured(cases: Sequence[Case]) -> Floats:
+    return np.log([case.seconds for case in cases])
+
+
+def calibrate(experiment: Experiment, file: Path, out: Path | None, forward: Forward) -> str:
+    """Fit the constants of an experiment's machine to a file, write them to `out`, and return the text.
+
+    Raises RunError for a file that is none, for a machine that is not timed so, and for an existing `out`.
+    """
+    refuse_out(out, ".yaml", ".yml")
+    if not isinstance(experiment.engine, SimulatedEngine):
+        raise RunError(
+            f"engine={experiment.engine.kind}: the constants are of the simulated engine; leave it out"
+        )
+    if experiment.layout.prefill is not None or experiment.layout.data_parallel > 1:
+        raise RunError(
+            f"layout {experiment.layout.name}: the bench times one engine without ranks; calibrate with a "
+            "layout of the same tensor_parallel"
+        )
+    try:
+        found = fitted(experiment, read(file), forward)
+    except ValueError as error:
+        raise RunError(f"the engine model cannot time these batches: {error}") from error
+    if out is None:
+        return text(found, forward)
+    out.write_text(yaml.safe_dump(found.tree(), sort_keys=False))
+    return f"{text(found, forward)}\n  use them: python -m loadgen predict engine.constants={out}"
+
+
+def text(found: Fitted, forward: Forward) -> str:
+    """Errors, constants, what is not identified, and every batch measured and by the model."""
+    layout = " + ".join(found.experiment.layout.engine_kinds)
+    machine = f"{found.experiment.model.name} on {found.experiment.hardware.name}, {layout}"
+    lines = [
+        f"{len(found.cases)} batches of {machine}: rms {100 * found.fit.rms:.1f} %, batches left out "
+        f"{100 * found.held_out:.1f} %; logits, sampling and host are not in them"
+    ]
+    known = found.constants()
+    for path, share in zip(found.paths, found.fit.learnt, strict=True):
+        constant, said = known[path], f"{100 * share:.0f} % of the prior's variance gone"
+        said += "; known with others alone, in their sum" if share < LEARNT else ""
+        ends = f"[{constant.low:.4g}, {constant.high:.4g}]"
+        lines.append(f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {said}")
+    for case, off in zip(found.cases, found.fit.residuals, strict=True):
+        by_model = f"model {1e3 * case.seconds * math.exp(off):.4g} ms ({100 * math.expm1(off):+.1f} %)"
+        lines.append(f"    {case.name[:60]} measured {1e3 * case.seconds:.4g} ms, {by_model}")
+    return "\n".join(lines)
