@@ -17,7 +17,10 @@ from conf.specs.bounds import short
 LEAST_SHOWN = 0.01
 """Shapes with at least this probability are shown beside the best of each layout (our choice)."""
 NAMED = 4
-HEADS = ("rank", "layout", "node", "tokens", "GPUs", "nodes", "QPS per node", "P(best)", "limit", "assumed")
+HEADS = (
+    *("P(best)", "rank", "layout", "node", "tokens", "GPUs", "planned", "nodes", "QPS per node"),
+    *("limit", "assumed"),
+)
 
 
 def answers(verdict: RecommendationVerdict) -> list[Answer]:
@@ -72,15 +75,29 @@ def _against(verdict: RecommendationVerdict, ranking: ShapeRanking) -> Iterator[
 
 
 def _headline(verdict: RecommendationVerdict, ranking: ShapeRanking) -> str:
-    first = ranking.first
-    at_high = first.nodes_at.get("high")
-    upper = "" if at_high is None else f" ({at_high:,} at the upper end)"
+    """The nodes to plan with, of the first shape and of all that are not told from it, and their names."""
+    first, close = ranking.first, [ranking.first, *_close(ranking)]
+    fewest, most = min(shape.nodes for shape in close), max(shape.nodes for shape in close)
+    nodes = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
     hit = "" if ranking.hit is None else f", prefix hit {100 * ranking.hit:g} %"
-    cost = "" if first.usd_per_hour is None else f", ${first.usd_per_hour:,.2f} an hour"
-    return (
-        f"{first.layout} ({first.shape}, {first.budget_tokens} tokens a step): {first.nodes:,} nodes"
-        f" of {verdict.gpus_per_node} GPUs{upper} for {verdict.peak_qps:,g} QPS at the peak{hit}{cost}"
-    )
+    cost = "" if first.usd_per_hour is None else f", from ${first.usd_per_hour:,.2f} an hour"
+    layouts = list(dict.fromkeys(shape.layout for shape in _by_probability(close)))
+    which = f"{first.layout} ({first.shape}, {first.budget_tokens} tokens a step)"
+    if len(layouts) > 1:
+        which = f"{_names(layouts)} cannot be told apart"
+    elif len(close) > 1:
+        which = f"{first.layout} ({first.shape}); its step budgets cannot be told apart"
+    peak = f"{verdict.peak_qps:,g} QPS at the peak"
+    return f"{nodes} nodes of {verdict.gpus_per_node} GPUs for {peak}{hit}{cost}; {which}"
+
+
+def _close(ranking: ShapeRanking) -> list[RankedShape]:
+    """The shapes that are not told from the first."""
+    return [shape for shape in ranking.shapes if not shape.told_apart and shape is not ranking.first]
+
+
+def _by_probability(shapes: Sequence[RankedShape]) -> list[RankedShape]:
+    return sorted(shapes, key=lambda shape: -shape.probability_best)
 
 
 def _certainty(ranking: ShapeRanking) -> Iterator[Fact]:
@@ -88,16 +105,15 @@ def _certainty(ranking: ShapeRanking) -> Iterator[Fact]:
     first = ranking.first
     layout = sum(shape.probability_best for shape in ranking.shapes if shape.layout == first.layout)
     yield (
-        "probability that it needs the fewest nodes",
+        f"probability that {first.name} needs the fewest nodes",
         f"{_share(first.probability_best)}, of its layout with any budget {_share(layout)}; a tie in whole"
         f" nodes ({_share(ranking.tie_probability)} of the draws) counts in equal parts",
     )
     tied = [shape.name for shape in ranking.shapes if shape.rank == first.rank and shape is not first]
     if tied:
         yield "a tie", f"{_names(tied)} need{'s' * (len(tied) == 1)} as many nodes"
-    close = [shape.name for shape in ranking.shapes if not shape.told_apart and shape is not first]
-    if close:
-        yield "not told apart from it (no strict order in 95 % of the draws)", _names(close)
+    if close := [shape.name for shape in _by_probability(_close(ranking))]:
+        yield f"not told apart from {first.name} (no strict order in 95 % of the draws)", _names(close)
     likely = max(ranking.shapes, key=lambda shape: shape.probability_best)
     if likely.probability_best > first.probability_best:
         why = "the order is that of the planned nodes, which wide intervals raise"
@@ -110,8 +126,10 @@ def _certainty(ranking: ShapeRanking) -> Iterator[Fact]:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    if len(names) > NAMED:
+        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _table(ranking: ShapeRanking) -> Table:
@@ -136,22 +154,23 @@ def _shown(shapes: Sequence[RankedShape]) -> list[RankedShape]:
         if shape.layout not in layouts or shape.probability_best >= LEAST_SHOWN:
             out.append(shape)
         layouts.add(shape.layout)
-    return out
+    return _by_probability(out)
 
 
 def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
-    at = [shape.nodes_at.get(end) for end in ("high", "low")]
+    likely, *at = [shape.nodes_at.get(figure) for figure in ("estimate", "high", "low")]
     ends = ", ".join("open" if nodes is None else f"{nodes:,}" for nodes in at)
     own = sorted(_short(path) for path in shape.assumed if path not in shared)
     return (
+        _share(shape.probability_best),
         f"{shape.rank}{'=' * shape.tied}",
         shape.layout,
         shape.shape,
         str(shape.budget_tokens),
         str(shape.gpus),
-        f"{shape.nodes:,} [{ends}]",
+        f"{shape.nodes:,}",
+        f"{'unknown' if likely is None else f'{likely:,}'} [{ends}]",
         span(shape.qps_per_node),
-        _share(shape.probability_best),
         short(shape.binding) + (", KV full" if shape.kv_full else ""),
         ", ".join(own),
     )
@@ -188,7 +207,7 @@ def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
     )
     yield "bounds", asked.slo.text
     yield (
-        "nodes [at the upper end, at the low end of the capacity]",
+        "planned nodes, and nodes [at the upper end, at the low end of the capacity]",
         f"planned with {BASES[care.basis]}, {100 * care.headroom:g} % headroom and {spares} spare"
         f" node{'s' * (spares != 1)}; E(n) = 1 is assumed",
     )

@@ -46,6 +46,7 @@ def sweep(arguments: argparse.Namespace) -> int:
         return output.plan(arguments, experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     from loadgen.cli import verbs
 
+    fast = simulated_clock.beside_neighbours(fast) if is_free else fast
     planned = output.planned_run(experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     with output.measuring(arguments, experiment, planned=planned) as here:
         search = verbs.sweep_on_free_clock if is_free else verbs.sweep

@@ -51,7 +51,6 @@ def sweep(experiment: Experiment, site: Site, show: Emit) -> PartVerdict:
 
 def sweep_on_free_clock(experiment: Experiment, site: Site, show: Emit) -> RunVerdict:
     """Search for the capacity of a simulated engine on a fast clock; begin again on a slower one if late."""
-    experiment = simulated_clock.beside_neighbours(experiment)
     while True:
         if experiment.time_scale != 1:
             show("clock", text=simulated_clock.said(experiment))

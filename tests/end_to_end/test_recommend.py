@@ -87,7 +87,10 @@ def test_a_saved_answer_is_shown_and_cannot_be_recomputed(
     file.write_text(json.dumps(tree))
     assert analysis(["show", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("PREDICTED  dp2_tp4_ep4 (2 x TP4/EP4, 8192 tokens a step): ")
+    first = shown.splitlines()[0]
+    assert first.startswith("PREDICTED  ") and first.endswith(
+        "; dp2_tp4_ep4 (2 x TP4/EP4, 8192 tokens a step)"
+    )
     assert analysis(["show", str(file), "--recompute"]) == 2
 
 
@@ -300,4 +303,4 @@ def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.Capt
 
     tree = tries.valid(measured_once, enough=tries.bracketed)
     assert analysis(["show", str(Path(tree["folder"]).parent)]) == 0
-    assert "PREDICTED  dp1_tp8_ep8" in capsys.readouterr().out
+    assert "; dp1_tp8_ep8 (1 x TP8/EP8" in capsys.readouterr().out

@@ -107,8 +107,6 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
                 return ended(self._scale, reasons[len(scales) - 1])
 
         monkeypatch.setattr(verbs, "RunLifecycle", PlayedRun)
-        monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-        monkeypatch.setattr(simulated_clock, "cores", lambda: 2)
         experiment = load(["engine.time_scale=3", f"out={out}", "run=x"])
         verbs.sweep_on_free_clock(experiment, SITE, lambda *_, **__: None)
         return scales
