@@ -20,7 +20,7 @@ VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: help sweep quick test test-stutter test-vllm test-all browser vllm check bench notebook clean lock dist
+.PHONY: help sweep quick test test-stutter test-vllm test-all browser vllm check bench notebook clean lock dist readme
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -162,6 +162,9 @@ check: $(STAMP)  ## format, lint, types, import direction
 
 bench: $(STAMP)  ## speed, as ratios; prints the machine's load beside every figure
 	for name in client_rate data_path engine_speed parquet; do $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
+
+readme: $(STAMP)  ## the answer and the picture in README.md, of the run in tests/data
+	$(BIN)/python -m tests.support.runs.readme_sample
 
 lock: $(STAMP)  ## pin what pyproject.toml asks for, with hashes; versions stay where they can, ARGS=--upgrade renews them
 	$(COMPILE) $(EXTRAS:%=--extra %) pyproject.toml --output-file requirements.lock

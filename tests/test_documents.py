@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.figures import canvas
 from tests.support.runs import readme_sample
 
 ROOT = Path(__file__).parent.parent
@@ -53,8 +54,19 @@ def test_paths_and_modules_exist(page: Path) -> None:
 
 
 def test_the_readme_prints_what_the_command_prints() -> None:
-    remedy = "python -m tests.support.runs.readme_sample writes the answer again"
-    assert readme_sample.readme() == (ROOT / "README.md").read_text(), remedy
+    assert readme_sample.readme() == (ROOT / "README.md").read_text(), "make readme writes it again"
+
+
+def test_the_readmes_picture_is_of_the_golden_run_and_follows_dark_mode() -> None:
+    for path, svg in readme_sample.pictures().items():
+        assert path.read_text() == svg, "make readme draws it again"
+        assert f"docs/{path.name}" in (ROOT / "README.md").read_text()
+    light, dark = readme_sample.pictures().values()
+    assert light != dark and not any(color in dark for color in canvas.DARK)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
 def test_the_index_has_every_page() -> None:

@@ -1,33 +1,50 @@
-"""The answer in README.md: the first lines of `python -m analysis show` of the golden run.
+"""The answer and the picture in README.md, both of the golden run.
 
-python -m tests.support.runs.readme_sample     # writes them again
+make readme     # writes them again
 """
 
 import contextlib
 import io
 from pathlib import Path
 
+from analysis import load_run
 from analysis.__main__ import main
+from analysis.figures import canvas
+from analysis.figures.latency import Latency
+from analysis.figures.run_data import RunData
 from tests.support.runs.golden import GOLDEN
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+LIGHT, DARK = ROOT / "docs" / "latency.svg", ROOT / "docs" / "latency_dark.svg"
 START, END = "<!-- answer -->\n", "<!-- end -->"
-FOLDER = "runs/today"
-"""The folder of a reader's own run, in place of this machine's path."""
-LINES = 8
-"""Lines of the answer that a reader of the first screen needs (our choice)."""
+LINES = 12
+"""Lines of the answer that a reader of the first screen needs: all but most rates (our choice)."""
+NAMED = str(GOLDEN.relative_to(ROOT)), "runs/NAME"
+"""The folder of the golden run, and its name in the sample."""
 
 
 def readme() -> str:
     """README.md with the answer as the command prints it now."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        main(["show", str(GOLDEN)])
-    printed_lines = printed.getvalue().replace(str(GOLDEN), FOLDER).splitlines()
-    first = "\n".join(printed_lines[:LINES])
+    with contextlib.redirect_stdout(printed), contextlib.chdir(ROOT):
+        main(["show", NAMED[0]])
+    lines = printed.getvalue().replace(*NAMED).splitlines()
+    first = "\n".join(lines[:LINES])
     before, after = README.read_text().split(START)
-    return f"{before}{START}```\n{first}\n  ...\n```\n{after[after.index(END) :]}"
+    return f"{before}{START}```\n{first}\n    ...\n```\n{after[after.index(END) :]}"
+
+
+def pictures() -> dict[Path, str]:
+    """Latency against load of the golden run, for a light and a dark page."""
+    light = Latency.read(RunData(load_run(GOLDEN))).svgs("latency")[0]
+    dark = light
+    for color, other in canvas.DARK.items():
+        dark = dark.replace(color, other)
+    return {LIGHT: light, DARK: dark}
 
 
 if __name__ == "__main__":
     README.write_text(readme())
+    for path, svg in pictures().items():
+        path.write_text(svg)
