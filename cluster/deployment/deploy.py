@@ -227,7 +227,7 @@ class _Start:
             raise DeployError(str(error)) from error
         if not named:
             self.progress("answers do not name their replica: unknown whether the front reaches all of them")
-        self.progress(f"{plan.replicas} replicas warm: {warming.line(warmups)}")
+        self.progress(f"{plan.replicas} replicas warm: {warming.warmup_line(warmups)}")
         described = {
             **_described(plan, now, bases, warmups, seen_at),
             "prefill": self._describe_prefill(now, prefill),
@@ -347,7 +347,7 @@ def _described(
             **_process(replica),
             "load_s": load_s,
             "weight_bytes_per_s": weight_bytes / load_s if weight_bytes and load_s else None,
-            **warming.tree(warmups.get(name)),
+            **warming.warmup_tree(warmups.get(name)),
             "told": facts.get(name) or None,
             "told_sha256": digest(facts.get(name, {})),
         }
@@ -361,7 +361,7 @@ def _described(
             for replica in now.others
             if not (prefix and replica.deployment.startswith(prefix))
         },
-        "unnamed": warming.tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
+        "unnamed": warming.warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
         "options_sha256": now.options,
     }
 

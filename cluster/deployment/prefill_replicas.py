@@ -45,13 +45,13 @@ def warm(
     Returns their reports at `url`; empty if nothing is reported there. Raises WarmupError after `deadline_s`
     (monotonic).
     """
-    while (found := reports(url)) is not None:
-        cold = {name for name in wanted if name not in found or not found[name].prompts}
+    while (replicas := reports(url)) is not None:
+        cold = {name for name in wanted if name not in replicas or not replicas[name].prompts}
         if not cold:
-            return {name: found[name] for name in wanted}
+            return {name: replicas[name] for name in wanted}
         if time.monotonic() > deadline_s:
             raise WarmupError(f"{len(cold)} of {len(wanted)} prefill replicas never computed a prompt")
-        if cold <= set(found):
+        if cold <= set(replicas):
             send()
         else:
             time.sleep(RETRY_S)  # a new replica is reported a moment later

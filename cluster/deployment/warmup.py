@@ -237,7 +237,7 @@ def _refuse(url: str, answer: HttpAnswer) -> None:
         raise AskError("the stream ended before its end")
 
 
-def line(warmths: Mapping[str, ReplicaWarmup]) -> str:
+def warmup_line(warmths: Mapping[str, ReplicaWarmup]) -> str:
     """One line for people on the warm-up of all replicas."""
     ttfts_s = [warmth.ttft_s for warmth in warmths.values()]
     requests = [warmth.requests for warmth in warmths.values()]
@@ -251,7 +251,7 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def tree(warmth: ReplicaWarmup | None) -> dict[str, Any]:
+def warmup_tree(warmth: ReplicaWarmup | None) -> dict[str, Any]:
     """The manifest's entry; all None if answers did not name the replica."""
     if warmth is None:
         return dict.fromkeys(("first_request_s", "warm_ttft_s", "warm_requests", "stable"))

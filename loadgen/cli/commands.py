@@ -55,16 +55,18 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
-    cells = matrix_cells.of(words, partial(config_check.experiment, arguments.verb, config=arguments.config))
+    cells = matrix_cells.cells_of_words(
+        words, partial(config_check.experiment, arguments.verb, config=arguments.config)
+    )
     machine_check.refuse(cells.first)
-    counts = {"services": cells.deployments, "runs": len(cells.asked)}
+    counts = {"services": cells.deployments, "runs": len(cells.experiments)}
     if arguments.dry_run:
-        lines = [*matrix_cells.lines(cells), "the first one is below"]
+        lines = [*matrix_cells.cell_lines(cells), "the first one is below"]
         return output.plan(arguments, cells.first, cells.load_s, lines, **counts)
     from loadgen.cli import verbs
 
     planned = output.planned_run(cells.first, cells.load_s, **counts)
-    with output.measuring(arguments, *cells.asked.values(), planned=planned) as here:
+    with output.measuring(arguments, *cells.experiments.values(), planned=planned) as here:
         verdict = here.ended(verbs.matrix(cells, here.site, here.show))
     return output.reported(verdict, arguments.json)
 
@@ -74,7 +76,7 @@ def probe(arguments: argparse.Namespace) -> int:
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         require.refuse(experiment)
-    load_s = (require if arguments.require else fixed_rate).seconds(experiment)
+    load_s = require.seconds(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
     machine_check.refuse(experiment)
     if arguments.dry_run:
         return output.plan(arguments, experiment, load_s)
@@ -128,15 +130,15 @@ def recipe(arguments: argparse.Namespace) -> int:
 
     calibration_probes.refuse(arguments.words)
     experiment = typed.experiment_of(arguments.verb, arguments.words, arguments.config)
-    guess_qps = engine_model.guess_qps(calibration_probes.checked(experiment))
+    guess_qps = engine_model.guess_qps(calibration_probes.check_experiment(experiment))
     study = calibration_probes.CalibrationStudy(experiment, guess_qps)
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         config_check.refuse_misfit(part)
     machine_check.refuse(experiment)
     if arguments.dry_run:
-        total = calibration_probes.total(parts, engine_model.closed_s)
-        return output.plan_lines(arguments, "\n".join([*map(calibration_probes.line, parts), total]))
+        total = calibration_probes.total_line(parts, engine_model.closed_s)
+        return output.plan_lines(arguments, "\n".join([*map(calibration_probes.probe_line, parts), total]))
     with output.measuring(arguments) as here:
         verdict = here.ended(verbs.run_in_new_folder(study, here.site, here.show))
     return output.reported(verdict, arguments.json)

@@ -100,7 +100,7 @@ def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
     for at, one in zip(cells.cells(), found, strict=True):
         if isinstance(one, Experiment):
             schedule = replay.planned(one)
-            table = replay.rows(schedule, engine_model.replayed(one, schedule, one.seed))
+            table = replay.request_rows(schedule, engine_model.replayed(one, schedule, one.seed))
             for place, (key, value) in enumerate(at.items()):
                 table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
             parts_of.append(table)

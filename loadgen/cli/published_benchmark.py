@@ -26,7 +26,7 @@ from loadgen.studies import published_tables, published_verdict
 
 def progressive(arguments: argparse.Namespace) -> int:
     """Run the MI325X paper's benchmark: by the engine model alone, or over HTTP."""
-    first, *others = published_tables.asked(arguments.words, arguments.config)
+    first, *others = published_tables.words_by_model(arguments.words, arguments.config)
     found = [_checked(first, arguments)]
     virtual = ladder.is_virtual(found[0])
     if others and not virtual:
@@ -40,7 +40,7 @@ def progressive(arguments: argparse.Namespace) -> int:
     else:
         machine_check.refuse(found[0])
     if arguments.dry_run:
-        lines = [line for one in found for line in published_verdict.plan(one, level_seconds(one))]
+        lines = [line for one in found for line in published_verdict.plan_lines(one, level_seconds(one))]
         return output.plan_lines(arguments, "\n".join(lines))
     if virtual:
         return _print_models([predicted_ladder(one, terminal.note) for one in found], arguments)
@@ -57,7 +57,7 @@ def progressive(arguments: argparse.Namespace) -> int:
 
 def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Namespace) -> int:
     published_verdict.write(arguments.out, verdicts)
-    whole = published_verdict.whole(verdicts)
+    whole = published_verdict.models_tree(verdicts)
     if arguments.json:
         terminal.data(json.dumps(finite(whole), default=str))
     else:
@@ -67,7 +67,7 @@ def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Nam
 
 def _checked(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     """One model's experiment with the workload of its levels, of which even the longest fits."""
-    experiment = ladder.ready(config_check.experiment(arguments.verb, words, arguments.config))
+    experiment = ladder.with_level_workload(config_check.experiment(arguments.verb, words, arguments.config))
     ladder.is_virtual(experiment)
     config_check.refuse_misfit(ladder.longest(experiment))
     return experiment

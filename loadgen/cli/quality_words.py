@@ -49,14 +49,14 @@ def recorded(a: Path, b: Path) -> StudyVerdict:
     Raises ConfigError for folders without answers to the same questions.
     """
     try:
-        return gate_evidence.of_folders(a, b)
+        return gate_evidence.verdict_on_folders(a, b)
     except (OSError, ArrowException, ValueError) as error:
         raise ConfigError(f"cannot compare the answers of {a} and {b}: {reason(error)}") from error
 
 
 def text(a: Experiment, b: Experiment) -> str:
     """The plan: A's configuration, its differences from B's, and what both are asked."""
-    quality, paced = a.quality, pace.of(a)
+    quality, paced = a.quality, pace.gate_pace(a)
     longest_s = pace.longest_s(a, paced)
     lasts = "as long as that takes" if longest_s is None else f"at most {longest_s:.0f} s"
     return "\n".join(

@@ -304,7 +304,7 @@ def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: Recommendat
         for name in [one.first.name, *(name for each in one.proposed for name in each.shapes)]
     }
     asked = [(shape.at, _measured(question, shape)) for shape in shapes if (shape.name, shape.hit) in wanted]
-    return matrix_cells.listed(asked)
+    return matrix_cells.cells_of_experiments(asked)
 
 
 def _measure(
@@ -318,6 +318,6 @@ def _measure(
     from loadgen.cli import verbs
 
     beside: dict[str, Any] = {recommended.FILE: to_tree(verdict)}
-    with output.measuring(arguments, *found.asked.values()) as here:
+    with output.measuring(arguments, *found.experiments.values()) as here:
         study = here.ended(verbs.matrix(found, here.site, here.show, beside))
     return reported(study, Path(study.folder), arguments.json)

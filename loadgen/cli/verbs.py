@@ -74,7 +74,7 @@ def matrix(
     for name, tree in (beside or {}).items():
         folder.write_json(name, tree)
     grid = matrix_study.new_study(cells, folder)
-    for line in matrix_cells.lines(cells, refused=True):
+    for line in matrix_cells.cell_lines(cells, refused=True):
         folder.event("study", text=line)
         show("study", text=line)
     return run_cells(grid, folder, site, show)
@@ -115,7 +115,7 @@ def run_study(several: study.Study, folder: Folder, site: Site, show: Emit) -> S
 
 def run_cells(grid: matrix_study.MatrixStudy, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a grid with one service for consecutive cells that need the same deployment."""
-    with closing(SharedService(site.service, list(grid.cells.asked.values()), show)) as kept:
+    with closing(SharedService(site.service, list(grid.cells.experiments.values()), show)) as kept:
         run_one = part_runner(replace(site, service=kept.service), show)
 
         def run_part(job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:

@@ -136,7 +136,7 @@ class Driver:
         return None
 
     def _wait(self, window: Window, until_ns: int) -> None:
-        """Let time pass, and tell a watcher meanwhile how the window stands."""
+        """Let time pass; a watcher gets the window as it stands meanwhile."""
         step_ns = int(WATCH_S * NS * self.plan.time_scale)
         while self.watcher and self.feed.target.now_ns() + step_ns < until_ns:
             self.feed.wait_until(self.feed.target.now_ns() + step_ns)

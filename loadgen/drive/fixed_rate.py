@@ -25,20 +25,20 @@ IDLE_NS = 10 * NS
 """A closed loop has ended when nothing is in flight and nothing ends for so long (our choice)."""
 
 
-def asked(driver: Driver, experiment: Experiment) -> None:
+def offer_load(driver: Driver, experiment: Experiment) -> None:
     """Offer the load that the experiment asks for, by whichever key it does."""
     if experiment.concurrency:
-        closed(driver, experiment.concurrency, experiment.closed_requests)
+        offer_closed_loop(driver, experiment.concurrency, experiment.closed_requests)
     elif experiment.profile_qps:
-        profile = Profile.of(experiment.profile_qps, experiment.cluster.nodes)
+        profile = Profile.from_points(experiment.profile_qps, experiment.cluster.nodes)
         window_s = _window_s(experiment)
         mean_qps = profile.mean_qps(window_s) / driver.plan.nodes
-        rate(driver, mean_qps, window_s, transition_s(window_s), profile)
+        offer_rate(driver, mean_qps, window_s, transition_s(window_s), profile)
     elif experiment.rate_qps:
         window_s = _window_s(experiment)
-        rate(driver, experiment.rate_qps, window_s, transition_s(window_s))
+        offer_rate(driver, experiment.rate_qps, window_s, transition_s(window_s))
     else:
-        replay(driver, experiment.duration_s)
+        replay_trace(driver, experiment.duration_s)
 
 
 def transition_s(window_s: float) -> float:
@@ -46,13 +46,13 @@ def transition_s(window_s: float) -> float:
     return min(TRANSITION_S, window_s / 4)
 
 
-def seconds(experiment: Experiment) -> float | None:
+def load_seconds(experiment: Experiment) -> float | None:
     """Seconds of load; None where the service decides (a closed loop)."""
     if experiment.concurrency:
         return None
     if experiment.rate_qps or experiment.profile_qps:
         return (window_s := _window_s(experiment)) + transition_s(window_s)
-    recorded = trace.of(experiment.workload)
+    recorded = trace.workload_trace(experiment.workload)
     assert recorded is not None
     whole_s = float(recorded.due_ns[-1]) / NS
     return min(whole_s, experiment.duration_s or whole_s)
@@ -64,7 +64,7 @@ def _window_s(experiment: Experiment) -> float:
     return experiment.duration_s or max(ends_s, default=0.0) or DEFAULT_S
 
 
-def rate(
+def offer_rate(
     driver: Driver,
     qps_per_node: float,
     duration_s: float,
@@ -79,7 +79,7 @@ def rate(
     driver.drain(run_out=profile is None)
 
 
-def replay(driver: Driver, duration_s: float | None) -> None:
+def replay_trace(driver: Driver, duration_s: float | None) -> None:
     """Send the trace's requests at the trace's own times: all of it, or its first `duration_s`."""
     warm_up(driver)
     start_ns = driver.feed.next_start_ns()
@@ -97,7 +97,7 @@ def replay(driver: Driver, duration_s: float | None) -> None:
     driver.drain()
 
 
-def closed(driver: Driver, concurrency: int, requests: int) -> None:
+def offer_closed_loop(driver: Driver, concurrency: int, requests: int) -> None:
     """Keep `concurrency` requests in flight until `requests` have been answered: a closed loop.
 
     The window leaves out the first requests, which ramp up, and what follows the last send.
@@ -107,10 +107,10 @@ def closed(driver: Driver, concurrency: int, requests: int) -> None:
     schedule = driver.feed.traffic.closed(
         requests, concurrency, start_ns, window_index=0, first_seq=first_seq, seed=seed
     )
-    loop(driver, schedule, start_ns, f"closed loop, {concurrency} in flight")
+    play_closed_loop(driver, schedule, start_ns, f"closed loop, {concurrency} in flight")
 
 
-def loop(
+def play_closed_loop(
     driver: Driver, schedule: ArrivalSchedule, start_ns: int, why: str, *, to_the_end: bool = False
 ) -> None:
     """Play a closed loop as one window, which lasts from where its schedule says to the last send.

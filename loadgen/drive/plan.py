@@ -32,7 +32,9 @@ class LoadPlan:
     block_tokens: int = BLOCK_TOKENS
 
     @classmethod
-    def of(cls, experiment: Experiment, replicas: frozenset[str] | None, start: Start) -> "LoadPlan":
+    def from_experiment(
+        cls, experiment: Experiment, replicas: frozenset[str] | None, start: Start
+    ) -> "LoadPlan":
         """The plan of an experiment's load on a service with these replicas."""
         return cls(
             search=experiment.search,

@@ -27,7 +27,7 @@ from loadgen.traffic.schedule import NS
 def load_prepared(
     driver: Driver, plan: WindowPlan, may_abort: bool = True, profile: Profile | None = None
 ) -> None:
-    """Load one window as a service shows it that is neither backed up nor cold nor still filling."""
+    """Load one window on a service in steady state: no backlog, warm caches, a full batch."""
     driver.settle(plan)
     if plan.kind != "ramp" and driver.plan.workload.wants_hits:
         warm_caches(driver, plan)
@@ -38,7 +38,7 @@ def load_prepared(
 
 
 WARMUP_QPS = 4.0
-"""Highest rate of the warm-up; a service that is thought slower gets half of what is thought."""
+"""Highest rate of the warm-up; a service with a lower guess gets half of the guess."""
 WARMUP_LIMIT_S = 600.0
 UNREPORTED = (
     "no answer reports its cached tokens: caches are not warmed up first, and whether prompts hit as "
@@ -69,17 +69,17 @@ def warm_up(driver: Driver) -> None:
     feed.began_ns = feed.free_ns
 
 
-class QueueUntold(RuntimeError):
-    """A bound is on the time in the server's queue, which the server does not tell."""
+class QueueTimeNotReported(RuntimeError):
+    """A bound limits the time in the server's queue, which the server does not report."""
 
 
-def _refuse_untold(driver: Driver, rows: pa.Table) -> None:
-    """Raise QueueUntold before the budget is spent: what is not told can be neither kept nor missed."""
+def _refuse_unreported_queue(driver: Driver, rows: pa.Table) -> None:
+    """Raise QueueTimeNotReported before the budget is spent: unknown times keep no bound and miss none."""
     share = service_checks.queue_told(rows)
     is_bound = driver.plan.slo.strictest_ms("queue") is not None
     if is_bound and share is not None and share < service_checks.LEAST_QUEUE_TOLD:
-        told = f"{share:.0%} of the warm-up's answers tell their time in the server's queue"
-        raise QueueUntold(f"{QUEUE_UNTOLD.name}: {told}. {QUEUE_UNTOLD.remedy}")
+        reported = f"{share:.0%} of the warm-up's answers tell their time in the server's queue"
+        raise QueueTimeNotReported(f"{QUEUE_UNTOLD.name}: {reported}. {QUEUE_UNTOLD.remedy}")
 
 
 def refuse_failing(rows: pa.Table) -> None:
@@ -89,7 +89,7 @@ def refuse_failing(rows: pa.Table) -> None:
 
 
 def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
-    """Say how the warm-up ended; raises TargetLost or QueueUntold for a service that cannot be measured."""
+    """Report the end of the warm-up. Raises TargetLost or QueueTimeNotReported if nothing can be measured."""
     states = Counter(rows["status"].to_pylist())
     counted = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     failed = failures.line(failures.kinds(rows), rows.num_rows)
@@ -97,7 +97,7 @@ def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
     answered = metrics.status_in(rows, records.OK).any()
     if driver.plan.workload.wants_hits and answered and metrics.prefix_hit(rows) is None:
         driver.emit("fill", text=UNREPORTED)
-    _refuse_untold(driver, rows)
+    _refuse_unreported_queue(driver, rows)
     if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
         driver.loss.lose(other[0]["error"])
     refuse_failing(rows)
@@ -105,17 +105,18 @@ def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
 
 
 STEADY_E2E = 3.0
-"""Lives of an answer until an empty service is full. Two are too few where a batch that grows makes each
-answer slower: at 1.15 times the capacity of such a service p90 TPOT is 10 % too low then (simulated)."""
+"""Length of the load before a window, in median durations of an answer: an empty service is full then. Two
+are too few if a growing batch slows each answer: at 1.15 times the capacity p90 TPOT is 10 % too low
+(simulated)."""
 PIECE_S, LEAST_PIECE_S = 10.0, 1.0
 """Most and fewest seconds of load after which the life of an answer is estimated again (our choice)."""
 SLOWER = 10.0
-"""An answer that takes so many times as long as at first is one of an overload, where no bound says so (our
+"""An answer that takes this many times as long as the first ones shows an overload if no bound does (our
 choice: at the bounds of the default service it takes eight times as long)."""
 FIRST_PIECE = 2000
 """Number of the first piece, beyond those of a cache warm-up and of the load that runs out."""
 LEAST_SEEN = 4
-"""Fewest answers that say how long they last (our choice)."""
+"""Fewest answers for an estimate of their duration (our choice)."""
 
 
 def after_break(driver: Driver, plan: WindowPlan, rate_qps: float) -> WindowPlan:
@@ -171,7 +172,7 @@ def _piece_s(driver: Driver) -> float:
 
 
 def _lasts_s(driver: Driver, index: int, begin_ns: int) -> float | None:
-    """Median life of an answer in the later half of the load since `begin_ns`; None if too few."""
+    """Median duration of an answer in the later half of the load since `begin_ns`; None for too few."""
     rows, now_ns = driver.windows.ledger.rows(index), driver.feed.target.now_ns()
     due_ns = metrics.numbers(rows, "due_ns")
     late = (due_ns >= (begin_ns + now_ns) / 2) & (due_ns <= now_ns)

@@ -73,25 +73,25 @@ class Ledger:
     def _keep(self, ended: pa.Table) -> None:
         self._asked = {}
         for index, rows in _by_window(ended).items():
-            known = self._ended[index]
-            known.append(rows)
-            if len(known) > MOST_PIECES:
-                self._ended[index] = [pa.concat_tables(known).combine_chunks()]
+            tables = self._ended[index]
+            tables.append(rows)
+            if len(tables) > MOST_PIECES:
+                self._ended[index] = [pa.concat_tables(tables).combine_chunks()]
             self.touched.add(index)
 
     def _unreported(self, rows: pa.Table) -> pa.Table:
-        """The rows that are not known yet, each once."""
+        """The rows that are not in the ledger yet, each once."""
         _, first = np.unique(rows["seq"].to_numpy(), return_index=True)
         rows = rows.take(pa.array(first))
-        known = [table["seq"].to_numpy() for tables in self._ended.values() for table in tables]
-        return rows.filter(pa.array(~np.isin(rows["seq"].to_numpy(), np.concatenate([[], *known]))))
+        seqs = [table["seq"].to_numpy() for tables in self._ended.values() for table in tables]
+        return rows.filter(pa.array(~np.isin(rows["seq"].to_numpy(), np.concatenate([[], *seqs]))))
 
     def _give_up(self, actor: LostActor) -> None:
-        """Record requests of the actor as lost that nobody has a record of."""
+        """Record requests of the actor without a row as lost."""
         for index, plan in self._plans.items():
             owned = plan.where(plan.owner(actor.of) == actor.index)
-            known = self.rows(index)["seq"].to_numpy()
-            unknown = owned.where(~np.isin(owned.seq, known))
+            seqs = self.rows(index)["seq"].to_numpy()
+            unknown = owned.where(~np.isin(owned.seq, seqs))
             if len(unknown):
                 self._keep(records.lost(plan_table(unknown)).select(records.PROGRESS.names))
 

@@ -31,12 +31,12 @@ def health_of(
     least_s = LEAST_COVERED * window.seconds
     whole = (rows for rows in actors.values() if sum(row["span_s"] for row in rows) >= least_s)
     means = [_mean(rows, "in_flight_mean") for rows in whole]
-    known = [mean for mean in means if mean is not None]
+    means_known = [mean for mean in means if mean is not None]
     return WindowEvidence(
         expected_replicas=replicas,
         health=health or None,
         lost_actors=tuple(lost_actors),
-        in_flight_mean=sum(known) if len(known) == len(actors) > 0 else None,
+        in_flight_mean=sum(means_known) if len(means_known) == len(actors) > 0 else None,
     )
 
 
@@ -47,6 +47,6 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float | None:
-    known = [row for row in rows if row[name] is not None]
-    span_s = sum(row["span_s"] for row in known)
-    return sum(row[name] * row["span_s"] for row in known) / span_s if span_s else None
+    samples = [row for row in rows if row[name] is not None]
+    span_s = sum(row["span_s"] for row in samples)
+    return sum(row[name] * row["span_s"] for row in samples) / span_s if span_s else None

@@ -1,4 +1,4 @@
-"""The running window as it stands, for whoever watches: counts, latencies so far, send lag, the budget."""
+"""The running window as it stands: counts, latencies so far, send lag, the budget."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from analysis.stats.quantiles import quantile
 from conf.specs.bounds import PER_REQUEST, Bound, Slo, metric_of
 
 WATCH_S = 2.0
-"""Seconds (real) between two looks for a watcher (our choice)."""
+"""Real seconds between two updates for a watcher (our choice)."""
 
 
 def so_far(
@@ -31,7 +31,7 @@ def so_far(
     ok, pending = (metrics.status_in(inside, status) for status in (records.OK, records.PENDING))
     seconds = max(0.0, (min(now_ns, window.window_end_ns) - window.window_start_ns) / NS)
     newest = {one["client_id"]: one.get("in_flight") for one in health}
-    known = [count for count in newest.values() if count is not None]
+    counts = [count for count in newest.values() if count is not None]
     return WindowSoFar(
         index=window.index,
         kind=window.kind,
@@ -44,7 +44,7 @@ def so_far(
         answered=int(ok.sum()),
         failed=int((~ok & ~pending).sum()),
         pending=int(pending.sum()),
-        in_flight=round(sum(known)) if known else None,
+        in_flight=round(sum(counts)) if counts else None,
         latencies={bound.column: _latency(inside, slo, bound, now_ns) for bound in slo.bounds},
         lag_p99_ms=quantile(metrics.send_lag(inside), 0.99),
         lag_gate_ms=client_checks.lag_gate_ms(inside, slo),

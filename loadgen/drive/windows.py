@@ -97,7 +97,7 @@ class Windows:
             if old.index in self.ledger.touched or i == last:
                 self.outcomes[i] = new = self._recounted(old, now_ns)
                 if new.void != old.void:
-                    self.emit("rejudged", text=f"{new.plan.kind} {new.index}, recounted: {word(new)}")
+                    self.emit("rejudged", text=f"{new.plan.kind} {new.index}, recounted: {window_word(new)}")
         self.ledger.settled()
 
     def recount_on(self, rows: pa.Table, now_ns: int) -> None:
@@ -226,7 +226,7 @@ class Windows:
             **{f"over_{limit}_pct": _percent(counted.share) for limit, counted in counts.limits.items()},
             "lag_p99_ms": quantile(metrics.send_lag(rows), 0.99),
             "work_qps_per_node": math.exp(counts.log_work),
-            "verdict": word(window),
+            "verdict": window_word(window),
             "bad": window.bad,
             "void": window.void,
         }
@@ -238,7 +238,7 @@ def _claim(capacity: Capacity) -> dict[str, Any]:
     return dataclasses.asdict(capacity) | unknown
 
 
-def word(window: MeasuredWindow) -> str:
+def window_word(window: MeasuredWindow) -> str:
     """A few words on a window: void with its reason, ended by an overload, or which limits were not kept."""
     if window.void:
         return f"VOID {window.verdict.reason}"

@@ -78,7 +78,7 @@ def server(url: str, path: str, access: Access, tls: ssl.SSLContext | None) -> S
 def _addresses(host: str, port: int) -> Sequence[str]:
     """The addresses of a host, the best one first; its name again if it has none now."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError):  # ValueError: no name of a host
         return (host,)
-    return tuple(dict.fromkeys(str(address[0]) for *_, address in found)) or (host,)
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in addresses)) or (host,)

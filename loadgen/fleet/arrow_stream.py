@@ -52,7 +52,7 @@ class ArrowStream:
             del self._kept[0]
 
     def close(self) -> None:
-        """Flush and close the file, which is closed even if the flush fails. Its end ends the stream."""
+        """Flush and close the file, even if the flush fails. EOF marks the end of the stream."""
         try:
             self.flush()
         finally:
@@ -77,9 +77,9 @@ class ArrowStream:
         self._cut = False
 
 
-def _which(found: os.stat_result) -> tuple[int, int]:
+def _which(status: os.stat_result) -> tuple[int, int]:
     """Device and number of a file: equal ones are one file."""
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def lock(file: IO[Any]) -> None:

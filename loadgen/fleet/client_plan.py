@@ -36,7 +36,9 @@ class ClientPlan:
     driver: WatchedProcess = field(default_factory=own)
 
     @classmethod
-    def of(cls, experiment: Experiment, urls: Sequence[str], access: Access, salt: int) -> "ClientPlan":
+    def from_experiment(
+        cls, experiment: Experiment, urls: Sequence[str], access: Access, salt: int
+    ) -> "ClientPlan":
         """The plan of an experiment's requests to these servers."""
         return cls(
             urls=urls,
@@ -45,7 +47,7 @@ class ClientPlan:
             vocab=experiment.model.vocab,
             salt=salt,
             timeout_s=experiment.request_timeout_s,
-            gaps=GapRecord.of(experiment.slo, experiment.fleet.record_itl),
+            gaps=GapRecord.from_bounds(experiment.slo, experiment.fleet.record_itl),
             time_scale=experiment.time_scale,
             sticky=experiment.routing.policy == "client_side",
             access=access,

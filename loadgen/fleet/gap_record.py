@@ -1,4 +1,4 @@
-"""The columns of a row that tell of the gaps between tokens: all of them, and figures that bounds ask for."""
+"""Columns of a request row about the gaps between its tokens: the gaps, and the figures that bounds need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ MOST_US = np.iinfo(np.int32).max
 class GapRecord:
     """The gaps that rows keep: all if `kept`, their quantile `within` an answer, the number over `most_ms`.
 
-    None asks for no such figure. They are made where the gaps are, since reports on a run carry no lists.
+    None disables a figure. They are made where the gaps are, since reports on a run carry no lists.
     """
 
     kept: bool = True
@@ -26,8 +26,8 @@ class GapRecord:
     most_ms: float | None = None
 
     @classmethod
-    def of(cls, slo: Slo, kept: bool) -> "GapRecord":
-        """The gaps with the figures that bounds ask for."""
+    def from_bounds(cls, slo: Slo, kept: bool) -> "GapRecord":
+        """The gaps with the figures that bounds need."""
         own = any(metric_of(limit) == "itl" for limit in slo.limits)
         return cls(kept, slo.itl_within if own else None, slo.strictest_ms("itl_pooled"))
 
@@ -37,7 +37,7 @@ class GapRecord:
         return replace(self, kept=False)
 
     def columns(self, exchanges: Sequence[Exchange], scale: float) -> dict[str, Any]:
-        """The columns `itl_us`, `own_itl_us`, `gaps`, `gaps_over`: null in flight and where nothing asks."""
+        """The columns `itl_us`, `own_itl_us`, `gaps`, `gaps_over`: null in flight or if disabled."""
         unknown = [None] * len(exchanges)
         columns: dict[str, Any] = dict.fromkeys(("itl_us", "own_itl_us", "gaps", "gaps_over"), unknown)
         if self.kept:
@@ -70,8 +70,8 @@ def _ended(exchange: Exchange, scale: float) -> Floats | None:
 
 
 def _own_us(gaps_us: Floats | None, within: float) -> int | None:
-    found = None if gaps_us is None else quantile(gaps_us, within)
-    return None if found is None else min(round(found), MOST_US)
+    gap_us = None if gaps_us is None else quantile(gaps_us, within)
+    return None if gap_us is None else min(round(gap_us), MOST_US)
 
 
 def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:

@@ -40,31 +40,31 @@ def raise_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def streams(found: Limits, endpoints: int, sharing: int = 1) -> int:
+def streams(limits: Limits, endpoints: int, sharing: int = 1) -> int:
     """Streams that one of `sharing` load actors of a machine can hold open to so many (host, port)."""
-    return min(_by_files(found), found.ports * endpoints // sharing)
+    return min(_by_files(limits), limits.ports * endpoints // sharing)
 
 
-def shortage(found: Limits, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
+def shortage(limits: Limits, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
     """The limit that is too small for `wanted` streams in one load actor, with the remedy; or None."""
-    most = streams(found, endpoints, sharing)
+    most = streams(limits, endpoints, sharing)
     if wanted <= most:
         return None
     short = f"a load actor can hold {most} of {wanted} streams open"
-    if most == _by_files(found):
+    if most == _by_files(limits):
         return (
-            f"{short}: raise `ulimit -n` (hard limit {found.hard_files}) where Ray is started, "
+            f"{short}: raise `ulimit -n` (hard limit {limits.hard_files}) where Ray is started, "
             "or use more fleet.actors"
         )
     ours = f", shared by {sharing} load actors" if sharing > 1 else ""
     return (
-        f"{short}: {found.ports} ports for each of {endpoints} URL(s){ours}; widen "
+        f"{short}: {limits.ports} ports for each of {endpoints} URL(s){ours}; widen "
         "net.ipv4.ip_local_port_range, or use more target.urls or fleet.actors on other nodes"
     )
 
 
-def _by_files(found: Limits) -> int:
-    return max(0, found.soft_files - found.open_files - SPARE_FILES)
+def _by_files(limits: Limits) -> int:
+    return max(0, limits.soft_files - limits.open_files - SPARE_FILES)
 
 
 def _count(limit: int) -> int:

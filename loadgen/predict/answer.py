@@ -86,21 +86,22 @@ def predict(
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
-    found = predicted_capacity(experiment, model.simulate, guess, machine.kv_tokens)
-    point, side = found.answer.point, found.answer.root.side
-    at_point = replace(_figures(experiment, point, machine), noise=_noise(found))
+    capacity_found = predicted_capacity(experiment, model.simulate, guess, machine.kv_tokens)
+    point, side = capacity_found.answer.point, capacity_found.answer.root.side
+    at_point = replace(_figures(experiment, point, machine), noise=_noise(capacity_found))
     if side:
         at_point = replace(
-            at_point, of_rate=_under_draws(found.simulator, point.rate_qps, draws, parallel_map).summed
+            at_point,
+            of_rate=_under_draws(capacity_found.simulator, point.rate_qps, draws, parallel_map).summed,
         )
     verdict = base(experiment, forecast=at_point)
-    if why := _no_rate(found, model):
+    if why := _no_rate(capacity_found, model):
         verdict = replace(verdict, forecast=replace(at_point, noise=None), no_rate=True)
         return _ended(verdict, summary.EXIT_SLO_MISSED, why)
     if side < 0:
         low = f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) {label(point.binding)} is over"
         return _ended(verdict, summary.EXIT_SLO_MISSED, f"{low} its bound")
-    if found.answer.jumps:
+    if capacity_found.answer.jumps:
         return _ended(verdict, summary.EXIT_OPEN, _jump(point))
     if side > 0:
         why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
@@ -110,13 +111,13 @@ def predict(
             )
         verdict = replace(verdict, capacity=_open_capacity(experiment, point))
         return _ended(verdict, summary.EXIT_OPEN, why)
-    unsure = uncertainty(found, draws, parallel_map)
-    capacity = _capacity(experiment, found.answer, unsure)
+    unsure = uncertainty(capacity_found, draws, parallel_map)
+    capacity = _capacity(experiment, capacity_found.answer, unsure)
     verdict = replace(
         verdict,
         forecast=replace(at_point, of_capacity=_draws(unsure) if draws else None),
         capacity=capacity,
-        sensitivity=sensitivities(found, parallel_map) if sensitivity else None,
+        sensitivity=sensitivities(capacity_found, parallel_map) if sensitivity else None,
     )
     why = _beyond(experiment.search, capacity, unsure)
     return _ended(verdict, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
@@ -182,9 +183,9 @@ def at_rate(
     machine, whole = model.machine(experiment), experiment.workload.has_sessions
     nodes, kv_tokens = simulated_nodes(experiment), machine.kv_tokens
     rough = RateSimulator(
-        experiment, model.simulate, Effort.of(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens
+        experiment, model.simulate, Effort.from_budget(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens
     )
-    effort = Effort.of(experiment.search.budget_s, nodes, whole)
+    effort = Effort.from_budget(experiment.search.budget_s, nodes, whole)
     simulator = RateSimulator(experiment, model.simulate, effort, kv_tokens)
     point = simulator.at(experiment.rate_qps)
     known, came = _under_draws(rough, experiment.rate_qps, draws, parallel_map), len(point.ttft_ms) > 0

@@ -67,31 +67,31 @@ def solve(simulator: RateSimulator, start_qps: float, slope: float, tolerance: f
         seen.append(simulator.at(rate_qps))
         return seen[-1].worst
 
-    found = find_root(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
-    return Solution(found, min(seen, key=lambda point: abs(math.log(point.rate_qps / found.rate_qps))))
+    root = find_root(excess, start_qps, (search.lowest_qps, search.highest_qps), slope, tolerance)
+    return Solution(root, min(seen, key=lambda point: abs(math.log(point.rate_qps / root.rate_qps))))
 
 
-def with_slope(simulator: RateSimulator, found: Solution) -> Solution:
+def with_slope(simulator: RateSimulator, solution: Solution) -> Solution:
     """The solution with the slope of ln p90 between two rates well apart, where noise does not decide it."""
-    if found.root.side:
-        return found
-    search, limit, rate_qps = simulator.experiment.search, found.point.binding, found.root.rate_qps
+    if solution.root.side:
+        return solution
+    search, limit, rate_qps = simulator.experiment.search, solution.point.binding, solution.root.rate_qps
     below_qps = max(rate_qps * math.exp(-APART), search.lowest_qps)
     above_qps = min(rate_qps * math.exp(APART), search.highest_qps)
     rise = simulator.at(above_qps).excess(limit) - simulator.at(below_qps).excess(limit)
     slope = max(rise / math.log(above_qps / below_qps), LEAST_SLOPE)
-    return replace(found, root=replace(found.root, slope=slope))
+    return replace(solution, root=replace(solution.root, slope=slope))
 
 
-def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
+def at_simulated_rate(simulator: RateSimulator, solution: Solution) -> Solution:
     """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
 
     Between simulated rates a p90 may be a few per cent off. If no rate some steps below keeps the bounds, the
     root stays.
     """
-    root = found.root
+    root = solution.root
     if root.side:
-        return found
+        return solution
     rate_qps = rounded_down(root.rate_qps)
     for _ in range(MOST_STEPS_DOWN):
         point = simulator.at(rate_qps)
@@ -100,7 +100,7 @@ def at_simulated_rate(simulator: RateSimulator, found: Solution) -> Solution:
             return Solution(replace(root, rate_qps=rate_qps), point)
         step = max(excess / root.slope, LEAST_STEP_DOWN)
         rate_qps = rounded_down(rate_qps * math.exp(-step))
-    return found
+    return solution
 
 
 def rounded_down(rate_qps: float) -> float:
@@ -147,12 +147,12 @@ def predicted_capacity(
     quick_s = min(QUICK_S, experiment.search.budget_s)
     whole = experiment.workload.has_sessions
     simulator = RateSimulator(
-        experiment, simulate, Effort.of(quick_s, min(nodes, MANY_NODES), whole), kv_tokens
+        experiment, simulate, Effort.from_budget(quick_s, min(nodes, MANY_NODES), whole), kv_tokens
     )
     quick = solve(simulator, guess_qps, SLOPE, ROUGH)
     if quick.root.side:
         return PredictedCapacity(quick, quick, simulator)
-    budget = Effort.of(experiment.search.budget_s, nodes, whole)
+    budget = Effort.from_budget(experiment.search.budget_s, nodes, whole)
     long = RateSimulator(experiment, simulate, budget, kv_tokens)
     answer = solve(long, quick.root.rate_qps, quick.root.slope, FINE)
     return PredictedCapacity(at_simulated_rate(long, with_slope(long, answer)), quick, simulator)

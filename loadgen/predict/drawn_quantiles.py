@@ -109,7 +109,7 @@ def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float])
 
 
 def figures(
-    known: QuantileDraws,
+    draws: QuantileDraws,
     limit: Limit,
     found_ms: float | None,
     noise_ms: tuple[float, float] | None,
@@ -119,24 +119,24 @@ def figures(
 
     `noise_ms` is Monte Carlo noise alone.
     """
-    found = None if found_ms is None else known.constants_ms(limit, found_ms)
-    whole = noise_ms if found is None or found_ms is None else _joined(found_ms, found, noise_ms)
+    interval = None if found_ms is None else draws.constants_ms(limit, found_ms)
+    whole = noise_ms if interval is None or found_ms is None else _joined(found_ms, interval, noise_ms)
     if found_ms is None:
         return Quantile(ms=None, bound_ms=bound_ms, passed=None)
     return Quantile(
         ms=Estimate(found_ms, *whole) if whole else Estimate(found_ms),
         by_noise=Estimate(found_ms, *noise_ms) if noise_ms else None,
-        by_constants=Estimate(found_ms, *found) if found else None,
+        by_constants=Estimate(found_ms, *interval) if interval else None,
         bound_ms=bound_ms,
         passed=found_ms <= bound_ms,
     )
 
 
 def _joined(
-    p90_ms: float, found: tuple[float, float | None], noise_ms: tuple[float, float] | None
+    p90_ms: float, interval: tuple[float, float | None], noise_ms: tuple[float, float] | None
 ) -> tuple[float, float | None]:
     """The causes are independent: their distances from the p90 add up as squares, in ln unless one is 0."""
-    low, high = found
+    low, high = interval
     if not p90_ms or not low:
         wide = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2
         up_ms = None if high is None or math.isinf(wide) else p90_ms + math.hypot(high - p90_ms, wide)

@@ -52,10 +52,10 @@ def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
     normal = _together(correlation(experiment), {path: _column(experiment, path, count) for path in paths})
     # A split normal with the constant's two standard deviations.
     ln = {path: np.where(normal[path] < 0, *it.ln_sd) * normal[path] for path, it in unsure.items()}
-    known = covariance(experiment)
-    if known:
-        together = _root(np.array(known.rows)) @ np.array([normal[path] for path in known.paths])
-        ln |= dict(zip(known.paths, together, strict=True))
+    fit = covariance(experiment)
+    if fit:
+        together = _root(np.array(fit.rows)) @ np.array([normal[path] for path in fit.paths])
+        ln |= dict(zip(fit.paths, together, strict=True))
     return [
         {path: it.value * math.exp(ln[path][draw]) for path, it in unsure.items()}
         for draw in range(count if unsure else 0)
@@ -75,18 +75,18 @@ def layout_name(layout: Layout) -> str:
     return " + ".join(layout.engine_kinds)
 
 
-def _together(known: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
+def _together(fit: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
     """Columns with the correlations of a fit.
 
     The triangular root keeps the first column and mixes into each one the columns before it. So constants
     that models share are drawn alike for all of them, a model's constants alike on all hardware, and all
     others alike in all layouts.
     """
-    if known is None:
+    if fit is None:
         return normal
-    order = sorted(known.paths, key=_rank)
-    places = [known.paths.index(path) for path in order]
-    rows = np.array(known.rows)[np.ix_(places, places)]
+    order = sorted(fit.paths, key=_rank)
+    places = [fit.paths.index(path) for path in order]
+    rows = np.array(fit.rows)[np.ix_(places, places)]
     _, upper = np.linalg.qr(_root(rows))
     lower = upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
     lower /= np.sqrt((lower**2).sum(axis=1, keepdims=True))  # written in few digits, 1 may have become .997

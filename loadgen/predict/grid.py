@@ -23,22 +23,22 @@ Asked = tuple[PredictionVerdict, Experiment]
 """A cell's answer, and the experiment that was asked for."""
 
 
-def experiments(asked: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
+def experiments(make: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
     """The experiment of every cell, or the reason for its refusal. Raises ConfigError if all are refused."""
-    found: list[Experiment | str] = []
+    cells: list[Experiment | str] = []
     for cell in grid.cells():
         try:
-            found.append(asked(grid.words(cell)))
+            cells.append(make(grid.words(cell)))
         except ConfigError as error:
-            found.append(str(error))
-    if all(isinstance(one, str) for one in found):
-        raise ConfigError(str(found[0]))
-    return found
+            cells.append(str(error))
+    if all(isinstance(one, str) for one in cells):
+        raise ConfigError(str(cells[0]))
+    return cells
 
 
-def are_replays(found: Sequence[Experiment | str]) -> bool:
+def are_replays(experiments: Sequence[Experiment | str]) -> bool:
     """True if the cells are replays of so many requests. Raises ConfigError where some are and some not."""
-    kinds = {one.is_replay for one in found if isinstance(one, Experiment)}
+    kinds = {one.is_replay for one in experiments if isinstance(one, Experiment)}
     if len(kinds) > 1:
         raise ConfigError(
             "some cells are replays of a number of requests and some are steady states; use one grid for each"

@@ -73,7 +73,7 @@ class PooledGaps(NamedTuple):
     gaps_s: Floats
     counts: Ints
 
-    def of(self, inside: NDArray[np.bool_]) -> Floats:
+    def within(self, inside: NDArray[np.bool_]) -> Floats:
         """The gaps of the requests `inside`."""
         return self.gaps_s[np.repeat(inside, self.counts)]
 
@@ -128,7 +128,7 @@ class Effort:
     nodes: int = 1
 
     @classmethod
-    def of(cls, node_s: float, nodes: int = 1, whole: bool = False) -> "Effort":
+    def from_budget(cls, node_s: float, nodes: int = 1, whole: bool = False) -> "Effort":
         """About `node_s` node seconds; in one run if `whole` (for sessions), and for a large service."""
         parts = 1 if whole else int(min(max(node_s / nodes / LONG_PART_S, 1), PARTS))
         return cls(parts, max(LEAST_WINDOW_S, node_s / nodes / parts), nodes)
@@ -178,10 +178,10 @@ class OperatingPoint:
 
     def excess(self, limit: Limit) -> float:
         """ln of the quantile over its bound, within `FARTHEST`; the lowest value if it does not apply."""
-        found = self.quantile_ms(limit)
-        if not found:
+        quantile_ms = self.quantile_ms(limit)
+        if not quantile_ms:
             return -FARTHEST
-        return min(max(math.log(found / self.bound_ms(limit)), -FARTHEST), FARTHEST)
+        return min(max(math.log(quantile_ms / self.bound_ms(limit)), -FARTHEST), FARTHEST)
 
     @property
     def worst(self) -> float:
@@ -310,7 +310,7 @@ class RateSimulator:
             seen.work,
             float(np.nanmax(seen.last_s, initial=edges_s[1])) - edges_s[1],
             routing_outcome(arrivals, inside, seen.last_s, seen.replica, engines),
-            np.zeros(0) if seen.gaps is None else seen.gaps.of(inside),
+            np.zeros(0) if seen.gaps is None else seen.gaps.within(inside),
         )
 
 

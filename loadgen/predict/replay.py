@@ -194,16 +194,16 @@ def _figures(
 
 def _of_bounds(slo: Slo, latencies_ms: Mapping[str, Floats]) -> dict[str, float | None]:
     """Each limited quantile by its bound; of a joint bound the share of requests that keep all others."""
-    found: dict[str, float | None] = {}
+    figures: dict[str, float | None] = {}
     kept = np.ones(len(latencies_ms["ttft"]), dtype=bool)
     for bound in slo.bounds:
         if metric_of(bound.limit) == JOINT:
-            found[bound.limit] = float(kept.mean())
+            figures[bound.limit] = float(kept.mean())
         else:
             latency = latencies_ms[metric_of(bound.limit)]
-            found[bound.limit] = quantile(latency, quantile_of(bound.limit))
+            figures[bound.limit] = quantile(latency, quantile_of(bound.limit))
             kept &= ~(latency > bound.ms)  # a latency that does not apply misses no bound
-    return found
+    return figures
 
 
 def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> tuple[Floats, Floats, Floats, Floats]:
@@ -217,7 +217,7 @@ def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> tuple[Floats, F
     )
 
 
-def rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
+def request_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     """A row per request in order of sending, times in seconds; null if a figure does not apply."""
     ttft, tpot, gap, e2e = (values / 1e3 for values in latencies_ms(schedule, played))
     known = [pa.array(values, pa.float64(), from_pandas=True) for values in (ttft, tpot, gap, e2e)]

@@ -31,12 +31,12 @@ def joint_ln_qps(experiment: Experiment, answer: PredictionVerdict, alone: bool 
     """
     capacity, forecast = answer.capacity, answer.forecast
     assert capacity is not None and forecast is not None
-    known = forecast.of_capacity
+    draws = forecast.of_capacity
     moved = np.zeros(MANY_DRAWS)
-    if known and known.ln_ratios:
-        sets = drawn(experiment, known.draws)
-        many = [] if alone or known.open_draws else drawn(experiment, MANY_DRAWS)
-        moved = np.array(smoothed(sets, known.ln_ratios, many))
+    if draws and draws.ln_ratios:
+        sets = drawn(experiment, draws.draws)
+        many = [] if alone or draws.open_draws else drawn(experiment, MANY_DRAWS)
+        moved = np.array(smoothed(sets, draws.ln_ratios, many))
         if len(moved) != MANY_DRAWS:
             rng = np.random.default_rng(_seed(experiment))
             moved = rng.permutation(np.resize(moved, MANY_DRAWS))

@@ -56,16 +56,18 @@ class Uncertainty:
         return interval_end(self.smoothed, share, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
 
 
-def uncertainty(found: PredictedCapacity, draws: int = DRAWS, parallel_map: ParallelMap = map) -> Uncertainty:
+def uncertainty(
+    prediction: PredictedCapacity, draws: int = DRAWS, parallel_map: ParallelMap = map
+) -> Uncertainty:
     """The prediction again under `draws` sets of constants, on the same requests."""
-    sets = drawn(found.simulator.experiment, draws)
+    sets = drawn(prediction.simulator.experiment, draws)
     if not sets:
         return Uncertainty(())
-    answers = list(parallel_map(partial(varied, found.simulator, found.quick.root), sets))
-    base = math.log(found.quick.root.rate_qps)
+    answers = list(parallel_map(partial(varied, prediction.simulator, prediction.quick.root), sets))
+    base = math.log(prediction.quick.root.rate_qps)
     ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
     below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
-    many = [] if below or above else drawn(found.simulator.experiment, MANY_DRAWS)
+    many = [] if below or above else drawn(prediction.simulator.experiment, MANY_DRAWS)
     more = smoothed(sets, ln_ratios, many)
     bindings = tuple(binding for _, binding, _ in answers)
     return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, more)
@@ -114,19 +116,22 @@ NUDGE = math.log(1.1)
 """Elasticities span 10 % less to 10 % more of a constant: well above the noise of a rough run."""
 
 
-def sensitivities(found: PredictedCapacity, parallel_map: ParallelMap = map) -> tuple[SensitivityRow, ...]:
+def sensitivities(
+    prediction: PredictedCapacity, parallel_map: ParallelMap = map
+) -> tuple[SensitivityRow, ...]:
     """Every constant's sensitivity, the largest share of the variance first.
 
     `share` is a constant's part of the variance of ln QPS when all are drawn together, correlated as their
     fit says: the shares add up to 1; one is below 0 if constants that move with it undo more than it does.
     """
-    known = {path: it for path, it in constants(found.simulator.experiment).items() if it.value > 0}
-    wanted = [(path, value) for path, it in known.items() for value in _ends(it)]
+    uncertain = {path: it for path, it in constants(prediction.simulator.experiment).items() if it.value > 0}
+    wanted = [(path, value) for path, it in uncertain.items() for value in _ends(it)]
     answers = parallel_map(
-        partial(varied, found.simulator, found.quick.root), [{path: value} for path, value in wanted]
+        partial(varied, prediction.simulator, prediction.quick.root),
+        [{path: value} for path, value in wanted],
     )
     ln_qps = {key: ln for key, (ln, _, _) in zip(wanted, answers, strict=True)}
-    rows = _shared(found, [_sensitivity(path, it, ln_qps, found) for path, it in known.items()])
+    rows = _shared(prediction, [_sensitivity(path, it, ln_qps, prediction) for path, it in uncertain.items()])
     return tuple(sorted(rows, key=lambda row: (row.share, row.ln_sd, abs(row.elasticity)), reverse=True))
 
 
@@ -139,12 +144,12 @@ def _ends(constant: Constant) -> Sequence[float]:
 
 
 def _sensitivity(
-    path: str, constant: Constant, ln_qps: Mapping[tuple[str, float], float], found: PredictedCapacity
+    path: str, constant: Constant, ln_qps: Mapping[tuple[str, float], float], prediction: PredictedCapacity
 ) -> SensitivityRow:
     less, more, *ends = (ln_qps[path, value] for value in _ends(constant))
     elasticity = (more - less) / 2 / NUDGE
     # The rough run's own error drops out: the answer is moved by what the rough run is.
-    shift = math.log(found.answer.root.rate_qps / found.quick.root.rate_qps)
+    shift = math.log(prediction.answer.root.rate_qps / prediction.quick.root.rate_qps)
     low_qps, high_qps = [math.exp(ln + shift) for ln in ends] or (None, None)
     return SensitivityRow(
         path=path,
@@ -157,12 +162,12 @@ def _sensitivity(
     )
 
 
-def _shared(found: PredictedCapacity, rows: Sequence[SensitivityRow]) -> list[SensitivityRow]:
+def _shared(prediction: PredictedCapacity, rows: Sequence[SensitivityRow]) -> list[SensitivityRow]:
     """The rows with their shares: covariance of an effect with the sum of all, over the sum's variance."""
-    sets = drawn(found.simulator.experiment, MANY_DRAWS)
+    sets = drawn(prediction.simulator.experiment, MANY_DRAWS)
     if not sets:
         return list(rows)
-    ln_qps = math.log(found.answer.root.rate_qps)
+    ln_qps = math.log(prediction.answer.root.rate_qps)
     moved = {row.path: _moved(row, ln_qps, [one[row.path] for one in sets]) for row in rows if row.ln_sd}
     if not moved:
         return list(rows)

@@ -90,12 +90,12 @@ def fitted(pieces: Sequence[RenderedPart], limit_tokens: int, step_tokens: int) 
     if room < 0:
         raise ConfigError(f"template: {fixed} tokens must stay but the limit is {limit_tokens}; raise it")
     left = min(spare, int(cut_tokens(spare, room, step_tokens)))
-    found = list(pieces)
+    parts = list(pieces)
     order = [i for i, piece in enumerate(pieces) if piece.truncation_priority]
     for i in sorted(order, key=lambda i: pieces[i].truncation_priority):
         gone = min(left, len(pieces[i].encoded))
-        found[i], left = replace(pieces[i], left_out=gone), left - gone
-    return found
+        parts[i], left = replace(pieces[i], left_out=gone), left - gone
+    return parts
 
 
 def token_ids(pieces: Sequence[RenderedPart]) -> list[int]:
@@ -110,8 +110,8 @@ def messages(pieces: Sequence[RenderedPart]) -> list[dict[str, str]]:
 
 def by_words(written: str) -> Encoded:
     """A stand-in for a tokenizer: a word or a mark, with the space before it, is one token."""
-    found = [(match.group(), match.start()) for match in WORD.finditer(written)]
-    return [(zlib.crc32(word.encode()) % STAND_IN_IDS, start) for word, start in found]
+    words = [(match.group(), match.start()) for match in WORD.finditer(written)]
+    return [(zlib.crc32(word.encode()) % STAND_IN_IDS, start) for word, start in words]
 
 
 def parts_of(spec: Conversations) -> list[PromptPart]:

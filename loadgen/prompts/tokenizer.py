@@ -47,8 +47,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> Encoded:
         """The tokens of a text, without begin and end marks."""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        return [(number, start) for number, (start, _) in zip(found.ids, found.offsets, strict=True)]
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return [(number, start) for number, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def pieces(self, text: str) -> list[tuple[int, int, str]]:
         """The same tokens with their positions and their texts, which together are the whole text."""
@@ -64,8 +64,8 @@ class Tokenizer:
 
     def letters(self) -> list[tuple[int, str]]:
         """Tokens that are one letter or digit, by id."""
-        found = self.vocabulary.items()
-        return sorted((number, entry) for entry, number in found if LETTER.fullmatch(entry))
+        entries = self.vocabulary.items()
+        return sorted((number, entry) for entry, number in entries if LETTER.fullmatch(entry))
 
     def refuse_beyond(self, vocab: int) -> None:
         """Raise ConfigError if it has ids that a model of `vocab` tokens lacks."""

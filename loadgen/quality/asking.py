@@ -52,7 +52,7 @@ class Asking(Generic[Question, Answer]):
 
     def _feed(self) -> None:
         """Ask one question after the other at the pace, then wait for the last answers."""
-        began_s, asked = time.monotonic(), []
+        began_s, pending = time.monotonic(), []
         for number, question in enumerate(self._questions):
             if self._pace.per_s:
                 due_s = began_s + number / self._pace.per_s
@@ -60,8 +60,8 @@ class Asking(Generic[Question, Answer]):
             self._room.acquire()
             if self._enough.is_set():
                 break
-            asked.append(self._threads.submit(self._one, question))
-        for one in asked:
+            pending.append(self._threads.submit(self._one, question))
+        for one in pending:
             one.result()
 
     def _one(self, question: Question) -> None:

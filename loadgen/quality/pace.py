@@ -33,20 +33,20 @@ class Pace:
         return f"{self.per_s:.1f} a second beside {self.load_qps:.2f} QPS per node of load"
 
 
-def of(asked: Experiment) -> Pace:
+def gate_pace(experiment: Experiment) -> Pace:
     """The pace at which questions and load together are the work of the rate `quality.load`."""
-    rate_qps = asked.quality.rate_qps
+    rate_qps = experiment.quality.rate_qps
     if not rate_qps:
         return Pace(0.0, None, IDLE_IN_FLIGHT)
-    workload, quality = asked.workload, asked.quality
+    workload, quality = experiment.workload, experiment.quality
     request = workload.input_tokens.mean + workload.output_tokens.mean
     question = quality.prompt_tokens + quality.answer_tokens
-    whole = rate_qps * asked.cluster.nodes
+    whole = rate_qps * experiment.cluster.nodes
     per_s = min(QUESTION_SHARE * whole * request / question, MOST_PER_S)
     load = whole - per_s * question / request
-    return Pace(load / asked.cluster.nodes, per_s, MOST_IN_FLIGHT)
+    return Pace(load / experiment.cluster.nodes, per_s, MOST_IN_FLIGHT)
 
 
-def longest_s(asked: Experiment, pace: Pace) -> float | None:
+def longest_s(experiment: Experiment, pace: Pace) -> float | None:
     """Seconds of asking both sides all prompts, the first one twice; None if the service decides."""
-    return None if pace.per_s is None else 3 * asked.quality.prompts / pace.per_s
+    return None if pace.per_s is None else 3 * experiment.quality.prompts / pace.per_s

@@ -62,7 +62,7 @@ def body(model: str, prompt: Sequence[int], output_tokens: int, cache_salt: str)
         raise ValueError("a question has a prompt of token ids, and at least one token to answer")
     if not 1 <= len(cache_salt) <= MOST_SALT_CHARS or any(one in cache_salt for one in NOT_IN_SALTS):
         raise ValueError(f"a salt has 1 to {MOST_SALT_CHARS} characters, none of them @, /, \\ or NUL")
-    asked = {
+    request = {
         "model": model,
         "prompt": list(prompt),
         "max_tokens": output_tokens,
@@ -73,7 +73,7 @@ def body(model: str, prompt: Sequence[int], output_tokens: int, cache_salt: str)
         "return_tokens_as_token_ids": True,
         "cache_salt": cache_salt,
     }
-    return json.dumps(asked, separators=(",", ":")).encode()
+    return json.dumps(request, separators=(",", ":")).encode()
 
 
 def most_bytes(prompt_tokens: int, output_tokens: int) -> int:
@@ -147,7 +147,7 @@ def _speculates(tree: dict[str, Any]) -> bool:
     return isinstance(metrics, dict) and metrics.get("speculative_decoding") is not None
 
 
-def _refuse_other_prompt(read: Any, asked: Sequence[int]) -> None:
+def _refuse_other_prompt(read: Any, prompt: Sequence[int]) -> None:
     """A server that cut the prompt, or put a token before it, answered another question."""
     if read is None:
         _fail(
@@ -156,24 +156,24 @@ def _refuse_other_prompt(read: Any, asked: Sequence[int]) -> None:
         )
     if not isinstance(read, list) or not all(map(_is_id, read)):
         _fail(f"the endpoint's prompt_token_ids are no list of token ids; {SERVER}")
-    if read != list(asked):
+    if read != list(prompt):
         _fail(
-            f"the endpoint read another prompt than it was sent, {len(read)} tokens for {len(asked)}; it "
+            f"the endpoint read another prompt than it was sent, {len(read)} tokens for {len(prompt)}; it "
             "must neither truncate nor add tokens"
         )
 
 
-def _tokens(found: Any, output_tokens: int) -> tuple[int, ...]:
-    if found is None:
+def _tokens(tokens: Any, output_tokens: int) -> tuple[int, ...]:
+    if tokens is None:
         _fail("the endpoint answered no token ids; it must know return_token_ids, as vLLM does")
-    if not isinstance(found, list) or not all(map(_is_id, found)):
+    if not isinstance(tokens, list) or not all(map(_is_id, tokens)):
         _fail(f"the endpoint's token_ids are no list of token ids; {SERVER}")
-    if len(found) != output_tokens:
+    if len(tokens) != output_tokens:
         _fail(
-            f"the endpoint answered {len(found)} tokens instead of {output_tokens}; it must know ignore_eos, "
-            "as vLLM does, and its context must have room for them"
+            f"the endpoint answered {len(tokens)} tokens instead of {output_tokens}; it must know "
+            "ignore_eos, as vLLM does, and its context must have room for them"
         )
-    return tuple(found)
+    return tuple(tokens)
 
 
 def _is_id(value: Any) -> bool:
@@ -190,22 +190,22 @@ def _position(token: int, top: Any) -> dict[int, float]:
         )
     if len(top) > MOST_ALTERNATIVES:
         _fail(f"the endpoint answered {len(top)} alternatives of a token instead of {ALTERNATIVES}; {SERVER}")
-    found = {_token(name): _logprob(value) for name, value in top.items()}
-    if token not in found:
+    logprobs = {_token(name): _logprob(value) for name, value in top.items()}
+    if token not in logprobs:
         _fail(f"the endpoint answered a token that is not among its own alternatives; {SERVER}")
-    if math.fsum(map(math.exp, found.values())) > MOST_MASS:
+    if math.fsum(map(math.exp, logprobs.values())) > MOST_MASS:
         _fail(f"the endpoint's probabilities of a token add up to more than 1; {RAW}")
-    return found
+    return logprobs
 
 
 def _token(name: str) -> int:
-    found = _NAMED.fullmatch(name)
-    if found is None or int(found[1]) > MOST_ID:
+    match = _NAMED.fullmatch(name)
+    if match is None or int(match[1]) > MOST_ID:
         _fail(
             "the endpoint names alternatives by text, which several tokens may share; it must know "
             "return_tokens_as_token_ids, as vLLM does"
         )
-    return int(found[1])
+    return int(match[1])
 
 
 def _logprob(value: Any) -> float:

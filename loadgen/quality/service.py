@@ -57,8 +57,8 @@ class AskedService:
         prompt, tokens = question.prompt, self.output_tokens
         body = questions.body(self.model, prompt, tokens, secrets.token_hex(SALT_BYTES))
         got = self.post(question.number, body, questions.most_bytes(len(prompt), tokens))
-        found = questions.parse(got, prompt, tokens)
-        return Answer(found.tokens, tuple(map(_as_stored, found.alternatives))), found.text
+        parsed = questions.parse(got, prompt, tokens)
+        return Answer(parsed.tokens, tuple(map(_as_stored, parsed.alternatives))), parsed.text
 
     def post(self, number: int, body: bytes, most_bytes: int) -> bytes:
         """The body of an answer to the request with this number, without the key.

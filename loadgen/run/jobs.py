@@ -35,7 +35,7 @@ class SearchCapacity(Job):
         self._sweep = sweep(driver)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.of_sweep(self.experiment, driver, self._sweep, "wall")
+        return verdicts.sweep_verdict(self.experiment, driver, self._sweep, "wall")
 
 
 class OfferLoad(Job):
@@ -44,10 +44,10 @@ class OfferLoad(Job):
     verb = "probe"
 
     def load(self, driver: Driver) -> None:
-        fixed_rate.asked(driver, self.experiment)
+        fixed_rate.offer_load(driver, self.experiment)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.of_probe(self.experiment, driver)
+        return verdicts.probe_verdict(self.experiment, driver)
 
 
 class RequireRate(Job):
@@ -61,4 +61,4 @@ class RequireRate(Job):
         self._required = required_rate.require(driver, self.experiment.rate_qps, longest_s)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.of_required(self.experiment, driver, self._required)
+        return verdicts.required_verdict(self.experiment, driver, self._required)

@@ -31,7 +31,7 @@ from conf.io.one_line import reason
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past
-from loadgen.drive.prepared_load import QueueUntold
+from loadgen.drive.prepared_load import QueueTimeNotReported
 from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.fleet import FleetError, LoadFleet
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
@@ -100,7 +100,7 @@ class RunLifecycle:
         folder.write_json("manifest.json", self._manifest)
 
     def emit(self, kind: str, /, **facts: Any) -> None:
-        """Log an event and show it, and before it what other threads had to say."""
+        """Log an event and show it, after the lines that other threads have queued."""
         while not self._lines.empty():
             text = self._lines.get()
             self.folder.event("metrics", text=text)
@@ -143,7 +143,7 @@ class RunLifecycle:
             self._failure, self._ended = (exit_code, reason), True
 
     def _keep_last_words(self, error: TargetError | FleetError) -> None:
-        """Save what the processes of a failed service wrote last, for it goes with the service."""
+        """Save the last log lines of a failed service, which end with the service."""
         if isinstance(error, TargetError) and error.last_words:
             with suppress(OSError):  # the reason is told all the same
                 self.folder.write_text(LAST_WORDS, "\n".join([str(error), *error.last_words, ""]))
@@ -154,7 +154,7 @@ class RunLifecycle:
         return EXIT_INTERNAL, f"internal error, see traceback.txt: {type(error).__name__}: {error}"
 
     def _saved(self) -> RunVerdict:
-        """The verdict, written down; what was measured is worth a moment, so one Ctrl-C is not heard."""
+        """Write the verdict and return it. One Ctrl-C is ignored meanwhile, to save what was measured."""
         try:
             with suppress(KeyboardInterrupt):
                 return self._finish()
@@ -178,7 +178,7 @@ class RunLifecycle:
                 self._rest(service, meter)
                 saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
-                plan = LoadPlan.of(self.experiment, service.replicas, start)
+                plan = LoadPlan.from_experiment(self.experiment, service.replicas, start)
                 self._driver = Driver(fleet, plan, self.emit, saved, self._fault, told, repair)
                 self._driver.watcher = self._watched
                 if self._past is not None:
@@ -196,13 +196,13 @@ class RunLifecycle:
                 return EXIT_INTERRUPTED, "every request received so far is saved"
             except TargetLost as error:
                 return EXIT_TARGET, str(error)
-            except QueueUntold as error:
+            except QueueTimeNotReported as error:
                 return EXIT_VOID, str(error)
             finally:
                 fleet.finish(drain_s)
 
     def _watched(self, seen: WindowSoFar) -> None:
-        """Tell who watches, here and in the folder, how the running window stands."""
+        """Show the running window as it stands, and write it into the folder for other viewers."""
         if self._job.verb == "sweep" and self._driver:
             plan, outcomes = self._driver.plan, self._driver.windows.outcomes
             seen = replace(seen, budget_s=fitted(plan.search, plan.begin, outcomes).budget_s)
@@ -255,21 +255,21 @@ class RunLifecycle:
         return PowerSampler(service.power, shard, fleet.now_ns, self._lines.put)
 
     def _rest(self, service: Service, meter: PowerSampler | None) -> None:
-        """Leave the service at rest for a moment, where a node tells its power."""
+        """Leave the service at rest for a moment if a node reports its power."""
         self._power_unknown = service.power_unknown
         if meter is None:
             return
-        self.emit("power", text=f"the power of the service at rest, {IDLE_S:g} s where a node tells it")
+        self.emit("power", text=f"the power of the service at rest, {IDLE_S:g} s if a node reports it")
         if why := meter.rest(IDLE_S):
             self._power_unknown = why
             self.emit("power", text=f"power unknown: {why}")
 
     def _start_fleet(self, service: Service) -> LoadFleet:
-        asked = self.experiment
-        plan = ClientPlan.of(asked, service.urls, service.access, self._salt)
+        experiment = self.experiment
+        plan = ClientPlan.from_experiment(experiment, service.urls, service.access, self._salt)
         self._fleet = fleet = LoadFleet(
-            asked.fleet.actors,
-            asked.fleet.cpus_per_actor,
+            experiment.fleet.actors,
+            experiment.fleet.cpus_per_actor,
             plan,
             self.folder.shards.resolve(),
             service.actor_options,
@@ -277,13 +277,13 @@ class RunLifecycle:
             from_ns=self._past.end_ns if self._past else 0,
         )
         self._manifest["load_actors"] = [member.described() for member in fleet.members]
-        self._manifest["clock"] = {"time_scale": asked.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
+        self._manifest["clock"] = {"time_scale": experiment.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
         self.folder.write_json("manifest.json", self._manifest)
         self.emit("fleet", text=f"{len(fleet.members)} load actor(s) ready")
         return fleet
 
     def _concluded(self, rows: pa.Table | None = None) -> RunVerdict:
-        """The verdict from the rows of the folder, so that whoever counts them again finds the same."""
+        """The verdict from the rows of the folder, so that a later recount gives the same."""
         try:
             if self._driver is not None and rows is not None:
                 self._driver.recount_on(rows)
@@ -294,10 +294,10 @@ class RunLifecycle:
         except Exception as error:  # noqa: BLE001  the boundary of a run, as in `measure`
             self._failure = self._internal(error)
         assert self._failure is not None, "without a driver there was a failure"
-        return verdicts.of_failure(self.experiment, self._driver, *self._failure)
+        return verdicts.failure_verdict(self.experiment, self._driver, *self._failure)
 
     def _joined(self, verdict: RunVerdict) -> RunVerdict:
-        """The verdict whose capacity, if it is simulated, holds what is unknown of the engine's constants."""
+        """The verdict; a simulated capacity includes the uncertainty of the engine's constants."""
         if not (verdict.valid and verdict.capacity and verdict.asked.is_modelled):
             return verdict
         try:
@@ -346,7 +346,7 @@ class RunLifecycle:
         return energy.figures(samples, verdict.windows, rows, verdict.capacity, self._power_unknown)
 
     def _cleaned(self, verdict: RunVerdict) -> RunVerdict:
-        """The verdict as it is handed on, to be shown and to be part of a study: without the key in it."""
+        """The verdict without the API key, as it is shown and becomes part of a study."""
         if self.folder.secret is None:
             return verdict
         cleaned = from_tree(RunVerdict, finite(self.folder.cleaned(to_tree(verdict))), self.folder.path)

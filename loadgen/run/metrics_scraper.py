@@ -41,7 +41,7 @@ MOST_BYTES = 8 * 2**20
 MOST_LINES = 4096
 """Most series of the wanted metrics; a node of eight engines has some hundred (our choice)."""
 COUNT_LIMIT = 2**53
-"""Up to here a float holds every whole number; a server that says more is not believed."""
+"""Up to here a float holds every whole number; larger figures of a server are refused."""
 REPLICA_ID = "x-replica-id"
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -166,7 +166,7 @@ class Scraper:
                 if response.status not in SUCCESSES:
                     self._refused(name, url, response.status, clock_ns)
                     return {"replica": replica, "error": f"HTTP {response.status}"}
-                return {"replica": replica, **figures(await _page(response))}
+                return {"replica": replica, **page_figures(await _page(response))}
         except TimeoutError:
             return {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
         except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
@@ -196,17 +196,17 @@ class Scraper:
                 self._say(line)
 
 
-def figures(text: str) -> dict[str, Any]:
+def page_figures(text: str) -> dict[str, Any]:
     """Figures of a page by column of `time_series.SERVER`, or `error`. Raises ValueError if it is garbled."""
     samples: dict[str, list[float]] = {}
     for sample in _samples(text):
         samples.setdefault(sample.name.removesuffix("_total"), []).append(sample.value)
-    told: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     for column, names in SPELLINGS.items():
         values = next((samples[name] for name in names if name in samples), [])
         if values and all(0 <= value < COUNT_LIMIT for value in values):
-            told[column] = sum(values) / len(values) if column in AVERAGED else round(sum(values))
-    return told or {"error": "none of vLLM's metrics in the answer"}
+            row[column] = sum(values) / len(values) if column in AVERAGED else round(sum(values))
+    return row or {"error": "none of vLLM's metrics in the answer"}
 
 
 async def _page(response: aiohttp.ClientResponse) -> str:

@@ -21,20 +21,20 @@ PERIOD_S = 1.0
 IDLE_S = 10.0
 """Time at rest before the load (our choice): a GPU is at its idle clocks within a second or two."""
 FIRST_S = 20.0
-"""Longest wait until every node has answered or one has told: a tool may take 15 s."""
+"""Longest wait until every node has answered or one has reported its power: a tool may take 15 s."""
 WORD_CHARS = 200
 FIGURES = ("gpu_watts", "node_watts", "source")
 
 
 class PowerSource(Protocol):
-    """Whoever reads the power of nodes."""
+    """A source of power readings of nodes."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes."""
 
     def read(self) -> Sequence[Mapping[str, Any]]:
-        """Readings that are there now: columns of `time_series.POWER` but time and `idle`; never for long."""
+        """The readings available now: columns of `time_series.POWER` but time and `idle`; returns at once."""
 
 
 class PowerSampler:
@@ -65,9 +65,9 @@ class PowerSampler:
         self._thread.join(FIRST_S)
 
     def rest(self, seconds: float = IDLE_S, first_s: float = FIRST_S) -> str:
-        """Sample nodes at rest for `seconds`. Returns why nobody tells, empty if one does.
+        """Sample nodes at rest for `seconds`. Returns why no node reports its power; empty if one does.
 
-        Where nobody tells the sampling ends: a tool that fails costs the nodes time too.
+        If none does the sampling ends, because a failing tool costs the nodes time too.
         """
         self._answered.wait(first_s)
         if not self._told.is_set():
@@ -123,5 +123,5 @@ class PowerSampler:
 
 def _row(reading: Mapping[str, Any]) -> dict[str, Any]:
     error = reading.get("error")
-    told = {name: reading.get(name) for name in FIGURES}
-    return {"node": reading["node"], **told, "error": error and one_line(error, WORD_CHARS)}
+    figures = {name: reading.get(name) for name in FIGURES}
+    return {"node": reading["node"], **figures, "error": error and one_line(error, WORD_CHARS)}

@@ -68,7 +68,7 @@ class RunFolder(Folder):
             pq.write_table(plan_table(schedule), opened)
 
     def tell(self, rows: pa.Table) -> None:
-        """Keep what load actors told of requests that ended (schema `records.PROGRESS`). Raises OSError.
+        """Keep the reports of load actors on requests that ended (schema `records.PROGRESS`). Raises OSError.
 
         An actor's shard may be out of reach once the actor or this process is dead.
         """
@@ -102,15 +102,15 @@ class RunFolder(Folder):
         """
         self._close_told()
         with _locked(shards.files(self.path)):
-            found = shards.read(self.path)
-            self._keep_torn_aside(bool(found))
-            self._write_requests(gathering.recorded(self.path, found, wall_start_ns, time_scale))
+            shards_found = shards.read(self.path)
+            self._keep_torn_aside(bool(shards_found))
+            self._write_requests(gathering.recorded(self.path, shards_found, wall_start_ns, time_scale))
             for file, (schema, source) in SERIES.items():
-                if any(shard.rows.num_rows for shard in found if shard.schema is schema):
+                if any(shard.rows.num_rows for shard in shards_found if shard.schema is schema):
                     time_series.write(
-                        gathering.series(self.path, file, schema, source, found), self.path / file
+                        gathering.series(self.path, file, schema, source, shards_found), self.path / file
                     )
-            for shard in found:
+            for shard in shards_found:
                 if shard.is_whole:
                     shard.path.unlink()
                 else:
@@ -122,12 +122,12 @@ class RunFolder(Folder):
     def _write_requests(self, tables: Sequence[pa.Table]) -> None:
         """Add the rows that requests/ lacks, in files that every reader can hold; what it has stays."""
         folder = self.path / "requests"
-        known = records.read(folder, ["seq"])["seq"].to_numpy()
+        saved = records.read(folder, ["seq"])["seq"].to_numpy()
         names = (f"part-{n:03d}.parquet" for n in itertools.count())
         free = (name for name in names if not (folder / name).exists())
         most_rows = min(self.most_rows, piecewise.MOST_ROWS)
         bounded = [records.joined(tables)] if tables else []
-        pieces = gathering.joined(bounded, records.REQUESTS, known, most_rows)
+        pieces = gathering.joined(bounded, records.REQUESTS, saved, most_rows)
         for first in pieces:
             part = map(latency_columns.with_latencies, _next_rows(first, pieces, self.most_rows))
             parquet.write_pieces(part, latency_columns.FILE, folder / next(free))

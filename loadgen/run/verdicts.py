@@ -63,7 +63,7 @@ QUEUE_GREW = (
 )
 
 
-def of_sweep(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> RunVerdict:
+def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: str) -> RunVerdict:
     """The verdict of a search that ran to its end; `clock` is `wall` or `virtual`."""
     judged = [window.verdict for window in sweep.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
@@ -150,7 +150,7 @@ def _held(experiment: Experiment, driver: Driver) -> HoldFigures | None:
     )
 
 
-def of_probe(experiment: Experiment, driver: Driver) -> RunVerdict:
+def probe_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
     """The verdict of one window without a search: each p90 with its interval against its bound."""
     window = driver.windows.outcomes[0]
     counts, judged, rows = window.counts, window.verdict, window.rows
@@ -200,7 +200,7 @@ def _not_shown(experiment: Experiment, driver: Driver, probe: ProbeFigures, requ
         yield f"{requests} requests, and the interval of {limits} needs {needs}"
 
 
-def of_levels(experiment: Experiment, driver: Driver) -> RunVerdict:
+def levels_verdict(experiment: Experiment, driver: Driver) -> RunVerdict:
     """The beginning of a verdict on several closed loops: windows, checks, and how much was seen."""
     return replace(
         _base(experiment, driver, fitted=False),
@@ -209,13 +209,13 @@ def of_levels(experiment: Experiment, driver: Driver) -> RunVerdict:
     )
 
 
-def of_answers(experiment: Experiment, driver: Driver, evidence: str) -> RunVerdict:
+def answers_verdict(experiment: Experiment, driver: Driver, evidence: str) -> RunVerdict:
     """The verdict of one side of the quality gate: answers on record, and no claim about a capacity."""
     verdict = replace(_base(experiment, driver, fitted=False), clock="wall", evidence=evidence)
     return _ended(verdict, EXIT_OK, "")
 
 
-def of_required(experiment: Experiment, driver: Driver, required: Required) -> RunVerdict:
+def required_verdict(experiment: Experiment, driver: Driver, required: Required) -> RunVerdict:
     """The verdict on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps
     look = require.analyse(driver, experiment.rate_qps, required.whole_s)
@@ -268,7 +268,7 @@ def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Wind
     return pieces
 
 
-def of_failure(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> RunVerdict:
+def failure_verdict(experiment: Experiment, driver: Driver | None, exit_code: int, reason: str) -> RunVerdict:
     """The verdict of a run that was interrupted or lost its target: what was seen, no claim."""
     verdict = replace(
         _base(experiment, driver, fitted=False),
@@ -331,11 +331,11 @@ def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: in
             needs=quantile_interval(np.zeros(rows.num_rows), q, seconds).needs,
         )
     latency = _late(rows, latency_so_far(rows, bound, now_ns))
-    found, interval = quantile(latency, q), quantile_interval(latency, q, seconds)
+    value, interval = quantile(latency, q), quantile_interval(latency, q, seconds)
     return Quantile(
-        ms=None if found is None else Estimate(found, *(interval.ends or (None, None))),
+        ms=None if value is None else Estimate(value, *(interval.ends or (None, None))),
         bound_ms=bound.ms,
-        passed=None if found is None else found <= bound.ms,
+        passed=None if value is None else value <= bound.ms,
         needs=interval.needs,
         needs_s=interval.needs_s,
     )

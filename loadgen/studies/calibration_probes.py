@@ -90,7 +90,7 @@ class CalibrationStudy(Study):
 
     def part(self, name: str, done: Parts) -> Experiment:
         part = self._probes[name]
-        return probe(self.experiment, part, self._workloads[part.workload])
+        return probe_experiment(self.experiment, part, self._workloads[part.workload])
 
     def job(self, name: str, experiment: Experiment) -> Job:
         return OfferLoad(experiment)
@@ -107,14 +107,14 @@ def refuse(words: Sequence[str]) -> None:
             raise ConfigError(f"{key}: recipe has its own workloads and judges nothing; leave it out")
 
 
-def checked(asked: Experiment) -> Experiment:
+def check_experiment(experiment: Experiment) -> Experiment:
     """The experiment whose traffic decides the guessed rate."""
-    return replace(asked, workload=_workload(CHECK, asked))
+    return replace(experiment, workload=_workload(CHECK, experiment))
 
 
-def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
+def total_line(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
     """A line with the load time of all parts; `closed_s` is the engine model's time of a closed loop."""
-    lasts = [fixed_rate.seconds(part) or closed_s(part) for part in parts]
+    lasts = [fixed_rate.load_seconds(part) or closed_s(part) for part in parts]
     unknown, load_s = lasts.count(None), sum(filter(None, lasts))
     besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
     return (
@@ -123,27 +123,27 @@ def total(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | 
     )
 
 
-def probe(asked: Experiment, part: CalibrationProbe, workload: Workload) -> Experiment:
+def probe_experiment(study: Experiment, part: CalibrationProbe, workload: Workload) -> Experiment:
     """The experiment of one part."""
-    one = replace(asked, workload=workload, slo=LOOSE, run=part.name)
-    one = replace(one, seed=seed_of(asked.seed, part.name))
+    one = replace(study, workload=workload, slo=LOOSE, run=part.name)
+    one = replace(one, seed=seed_of(study.seed, part.name))
     if not part.concurrency:
-        return replace(one, rate_qps=part.share * (asked.rate_qps or 0.0))
-    fleet = replace(asked.fleet, actors=min(asked.fleet.actors, part.concurrency))
+        return replace(one, rate_qps=part.share * (study.rate_qps or 0.0))
+    fleet = replace(study.fleet, actors=min(study.fleet.actors, part.concurrency))
     requests = max(WAVES * part.concurrency, LEAST_REQUESTS)
     closed = replace(one, fleet=fleet, rate_qps=None, duration_s=None)
     return replace(closed, concurrency=part.concurrency, requests=requests)
 
 
-def _workload(name: str, asked: Experiment) -> Workload:
-    asks = asked.workload
+def _workload(name: str, experiment: Experiment) -> Workload:
+    asks = experiment.workload
     return replace(load([f"workload={name}"]).workload, prompt=asks.prompt, tokenizer=asks.tokenizer)
 
 
-def line(asked: Experiment) -> str:
+def probe_line(experiment: Experiment) -> str:
     """One part as a line of the plan."""
-    tokens = f"{asked.workload.input_tokens.mean}/{asked.workload.output_tokens.mean}"
-    offered = f"{asked.requests} requests, {asked.concurrency} in flight"
-    if not asked.concurrency:
-        offered = f"{asked.rate_qps:.3g} QPS per node for {asked.duration_s:.0f} s"
-    return f"# {asked.run}: {tokens} tokens, prefix_hit {asked.workload.prefix_hit:g}, {offered}"
+    tokens = f"{experiment.workload.input_tokens.mean}/{experiment.workload.output_tokens.mean}"
+    offered = f"{experiment.requests} requests, {experiment.concurrency} in flight"
+    if not experiment.concurrency:
+        offered = f"{experiment.rate_qps:.3g} QPS per node for {experiment.duration_s:.0f} s"
+    return f"# {experiment.run}: {tokens} tokens, prefix_hit {experiment.workload.prefix_hit:g}, {offered}"

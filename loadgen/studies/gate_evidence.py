@@ -21,14 +21,15 @@ KIND = "quality"
 CODES: dict[Called, int] = {"SAME": EXIT_OK, "DEGRADED": EXIT_DEGRADED, "UNDECIDED": EXIT_OPEN}
 
 
-def of_folders(a: Path, b: Path) -> StudyVerdict:
+def verdict_on_folders(a: Path, b: Path) -> StudyVerdict:
     """The verdict on answers on record, by the margins of A's configuration; nothing is written.
 
-    Raises OSError, ArrowException or ValueError as `compared` does, and RunError for a folder of no run.
+    Raises OSError, ArrowException or ValueError as `folder_evidence` does, and RunError for a folder without
+    a run.
     """
     runs = load_run(a), load_run(b)
-    found = gate.judge(compared(a, b), GateRule.of(runs[0].config.quality))
-    return told(
+    gate_verdict = gate.judge(folder_evidence(a, b), GateRule.of(runs[0].config.quality))
+    return with_gate_verdict(
         StudyVerdict(
             study=KIND,
             verb=KIND,
@@ -39,35 +40,37 @@ def of_folders(a: Path, b: Path) -> StudyVerdict:
             valid=True,
             evidence=f"answers on record in {a} and {b}",
         ),
-        found,
+        gate_verdict,
         runs[0].config,
         runs[1].config,
     )
 
 
-def told(verdict: StudyVerdict, found: GateVerdict, a: Experiment, b: Experiment) -> StudyVerdict:
+def with_gate_verdict(
+    verdict: StudyVerdict, gate_verdict: GateVerdict, a: Experiment, b: Experiment
+) -> StudyVerdict:
     """The study's verdict with that of the gate, its exit code and its reason."""
     return replace(
         verdict,
-        quality=found,
+        quality=gate_verdict,
         differs={key: tuple(values) for key, values in differences(a, b).items()},
-        passed=found.verdict == "SAME",
-        exit_code=CODES[found.verdict],
-        reason="" if found.verdict == "SAME" else "; ".join(found.why),
+        passed=gate_verdict.verdict == "SAME",
+        exit_code=CODES[gate_verdict.verdict],
+        reason="" if gate_verdict.verdict == "SAME" else "; ".join(gate_verdict.why),
     )
 
 
-def judged(path: Path, asked: Quality) -> GateVerdict:
+def judged_study(path: Path, quality: Quality) -> GateVerdict:
     """The verdict on both parts of the study in `path`, its evidence written there.
 
-    Raises as `compared` does.
+    Raises as `folder_evidence` does.
     """
-    found = compared(path / "a", path / "b")
-    evidence_table.write(found, path / evidence_table.FILE)
-    return gate.judge(found, GateRule.of(asked))
+    evidence = folder_evidence(path / "a", path / "b")
+    evidence_table.write(evidence, path / evidence_table.FILE)
+    return gate.judge(evidence, GateRule.of(quality))
 
 
-def compared(base: Path, candidate: Path) -> list[PromptEvidence]:
+def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
     """The evidence in two folders with answers.
 
     Raises OSError, ArrowException or ValueError for folders without comparable answers.
@@ -85,8 +88,12 @@ def evidence_on(of_b: AnswerRecord, of_a: Mapping[tuple[int, int], AnswerRecord]
     base, again = (of_a.get((of_b.prompt, repeat)) for repeat in (0, 1))
     if base is None or again is None or base.digest != of_b.digest:
         raise ValueError(f"A was not asked prompt {of_b.prompt} of B")
-    known: dict[Side, Answer | None] = {"base": base.answer, "again": again.answer, "candidate": of_b.answer}
-    return evidence(of_b.prompt, {side: answer for side, answer in known.items() if answer})
+    answers: dict[Side, Answer | None] = {
+        "base": base.answer,
+        "again": again.answer,
+        "candidate": of_b.answer,
+    }
+    return evidence(of_b.prompt, {side: answer for side, answer in answers.items() if answer})
 
 
 def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:

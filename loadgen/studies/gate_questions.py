@@ -54,18 +54,18 @@ class ServiceInUse:
             yield self.up
 
 
-def once(asked: Experiment) -> list[AskedPrompt]:
+def candidate_questions(experiment: Experiment) -> list[AskedPrompt]:
     """Every prompt of an experiment."""
-    return [AskedPrompt(number, 0, prompt) for number, prompt in enumerate(prompts.of(asked))]
+    return [AskedPrompt(number, 0, prompt) for number, prompt in enumerate(prompts.gate_prompts(experiment))]
 
 
-def twice(asked: Experiment) -> list[AskedPrompt]:
+def base_questions(experiment: Experiment) -> list[AskedPrompt]:
     """Every prompt twice, the second time a chunk of prompts later."""
-    found, every = [], prompts.of(asked)
+    questions, every = [], prompts.gate_prompts(experiment)
     for begin in range(0, len(every), CHUNK):
         chunk = list(enumerate(every))[begin : begin + CHUNK]
-        found += [AskedPrompt(number, repeat, prompt) for repeat in (0, 1) for number, prompt in chunk]
-    return found
+        questions += [AskedPrompt(number, repeat, prompt) for repeat in (0, 1) for number, prompt in chunk]
+    return questions
 
 
 def ask(
@@ -83,7 +83,8 @@ def ask(
     service whose answers cannot be compared, also not with that of the `base` to the first question, before
     it is loaded.
     """
-    asked, paced, answers = asked_service(service, experiment), pace.of(experiment), list[AnswerRecord]()
+    asked, paced = asked_service(service, experiment), pace.gate_pace(experiment)
+    answers: list[AnswerRecord] = []
     _refuse_unfit(asked, questions[0], base)
 
     def answered(_: AskedPrompt, one: AnswerRecord) -> bool:
@@ -105,21 +106,21 @@ def asked_service(service: Service, experiment: Experiment) -> AskedService:
     return AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
 
 
-def _refuse_unfit(asked: AskedService, question: AskedPrompt, base: AnswerRecord | None) -> None:
+def _refuse_unfit(service: AskedService, question: AskedPrompt, base: AnswerRecord | None) -> None:
     """Raise TargetError for a service whose answers cannot be compared."""
     try:
-        answer, text = asked.answer(question)
+        answer, text = service.answer(question)
     except (AskError, UnusableAnswer) as error:
-        raise TargetError(f"{asked.urls[0]}: {error}") from error
+        raise TargetError(f"{service.urls[0]}: {error}") from error
     if answer.listed_mass < LEAST_MASS:
         raise TargetError(
-            f"{asked.urls[0]}: the alternatives hold only {answer.listed_mass:.0%} of the probability, so "
+            f"{service.urls[0]}: the alternatives hold only {answer.listed_mass:.0%} of the probability, so "
             "that no divergence would be seen; the gate needs a trained model and its raw_logprobs"
         )
     if base and base.answer and base.answer.tokens == answer.tokens and (base.text or text) != text:
         raise TargetError(
-            f"{asked.urls[0]}: writes the same tokens as another text: the two sides have other tokenizers, "
-            "and token ids mean other words; compare configurations of one model"
+            f"{service.urls[0]}: writes the same tokens as another text: the two sides have other "
+            "tokenizers, and token ids mean other words; compare configurations of one model"
         )
 
 

@@ -21,7 +21,7 @@ class Cell:
 
     name: str
     at: Mapping[str, Any]
-    asked: Experiment | None
+    experiment: Experiment | None
     refused: str = ""
 
     @property
@@ -37,30 +37,32 @@ class Cells:
     cells: tuple[Cell, ...]
 
     @property
-    def asked(self) -> dict[str, Experiment]:
+    def experiments(self) -> dict[str, Experiment]:
         """The experiments of the cells by name, without refused ones."""
-        return {cell.name: cell.asked for cell in self.cells if cell.asked is not None}
+        return {cell.name: cell.experiment for cell in self.cells if cell.experiment is not None}
 
     @property
     def first(self) -> Experiment:
         """The first cell's experiment."""
-        return next(iter(self.asked.values()))
+        return next(iter(self.experiments.values()))
 
     @property
     def deployments(self) -> int:
         """Number of services that are deployed one after the other."""
-        asked = list(self.asked.values())
-        again = sum(same_service(one, other) for one, other in zip(asked, asked[1:], strict=False))
-        return len(asked) - again
+        experiments = list(self.experiments.values())
+        again = sum(
+            same_service(one, other) for one, other in zip(experiments, experiments[1:], strict=False)
+        )
+        return len(experiments) - again
 
     @property
     def load_s(self) -> float:
         """Seconds of load of all sweeps, each as long as its budget."""
-        return sum(pacing.swept_s(one) for one in self.asked.values())
+        return sum(pacing.swept_s(one) for one in self.experiments.values())
 
 
-def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
-    """The cells of `words`; `asked` makes the experiment of one cell.
+def cells_of_words(words: Matrix, make: Callable[[list[str]], Experiment]) -> Cells:
+    """The cells of `words`; `make` makes the experiment of one cell.
 
     Raises ConfigError if no cell makes one, and for keys that a study has only once.
     """
@@ -69,21 +71,21 @@ def of(words: Matrix, asked: Callable[[list[str]], Experiment]) -> Cells:
             raise ConfigError(f"{PREFIX}{key}: all cells have the same {key}; give {key}=... alone")
     outer = {key: values for key, values in words.axes.items() if key.partition(".")[0] in DEPLOYED}
     ordered = Matrix(words.shared, {**outer, **words.axes})
-    found = grid.experiments(lambda each: _checked(asked(each)), ordered)
+    experiments = grid.experiments(lambda each: _checked(make(each)), ordered)
     cells = (
         Cell(f"cell-{number}", at, None, one) if isinstance(one, str) else Cell(f"cell-{number}", at, one)
-        for number, (at, one) in enumerate(zip(ordered.cells(), found, strict=True), 1)
+        for number, (at, one) in enumerate(zip(ordered.cells(), experiments, strict=True), 1)
     )
     return Cells(tuple(ordered.axes), tuple(cells))
 
 
-def listed(asked: Sequence[tuple[Mapping[str, Any], Experiment]]) -> Cells:
+def cells_of_experiments(places: Sequence[tuple[Mapping[str, Any], Experiment]]) -> Cells:
     """Cells of experiments that are no grid: each `at` its place, on the same axes as the others.
 
     Raises ConfigError for one that is more than a sweep.
     """
     cells = tuple(
-        Cell(f"cell-{number}", dict(at), _checked(one)) for number, (at, one) in enumerate(asked, 1)
+        Cell(f"cell-{number}", dict(at), _checked(one)) for number, (at, one) in enumerate(places, 1)
     )
     return Cells(tuple(cells[0].at), cells)
 
@@ -101,26 +103,26 @@ def unpaired(first: Experiment, other: Experiment) -> str:
     return f"{apart} differs, so that it has requests of its own" if apart else ""
 
 
-def lines(found: Cells, refused: bool = False) -> list[str]:
+def cell_lines(cells: Cells, refused: bool = False) -> list[str]:
     """The plan: each cell (or each `refused` one) with its action, or the reason why it is refused."""
-    total = f"{len(found.cells)} cells, {found.deployments} deployment(s), each for all cells that need it"
-    return [total, *(_line(cell, found.first) for cell in found.cells if cell.refused or not refused)]
+    total = f"{len(cells.cells)} cells, {cells.deployments} deployment(s), each for all cells that need it"
+    return [total, *(_line(cell, cells.first) for cell in cells.cells if cell.refused or not refused)]
 
 
 def _line(cell: Cell, first: Experiment) -> str:
-    if cell.asked is None:
+    if cell.experiment is None:
         does = f"refused: {cell.refused}"
-    elif cell.asked is first:
+    elif cell.experiment is first:
         does = "a search of its own"
     else:
-        does = unpaired(first, cell.asked) or "the first one's requests, scaled in time, then its own"
+        does = unpaired(first, cell.experiment) or "the first one's requests, scaled in time, then its own"
     return f"{cell.name}, {cell.words}: {does}"
 
 
-def _checked(asked: Experiment) -> Experiment:
-    if asked.search.parts > 1:
+def _checked(experiment: Experiment) -> Experiment:
+    if experiment.search.parts > 1:
         raise ConfigError(
-            f"a cell is one sweep, not the {asked.search.parts} of search.deployments and search.repeats; "
-            "add search.deployments=1 search.repeats=1"
+            f"a cell is one sweep, not the {experiment.search.parts} of search.deployments and "
+            "search.repeats; add search.deployments=1 search.repeats=1"
         )
-    return asked
+    return experiment

@@ -52,24 +52,24 @@ def new_study(cells: Cells, folder: Folder) -> "MatrixStudy":
     Cells share the first one's arrivals; a simulated engine's noise and a cell's additional windows are its
     own.
     """
-    for name, asked in cells.asked.items():
-        seed = asked.seed if asked is cells.first else seed_of(asked.seed, name)
+    for name, experiment in cells.experiments.items():
+        seed = experiment.seed if experiment is cells.first else seed_of(experiment.seed, name)
         (folder.path / name).mkdir()
-        one = replace(asked, run=name, out=str(folder.typed), seed=seed)
+        one = replace(experiment, run=name, out=str(folder.typed), seed=seed)
         folder.write_text(f"{name}/config.yaml", dump(one))
     return MatrixStudy(cells, folder.path)
 
 
 def saved_study(path: Path) -> "MatrixStudy":
     """The study of an existing folder."""
-    known = studies.load_verdict(path)
+    saved = studies.load_verdict(path)
     cells = [
         Cell(row.name, row.at, _saved(path, row.name))
-        if row.name in known.names
+        if row.name in saved.names
         else Cell(row.name, row.at, None, row.reason)
-        for row in known.cells or ()
+        for row in saved.cells or ()
     ]
-    return MatrixStudy(Cells(known.axes or (), tuple(cells)), path)
+    return MatrixStudy(Cells(saved.axes or (), tuple(cells)), path)
 
 
 class MatrixStudy(Study):
@@ -79,7 +79,7 @@ class MatrixStudy(Study):
     ends = ENDS
 
     def __init__(self, cells: Cells, path: Path) -> None:
-        super().__init__(cells.first, tuple(cells.asked))
+        super().__init__(cells.first, tuple(cells.experiments))
         self.cells, self._path = cells, path
 
     def part(self, name: str, done: Parts) -> Experiment:
@@ -93,11 +93,11 @@ class MatrixStudy(Study):
         return ReplayReference(experiment, self._path / first)
 
     def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        return replace(verdict, axes=self.cells.axes, cells=rows(self.cells, self._path, parts))
+        return replace(verdict, axes=self.cells.axes, cells=matrix_rows(self.cells, self._path, parts))
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """As of a grid that is predicted, the exit code is the highest of the cells."""
-        codes = [summary.EXIT_USAGE for cell in self.cells.cells if cell.asked is None]
+        codes = [summary.EXIT_USAGE for cell in self.cells.cells if cell.experiment is None]
         codes += [part.exit_code or summary.EXIT_OK for part in parts.values()]
         worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
         reason = (
@@ -137,38 +137,40 @@ def reference(parts: Parts) -> str | None:
     return next((name for name, one in parts.items() if one.exit_code == summary.EXIT_OK), None)
 
 
-def rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:
+def matrix_rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:
     """Every cell with its verdict, and its ratio to the reference."""
-    known = {**_ended(path, tuple(cells.asked)), **parts}
-    first = reference(known)
-    found = {} if first is None else ratios(path, first, known)
+    verdicts = {**_ended(path, tuple(cells.experiments)), **parts}
+    first = reference(verdicts)
+    ratio_by_name = {} if first is None else ratios(path, first, verdicts)
     return tuple(
         replace(
-            MatrixCell.from_verdict(cell.name, cell.at, cell.refused, known.get(cell.name)),
-            ratio=found.get(cell.name),
+            MatrixCell.from_verdict(cell.name, cell.at, cell.refused, verdicts.get(cell.name)),
+            ratio=ratio_by_name.get(cell.name),
         )
         for cell in cells.cells
     )
 
 
-def ratios(path: Path, first: str, known: Parts) -> dict[str, CellRatio]:
+def ratios(path: Path, first: str, verdicts: Parts) -> dict[str, CellRatio]:
     """The known capacities over that of the first, with 95 % intervals, paired if a cell had its requests."""
-    replayed = [name for name, one in known.items() if isinstance(one, RunVerdict) and one.replays == first]
+    replayed = [
+        name for name, one in verdicts.items() if isinstance(one, RunVerdict) and one.replays == first
+    ]
     original = Original.of(load_run(path / first)) if replayed else None
-    found = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
-    for name, one in known.items():
+    ratios_by_name = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
+    for name, one in verdicts.items():
         if one.exit_code != summary.EXIT_OK or name == first:
             continue
-        alone = comparison.unpaired(known[first], one)
+        alone = comparison.unpaired(verdicts[first], one)
         if original is None or name not in replayed:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
-            found[name] = CellRatio(alone, UNPAIRED, why)
+            ratios_by_name[name] = CellRatio(alone, UNPAIRED, why)
         else:
-            found[name] = best(PairedReplays.of(original, load_run(path / name)), alone)
-    return found
+            ratios_by_name[name] = cell_ratio(PairedReplays.of(original, load_run(path / name)), alone)
+    return ratios_by_name
 
 
-def best(paired: PairedReplays, alone: Estimate) -> CellRatio:
+def cell_ratio(paired: PairedReplays, alone: Estimate) -> CellRatio:
     """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     one = paired.ratio
     if one is None or paired.lack:
@@ -179,8 +181,8 @@ def best(paired: PairedReplays, alone: Estimate) -> CellRatio:
 
 
 def _ended(path: Path, names: Sequence[str]) -> dict[str, PartVerdict]:
-    known = {name: result(path / name) for name in names}
-    return {name: one for name, one in known.items() if one is not None}
+    verdicts = {name: result(path / name) for name in names}
+    return {name: one for name, one in verdicts.items() if one is not None}
 
 
 def _saved(path: Path, name: str) -> Experiment:

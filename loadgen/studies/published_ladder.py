@@ -98,8 +98,8 @@ def asked_shape(experiment: Experiment) -> RequestShape:
     model = experiment.model
     if experiment.progressive.lengths == "workload":
         return _shaped(experiment.workload)
-    if known := model_of(experiment):
-        return known
+    if published := model_of(experiment):
+        return published
     if model.image_token_px:
         images = tokens_of(Images().width_px, Images().height_px, model.image_token_px)
         limits = {SCALING: NOMINAL_LIMIT, SATURATION: NOMINAL_LIMIT}
@@ -182,12 +182,14 @@ def workload(experiment: Experiment) -> Workload:
     return Workload("progressive", *text, "chat", images=images, tokenizer=old.tokenizer)
 
 
-def ready(experiment: Experiment) -> Experiment:
+def with_level_workload(experiment: Experiment) -> Experiment:
     """The experiment with the workload of its levels. Raises ConfigError for settings without effect."""
-    it, asked = experiment.progressive, experiment.workload
-    if it.lengths == "workload" and {asked.input_tokens.kind, asked.output_tokens.kind} != {"fixed"}:
+    it, workload_asked = experiment.progressive, experiment.workload
+    if it.lengths == "workload" and {workload_asked.input_tokens.kind, workload_asked.output_tokens.kind} != {
+        "fixed"
+    }:
         raise ConfigError("progressive.lengths=workload needs fixed lengths; choose another workload")
-    if asked.has_sessions or experiment.streams:
+    if workload_asked.has_sessions or experiment.streams:
         raise ConfigError(
             "progressive is one closed loop without sessions; choose another workload or routing"
         )

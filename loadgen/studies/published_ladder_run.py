@@ -50,13 +50,15 @@ class LadderStudy(Study):
         void: dict[int, str] = {}
         for each in played:
             void = {number: line.void for number, line in enumerate(each.levels) if line.void} | void
-        found = published_verdict.figures(self.experiment, [each.figures[0] for each in played], "wall", void)
+        ladder = published_verdict.figures(
+            self.experiment, [each.figures[0] for each in played], "wall", void
+        )
         return replace(
             verdict,
             windows=(),
             evidence=f"{len(played)} runs, each of a service deployed anew",
             remedy="",
-            **published_verdict.ending(found, void),
+            **published_verdict.verdict_fields(ladder, void),
         )
 
 
@@ -78,16 +80,16 @@ class PlayLadder(Job):
         seen = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
         judged_windows = [(window.index, window.verdict) for window in windows.outcomes]
         void = {number: verdict.reason for number, verdict in judged_windows if not verdict.valid}
-        found = published_verdict.figures(self.experiment, [seen], "wall", void)
-        seen_levels = replace(verdicts.of_levels(self.experiment, driver), clock="wall")
-        return replace(seen_levels, **published_verdict.ending(found, void))
+        ladder = published_verdict.figures(self.experiment, [seen], "wall", void)
+        seen_levels = replace(verdicts.levels_verdict(self.experiment, driver), clock="wall")
+        return replace(seen_levels, **published_verdict.verdict_fields(ladder, void))
 
 
 def _play(driver: Driver, number: int, level: published_ladder.LevelPlan) -> pa.Table:
     start_ns = driver.feed.next_start_ns()
     schedule = level.schedule(number, start_ns, driver.feed.next_seq)
     why = f"{level.phase}, C = {level.concurrency}"
-    fixed_rate.loop(driver, schedule, start_ns, why, to_the_end=True)
+    fixed_rate.play_closed_loop(driver, schedule, start_ns, why, to_the_end=True)
     rows = driver.windows.ledger.rows(number)
     if level.phase == published_ladder.WARM_UP:
         refuse_failing(rows)

@@ -131,7 +131,7 @@ def requests(concurrency: int, burst: bool) -> int:
     return min(concurrency, BURST_MOST) if burst else min(WAVES * concurrency, CLOSED_MOST)
 
 
-def read(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
+def published_rows(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
     """The rows of each model in the order of the tables."""
     rows: dict[str, list[PublishedRow]] = {}
     with path.open() as file:
@@ -160,7 +160,7 @@ def outputs(shape: RequestShape, row: PublishedRow, count: int | None = None) ->
     return spread(row.requests if count is None else count, limit, mean, shape.whole)
 
 
-def asked(words: Sequence[str], config: Path | None) -> list[list[str]]:
+def words_by_model(words: Sequence[str], config: Path | None) -> list[list[str]]:
     """The words of each model to run: the given ones if they choose a model, else all the paper's models."""
     if config or any(word.startswith(("model=", "model.")) for word in words):
         return [list(words)]
@@ -180,20 +180,20 @@ def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
     total = max(round(mean * count), EARLY_TOKENS * count)
     most = (total - EARLY_TOKENS * count) // max(limit - EARLY_TOKENS, 1)
     to_limit = min(round(whole * count), most)
-    asked = np.full(count, limit)
+    tokens = np.full(count, limit)
     ends_early = np.ones(count, bool)
     ends_early[(np.arange(to_limit) + 1) * count // max(to_limit, 1) - 1] = False
     early = count - to_limit
     if early:
         left = total - to_limit * limit
-        asked[ends_early] = left // early + (np.arange(early) < left % early)
-    return asked
+        tokens[ends_early] = left // early + (np.arange(early) < left % early)
+    return tokens
 
 
 def played(subject: PublishedModel) -> list[PublishedRow]:
     """The rows of a model that are levels of their own."""
-    known = read()[subject.name]
-    return [row for row in known if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
+    rows = published_rows()[subject.name]
+    return [row for row in rows if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
 
 
 def fitted_rows(subject: PublishedModel, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
@@ -211,18 +211,18 @@ _SERVED = ("kv_cache", "max_context_tokens")
 
 def published_model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model, if model, node, layout and lengths are the paper's; else None."""
-    known = model_of(experiment)
-    if known is None or experiment.progressive.lengths == "workload":
+    published = model_of(experiment)
+    if published is None or experiment.progressive.lengths == "workload":
         return None
-    own, theirs = (_facts(it.model, it.hardware, it.layout) for it in (experiment, _loaded(known.words)))
-    return known if own == theirs else None
+    own, theirs = (_facts(it.model, it.hardware, it.layout) for it in (experiment, _loaded(published.words)))
+    return published if own == theirs else None
 
 
 def model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model, whatever its name and node."""
     facts = _architecture(experiment.model)
-    known = (it for it in PUBLISHED_MODELS if _architecture(_loaded(it.words).model) == facts)
-    return next(known, None)
+    models = (it for it in PUBLISHED_MODELS if _architecture(_loaded(it.words).model) == facts)
+    return next(models, None)
 
 
 _loaded = cache(load)

@@ -30,13 +30,13 @@ Play = Callable[[int, LevelPlan], pa.Table]
 Say = Callable[[str], None]
 
 
-def play_levels(asked: Sequence[LevelPlan], play: Play, say: Say) -> list[LevelFigures]:
+def play_levels(levels_to_play: Sequence[LevelPlan], play: Play, say: Say) -> list[LevelFigures]:
     """The figures of one run: every level played in order, with a progress line for each."""
-    found = []
-    for number, level in enumerate(asked):
-        found.append(judged.figures(play(number, level)))
-        say(progress_line(level, found[-1]))
-    return found
+    figures_by_level = []
+    for number, level in enumerate(levels_to_play):
+        figures_by_level.append(judged.figures(play(number, level)))
+        say(progress_line(level, figures_by_level[-1]))
+    return figures_by_level
 
 
 def progress_line(level: LevelPlan, at: LevelFigures) -> str:
@@ -48,14 +48,14 @@ def progress_line(level: LevelPlan, at: LevelFigures) -> str:
     )
 
 
-def table(
-    asked: Sequence[LevelPlan], runs: Sequence[Sequence[LevelFigures]], subject: PublishedModel | None
+def level_table(
+    plans: Sequence[LevelPlan], runs: Sequence[Sequence[LevelFigures]], subject: PublishedModel | None
 ) -> list[LadderLevel]:
     """The table of all runs; each level is compared with the previous one of its phase."""
-    baseline = next(i for i, level in enumerate(asked) if level.phase == BASELINE)
+    baseline = next(i for i, level in enumerate(plans) if level.phase == BASELINE)
     baseline_p99_s = float(np.mean([run[baseline].p99_s for run in runs]))
     out: list[LadderLevel] = []
-    for number, level in enumerate(asked):
+    for number, level in enumerate(plans):
         follows = bool(out) and out[-1].phase == level.phase and level.phase != STRESS
         before = out[-1].total_tok_s if follows else None
         line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
@@ -75,9 +75,9 @@ def figures(
 ) -> LadderFigures:
     """The figures of all runs; `void` maps void levels to their reasons."""
     it, subject, void = experiment.progressive, published_model_of(experiment), void or {}
-    played = table(levels(experiment), runs, subject)
-    found = tuple(replace(line, void=void.get(number, "")) for number, line in enumerate(played))
-    fit = judged.rms(found) if it.as_published and not void else None
+    played = level_table(levels(experiment), runs, subject)
+    lines = tuple(replace(line, void=void.get(number, "")) for number, line in enumerate(played))
+    fit = judged.rms(lines) if it.as_published and not void else None
     return LadderFigures(
         profile=it.profile,
         requests_per_user=it.requests_per_user,
@@ -88,7 +88,7 @@ def figures(
         as_published=it.as_published,
         caution="; ".join(filter(None, [_caution(experiment), *kernels.kernel_lines(experiment)])),
         how=description(it, len(runs), clock),
-        levels=found,
+        levels=lines,
         figures=tuple(map(tuple, runs)),
         rms=fit,
         fit_rms=subject.fit_rms if subject and fit is not None else None,
@@ -98,7 +98,9 @@ def figures(
 
 def predicted(experiment: Experiment, runs: Sequence[Sequence[LevelFigures]]) -> PredictionVerdict:
     """The verdict of runs on the virtual clock."""
-    return PredictionVerdict(asked=describe(experiment), **ending(figures(experiment, runs, "virtual"), {}))
+    return PredictionVerdict(
+        asked=describe(experiment), **verdict_fields(figures(experiment, runs, "virtual"), {})
+    )
 
 
 def _caution(experiment: Experiment) -> str:
@@ -117,18 +119,18 @@ def _caution(experiment: Experiment) -> str:
     )
 
 
-def ending(found: LadderFigures, void: Mapping[int, str]) -> dict[str, Any]:
+def verdict_fields(ladder: LadderFigures, void: Mapping[int, str]) -> dict[str, Any]:
     """The fields of a verdict that the ladder decides: the ladder itself, the exit code and its reason."""
-    code, reason = _exit(found.levels, void)
+    code, reason = _exit(ladder.levels, void)
     passed = code == summary.EXIT_OK
-    return {"progressive": found, "valid": not void, "passed": passed, "exit_code": code, "reason": reason}
+    return {"progressive": ladder, "valid": not void, "passed": passed, "exit_code": code, "reason": reason}
 
 
-def _exit(found: Sequence[LadderLevel], void: Mapping[int, str]) -> tuple[int, str]:
+def _exit(lines: Sequence[LadderLevel], void: Mapping[int, str]) -> tuple[int, str]:
     if void:
         first = next(iter(void.values()))
-        return summary.EXIT_VOID, f"{len(void)} of {len(found)} levels are void, the first for {first}"
-    failing = sum(line.status == "FAILING" for line in found)
+        return summary.EXIT_VOID, f"{len(void)} of {len(lines)} levels are void, the first for {first}"
+    failing = sum(line.status == "FAILING" for line in lines)
     if failing:
         return (
             summary.EXIT_SLO_MISSED,
@@ -147,7 +149,7 @@ def description(it: Progressive, runs: int, clock: str) -> str:
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
 
 
-def whole(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def models_tree(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The answers of several models as JSON, with the highest of their exit codes."""
     code = max(one.exit_code or 0 for one in verdicts)
     return {"event": "result", "exit_code": code, "models": [to_tree(one) for one in verdicts]}
@@ -156,16 +158,16 @@ def whole(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def write(out: Path | None, verdicts: Sequence[Verdict]) -> None:
     """Write the levels of several models to `out`, in the format of its suffix, if it is given."""
     if out is not None:
-        export.write(out, judged.rows(verdicts), whole(verdicts))
+        export.write(out, judged.rows(verdicts), models_tree(verdicts))
 
 
-def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
+def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
     """The plan, a line for each level; `seconds` are the engine model's times of the levels."""
-    asked, it = levels(experiment), experiment.progressive
+    plans, it = levels(experiment), experiment.progressive
     clock = "virtual" if is_virtual(experiment) else "wall"
     out = [f"# {experiment.model.name}: {description(it, it.runs, clock)}"]
     out += [f"# {line}" for line in kernels.kernel_lines(experiment)]
-    for number, level in enumerate(asked):
+    for number, level in enumerate(plans):
         images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
         shape = f" {level.shape}:" if level.shape else ""
         took = f", {seconds[number]:.0f} s" if seconds else ""
@@ -173,6 +175,6 @@ def plan(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
             f"# {level.phase}:{shape} {level.requests} requests, {level.in_flight} in flight (C = "
             f"{level.concurrency}), {level.prompt_tokens}{images} + {level.answers.mean():.5g} tokens{took}"
         )
-    total = sum(level.requests for level in asked)
+    total = sum(level.requests for level in plans)
     lasts = f", {sum(seconds):.0f} s by the engine model" if seconds else ", as long as the service takes"
     return [*out, f"# {total} requests a run{lasts}; {it.runs} run(s)"]

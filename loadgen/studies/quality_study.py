@@ -26,8 +26,8 @@ from loadgen.studies.gate_evidence import (
     KIND,
     by_prompt,
     evidence_on,
-    judged,
-    told,
+    judged_study,
+    with_gate_verdict,
 )
 from loadgen.studies.gate_questions import ServiceInUse
 from loadgen.studies.study import Study
@@ -53,25 +53,25 @@ class AskSide(Job):
         """Only ask: the deployment has warmed the service up, and nothing is timed."""
         driver.replan(warmup_requests=0)
         warm_up(driver)
-        asked, up = replace(self.experiment, seed=self._seed), self._in_use.up
+        experiment, up = replace(self.experiment, seed=self._seed), self._in_use.up
         assert up is not None
         if self._path == self._base:
-            questions = gate_questions.twice(asked)
-            self._said = gate_questions.ask(asked, driver, up, self._path, questions, lambda _: False)
+            questions = gate_questions.base_questions(experiment)
+            self._said = gate_questions.ask(experiment, driver, up, self._path, questions, lambda _: False)
             return
         ours = by_prompt(answer_file.read(self._base / answer_file.FILE))
-        begun = Gate(GateRule.of(asked.quality))
+        begun = Gate(GateRule.of(experiment.quality))
 
         def enough(one: AnswerRecord) -> bool:
             if not begun.ended:
                 begun.add(evidence_on(one, ours))
             return begun.ended
 
-        questions, first = gate_questions.once(asked), ours.get((0, 0))
-        self._said = gate_questions.ask(asked, driver, up, self._path, questions, enough, first)
+        questions, first = gate_questions.candidate_questions(experiment), ours.get((0, 0))
+        self._said = gate_questions.ask(experiment, driver, up, self._path, questions, enough, first)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.of_answers(self.experiment, driver, self._said)
+        return verdicts.answers_verdict(self.experiment, driver, self._said)
 
 
 class QualityStudy(Study):
@@ -93,9 +93,11 @@ class QualityStudy(Study):
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict from the answers of both folders, its evidence written beside them."""
-        found = judged(self._path, self.experiment.quality)
-        evidence = f"{found.prompts} prompts; questions {pace.of(self.experiment).words}"
-        return told(replace(verdict, evidence=evidence), found, self._sides["a"], self._sides["b"])
+        gate_verdict = judged_study(self._path, self.experiment.quality)
+        evidence = f"{gate_verdict.prompts} prompts; questions {pace.gate_pace(self.experiment).words}"
+        return with_gate_verdict(
+            replace(verdict, evidence=evidence), gate_verdict, self._sides["a"], self._sides["b"]
+        )
 
 
 def new_study(folder: Folder, a: Experiment, b: Experiment, in_use: ServiceInUse) -> QualityStudy:

@@ -183,14 +183,14 @@ def result(path: Path) -> PartVerdict | None:
 def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPart, show: Emit) -> PartVerdict:
     """The verdict of one part: as it stands, resumed, or measured now."""
     path = folder.path / name
-    known = result(path)
-    if known is not None and (known.exit_code in study.ends or not study.anew):
-        return known
+    verdict = result(path)
+    if verdict is not None and (verdict.exit_code in study.ends or not study.anew):
+        return verdict
     if study.anew:
         _set_aside(path)
-    asked = path / "config.yaml"
+    config = path / "config.yaml"
     out = str(folder.typed)
-    experiment = load(base=asked) if asked.exists() else replace(study.part(name, done), out=out)
+    experiment = load(base=config) if config.exists() else replace(study.part(name, done), out=out)
     path.mkdir(exist_ok=True)
     try:
         if experiment.search.parts > 1:

@@ -66,7 +66,7 @@ def drawn(folder: Path, from_s: float, span_s: float | None, seed: int) -> tuple
     paths = sorted(folder.glob(f"*{TRACE}"))
     if not paths:
         raise ValueError(f"the folder has no file *{TRACE} of client records")
-    found: list[tuple[Floats, Ints, Ints]] = []
+    parts: list[tuple[Floats, Ints, Ints]] = []
     count = 0
     for number, path in enumerate(paths):
         inside = [one for one in _spans(path) if from_s <= one.start_s < end_s and one.requests]
@@ -79,13 +79,13 @@ def drawn(folder: Path, from_s: float, span_s: float | None, seed: int) -> tuple
         if inside:
             lengths = _Lengths(path.with_name(path.name.removesuffix(TRACE) + DATASET))
             rng = np.random.default_rng([seed, number])
-            found += [(one.due_s(rng), *lengths.of(one, rng)) for one in inside]
-    if not found:
+            parts += [(one.due_s(rng), *lengths.drawn_for(one, rng)) for one in inside]
+    if not parts:
         raise ValueError(
             f"no client has a request from {from_s:g} s on; choose another workload.trace_from_s or a longer "
             "workload.trace_span_s"
         )
-    due_s, inputs, outputs = (np.concatenate(column) for column in zip(*found, strict=True))
+    due_s, inputs, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(due_s, kind="stable")
     return due_s[order], inputs[order], outputs[order]
 
@@ -125,13 +125,13 @@ def _numbers(path: Path, number: int, cells: Sequence[str]) -> tuple[float, floa
     kind = cells[3].strip()
     if kind not in ("", "Gamma", "Weibull"):
         raise ValueError(f"{where}: '{kind:.20}' is no distribution of gaps; Gamma and Weibull are")
-    known = kind or "Gamma"
+    distribution = kind or "Gamma"
     shape = shape if kind else 1 / cv**2 if cv else 1.0
     if not all(map(math.isfinite, (start_s, rate_qps, shape))) or rate_qps < 0 or shape < 0:
         raise ValueError(f"{where}: its numbers must be finite, and not negative")
     if rate_qps and not shape:
         raise ValueError(f"{where}: gaps of shape 0 cannot be drawn")
-    return start_s, rate_qps, known == "Weibull", shape
+    return start_s, rate_qps, distribution == "Weibull", shape
 
 
 class _Lengths:
@@ -156,7 +156,7 @@ class _Lengths:
             raise ValueError(f"{path.name} has no lengths, but its client has requests")
         self._spans.sort(key=lambda one: one[0])
 
-    def of(self, span: Span, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    def drawn_for(self, span: Span, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Lengths of the requests of a span, from the latest record that is no later, or else the first."""
         place = bisect_right([start for start, _ in self._spans], span.start_s)
         _, pair = self._spans[max(0, place - 1)]

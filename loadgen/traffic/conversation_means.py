@@ -42,13 +42,13 @@ def means_of(spec: Conversations) -> ConversationMeans:
     message, answer = spec.message_tokens.mean, spec.answer_tokens.mean
     history = turn * (message + answer) + message
     inputs = reused = 0.0
-    for known in _prompts(spec):
-        fixed = known + spec.persona_tokens.mean
+    for shared in _prompts(spec):
+        fixed = shared + spec.persona_tokens.mean
         cut = cut_tokens(history, spec.max_prompt_tokens - fixed, spec.step_tokens)
         prompt = fixed + history - cut
         stays = np.diff(cut, prepend=-1) == 0
         again = np.where(stays, np.roll(prompt, 1), fixed)
-        again[0] = known
+        again[0] = shared
         inputs += float(weight @ prompt)
         reused += float(weight @ again)
     return ConversationMeans(inputs, float(answer), reused / inputs)
@@ -58,8 +58,8 @@ def resolve(workload: Workload) -> Workload:
     """The workload with the rounded mean lengths of its conversations."""
     if workload.conversations is None:
         return workload
-    found = means_of(workload.conversations)
-    means = round(found.input_tokens), round(found.output_tokens)
+    means_found = means_of(workload.conversations)
+    means = round(means_found.input_tokens), round(means_found.output_tokens)
     inputs, outputs = (Lengths(mean, "conversation") for mean in means)
     return replace(workload, input_tokens=inputs, output_tokens=outputs)
 

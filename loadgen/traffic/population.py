@@ -39,21 +39,21 @@ class SessionPopulation:
 
     def turns(self, rate_qps: float, start_s: float, end_s: float) -> Rows:
         """The turns (`sessions.TURN`) of all sessions at a rate that are due in [start, end), by due time."""
-        found = [np.empty(0, dtype=TURN)]
+        parts = [np.empty(0, dtype=TURN)]
         for number in range(BANDS):
             if _edge(number) >= rate_qps:
                 break
             rows = self._band(number).turns(start_s, end_s)
-            found.append(rows[rows["mark"] < rate_qps])
-        joined = np.concatenate(found)
+            parts.append(rows[rows["mark"] < rate_qps])
+        joined = np.concatenate(parts)
         return joined[np.argsort(joined["due_s"], kind="stable")]
 
     def before(self, count: int) -> Rows:
         """The last turns before time 0 of `count` sessions, those with the lowest marks."""
-        found, number = np.empty(0, dtype=TURN), 0
-        while len(found) < count:
-            found, number = np.concatenate([found, self._band(number).before]), number + 1
-        return found[np.argsort(found["mark"], kind="stable")][:count]
+        turns, number = np.empty(0, dtype=TURN), 0
+        while len(turns) < count:
+            turns, number = np.concatenate([turns, self._band(number).before]), number + 1
+        return turns[np.argsort(turns["mark"], kind="stable")][:count]
 
     def _band(self, number: int) -> "_Band":
         if number not in self._bands:

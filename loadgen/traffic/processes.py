@@ -37,7 +37,7 @@ class Profile:
         self._slope = np.concatenate([[0.0], slope, [0.0]])
 
     @classmethod
-    def of(cls, points: Sequence[Sequence[float]], nodes: int) -> "Profile":
+    def from_points(cls, points: Sequence[Sequence[float]], nodes: int) -> "Profile":
         """The profile of `nodes` nodes from points [seconds, QPS per node]."""
         return cls([second for second, _ in points], [qps * nodes for _, qps in points])
 

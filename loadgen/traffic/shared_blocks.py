@@ -54,7 +54,7 @@ def begins(
     Every node's stream is a service of its own, and a trace that begins again is other chats: neither shares
     with the others.
     """
-    found = np.empty(len(lines), dtype=object)
+    runs = np.empty(len(lines), dtype=object)
     trees: dict[int, BlockTree] = {}
     last: dict[int, int] = {}
     streams = [-1] * len(lines) if stream is None else stream.tolist()
@@ -62,8 +62,8 @@ def begins(
         if line <= last.get(node, -1) or node not in trees:
             trees[node] = BlockTree(block_tokens)
         last[node] = line
-        found[i] = trees[node].add(int(seq[i]), blocks[line], int(tokens[i]))
-    return found
+        runs[i] = trees[node].add(int(seq[i]), blocks[line], int(tokens[i]))
+    return runs
 
 
 def reusable_tokens(begun: NDArray[np.object_]) -> Ints:

@@ -64,7 +64,7 @@ class Trace:
         return (len(self) - 1) * 1e9 / span_ns if span_ns else math.inf
 
 
-def read(
+def read_trace(
     path: str | Path, from_s: float = 0.0, span_s: float | None = None, block_tokens: int = 512, seed: int = 0
 ) -> Trace:
     """The trace in a file, sorted by time, or one that `seed` draws from a folder of client records.
@@ -88,13 +88,14 @@ def read(
         raise ConfigError(f"trace {path}: {error}") from error
 
 
-def of(workload: Workload) -> Trace | None:
-    """The trace that a workload names, or None. Raises ConfigError as `read` does, and for arrivals all at
-    once.
+def workload_trace(workload: Workload) -> Trace | None:
+    """The trace that a workload names, or None.
+
+    Raises ConfigError as `read_trace` does, and for arrivals all at once.
     """
     if not workload.trace:
         return None
-    trace = read(
+    trace = read_trace(
         workload.trace,
         workload.trace_from_s,
         workload.trace_span_s,
@@ -110,8 +111,11 @@ def of(workload: Workload) -> Trace | None:
 
 
 def resolve(workload: Workload) -> Workload:
-    """The workload with the rounded means of its empirical lengths. Raises ConfigError as `of` does."""
-    trace = of(workload)
+    """The workload with the rounded means of its empirical lengths.
+
+    Raises ConfigError as `workload_trace` does.
+    """
+    trace = workload_trace(workload)
     if trace is None:
         return workload
     return replace(
@@ -123,7 +127,7 @@ def resolve(workload: Workload) -> Workload:
 
 def cautions(workload: Workload) -> list[str]:
     """Differences between the trace and what the workload sends, one line each."""
-    trace = of(workload)
+    trace = workload_trace(workload)
     lines = []
     if trace is not None and trace.blocks and not workload.replays_prefixes:
         hit = workload.prefix_hit
@@ -232,10 +236,10 @@ def _csv_rows(header: str, lines: Iterable[str]) -> Iterator[Row]:
             raise ValueError(f"line {number} has {len(cells)} columns, not {len(names)}")
         try:
             moment = _microseconds(cells[names.index(CSV_COLUMNS[0])]) if timed else 0
-            asked, answered = int(cells[inputs]), int(cells[outputs])
+            input_tokens, output_tokens = int(cells[inputs]), int(cells[outputs])
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
-        yield _row(number, moment, asked, answered, ())
+        yield _row(number, moment, input_tokens, output_tokens, ())
 
 
 def _microseconds(stamp: str) -> int:
@@ -282,15 +286,15 @@ def _gather(rows: Iterable[Row], block_tokens: int) -> Trace:
 
 def _refuse_misfit(blocks: Sequence[Blocks], inputs: Sequence[int], block_tokens: int) -> None:
     """Raise ValueError where the hashes cannot be of blocks of so many tokens."""
-    known = [(len(hashes), tokens) for hashes, tokens in zip(blocks, inputs, strict=True) if hashes]
+    hashed = [(len(hashes), tokens) for hashes, tokens in zip(blocks, inputs, strict=True) if hashes]
     strange = [
         (count, tokens)
-        for count, tokens in known
+        for count, tokens in hashed
         if not tokens // block_tokens <= count <= -(-tokens // block_tokens)
     ]
-    if len(strange) > MISFITS * len(known):
+    if len(strange) > MISFITS * len(hashed):
         count, tokens = max(strange)
         raise ValueError(
-            f"{len(strange)} of {len(known)} prompts have another number of hash_ids than blocks of "
+            f"{len(strange)} of {len(hashed)} prompts have another number of hash_ids than blocks of "
             f"{block_tokens} tokens, one {count} for {tokens} tokens; set workload.trace_block_tokens"
         )

@@ -38,7 +38,7 @@ class Traffic:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self.trace = trace.of(workload)
+        self.trace = trace.workload_trace(workload)
         self._arrivals = OpenArrivals(workload.arrivals, self.trace)
         self._conversations = ConversationTraffic(workload.conversations) if workload.conversations else None
 
@@ -112,8 +112,8 @@ class Traffic:
         trace = self.trace
         if trace is None or not trace.blocks or schedule.line is None or not self._workload.replays_prefixes:
             return schedule
-        told = trace.blocks, trace.block_tokens
-        runs = begins(*told, schedule.line, schedule.input_tokens, schedule.seq, schedule.stream)
+        blocks = trace.blocks, trace.block_tokens
+        runs = begins(*blocks, schedule.line, schedule.input_tokens, schedule.seq, schedule.stream)
         return replace(schedule, begins=runs, reusable_tokens=reusable_tokens(runs))
 
     def first(self, count: int, rate_qps: float, *, window_index: int, seed: int) -> ArrivalSchedule:

@@ -412,7 +412,7 @@ FAULTS = (
     ),
     Fault(
         "no rate keeps the bound, unsaid",
-        "loadgen.run.verdicts:of_sweep",
+        "loadgen.run.verdicts:sweep_verdict",
         "capacity.open_below and limit.slope_unusual",
         "False",
     ),
@@ -500,7 +500,7 @@ FAULTS = (
     Fault(
         "requests of a resumed run twice",
         "loadgen.run.run_folder:RunFolder._write_requests",
-        "records.REQUESTS, known, most_rows",
+        "records.REQUESTS, saved, most_rows",
         "records.REQUESTS, [], most_rows",
     ),
     Fault(
@@ -545,20 +545,22 @@ FAULTS = (
     ),
     Fault(
         "open capacity ends with 0",
-        "loadgen.run.verdicts:of_sweep",
+        "loadgen.run.verdicts:sweep_verdict",
         '_ended(verdict, EXIT_OPEN, "the budget',
         '_ended(verdict, EXIT_OK, "the budget',
     ),
     Fault(
         "void sweep ends with 0",
-        "loadgen.run.verdicts:of_sweep",
+        "loadgen.run.verdicts:sweep_verdict",
         'EXIT_VOID, f"{whole.reason}',
         'EXIT_OK, f"{whole.reason}',
     ),
-    Fault("missed bound ends with 0", "loadgen.run.verdicts:of_probe", 'EXIT_SLO_MISSED, f"', 'EXIT_OK, f"'),
+    Fault(
+        "missed bound ends with 0", "loadgen.run.verdicts:probe_verdict", 'EXIT_SLO_MISSED, f"', 'EXIT_OK, f"'
+    ),
     Fault(
         "required rate that fails ends with 0",
-        "loadgen.run.verdicts:of_required",
+        "loadgen.run.verdicts:required_verdict",
         '== "passed" else EXIT_SLO_MISSED',
         '== "passed" else EXIT_OK',
     ),

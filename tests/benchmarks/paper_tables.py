@@ -33,7 +33,7 @@ from loadgen.studies.published_tables import (
     PublishedRow,
     fitted_rows,
     outputs,
-    read,
+    published_rows,
 )
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import serve_closed
@@ -294,7 +294,7 @@ def main() -> int:
     parser.add_argument("--yaml", action="store_true", help="write the fit into the files of conf/model")
     parser.add_argument("--model", default="", help="only models whose name begins so")
     asked = parser.parse_args()
-    known, goals = read(asked.tables), []
+    known, goals = published_rows(asked.tables), []
     for subject in PUBLISHED_MODELS:
         if subject.name.startswith(asked.model):
             tables, rows = Tables.of(subject), known[subject.name]

@@ -191,7 +191,7 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object
 
     def act(experiment: Experiment, driver: Driver) -> Any:
         found = sweep(driver, choose)
-        return lambda: verdicts.of_sweep(experiment, driver, found, "wall")
+        return lambda: verdicts.sweep_verdict(experiment, driver, found, "wall")
 
     def killed(number: int) -> dict[str, Any]:
         out = tmp_path / f"try-{number}"

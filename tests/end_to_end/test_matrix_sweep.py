@@ -113,7 +113,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
 
 def cells(out: Path, *words: str) -> Cells:
     given = [*SHARED, f"out={out}", "run=grid", *words]
-    return matrix_cells.of(matrix(given), partial(arguments.experiment_of, "sweep", config=None))
+    return matrix_cells.cells_of_words(matrix(given), partial(arguments.experiment_of, "sweep", config=None))
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place() -> None:
-    found = matrix_cells.of(
+    found = matrix_cells.cells_of_words(
         matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense,dp2_tp4_ep4]"]), load
     )
     assert found.axes == ("layout", "slo.tpot_p90_ms")
@@ -138,7 +138,7 @@ def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place
         ("cell-5", "dp2_tp4_ep4", 100, False),
         ("cell-6", "dp2_tp4_ep4", 50, False),
     ]
-    assert (list(found.asked), found.deployments) == (["cell-1", "cell-2", "cell-5", "cell-6"], 2)
+    assert (list(found.experiments), found.deployments) == (["cell-1", "cell-2", "cell-5", "cell-6"], 2)
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     ],
 )
 def test_pairs_that_cannot_be_believed_give_no_ratio(ratio: Ratio | None, how: str, why: str) -> None:
-    found = matrix_study.best(PairedReplays(5, ratio), Estimate(1.1, 0.9, 1.3))
+    found = matrix_study.cell_ratio(PairedReplays(5, ratio), Estimate(1.1, 0.9, 1.3))
     assert found.how == how and why in found.why and bool(why) == bool(found.why)
     assert found.estimate.ends == ((0.95, 1.1) if how == "paired" else (0.9, 1.3))
 

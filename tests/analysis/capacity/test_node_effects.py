@@ -148,14 +148,14 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
 
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
-    fixed_rate.rate(drive, 2.0, 15, 5)
+    fixed_rate.offer_rate(drive, 2.0, 15, 5)
     rows = drive.windows.requests(0).select(["stream", "replica_id"]).to_pylist()
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
 
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
-    fixed_rate.rate(drive, 3.0, 30, 10)
+    fixed_rate.offer_rate(drive, 3.0, 30, 10)
     (outcome,) = drive.windows.outcomes
     whole, parts = outcome.counts, outcome.parts
     assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 3.0), (1, 1, 3.0)]
@@ -257,7 +257,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
 def test_a_sweep_says_what_it_measured_streams_per_node_or_a_pool() -> None:
     drive, experiment = driver(["search=quick", "search.min_windows=3", "search.budget_s=210"], 1.0, 1.0)
     found = sweep(drive)
-    tree = to_tree(verdicts.of_sweep(experiment, drive, found, "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, found, "virtual"))
     assert found.capacity is not None and found.capacity.low < 3.35 < found.capacity.high  # the truth
     assert tree["capacity"]["windows_used"] == list(range(len(found.outcomes)))
     assert len(tree["nodes"]["effects_pct"]) == 2

@@ -37,12 +37,12 @@ SUBJECT = {subject.name: subject for subject in PUBLISHED_MODELS}
 LLAMA, QWEN, DEEPSEEK, KIMI = SUBJECT
 PHASES_OF_ROWS = (published_tables.SCALING, published_tables.SATURATION)
 FIGURES = LevelFigures(10, 1.0, 100.0, 50.0, 0.0, 2.0, 1.0, 0.9, 10.0, "all 10")
-PUBLISHED = published_tables.read()
+PUBLISHED = published_tables.published_rows()
 
 
 @cache
 def ready(*words: str) -> Experiment:
-    return published_ladder.ready(arguments.experiment_of("progressive", words, None))
+    return published_ladder.with_level_workload(arguments.experiment_of("progressive", words, None))
 
 
 def of(subject: str, *words: str) -> Experiment:
@@ -212,7 +212,7 @@ def concluded(
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
     found = published_verdict.figures(asked, runs, "wall", void)
-    ended = published_verdict.ending(found, void or {})
+    ended = published_verdict.verdict_fields(found, void or {})
     return to_tree(PredictionVerdict(asked=describe(asked), clock="wall", calibration="", **ended))
 
 
@@ -504,11 +504,11 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
 
 
 def test_without_a_model_all_of_the_papers_are_asked() -> None:
-    assert [words[0] for words in published_tables.asked(["progressive.runs=1"], None)] == [
+    assert [words[0] for words in published_tables.words_by_model(["progressive.runs=1"], None)] == [
         it.words[0] for it in PUBLISHED_MODELS
     ]
-    assert published_tables.asked(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
-    assert published_tables.asked([], Path("config.yaml")) == [[]]
+    assert published_tables.words_by_model(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
+    assert published_tables.words_by_model([], Path("config.yaml")) == [[]]
 
 
 def test_saturation_levels_are_the_published_ones() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.stats.map_fit import Floats
 from conf import Experiment
-from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow, read
+from loadgen.studies.published_tables import PUBLISHED_MODELS, PublishedModel, PublishedRow, published_rows
 from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded, machine
 from tests.benchmarks.paper_tables import told
 
@@ -48,7 +48,7 @@ class Curve:
 
 def curves(path: Path, skipped: list[str]) -> list[Curve]:
     """The models of a file like the paper's tables; what is left out, in `skipped`."""
-    known = read(path)
+    known = published_rows(path)
     subjects = {subject.name: subject for subject in PUBLISHED_MODELS}
     skipped += [f"{path.name}: the paper has no {name}" for name in known if name not in subjects]
     found = []

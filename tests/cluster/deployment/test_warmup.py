@@ -18,9 +18,9 @@ from cluster.deployment.warmup import (
     ReplicaWarmup,
     WarmupError,
     WarmupRequests,
-    line,
     one_token,
     stable,
+    warmup_line,
 )
 from conf.io.http_get import HttpAnswer
 from tests.support.machine.patience import PATIENCE_S
@@ -122,7 +122,7 @@ def test_a_replica_that_never_gets_stable_is_said_and_no_error(monkeypatch: pyte
     answered_by(monkeypatch, lambda n: ("r0", 0.15 * (n % 2)))
     warmth = warmer(most=8).replicas({"r0": "http://r0"})["r0"]
     assert (warmth.requests, warmth.stable) == (8, False)
-    assert line({"r0": warmth}).endswith("after 8 requests, 1 not stable yet")
+    assert warmup_line({"r0": warmth}).endswith("after 8 requests, 1 not stable yet")
 
 
 def test_a_replica_that_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_small_request_only_shows_that_somebody_answers() -> None:
             {"r0": url}
         )["r0"]
     assert warmth.requests == 1 and not warmth.stable
-    assert "not stable" not in line({"r0": warmth})
+    assert "not stable" not in warmup_line({"r0": warmth})
 
 
 def test_a_server_that_says_nothing_of_its_engine_is_unknown() -> None:

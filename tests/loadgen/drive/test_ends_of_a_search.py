@@ -40,7 +40,7 @@ class Altered(VirtualTarget):
 def searched(guess_qps: float, *words: str, **row: Any) -> RunVerdict:
     """A search of a minute and a half around a guess."""
     drive, experiment, _ = driver([*WORDS, *words], Start(guess_qps, guess_qps), target=Altered(**row))
-    return verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    return verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def late(rows: pa.Table) -> pa.Table:
 def test_a_share_that_misses_a_bound_at_any_rate_is_said() -> None:
     words = [*WORDS[: -len(SHORT)], "search=standard", "slo.ttft_p90_ms=2000"]
     drive, experiment, _ = driver(words, Start(5.0, 5.0), target=LateForOneInFive(OneAtATime(0.05)))
-    verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
     assert verdict.exit_code == summary.EXIT_OPEN and verdict.capacity and verdict.capacity.open_below
     assert "20 % missed the bound on p90 TTFT, hardly fewer at lower rates, and 10 % may" in verdict.reason
 
@@ -101,8 +101,8 @@ def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:
 def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
     """The service does ten requests a second."""
     drive, experiment, _ = driver([*WORDS, "slo.ttft_p90_ms=2000"], target=Altered())
-    fixed_rate.rate(drive, rate_qps, 30, 5)
-    verdict = verdicts.of_probe(experiment, drive)
+    fixed_rate.offer_rate(drive, rate_qps, 30, 5)
+    verdict = verdicts.probe_verdict(experiment, drive)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)
 
 
@@ -111,5 +111,5 @@ def test_a_required_rate_ends_with_its_code(rate_qps: float, code: int) -> None:
     words = [*WORDS, "slo.ttft_p90_ms=2000", f"rate_qps={rate_qps}"]
     drive, experiment, _ = driver(words, target=Altered())
     found = require.require(drive, rate_qps, require.seconds(experiment))
-    verdict = verdicts.of_required(experiment, drive, found)
+    verdict = verdicts.required_verdict(experiment, drive, found)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)

@@ -102,7 +102,7 @@ def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_re
 def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
     drive, _, events = driver([], target=Failing(load([]), LONG, every=every))
     drive.replan(warmup_requests=16)
-    fixed_rate.rate(drive, 3.0, 60, 15)
+    fixed_rate.offer_rate(drive, 3.0, 60, 15)
     (text,) = [facts["text"] for kind, facts in events if kind == "warm"]
     assert text.endswith(
         f"failed {16 // every} of 16: {16 // every} x truncated token_count (another length than requested)"
@@ -112,8 +112,8 @@ def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
 @pytest.mark.parametrize("row", [truncated("no_usage"), LONG])
 def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: dict[str, Any]) -> None:
     drive, experiment, events = driver([], target=Failing(load([]), row, since=0, every=3))
-    fixed_rate.rate(drive, 3.0, 60, 15)
-    verdict = verdicts.of_probe(experiment, drive)
+    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    verdict = verdicts.probe_verdict(experiment, drive)
     rows = drive.windows.ledger.rows(0)
     text = text_of(to_tree(verdict) | {"requests": to_tree(verdicts.count_requests(rows, rows.num_rows))})
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
@@ -131,7 +131,7 @@ def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: di
 def test_a_search_over_malformed_answers_claims_nothing_within_its_budget() -> None:
     target = Failing(load(["search=standard"]), truncated("no_usage"), since=0)
     drive, experiment, _ = driver(["search=standard"], target=target)
-    verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_VOID, False)
     assert verdict.reason.startswith("malformed_answers: ") and "stream_options" in verdict.reason
     assert drive.elapsed_s() <= experiment.search.budget_s
@@ -142,8 +142,8 @@ def test_errors_inside_the_stream_void_a_window_only_if_they_came_without_load_t
     row = {"status": "http_error", "error_kind": "in_band", "error": "the queue is full"}
     drive, experiment, _ = driver([], target=Failing(load([]), row, since=since, every=3))
     drive.replan(warmup_requests=32)
-    fixed_rate.rate(drive, 3.0, 60, 15)
-    verdict = verdicts.of_probe(experiment, drive)
+    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    verdict = verdicts.probe_verdict(experiment, drive)
     assert verdict.exit_code == (summary.EXIT_VOID if since < 0 else summary.EXIT_SLO_MISSED)
     assert verdict.reason.startswith("malformed_answers: " if since < 0 else "p90 TTFT")
 
@@ -156,7 +156,7 @@ def test_a_search_of_answers_that_all_break_off_keeps_its_budget_and_has_no_resu
     found = sweep(drive)
     # The least number of windows is granted beyond the budget.
     assert found.outcomes[-1].counts.start_ns <= (100 + 15) * NS
-    verdict = verdicts.of_sweep(experiment, drive, found, "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, found, "wall")
     assert (verdict.exit_code, verdict.valid) == (summary.EXIT_TARGET, False)
     assert verdict.reason.startswith("at every rate: failed ")
     assert 'the first says "reset by peer". Look at the logs' in verdict.reason

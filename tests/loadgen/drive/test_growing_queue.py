@@ -24,7 +24,7 @@ def searched(*words: str) -> RunVerdict:
     """A search of that service with windows of half a minute, under a bound of 20 s on the first token."""
     target = VirtualTarget(OneAtATime(1 / CEILING_QPS))
     drive, experiment, _ = driver([*WORDS, "search=quick", *words], Start(CEILING_QPS, 11.0), target=target)
-    return verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    return verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
 
 
 def probed(rate_qps: float, duration_s: float, *words: str) -> RunVerdict:
@@ -32,8 +32,8 @@ def probed(rate_qps: float, duration_s: float, *words: str) -> RunVerdict:
     drive, experiment, _ = driver(
         [*WORDS, f"rate_qps={rate_qps}", f"duration_s={duration_s}", *words], target=target
     )
-    fixed_rate.asked(drive, experiment)
-    return verdicts.of_probe(experiment, drive)
+    fixed_rate.offer_load(drive, experiment)
+    return verdicts.probe_verdict(experiment, drive)
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_queue_that_comes_and_goes_near_the_capacity_is_none(scenario: str) ->
         Start(scenarios.guess_qps(scenario), scenarios.truths()[scenario]),
         target=scenarios.target(scenario, 3),
     )
-    verdict = verdicts.of_sweep(experiment, drive, sweep(drive), "wall")
+    verdict = verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall")
     assert verdict.capacity is not None and not verdict.capacity.queue_grew
 
 

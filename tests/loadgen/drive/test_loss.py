@@ -48,7 +48,7 @@ def test_a_service_that_comes_back_costs_a_window_and_no_budget(dies_s: float) -
         return frozenset({"0"})
 
     drive = driver(target, lambda kind, /, **facts: events.append((kind, facts)), repair=repair)
-    tree = to_tree(verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(EXPERIMENT, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_OK, True)
     assert 2.9 < tree["capacity"]["qps_per_node"]["value"] < 3.9
     assert [recovery["waited_s"] >= 400 for recovery in tree["recoveries"]] == [True]
@@ -74,7 +74,7 @@ def test_what_follows_a_recovery_begins_with_a_transition() -> None:
 def test_the_replicas_of_the_new_deployment_are_the_expected_ones() -> None:
     faults = iter(["1 of 1 replicas gone, 1 new"])
     drive = driver(Breaking(EXPERIMENT, 1e9), fault=lambda: next(faults, None), repair=lambda: frozenset("7"))
-    tree = to_tree(verdicts.of_sweep(EXPERIMENT, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(EXPERIMENT, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["reason"][:12]) == (summary.EXIT_VOID, "replica_lost")
 
 

@@ -1,4 +1,4 @@
-"""`loadgen.run.verdicts.of_probe`: no figure of one short window is impossible, whatever the answers were."""
+"""`loadgen.run.verdicts.probe_verdict`: no figure of a short window is impossible, whatever the answers."""
 
 import math
 import re
@@ -53,8 +53,8 @@ class Erratic(VirtualTarget):
 def check(rate_qps: float, seconds: float, seed: int, spread: float) -> None:
     """Each quantile is a time that may be, in an interval around it or in none; the screen shows no nan."""
     drive, experiment, _ = driver(BOUNDS, target=Erratic(seed, spread))
-    fixed_rate.rate(drive, rate_qps, seconds, 5)
-    verdict = verdicts.of_probe(experiment, drive)
+    fixed_rate.offer_rate(drive, rate_qps, seconds, 5)
+    verdict = verdicts.probe_verdict(experiment, drive)
     assert verdict.probe is not None
     for found in verdict.probe.limits.values():
         possible(found)

@@ -27,7 +27,7 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
     drive, experiment, events = driver(words, **more)
     assert experiment.rate_qps
     found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
-    tree = to_tree(verdicts.of_required(experiment, drive, found))
+    tree = to_tree(verdicts.required_verdict(experiment, drive, found))
     assert text_of(tree)
     return tree, [facts for kind, facts in events if kind == "look"], drive
 

@@ -14,7 +14,7 @@ from conf import Experiment, load
 from loadgen.cli import engine_model
 from loadgen.drive import fixed_rate
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.prepared_load import QueueUntold
+from loadgen.drive.prepared_load import QueueTimeNotReported
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
@@ -40,7 +40,7 @@ from tests.support.virtual.virtual_target import VirtualTarget
 @pytest.mark.slow
 def test_half_a_virtual_hour_finds_the_capacity_of_the_default_node() -> None:
     drive, experiment, events = driver(["search=virtual", "search.budget_s=1800"])
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["valid"], tree["capacity"]["binding"]) == (0, True, "tpot")
     q = tree["capacity"]["qps_per_node"]
     # The engine model's own long runs put the knee near 3.84 QPS.
@@ -64,13 +64,13 @@ def test_the_same_seed_gives_the_same_answer_and_four_nodes_serve_four_times_the
 @pytest.mark.slow
 def test_an_unreachable_bound_is_said_not_guessed() -> None:
     drive, experiment, _ = driver(["search=virtual", "search.budget_s=3600", "slo.tpot_p90_ms=5"])
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_SLO_MISSED, False)
 
 
 def test_a_service_above_the_highest_rate_is_a_lower_bound() -> None:
     drive, experiment, _ = driver(["search=standard", "search.highest_qps=2"])
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
     assert (tree["exit_code"], tree["passed"]) == (summary.EXIT_OPEN, False)
 
 
@@ -79,8 +79,8 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     codes = []
     for rate in (3.0, 8.0):
         drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=60"])
-        fixed_rate.rate(drive, rate, 60, 15)
-        tree = to_tree(verdicts.of_probe(experiment, drive))
+        fixed_rate.offer_rate(drive, rate, 60, 15)
+        tree = to_tree(verdicts.probe_verdict(experiment, drive))
         tpot = tree["probe"]["limits"]["tpot"]
         assert tpot["ms"]["low"] is tpot["ms"]["high"] is None
         assert tpot["needs_s"] > 60  # a minute tells too little
@@ -102,7 +102,7 @@ def test_an_invalid_measurement_is_void_never_a_number(spoil: dict[str, Any], re
     target = Altering(load(words), **spoil)
     drive, experiment, _ = driver(words, Start(5.1, prediction_qps=3.35), target=target)
     drive.replan(replicas=frozenset({"0"}))
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith(reason)
     assert "no capacity is claimed" in text_of(tree)
@@ -117,11 +117,13 @@ def test_a_bound_on_a_queue_that_no_answer_tells_is_neither_kept_nor_missed(warm
     drive, experiment, _ = driver(QUEUE, Start(5.1, 3.35), target=Altering(load(QUEUE), queue_us=None))
     drive.replan(warmup_requests=warmup)
     if warmup:
-        with pytest.raises(QueueUntold, match="queue_untold: 0% of the warm-up's answers tell .*Start vLLM"):
+        with pytest.raises(
+            QueueTimeNotReported, match="queue_untold: 0% of the warm-up's answers tell .*Start vLLM"
+        ):
             sweep(drive)
         assert drive.windows.outcomes == []
         return
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (summary.EXIT_VOID, False, False)
     assert tree["reason"].startswith("queue_untold: Start vLLM with --enable-per-request-metrics")
 
@@ -129,7 +131,7 @@ def test_a_bound_on_a_queue_that_no_answer_tells_is_neither_kept_nor_missed(warm
 @pytest.mark.slow
 def test_a_search_under_a_bound_on_the_queue_finds_what_the_engine_model_says() -> None:
     drive, experiment, _ = driver(["search=standard", *QUEUE[1:]], Start(5.1, 3.9))
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "virtual"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "virtual"))
     found = tree["capacity"]["qps_per_node"]
     predicted = engine_model.predict(experiment, draws=0)
     assert predicted.capacity is not None
@@ -151,7 +153,7 @@ def test_void_ramp_steps_are_void_not_a_missed_bound() -> None:
     drive, _, _ = driver(
         ["search=standard"], target=Altering(experiment, engine_steps=100, engine_late_steps=5)
     )
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("engine_late") and len(tree["windows"]) == VOID_STEPS
 
@@ -197,7 +199,7 @@ def test_a_late_client_does_not_void_a_ramp_step_that_it_cannot_decide() -> None
     words = ["search=quick"]
     late = lambda row: sent_late(row, 3 * NS // 100 if row["phase"] == "ramp" else 0)  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), late))
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     steps = [outcome for outcome in drive.windows.outcomes if outcome.plan.kind == "ramp"]
     judged = [step.verdict for step in steps]
     assert {(verdict.valid, verdict.reason) for verdict in judged} == {(False, "client_limited")}
@@ -218,7 +220,7 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
     words = ["search=quick"]
     short = lambda row: change(row) if row["due_ns"] < 3 * NS else {}  # noqa: E731
     drive, experiment, _ = driver(words, target=Disturbed(load(words), short))
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     first, again = drive.windows.outcomes[:2]
     assert first.void and not again.void and again.plan.rate_qps == first.plan.rate_qps
     assert tree["valid"] and len([row for row in tree["windows"] if row["kind"] == "window"]) >= 3
@@ -227,14 +229,14 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
 def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
     drive, _, events = driver([], target=Breaking(load([]), 90.0))
     with pytest.raises(TargetLost, match="of the newest"):
-        fixed_rate.rate(drive, 3.0, 300, 15)
+        fixed_rate.offer_rate(drive, 3.0, 300, 15)
     assert events[-1] == ("target_lost", events[-1][1]) and events[-1][1]["last"] == 0
 
 
 def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
     words = ["search=standard"]
     drive, experiment, _ = driver(words, target=Healing(load(words), at_s=0.0, times=0))
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     assert (tree["exit_code"], tree["windows"]) == (summary.EXIT_VOID, [])
     assert tree["reason"].startswith("actor_lost: lost load actor 1 (killed)")
 
@@ -243,7 +245,7 @@ def test_a_load_actor_lost_in_the_warm_up_is_said_too() -> None:
 def test_a_replaced_load_actor_voids_its_window_and_the_search_goes_on() -> None:
     words = ["search=standard"]
     drive, experiment, events = driver(words, target=Healing(load(words), at_s=300, times=1))
-    tree = to_tree(verdicts.of_sweep(experiment, drive, sweep(drive), "wall"))
+    tree = to_tree(verdicts.sweep_verdict(experiment, drive, sweep(drive), "wall"))
     void = [one.verdict.reason for one in drive.windows.outcomes if not one.verdict.valid]
     assert tree["exit_code"] == summary.EXIT_OK
     # The window it died in; the one before too, if that still waited for answers of its own.
@@ -265,7 +267,7 @@ def test_a_service_that_hangs_in_a_held_window_is_lost_not_slow() -> None:
     words = ["search.settle_s=20"]
     drive, _, _ = driver(words, target=Hanging(load(words), 50.0))
     with pytest.raises(TargetLost, match="the service hangs"):
-        fixed_rate.rate(drive, 3.0, 60, 15)
+        fixed_rate.offer_rate(drive, 3.0, 60, 15)
 
 
 class Choosy(Altering):
@@ -285,8 +287,8 @@ class Choosy(Altering):
 
 def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
     drive, experiment, _ = driver([], target=Choosy(load([])))
-    fixed_rate.rate(drive, 3.0, 60, 15)
-    tree = to_tree(verdicts.of_probe(experiment, drive))
+    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
 
 
@@ -308,23 +310,23 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)
 
     drive, experiment, _ = driver([], target=Late(engines(load([]))))
-    fixed_rate.rate(drive, 5.0, 60, 15)
-    tree = to_tree(verdicts.of_probe(experiment, drive))
+    fixed_rate.offer_rate(drive, 5.0, 60, 15)
+    tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
 
 
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
-    fixed_rate.rate(drive, 2.0, 60, 5)
-    tree = to_tree(verdicts.of_probe(experiment, drive))
+    fixed_rate.offer_rate(drive, 2.0, 60, 5)
+    tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert (tree["exit_code"], tree["probe"]["limits"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
 
 
 def test_a_probe_without_requests_says_nothing() -> None:
     drive, experiment, _ = driver([])
-    fixed_rate.rate(drive, 0.01, 20, 5)
-    tree = to_tree(verdicts.of_probe(experiment, drive))
+    fixed_rate.offer_rate(drive, 0.01, 20, 5)
+    tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
 
@@ -332,8 +334,8 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
     drive, _, _ = driver([], target=Altering(experiment, **hanging))
-    fixed_rate.rate(drive, 2.0, 60, 5)
-    tree = to_tree(verdicts.of_probe(experiment, drive))
+    fixed_rate.offer_rate(drive, 2.0, 60, 5)
+    tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
 
@@ -363,7 +365,7 @@ class Unwilling(VirtualTarget):
 def test_a_closed_loop_in_which_nothing_happens_any_more_ends() -> None:
     target = Unwilling(engines(load([])))
     drive, experiment, events = driver(["concurrency=4", "requests=20"], target=target)
-    fixed_rate.asked(drive, experiment)
+    fixed_rate.offer_load(drive, experiment)
     (told,) = [facts["text"] for kind, facts in events if kind == "abort"]
     assert told == "closed loop 0 ended early: nothing is in flight, and 12 of 20 requests were never started"
     assert len(drive.windows.outcomes) == 1

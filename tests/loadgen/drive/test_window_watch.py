@@ -14,7 +14,7 @@ def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
     seen: list[WindowSoFar] = []
     made, *_ = driver([])
     made.watcher = seen.append if watched else None
-    fixed_rate.rate(made, 3.0, 40, 5)
+    fixed_rate.offer_rate(made, 3.0, 40, 5)
     return made, seen
 
 

@@ -15,9 +15,9 @@ def exchange(*gaps_us: int, ended: bool = True) -> Exchange:
 
 
 def test_bounds_ask_for_their_own_figures_only() -> None:
-    usual = GapRecord.of(Slo("", 2000.0, 100.0), kept=True)
+    usual = GapRecord.from_bounds(Slo("", 2000.0, 100.0), kept=True)
     assert (usual.within, usual.most_ms) == (None, None)
-    both = GapRecord.of(Slo("", 2000.0, None, {"itl_p99": 80.0, "itl_pooled_p95": 50.0}), kept=False)
+    both = GapRecord.from_bounds(Slo("", 2000.0, None, {"itl_p99": 80.0, "itl_pooled_p95": 50.0}), kept=False)
     assert (both.kept, both.within, both.most_ms) == (False, 0.99, 50.0)
 
 

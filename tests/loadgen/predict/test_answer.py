@@ -147,10 +147,10 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
 
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
     words = ("cluster.session=fake", "cluster.nodes=3000")
-    apart = RateSimulator(only_layer(*words, "routing=per_node"), simulate, Effort.of(600, 1))
+    apart = RateSimulator(only_layer(*words, "routing=per_node"), simulate, Effort.from_budget(600, 1))
     assert apart.at(5.0).load_s < 2 * 600
     # A pooled service is simulated whole, yet not for longer than its requests are worth.
-    whole = Effort.of(36000, 3000)
+    whole = Effort.from_budget(36000, 3000)
     assert (whole.parts, whole.nodes, whole.window_s) == (1, 3000, 60.0)
     tree = predict(only_layer(*words, "routing=per_node"), MODEL, draws=0)
     assert tree["capacity"]["qps_per_node"]["value"] == pytest.approx(5.0, rel=0.005)

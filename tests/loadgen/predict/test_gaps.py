@@ -10,7 +10,7 @@ from loadgen.predict.operating_point import Effort, OperatingPoint, PooledGaps, 
 
 def point(rate_qps: float, *words: str) -> OperatingPoint:
     experiment: Experiment = load([*words, "cluster.session=fake"])
-    return RateSimulator(experiment, engine_model.simulate, Effort.of(120.0)).at(rate_qps)
+    return RateSimulator(experiment, engine_model.simulate, Effort.from_budget(120.0)).at(rate_qps)
 
 
 def test_the_gaps_of_an_answer_alone_are_its_time_per_token() -> None:
@@ -41,7 +41,7 @@ def test_a_queue_that_nobody_knows_is_refused_in_a_line() -> None:
 
 def test_gaps_outside_the_window_are_left_out() -> None:
     gaps = PooledGaps(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2, 0, 1, 1]))
-    assert gaps.of(np.array([True, True, False, True])).tolist() == [1.0, 2.0, 4.0]
+    assert gaps.within(np.array([True, True, False, True])).tolist() == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("layout", ["dp8_attention_ep8", "1p1d_tp4_ep4"])

@@ -22,7 +22,7 @@ from loadgen.fleet.gap_record import NO_GAPS
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.run.metrics_scraper import figures
+from loadgen.run.metrics_scraper import page_figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import VirtualService, kind_of
@@ -159,5 +159,5 @@ async def measured(workload: Workload, folder: Path) -> tuple[pa.Table, dict[str
                     await asyncio.sleep(0.02)
         await worker.finish(PATIENCE_S)
         async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-            scraped = figures(await response.text())
+            scraped = page_figures(await response.text())
     return records.read_shard(shard.path).sort_by("seq"), scraped

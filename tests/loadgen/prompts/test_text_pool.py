@@ -286,7 +286,7 @@ def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path)
 def test_recipe_and_progressive_send_what_was_asked(folder: Path) -> None:
     one = asked(folder)
     assert (
-        calibration_probes.checked(one).workload.tokenizer
+        calibration_probes.check_experiment(one).workload.tokenizer
         == published_ladder.workload(one).tokenizer
         == str(folder)
     )

@@ -21,7 +21,7 @@ def test_questions_and_load_together_are_the_tokens_of_the_rate(
         cluster=replace(FAKE.cluster, nodes=nodes),
         quality=replace(FAKE.quality, load=str(rate_qps), prompt_tokens=tokens),
     )
-    found = pace.of(asked)
+    found = pace.gate_pace(asked)
     assert found.per_s is not None and 0 < found.per_s <= pace.MOST_PER_S
     request = asked.workload.input_tokens.mean + asked.workload.output_tokens.mean
     offered = nodes * found.load_qps * request + found.per_s * (tokens + 32)
@@ -31,12 +31,12 @@ def test_questions_and_load_together_are_the_tokens_of_the_rate(
 
 def test_an_idle_service_has_a_few_questions_in_flight_and_no_other_load() -> None:
     asked = load(["quality.load=idle"])
-    assert pace.of(asked) == pace.Pace(0.0, None, pace.IDLE_IN_FLIGHT)
-    assert pace.longest_s(asked, pace.of(asked)) is None
+    assert pace.gate_pace(asked) == pace.Pace(0.0, None, pace.IDLE_IN_FLIGHT)
+    assert pace.longest_s(asked, pace.gate_pace(asked)) is None
 
 
 def test_the_longest_time_is_that_of_three_answers_to_every_prompt() -> None:
     asked = load(["quality.load=2", "quality.prompts=600"])
-    found = pace.of(asked)
+    found = pace.gate_pace(asked)
     assert found.per_s
     assert pace.longest_s(asked, found) == pytest.approx(1800 / found.per_s)

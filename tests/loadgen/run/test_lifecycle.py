@@ -126,7 +126,7 @@ def test_an_internal_error_keeps_its_traceback_and_the_rows(
 ) -> None:
     class Broken(SearchCapacity):
         def load(self, driver: Driver) -> None:
-            fixed_rate.rate(driver, 2.0, 20, 5)
+            fixed_rate.offer_rate(driver, 2.0, 20, 5)
             raise ZeroDivisionError("a bug")
 
     tree, folder = measure(tmp_path, monkeypatch, Broken(EXPERIMENT))

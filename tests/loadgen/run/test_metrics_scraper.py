@@ -23,7 +23,7 @@ from conf.io.access import Access
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import metrics_scraper
-from loadgen.run.metrics_scraper import SPELLINGS, Scraper, figures
+from loadgen.run.metrics_scraper import SPELLINGS, Scraper, page_figures
 from tests.support.machine.patience import PATIENCE_S, until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -76,15 +76,15 @@ TOLD = {
 
 
 def test_vllms_names_become_columns() -> None:
-    assert figures(page()) == TOLD
+    assert page_figures(page()) == TOLD
     assert set(TOLD) == set(SPELLINGS) == set(SERVER.names) - {"at", "clock_ns", "replica", "error"}
-    assert figures(page().replace("\n", "\r\n")) == TOLD
+    assert page_figures(page().replace("\n", "\r\n")) == TOLD
 
 
 def test_several_engines_are_summed_and_their_cache_usage_is_averaged() -> None:
     second = page("1", kv_cache_usage_perc=0.75, num_requests_running=10)
     double = {name: 2 * value for name, value in TOLD.items()}
-    assert figures(page() + second) == double | {"kv_usage": 0.5, "running": 13}
+    assert page_figures(page() + second) == double | {"kv_usage": 0.5, "running": 13}
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_several_engines_are_summed_and_their_cache_usage_is_averaged() -> None:
     ],
 )  # fmt: skip
 def test_other_spellings_and_numbers_nobody_believes(text: str, told: dict[str, float]) -> None:
-    assert figures(text) == told
+    assert page_figures(text) == told
 
 
 @pytest.mark.parametrize(
     "text", ["", "<html>no</html>", "sglang:num_running_reqs 4", "vllm:num_requests_running_more 4", "\0\n{}"]
 )
 def test_a_page_without_vllms_metrics_says_so(text: str) -> None:
-    assert figures(text) == {"error": "none of vLLM's metrics in the answer"}
+    assert page_figures(text) == {"error": "none of vLLM's metrics in the answer"}
 
 
 @settings(deadline=None)
@@ -128,7 +128,7 @@ def test_a_page_without_vllms_metrics_says_so(text: str) -> None:
 def test_any_page_gives_columns_of_the_schema_or_a_value_error(lines: list[tuple[str, str, str]]) -> None:
     text = "\n".join(f"{name}{labels} {value}" for name, labels, value in lines)
     try:
-        told = figures(text)
+        told = page_figures(text)
     except ValueError:
         return
     assert told

@@ -146,5 +146,5 @@ def test_what_no_part_would_honour_or_fit_is_refused_before_anything_starts(
 
 def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:
     asked = load(["workload=smoke", "workload.prompt=text"])
-    checked = calibration_probes.checked(asked).workload
+    checked = calibration_probes.check_experiment(asked).workload
     assert (checked.name, checked.prompt) == ("r4_check", "text")

@@ -30,7 +30,7 @@ def lines(*spans: tuple[float, str, float]) -> str:
 def test_counts_and_lengths_are_those_of_the_records(tmp_path: Path) -> None:
     records(tmp_path, 0, lines((2.0, "Gamma", 1.0), (0, "", 0), (1.0, "Weibull", 0.5)))
     records(tmp_path, 7, lines((0.5, "", 0), (0.5, "Gamma", 0.1), (0, "", 0)))
-    read = trace.read(tmp_path)
+    read = trace.read_trace(tmp_path)
     assert len(read) == 600 * (2 + 1 + 0.5 + 0.5) and (np.diff(read.due_ns) >= 0).all()
     seconds = read.due_ns / 1e9
     assert np.count_nonzero(seconds < 600) == pytest.approx(1500, abs=2)
@@ -41,16 +41,16 @@ def test_counts_and_lengths_are_those_of_the_records(tmp_path: Path) -> None:
 def test_gaps_are_as_bursty_as_recorded(tmp_path: Path) -> None:
     records(tmp_path, 0, f"0,10,1,Gamma,0.25,0.4\n{SPAN_S},10,1,Weibull,0.5,0.05\n")
     for begin, cv in ((0, 2.0), (SPAN_S, 5**0.5)):  # 1/sqrt(shape), and of Weibull with shape 1/2
-        gaps = np.diff(trace.read(tmp_path, from_s=begin, span_s=SPAN_S, seed=3).due_ns)
+        gaps = np.diff(trace.read_trace(tmp_path, from_s=begin, span_s=SPAN_S, seed=3).due_ns)
         assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
 
 
 def test_the_seed_draws_and_another_client_changes_no_other(tmp_path: Path) -> None:
     records(tmp_path, 0, lines((1.0, "Gamma", 1.0), (1.0, "Gamma", 1.0)))
-    one, other = trace.read(tmp_path), trace.read(tmp_path, seed=1)
-    assert (trace.read(tmp_path).due_ns == one.due_ns).all() and (one.due_ns != other.due_ns).any()
+    one, other = trace.read_trace(tmp_path), trace.read_trace(tmp_path, seed=1)
+    assert (trace.read_trace(tmp_path).due_ns == one.due_ns).all() and (one.due_ns != other.due_ns).any()
     records(tmp_path, 1, lines((1.0, "Gamma", 1.0), (0.0, "", 0)))
-    both = trace.read(tmp_path)
+    both = trace.read_trace(tmp_path)
     assert len(both) == len(one) + SPAN_S
 
 
@@ -59,9 +59,9 @@ def test_lengths_of_a_span_are_the_latest_before_it(tmp_path: Path) -> None:
     empty = dict.fromkeys(LENGTHS, "{}")
     two = lines((1.0, "Gamma", 1.0), (1.0, "Gamma", 1.0))
     records(tmp_path, 0, two, {"0": empty, "600": later})
-    assert set(trace.read(tmp_path).input_tokens.tolist()) == {7}
+    assert set(trace.read_trace(tmp_path).input_tokens.tolist()) == {7}
     records(tmp_path, 0, two, {"0": LENGTHS, "600": later})
-    assert set(trace.read(tmp_path, from_s=600).input_tokens.tolist()) == {7}
+    assert set(trace.read_trace(tmp_path, from_s=600).input_tokens.tolist()) == {7}
 
 
 def test_records_are_a_workload_that_is_scaled_to_a_rate(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_wrong_file_is_one_line(wrong: tuple[str, str | None], tmp_path: Path)
     if dataset is not None:
         (tmp_path / "chunk-0-dataset.json").write_text(dataset)
     with pytest.raises(ConfigError) as caught:
-        trace.read(tmp_path)
+        trace.read_trace(tmp_path)
     assert WRONG[wrong] in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
@@ -110,4 +110,4 @@ def test_a_missing_file_of_lengths_is_one_line(tmp_path: Path) -> None:
     records(tmp_path, 0, TWO)
     (tmp_path / "chunk-0-dataset.json").unlink()
     with pytest.raises(ConfigError, match="cannot read the trace .*: No such file"):
-        trace.read(tmp_path)
+        trace.read_trace(tmp_path)

@@ -226,7 +226,7 @@ def test_the_inverse_agrees_with_a_search_by_brute_force() -> None:
 
 @pytest.mark.parametrize("workload", [FIXED, BURSTY, EVEN], ids=lambda w: w.name)
 def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
-    profile = Profile.of([[0, 200], [10, 600], [10, 0], [20, 0], [40, 900]], nodes=2)
+    profile = Profile.from_points([[0, 200], [10, 600], [10, 0], [20, 0], [40, 900]], nodes=2)
     due_s = window(profile, workload).due_ns / NS - 15
     edges = [-15.0, 0.0, 10.0, 20.0, 30.0, 40.0, 46.0]
     counts = np.histogram(due_s, edges)[0]

@@ -45,14 +45,14 @@ def columns(read: trace.Trace) -> list[list[int]]:
 
 
 def test_json_lines_in_the_mooncake_form(tmp_path: Path) -> None:
-    read = trace.read(written(tmp_path, MOONCAKE))
+    read = trace.read_trace(written(tmp_path, MOONCAKE))
     assert columns(read) == [[0, 40_500_000, 277_000_000], [1000, 500, 28], [6, 3, 92]]
     assert read.mean_qps == pytest.approx(2 / 0.277)
     assert (read.blocks, read.empty_answers) == ((), 0)
 
 
 def test_csv_in_the_azure_form(tmp_path: Path) -> None:
-    read = trace.read(written(tmp_path, AZURE))
+    read = trace.read_trace(written(tmp_path, AZURE))
     assert columns(read) == [[0, 52_000_000, 98_189_000], [4808, 3180, 110], [10, 8, 27]]
     assert (len(read), read.blocks) == (3, ())
 
@@ -69,7 +69,7 @@ def test_csv_in_the_azure_form(tmp_path: Path) -> None:
 )
 def test_times_with_and_without_a_zone(second: str, tmp_path: Path) -> None:
     text = f"{HEADER}2024-05-10 00:00:00+00:00,5,5\n{second},5,5\n"
-    assert trace.read(written(tmp_path, text)).due_ns.tolist() == [0, 1_500_000_000]
+    assert trace.read_trace(written(tmp_path, text)).due_ns.tolist() == [0, 1_500_000_000]
 
 
 def test_times_without_a_zone_do_not_depend_on_where_they_are_read(
@@ -79,19 +79,19 @@ def test_times_without_a_zone_do_not_depend_on_where_they_are_read(
     with monkeypatch.context() as there:
         there.setenv("TZ", "America/New_York")
         time.tzset()
-        due_ns = trace.read(written(tmp_path, text)).due_ns
+        due_ns = trace.read_trace(written(tmp_path, text)).due_ns
     time.tzset()
     assert (due_ns // 10**9).tolist() == [0, 10_800, 10_800]
 
 
 def test_columns_are_found_by_name_and_others_are_left(tmp_path: Path) -> None:
     text = '\ufeff"GeneratedTokens", "x", TIMESTAMP,ContextTokens\n7,"a,b",2024-05-10,5\n\n8,,2024-05-11,6\n'
-    assert columns(trace.read(written(tmp_path, text))) == [[0, 86_400_000_000_000], [5, 6], [7, 8]]
+    assert columns(trace.read_trace(written(tmp_path, text))) == [[0, 86_400_000_000_000], [5, 6], [7, 8]]
 
 
 def test_late_lines_are_put_in_order_and_equal_times_stay_as_they_stand(tmp_path: Path) -> None:
     times = [3, 1, 3, 1, 0] * 20
-    read = trace.read(
+    read = trace.read_trace(
         written(tmp_path, "".join(request(timestamp=t, input_length=i) for i, t in enumerate(times, 1)))
     )
     order = sorted(range(len(times)), key=lambda i: times[i])
@@ -101,7 +101,7 @@ def test_late_lines_are_put_in_order_and_equal_times_stay_as_they_stand(tmp_path
 
 def test_a_request_without_an_answer_asks_for_one_token(tmp_path: Path) -> None:
     text = request(output_length=0) + request(output_length=3) + request(output_length=0)
-    read = trace.read(written(tmp_path, text))
+    read = trace.read_trace(written(tmp_path, text))
     assert (read.output_tokens.tolist(), read.empty_answers) == ([1, 3, 1], 2)
 
 
@@ -110,33 +110,33 @@ def test_a_request_without_an_answer_asks_for_one_token(tmp_path: Path) -> None:
 )
 def test_shared_prefixes_are_told(ids: list[Any], shared: bool, tmp_path: Path) -> None:
     text = "".join(request(hash_ids=blocks, input_length=1024) for blocks in ids)
-    read = trace.read(written(tmp_path, text))
+    read = trace.read_trace(written(tmp_path, text))
     assert read.blocks == (tuple(map(tuple, ids)) if shared else ()) and (trace.reuse(read) > 0) is shared
 
 
 def test_hashes_that_do_not_fit_their_lengths_ask_for_the_size_of_a_block(tmp_path: Path) -> None:
     path = written(tmp_path, 2 * request(hash_ids=[7] * 64, input_length=1024))
     with pytest.raises(ConfigError, match="one 64 for 1024 tokens; set workload.trace_block_tokens"):
-        trace.read(path)
-    assert trace.read(path, block_tokens=16).block_tokens == 16
+        trace.read_trace(path)
+    assert trace.read_trace(path, block_tokens=16).block_tokens == 16
 
 
 def test_a_part_of_a_trace_begins_at_its_own_first_request(tmp_path: Path) -> None:
     text = "".join(request(timestamp=1000 * second, input_length=second + 1) for second in range(10))
-    part = trace.read(written(tmp_path, text), from_s=3, span_s=4)
+    part = trace.read_trace(written(tmp_path, text), from_s=3, span_s=4)
     assert (part.due_ns / 1e9).tolist() == [0, 1, 2, 3] and part.input_tokens.tolist() == [4, 5, 6, 7]
     with pytest.raises(ConfigError, match="no request there, its last is due at 9 s; choose another"):
-        trace.read(written(tmp_path, text), from_s=30)
+        trace.read_trace(written(tmp_path, text), from_s=30)
 
 
 def test_lengths_without_times_are_drawn_as_pairs_and_have_no_arrivals_of_their_own(tmp_path: Path) -> None:
     path = written(tmp_path, "input_length,model,output_length\n7,a,3\n9,a,0\n")
-    pairs = trace.read(path)
+    pairs = trace.read_trace(path)
     assert (pairs.input_tokens.tolist(), pairs.output_tokens.tolist()) == ([7, 9], [3, 1])
     workload = load(["workload=trace", f"workload.trace={path}"]).workload
     with pytest.raises(ConfigError, match=r"for lengths without times add workload\.arrivals\.kind=poisson"):
-        trace.of(workload)
-    assert trace.of(replace(workload, arrivals=Arrivals())) is not None
+        trace.workload_trace(workload)
+    assert trace.workload_trace(replace(workload, arrivals=Arrivals())) is not None
 
 
 WRONG = {
@@ -175,20 +175,20 @@ WRONG = {
 def test_a_wrong_file_is_one_line_with_its_place(text: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        trace.read(path)
+        trace.read_trace(path)
     assert f"{path}: {WRONG[text]}" in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^cannot read the trace {tmp_path}/none: No such file"):
-        trace.read(tmp_path / "none")
+        trace.read_trace(tmp_path / "none")
     with pytest.raises(ConfigError, match="the folder has no file .*-trace.csv of client records"):
-        trace.read(tmp_path)
+        trace.read_trace(tmp_path)
     with pytest.raises(ConfigError, match="is not text; unpack it first"):
-        trace.read(written(tmp_path, b"\x1f\x8b\x08\x00"))
+        trace.read_trace(written(tmp_path, b"\x1f\x8b\x08\x00"))
     with pytest.raises(ConfigError, match=": line"):
-        trace.read(written(tmp_path, f"{HEADER}2024-05-10,5\0,5\n"))
+        trace.read_trace(written(tmp_path, f"{HEADER}2024-05-10,5\0,5\n"))
 
 
 @settings(max_examples=200, deadline=None)
@@ -199,7 +199,7 @@ def test_no_file_gets_past_its_error(tmp_path_factory: pytest.TempPathFactory, t
     folder = tmp_path_factory.getbasetemp()
     data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     try:
-        read = trace.read(written(folder, data))
+        read = trace.read_trace(written(folder, data))
     except ConfigError as error:
         assert str(error).splitlines()[0] == str(error)
     else:
@@ -221,7 +221,7 @@ def test_both_forms_say_the_same(
     lines = "".join(request(timestamp=at, input_length=i, output_length=o) for at, i, o in rows)
     times = np.array([at for at, _, _ in rows]).astype("datetime64[ms]")
     table = "".join(f"{at},{i},{o}\n" for at, (_, i, o) in zip(times, rows, strict=True))
-    one, other = trace.read(written(folder, lines)), trace.read(written(folder, HEADER + table))
+    one, other = trace.read_trace(written(folder, lines)), trace.read_trace(written(folder, HEADER + table))
     assert columns(one) == columns(other)
     assert one.due_ns[0] == 0 and np.all(np.diff(one.due_ns) >= 0)
 
@@ -235,7 +235,7 @@ def test_resolving_fills_in_the_means(tmp_path: Path) -> None:
     mixed = replace(workload, output_tokens=Lengths(140))
     assert trace.resolve(mixed).output_tokens == Lengths(140)
     plain = load().workload
-    assert trace.resolve(plain) is plain and trace.of(plain) is None
+    assert trace.resolve(plain) is plain and trace.workload_trace(plain) is None
 
 
 @pytest.mark.parametrize("text", [request(), request() + request()])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.run.metrics_scraper import figures
+from loadgen.run.metrics_scraper import page_figures
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
     ApiError,
@@ -326,7 +326,7 @@ def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:
 
 
 def test_the_scraper_reads_what_the_engine_tells() -> None:
-    assert figures(openai_answers.metrics_body(METRICS, SERVED).decode()) == {
+    assert page_figures(openai_answers.metrics_body(METRICS, SERVED).decode()) == {
         "running": 3,
         "waiting": 2,
         "kv_usage": 0.25,

@@ -60,4 +60,4 @@ class HoldRate(OfferLoad):
         self._window = qps, seconds, transition_s
 
     def load(self, driver: Driver) -> None:
-        fixed_rate.rate(driver, *self._window)
+        fixed_rate.offer_rate(driver, *self._window)

@@ -52,7 +52,7 @@ def test_the_noise_that_is_claimed_is_that_of_seeds() -> None:
 
 
 def test_the_slope_is_read_between_rates_well_apart() -> None:
-    simulator = RateSimulator(unsure({}), simulate, Effort.of(600))
+    simulator = RateSimulator(unsure({}), simulate, Effort.from_budget(600))
     near = Solution(RateRoot(5.0, slope=17.0), simulator.at(5.0))
     # ln p90 of the known service grows as ln rate does.
     assert with_slope(simulator, near).root.slope == pytest.approx(1.0, abs=0.01)
