@@ -24,6 +24,9 @@ from analysis.results.recount import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
+from analysis.results.types.recommendation import RecommendationVerdict
+from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.types.verdict import Verdict
 from analysis.views import answers, brief, foreign, recommend, side_by_side
 from analysis.views import plan as plan_view
 from conf import ConfigError, Experiment
@@ -94,33 +97,62 @@ def _places(arguments: argparse.Namespace) -> list[Path]:
 def show(arguments: argparse.Namespace) -> int:
     """Print the verdict of a run, a study or another tool's result."""
     path = arguments.run
-    if arguments.recompute and exchange.is_foreign(path):
-        raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
-    if recommended.is_recommendation(path):
-        if arguments.words or arguments.recompute:
-            raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
-        terminal.tell(recommend.text(recommended.read(path)))
-    elif exchange.is_foreign(path):
-        terminal.tell(foreign.show(path, arguments.words))
-    elif arguments.words:
-        terminal.tell(_rejudged(path, arguments.words, arguments.recompute, arguments.all))
-    elif arguments.recompute:
-        text, agrees = recount.recomputed(path)
+    if arguments.recompute:
+        if arguments.words or arguments.json:
+            raise RunError("--recompute is by the run's own bounds, as text; leave it or the others out")
+        text, agrees = recount.recomputed(_folder(path))
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
+    if exchange.is_foreign(path) and not recommended.is_recommendation(path):
+        if arguments.json:
+            raise RunError(f"{path} is another tool's result, which holds no verdict: leave --json out")
+        bounds_ms = foreign.bounds(arguments.words)
+        for load in exchange.load_foreign(path):
+            terminal.tell(str(foreign.answer(load, bounds_ms)))
+    elif arguments.json:
+        terminal.data(json_line(_verdict(path, arguments.words)))
+    elif recommended.is_recommendation(path):
+        terminal.tell(recommend.text(_recommendation(path, arguments.words)))
+    elif arguments.words:
+        verdict = _rejudged(path, arguments.words)
+        terminal.tell(str(answers.answer(verdict) if arguments.all else brief.answer(verdict)))
     else:
         terminal.tell(str(answers.of_folder(path) if arguments.all else brief.of_folder(path)))
     return EXIT_OK
 
 
-def _rejudged(path: Path, words: Sequence[str], recompute: bool, whole: bool) -> str:
+def _folder(path: Path) -> Path:
+    """The folder of a run. Raises RunError for a result without a conclusion to recompute."""
+    if recommended.is_recommendation(path):
+        raise RunError(f"{path} holds a recommendation, which is shown as it is; leave --recompute out")
+    if exchange.is_foreign(path):
+        raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
+    return path
+
+
+def _verdict(path: Path, words: Sequence[str]) -> Verdict | RecommendationVerdict:
+    """The verdict that `show --json` writes. Raises RunError for a run that did not end."""
+    if recommended.is_recommendation(path):
+        return _recommendation(path, words)
+    if words:
+        return _rejudged(path, words)
+    verdict = studies.load_verdict(path) if studies.is_study(path) else load_run(path).verdict
+    if verdict is None:
+        raise RunError(f"{path} did not end: it has no verdict; leave --json out to see how far it came")
+    return verdict
+
+
+def _recommendation(path: Path, words: Sequence[str]) -> RecommendationVerdict:
+    if words:
+        raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
+    return recommended.read(path)
+
+
+def _rejudged(path: Path, words: Sequence[str]) -> RunVerdict:
     """The verdict of a run under other bounds. Raises RunError for a study."""
-    if recompute:
-        raise RunError("--recompute is by the run's own bounds; leave either it or the words out")
     if studies.is_study(path):
         raise RunError(f"{path} is a study: judge one of its parts by other bounds, {path}/NAME")
-    verdict = rejudge(load_run(path), *words)
-    return str(answers.answer(verdict) if whole else brief.answer(verdict))
+    return rejudge(load_run(path), *words)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -133,7 +165,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Set runs side by side: what differs, their capacities and the ratio."""
-    terminal.tell(side_by_side.text(arguments.runs))
+    terminal.tell(str(side_by_side.answer(arguments.runs)))
     return EXIT_OK
 
 

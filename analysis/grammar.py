@@ -75,6 +75,7 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("words", nargs="*", default=[], metavar="slo.key=value", help=bounds)
         again = "compute counts and capacity again from Parquet; exit 1 if they differ"
         add("--recompute", action="store_true", help=again)
+        add("--json", action="store_true", help="the whole verdict as one line of JSON")
         add("--all", action="store_true", help="every figure and check, not only what a plan needs")
     elif verb == "report":
         add("runs", nargs="+", type=Path, metavar="RUN", help="run folders or studies")

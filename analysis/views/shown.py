@@ -6,6 +6,8 @@ from functools import cache
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from conf.io.one_line import printable
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from jinja2 import Environment
@@ -114,11 +116,12 @@ class Answer:
 
 def text(answer: Answer, width: int | None = None) -> str:
     """The answer as lines of text, wrapped at `width` columns where given."""
-    lines = [INDENT + line for line in (*_facts(answer.facts), *answer.notes)]
+    lines = [INDENT + printable(line) for line in (*_facts(answer.facts), *answer.notes)]
     at = len(answer.facts)
     tables = [line for table in answer.tables for line in table_lines(table, width)]
     wrapped = [fill(line, width, subsequent_indent=2 * INDENT) if width else line for line in lines]
-    return "\n".join([f"{answer.word}  {answer.headline}", *wrapped[:at], *tables, *wrapped[at:]])
+    first = printable(f"{answer.word}  {answer.headline}")
+    return "\n".join([first, *wrapped[:at], *tables, *wrapped[at:]])
 
 
 def _facts(facts: Sequence[Fact]) -> list[str]:
@@ -133,9 +136,11 @@ def table_lines(table: Table, width: int | None = None) -> list[str]:
 
     grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head, look in zip(table.heads, table.looks, strict=True):
-        grid.add_column(Text(head), justify="right" if look == "number" else "left", no_wrap=width is None)
+        grid.add_column(
+            Text(printable(head)), justify="right" if look == "number" else "left", no_wrap=width is None
+        )
     for row in table.rows:
-        grid.add_row(*(Text(str(cell)) for cell in row))
+        grid.add_row(*(Text(printable(str(cell))) for cell in row))
     console = Console(width=width or UNWRAPPED, color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(grid)

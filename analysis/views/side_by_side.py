@@ -20,8 +20,8 @@ from analysis.rows.metrics import Floats
 from analysis.stats.estimate import span
 from analysis.stats.quantiles import quantile
 from analysis.views import answers, foreign
+from analysis.views.shown import Answer, Fact, Table
 from conf.differences import differences
-from conf.io.one_line import printable
 
 MOST_KEYS = 12
 """Differing keys that are listed; the rest is counted."""
@@ -34,46 +34,54 @@ NEAR = 0.05
 QUANTILES = (0.5, 0.9, 0.99)
 
 
-def text(paths: Sequence[Path]) -> str:
-    """The comparison as text, each side against the first. Raises RunError for a path that cannot be read."""
+def answer(paths: Sequence[Path]) -> Answer:
+    """The comparison, each side against the first. Raises RunError for a path that cannot be read."""
     sides = compared_results(paths)
-    lines = [f"COMPARE  {len(sides)} sides, each against A"]
-    lines += [f"  {one.letter}  {one.name}: {headline(one)}" for one in sides]
-    for other in sides[1:]:
-        lines += _pair(sides[0], other)
-    if any(one.foreign for one in sides):
-        lines += _loads(sides)
-    return "\n".join(map(printable, lines))
+    first, others = sides[0], sides[1:]
+    facts: list[Fact] = [(f"{side.letter}  {side.name}", headline(side)) for side in sides]
+    tables: list[Table] = []
+    notes: list[str] = []
+    for other in others:
+        changed = _changed(first, other)
+        facts += [*_alike(first, other, changed), *_ratio(first, other, changed)]
+        rates = _common_rates(first, other)
+        tables += [*_changes(first, other, changed), *rates]
+        if not (rates or first.foreign or other.foreign):
+            both = f"no rate per node was offered by both {first.letter} and {other.letter}"
+            notes.append(f"{both} (within {100 * NEAR:.0f} %)")
+    if any(side.foreign for side in sides):
+        tables.append(_loads(sides))
+        notes += [f"{side.letter}: {note}" for side in sides if side.foreign for note in side.foreign.notes]
+    head = f"{len(sides)} sides, each against A"
+    return Answer("COMPARE", "good", head, tuple(facts), tuple(tables), tuple(notes))
 
 
 def headline(side: ComparedResult) -> str:
     """Verdict and capacity, the first line of `show`."""
     if side.foreign:
-        return foreign.headline(side.foreign)
+        return f"FOREIGN  {foreign.headline(side.foreign)}"
     if side.verdict is None:
         return "UNFINISHED  no result yet"
-    answer = answers.answer(side.verdict)
-    return f"{answer.word}  {answer.headline}"
+    shown = answers.answer(side.verdict)
+    return f"{shown.word}  {shown.headline}"
 
 
-def _pair(a: ComparedResult, b: ComparedResult) -> list[str]:
-    """Configuration, ratio and common rates of two sides; of another tool's load why there is no ratio."""
-    differing = differences(a.asked, b.asked) if a.asked and b.asked else {}
-    return [
-        *_differing(a, b, {key: pair for key, pair in differing.items() if key not in PLACE}),
-        *_ratio(a, b, differing),
-        *_common(a, b),
-    ]
+def _changed(a: ComparedResult, b: ComparedResult) -> Mapping[str, Sequence[Any]]:
+    """Keys that differ, each with both values; none of another tool's load, whose keys are unknown."""
+    changed = differences(a.asked, b.asked) if a.asked and b.asked else {}
+    return {key: pair for key, pair in changed.items() if key not in PLACE}
 
 
-def _differing(a: ComparedResult, b: ComparedResult, found: Mapping[str, Sequence[Any]]) -> list[str]:
-    if not (a.asked and b.asked):
-        return []
-    if not found:
-        return [f"  from {a.letter} to {b.letter}: nothing of the configuration differs"]
-    changed = [f"    {key}: {_word(ours)} -> {_word(theirs)}" for key, (ours, theirs) in found.items()]
-    more = [f"    and {len(changed) - MOST_KEYS} more keys"] if len(changed) > MOST_KEYS else []
-    return [f"  from {a.letter} to {b.letter}:", *changed[:MOST_KEYS], *more]
+def _alike(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Fact]:
+    known = a.asked and b.asked and not changed
+    return [(f"from {a.letter} to {b.letter}", "nothing of the configuration differs")] if known else []
+
+
+def _changes(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Table]:
+    rows = tuple((key, _word(ours), _word(theirs)) for key, (ours, theirs) in changed.items())
+    more = f"and {len(rows) - MOST_KEYS} more keys" if len(rows) > MOST_KEYS else ""
+    title = f"from {a.letter} to {b.letter}"
+    return [Table(title, ("key", a.letter, b.letter), rows[:MOST_KEYS], note=more)] if rows else []
 
 
 def _word(value: Any) -> str:
@@ -81,38 +89,36 @@ def _word(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _ratio(a: ComparedResult, b: ComparedResult, differing: Mapping[str, Sequence[Any]]) -> list[str]:
-    found = capacity_ratio(a, b)
-    if found is None:
-        return [f"  no ratio {b.letter} / {a.letter}: {refused(a, b)}"]
-    asked = [key for key in differing if key.startswith(QUESTION) and not key.endswith(".name")]
-    verb = "differs" if len(asked) == 1 else "differ"
-    warning = [
-        f"  WARNING: {', '.join(asked)} {verb}: the ratio is of two questions, no merit of either side"
-    ]
-    low, high = found.estimate.ends
+def _ratio(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Fact]:
+    ratio = capacity_ratio(a, b)
+    if ratio is None:
+        return [(f"no ratio {b.letter} / {a.letter}", refused(a, b))]
+    question = [key for key in changed if key.startswith(QUESTION) and not key.endswith(".name")]
+    differ = "differs" if len(question) == 1 else "differ"
+    why = f"{', '.join(question)} {differ}: the ratio is of two questions, no merit of either side"
+    low, high = ratio.estimate.ends
     shows = "higher" if low and low > 1 else "lower" if high and high < 1 else "no difference shown"
-    ratio = f"  capacity {b.letter} / {a.letter} = {span(found.estimate)} (95 %, {found.how}): {shows}"
-    return [*(warning if asked else []), ratio]
+    shown = f"{span(ratio.estimate)} (95 %, {ratio.how}): {shows}"
+    return [*([("WARNING", why)] if question else []), (f"capacity {b.letter} / {a.letter}", shown)]
 
 
-def _common(a: ComparedResult, b: ComparedResult) -> list[str]:
-    if a.foreign or b.foreign:
-        return []
-    ours, theirs = _rates(a), _rates(b)
-    pairs = nearest(list(map(_rate, ours)), list(map(_rate, theirs)))
+def _common_rates(a: ComparedResult, b: ComparedResult) -> list[Table]:
+    """The p90s of both at rates that both offered; none of another tool's load."""
+    ours, theirs = (_valid_lines(side.run) if side.run else [] for side in (a, b))
+    pairs = nearest(*([line["rate_qps_per_node"] for line in lines] for lines in (ours, theirs)))
     if not pairs:
-        return [
-            f"  no rate per node was offered by both {a.letter} and {b.letter} (within {100 * NEAR:.0f} %)"
-        ]
-    head = f"  p90 at rates of both (QPS per node)  {'TTFT ms':>19}  {'TPOT ms':>19}"
+        return []
+    names = [f"{name} {side.letter}" for name in ("QPS per node", "TTFT ms", "TPOT ms") for side in (a, b)]
+    rows = tuple(_rates(ours[i], theirs[j]) for i, j in pairs)
     alone = f"{a.letter} {len(ours) - len(pairs)}, {b.letter} {len(theirs) - len(pairs)}"
-    rule = f"    nearest with nearest, at most {100 * NEAR:.0f} % apart; windows without a partner: {alone}"
-    return [head, *(_rate_line(a, b, ours[i], theirs[j]) for i, j in pairs), rule]
+    rule = f"nearest with nearest, at most {100 * NEAR:.0f} % apart; windows without a partner: {alone}"
+    return [Table(f"p90 at rates of both {a.letter} and {b.letter}", tuple(names), rows, note=rule)]
 
 
-def _rates(one: ComparedResult) -> list[dict[str, Any]]:
-    return [row for row in _valid_lines(one.run) if row["rate_qps_per_node"]] if one.run else []
+def _rates(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, ...]:
+    rates = (f"{line['rate_qps_per_node']:.3f}" for line in (ours, theirs))
+    p90s = (line[name] for name in ("ttft_p90_ms", "tpot_p90_ms") for line in (ours, theirs))
+    return *rates, *map(foreign.latency, p90s)
 
 
 def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
@@ -128,45 +134,25 @@ def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, i
     return sorted(pairs.items(), key=lambda pair: ours[pair[0]])
 
 
-def _rate(row: Mapping[str, Any]) -> float:
-    return float(row["rate_qps_per_node"])
+def _loads(sides: Sequence[ComparedResult]) -> Table:
+    """Percentiles of every load from the send, as other tools count."""
+    heads = "load", "requests/s", "requests", "TTFT from send ms: p50 / p90 / p99", "TPOT ms"
+    rows = tuple(row for side in sides for row in _load_rows(side))
+    return Table("", heads, rows, note="a failed request is infinitely late")
 
 
-def _rate_line(
-    a: ComparedResult, b: ComparedResult, ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> str:
-    rates = f"{a.letter} {_rate(ours):.3f} | {b.letter} {_rate(theirs):.3f}"
-    ttft, tpot = (
-        f"{_ms(ours[name])} | {_ms(theirs[name])}".rjust(19) for name in ("ttft_p90_ms", "tpot_p90_ms")
-    )
-    return f"    {rates:<33}  {ttft}  {tpot}"
-
-
-def _ms(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f}"
-
-
-def _loads(sides: Sequence[ComparedResult]) -> list[str]:
-    """Percentiles of every load from the send, as other tools count; then notes on what is unknown."""
-    head = f"  {'':<22} {'requests/s':>10} {'requests':>8}"
-    lines = [f"{head}  {'p50 / p90 / p99: TTFT from send ms':<34}  TPOT ms"]
-    notes = []
-    for one in sides:
-        lines += _lines(one)
-        notes += [f"  {one.letter}: {note}" for note in one.foreign.notes] if one.foreign else []
-    return [*lines, "  a failed request is infinitely late", *notes]
-
-
-def _lines(one: ComparedResult) -> list[str]:
-    """A line for the load of another tool, or for each valid window of a run."""
-    if load := one.foreign:
+def _load_rows(side: ComparedResult) -> Iterator[tuple[str, ...]]:
+    """A row for the load of another tool, or for each valid window of a run."""
+    if load := side.foreign:
         values = load.latencies["ttft_from_send"], load.latencies["tpot"]
-        return [_load(one.letter, load.sent_qps, load.measured.num_rows, *values)]
-    found = []
-    for line, rows in _measured(one.run) if one.run else ():
+        yield _load(side.letter, load.sent_qps, load.measured.num_rows, *values)
+        return
+    windows = list(_measured(side.run)) if side.run else []
+    if not windows:
+        yield side.letter, "", "", "no valid window of its own", ""
+    for line, rows in windows:
         values = metrics.ttft_from_send(rows), metrics.tpot(rows)
-        found.append(_load(f"{one.letter} window {line['index']}", line["rate_qps"], rows.num_rows, *values))
-    return found or [f"  {one.letter}  no valid window of its own"]
+        yield _load(f"{side.letter} window {line['index']}", line["rate_qps"], rows.num_rows, *values)
 
 
 def _valid_lines(run: Run) -> list[dict[str, Any]]:
@@ -182,7 +168,7 @@ def _measured(run: Run) -> Iterator[tuple[dict[str, Any], pa.Table]]:
         yield line, in_window(run.requests(window_index=window.index), window)
 
 
-def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> str:
+def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> tuple[str, ...]:
     rate = "unknown" if rate_qps is None else f"{rate_qps:.2f}"
-    ttft, tpot = (" / ".join(_ms(quantile(v, q)) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
-    return f"  {name:<22} {rate:>10} {count:>8}  {ttft:<34}  {tpot}"
+    latencies = (" / ".join(foreign.latency(quantile(v, q)) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
+    return name, rate, str(count), *latencies

@@ -13,7 +13,7 @@ import pytest
 
 from analysis import RunError, load_run
 from analysis.capacity import window_table
-from analysis.exchange import FORMATS, export, foreign
+from analysis.exchange import FORMATS, export, exporting
 from analysis.rows import latency_columns, metrics, parquet, records
 from analysis.stats.quantiles import quantile
 
@@ -97,8 +97,8 @@ def test_batches_do_not_show(
     format: str, run_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = exported(run_path, format, capsys)
-    monkeypatch.setattr(foreign, "BATCH_ROWS", 100)
-    assert len(list(foreign.batches(load_run(run_path)))) > 10
+    monkeypatch.setattr(exporting, "BATCH_ROWS", 100)
+    assert len(list(exporting.batches(load_run(run_path)))) > 10
     assert exported(run_path, format, capsys) == whole
 
 

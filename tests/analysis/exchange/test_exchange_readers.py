@@ -1,7 +1,7 @@
 """analysis.exchange on real results of other tools: our definitions, no claim beyond what they tell."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,21 @@ from analysis.exchange import (
 from analysis.exchange.foreign import failure
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
+from analysis.views import foreign as foreign_view
 from analysis.views import side_by_side
-from analysis.views.foreign import NO_CLAIM, show
+from analysis.views.foreign import NO_CLAIM
 
 FOLDER = Path(__file__).parents[2] / "data" / "foreign"
 VLLM, GUIDELLM = FOLDER / "vllm-0.32.0.json", FOLDER / "guidellm-0.8.1.json"
 CLOSED, AIPERF = FOLDER / "guidellm-0.8.1-closed.json", FOLDER / "aiperf-0.13.0" / "profile_export.jsonl"
 ALL = (VLLM, GUIDELLM, CLOSED, AIPERF)
 Change = Callable[[Any], Any]
+
+
+def show(path: Path, words: Sequence[str] = ()) -> str:
+    """The answers to the loads in a file."""
+    bounds_ms = foreign_view.bounds(words)
+    return "\n".join(str(foreign_view.answer(load, bounds_ms)) for load in load_foreign(path))
 
 
 def answered(values: np.ndarray) -> np.ndarray:
@@ -342,7 +349,7 @@ def test_a_file_with_a_byte_order_mark_and_a_line_separator_within_a_word_is_rea
 
 def test_words_of_a_file_neither_break_a_line_nor_move_the_cursor(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.json", vllm_tree() | {"model_id": "a\x1b[31m\nVALID  9 QPS"})
-    for text in (show(path), side_by_side.text([path, VLLM])):
+    for text in (show(path), str(side_by_side.answer([path, VLLM]))):
         assert "model a [31m VALID" in text and all(line.isprintable() for line in text.split("\n"))
         assert not any(line.startswith("VALID") for line in text.split("\n"))
 
@@ -354,7 +361,7 @@ def test_the_screen_claims_nothing_and_says_what_is_unknown(path: Path) -> None:
     assert text.count("FOREIGN  ") == text.count(NO_CLAIM) == len(loads)
     assert not any(word in text for word in ("VALID", "KEPT", "certified"))
     for foreign in loads:
-        assert all(f"  note: {note}" in text for note in foreign.notes)
+        assert all(f"  {note}" in text for note in foreign.notes)
     assert ("TTFT from due" in text) == loads[0].due_known
 
 
@@ -374,12 +381,12 @@ def test_a_bound_is_judged_by_the_interval(bound_ms: float, expected: str, tmp_p
     }
     text = show(saved(tmp_path / "x", tree), [f"slo.ttft_p90_ms={bound_ms}", "slo.tpot_p90_ms=20"])
     assert f"(95 %) against {bound_ms} ms: {expected}" in text
-    assert "p90 TPOT 10.0 ms [10.0, 10.0] (95 %) against 20 ms: KEPT" in text
+    assert "p90 TPOT: 10.0 ms [10.0, 10.0] (95 %) against 20 ms: KEPT" in text
 
 
 def test_few_requests_decide_nothing() -> None:
     text = show(VLLM, ["slo.ttft_p90_ms=2000"])
-    assert "p90 TTFT from send inf ms: above 2000 ms, interval unknown: needs 100 requests" in text
+    assert "p90 TTFT from send: inf ms: above 2000 ms, interval unknown: needs 100 requests" in text
 
 
 @pytest.mark.parametrize(

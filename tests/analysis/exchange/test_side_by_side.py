@@ -46,26 +46,27 @@ def tp4(asked: Experiment) -> Experiment:
 
 def test_two_runs_have_the_ratio_of_their_independent_capacities(tmp_path: Path) -> None:
     other = made(tmp_path / "tp4", tp4, qps_per_node=OTHER)
-    text = side_by_side.text([GOLDEN, other])
+    text = str(side_by_side.answer([GOLDEN, other]))
     q = load_run(GOLDEN).verdict.capacity.sampling  # type: ignore[union-attr]
     ratio = unpaired(q, Estimate(9.0, 8.5, 9.5))
-    assert f"capacity B / A = {span(ratio)} (95 %, measured apart): higher" in text
-    assert "layout.tensor_parallel: 8 -> 4" in text
-    assert "WARNING" not in text and "    out:" not in text and "    run:" not in text
+    assert f"capacity B / A: {span(ratio)} (95 %, measured apart): higher" in text
+    assert ["layout.tensor_parallel", "8", "4"] in [line.split() for line in text.splitlines()]
+    assert "WARNING" not in text and "\n    out " not in text and "\n    run " not in text
     assert "A  golden_run: SIMULATED, VALID  3.31 QPS per node, joint 95 %" in text
     assert "B  tp4: SIMULATED, VALID  9.00 QPS per node, sampling noise alone: 95 %" in text
-    back = side_by_side.text([other, GOLDEN])
+    back = str(side_by_side.answer([other, GOLDEN]))
     inverse = Estimate(1 / ratio.value, 1 / (ratio.high or 0.0), 1 / (ratio.low or 0.0))
-    assert f"capacity B / A = {span(inverse)} (95 %, measured apart): lower" in back
+    assert f"capacity B / A: {span(inverse)} (95 %, measured apart): lower" in back
 
 
 def test_p90s_are_laid_beside_each_other_at_common_rates(tmp_path: Path) -> None:
-    text = side_by_side.text([GOLDEN, made(tmp_path / "same")])
+    text = str(side_by_side.answer([GOLDEN, made(tmp_path / "same")]))
     assert "nothing of the configuration differs" in text
+    rows = [line.split() for line in text.splitlines()]
     for line in load_run(GOLDEN).windows().to_pylist():
         rate, ttft = line["rate_qps_per_node"], line["ttft_p90_ms"]
-        assert f"A {rate:.3f} | B {rate:.3f}" in text
-        assert f"{ttft:.1f} | {ttft:.1f}" in text
+        row = next(row for row in rows if row[0] == f"{rate:.3f}")
+        assert row[:4] == [f"{rate:.3f}", f"{rate:.3f}", f"{ttft:.1f}", f"{ttft:.1f}"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def shorter(asked: Experiment) -> Experiment:
     ("asked", "key"), [(faster, "slo.tpot_p90_ms"), (shorter, "workload.input_tokens.mean")]
 )
 def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_path: Path) -> None:
-    text = side_by_side.text([GOLDEN, made(tmp_path / "other", asked)])
+    text = str(side_by_side.answer([GOLDEN, made(tmp_path / "other", asked)]))
     (warning,) = [line for line in text.splitlines() if "WARNING" in line]
     assert warning == f"  WARNING: {key} differs: the ratio is of two questions, no merit of either side"
     assert text.index(warning) < text.index("capacity B / A")
@@ -135,15 +136,15 @@ def test_two_questions_are_warned_of_by_their_keys(asked: Any, key: str, tmp_pat
 )
 def test_no_ratio_is_made_of_what_is_not_claimed(sweep: dict[str, Any], why: str, tmp_path: Path) -> None:
     other = made(tmp_path / "other", **sweep)
-    assert f"no ratio B / A: B (other) {why}" in side_by_side.text([GOLDEN, other])
-    text = side_by_side.text([other, GOLDEN])
+    assert f"no ratio B / A: B (other) {why}" in str(side_by_side.answer([GOLDEN, other]))
+    text = str(side_by_side.answer([other, GOLDEN]))
     assert f"no ratio B / A: A (other) {why}" in text and "capacity B / A" not in text
 
 
 def test_a_run_beside_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
     for refused in (
-        lambda: side_by_side.text([GOLDEN, Path()]),
+        lambda: str(side_by_side.answer([GOLDEN, Path()])),
         lambda: compare(load_run(GOLDEN), load_run(".")),
     ):
         with pytest.raises(RunError, match="golden_run is given twice; compare needs different runs"):
@@ -153,14 +154,14 @@ def test_a_run_beside_itself_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -
 def test_a_bound_is_not_a_number_to_divide_by(tmp_path: Path) -> None:
     tree = json.loads((GOLDEN / "sweep.json").read_text())
     other = made(tmp_path / "other", capacity=tree["capacity"] | {"open_above": True}, exit_code=6)
-    assert "B (other) has an open end: a bound, not a number" in side_by_side.text([GOLDEN, other])
+    assert "B (other) has an open end: a bound, not a number" in str(side_by_side.answer([GOLDEN, other]))
 
 
 def test_a_killed_run_stands_beside_without_a_ratio(tmp_path: Path) -> None:
     other = made(tmp_path / "other")
     (other / "sweep.json").unlink()
     (other / "windows.parquet").unlink()
-    text = side_by_side.text([GOLDEN, other])
+    text = str(side_by_side.answer([GOLDEN, other]))
     assert "B  other: UNFINISHED" in text and "no ratio B / A: B (other) did not end" in text
     assert "no rate per node was offered by both A and B" in text
 
@@ -182,35 +183,38 @@ def test_the_sides_of_a_comparison_have_its_paired_ratio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = studied(tmp_path / "ab", "compare", ratio=RATIO)
-    paired = "capacity B / A = 1.25 [1.20, 1.30] (95 %, the same requests on both): higher"
-    text = side_by_side.text([study])
+    paired = "capacity B / A: 1.25 [1.20, 1.30] (95 %, the same requests on both): higher"
+    text = str(side_by_side.answer([study]))
     assert paired in text and "A  ab/a: SIMULATED, VALID" in text
-    turned = side_by_side.text([study / "b", study / "a"])
-    assert "capacity B / A = 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
+    turned = str(side_by_side.answer([study / "b", study / "a"]))
+    assert "capacity B / A: 0.800 [0.769, 0.833] (95 %, the same requests on both): lower" in turned
     tree = json.loads((study / "study.json").read_text())
     monkeypatch.chdir(study / "a")
-    assert "capacity B / A = 1.25 [1.20, 1.30]" in side_by_side.text([Path(), Path("../b")])
+    assert "capacity B / A: 1.25 [1.20, 1.30]" in str(side_by_side.answer([Path(), Path("../b")]))
     found = compare(load_run("."), load_run("../b"))
     assert found.paired and found.estimate == Estimate(1.25, 1.2, 1.3)
     (study / "study.json").write_text(json.dumps(tree | {"valid": False}))
-    assert "measured apart" in side_by_side.text([study])
+    assert "measured apart" in str(side_by_side.answer([study]))
 
 
 def test_a_study_that_pools_is_one_side_and_a_matrix_is_its_cells(tmp_path: Path) -> None:
     pooled = studied(tmp_path / "pooled", "deployments", evidence="2 deployments", between=None)
-    assert side_by_side.text([GOLDEN, pooled]).startswith("COMPARE  2 sides")
+    assert str(side_by_side.answer([GOLDEN, pooled])).startswith("COMPARE  2 sides")
     matrix = studied(tmp_path / "matrix", "matrix")
-    text = side_by_side.text([GOLDEN, matrix])
+    text = str(side_by_side.answer([GOLDEN, matrix]))
     assert text.startswith("COMPARE  3 sides")
     assert "B  matrix/a: SIMULATED, VALID" in text and "capacity C / A" in text
 
 
 def test_results_of_other_tools_are_laid_beside_ours_without_a_ratio() -> None:
-    text = side_by_side.text([GOLDEN, FOREIGN / "vllm-0.32.0.json", FOREIGN / "guidellm-0.8.1.json"])
+    text = str(side_by_side.answer([GOLDEN, FOREIGN / "vllm-0.32.0.json", FOREIGN / "guidellm-0.8.1.json"]))
     assert text.startswith("COMPARE  4 sides")
     assert text.count("is another tool's result, which claims no capacity") == 3
     assert "capacity" not in text.replace("claims no capacity", "")
-    assert "A window 4" in text and "B                            9.89       30  49.0 / inf / inf" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert "A window 4" in text and ["B", "9.89", "30", "49.0", "/", "inf", "/", "inf"] in [
+        row[:8] for row in rows
+    ]
     assert "B: due times are not reported" in text and "C: its planned times are reported" in text
 
 
@@ -218,11 +222,11 @@ def test_two_runs_in_a_notebook_have_the_ratio_that_is_printed(tmp_path: Path) -
     golden, other = load_run(GOLDEN), load_run(made(tmp_path / "same"))
     found = compare(golden, other)
     printed, (low, high) = f"{span(found.estimate)} (95 %, measured apart)", found.estimate.ends
-    assert low and high and low < 1 < high and printed in side_by_side.text([GOLDEN, other.path])
+    assert low and high and low < 1 < high and printed in str(side_by_side.answer([GOLDEN, other.path]))
     with pytest.raises(RunError, match="no ratio B / A: B .* did not end"):
         compare(golden, Run(other.path, other.manifest, None))
 
 
 def test_one_run_alone_is_no_comparison() -> None:
     with pytest.raises(RunError, match="compare needs two or more; give another RUN beside"):
-        side_by_side.text([GOLDEN])
+        str(side_by_side.answer([GOLDEN]))

@@ -90,7 +90,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
         "show": screen_of_folder(GOLDEN),
         "report": page.read_text(),
         "plan": str(planning.plan(load_run(GOLDEN), 200).answer()),
-        "compare": side_by_side.text([GOLDEN, other]),
+        "compare": str(side_by_side.answer([GOLDEN, other])),
     }
     for name, text in shown.items():
         assert set(re.findall(r"certified (?:value )?(\d+\.\d+)", text)) == {"2.59"}, name

@@ -9,6 +9,8 @@ import pytest
 
 from analysis import Run, RunError, load_run, rejudge
 from analysis.__main__ import main
+from analysis.results.json_border import from_tree
+from analysis.results.types.run_verdict import RunVerdict
 from tests.support.runs.golden import GOLDEN, unsealed
 
 
@@ -91,3 +93,17 @@ def test_the_command_prints_the_verdict_by_the_other_bound(capsys: pytest.Captur
     assert capsys.readouterr().err.startswith("error: 'seed=3' is no bound")
     assert main(["show", str(GOLDEN), "slo.tpot_p90_ms=80", "--recompute"]) == 2
     assert "--recompute is by the run's own bounds" in capsys.readouterr().err
+
+
+def test_the_screen_has_the_whole_verdict_as_json(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(GOLDEN), "--json"]) == 0
+    assert from_tree(RunVerdict, json.loads(capsys.readouterr().out), "the line") == run.verdict
+    assert main(["show", str(GOLDEN), "slo.tpot_p90_ms=80", "--json"]) == 0
+    again = from_tree(RunVerdict, json.loads(capsys.readouterr().out), "the line")
+    assert again.asked.slo.tpot_p90_ms == 80 and again == rejudge(run, "slo.tpot_p90_ms=80")
+
+
+@pytest.mark.parametrize("words", [["--recompute", "--json"], ["--recompute", "slo.tpot_p90_ms=80"]])
+def test_a_recount_takes_no_other_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(GOLDEN), *words]) == 2
+    assert "leave it or the others out" in capsys.readouterr().err
