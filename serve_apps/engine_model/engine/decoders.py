@@ -5,7 +5,7 @@ from typing import Any
 
 from serve_apps.engine_model.engine import memory
 from serve_apps.engine_model.engine.kv import blocks_for
-from serve_apps.engine_model.engine.lists import COUNT, NONE, PREVIOUS, TAIL, append, insert_after, remove
+from serve_apps.engine_model.engine.lists import NONE, append, insert_after, remove
 from serve_apps.engine_model.engine.native import inlined, native
 from serve_apps.engine_model.engine.records import ENDS, PARTIAL, PARTIALS, TOUCHED, TOUCHES
 
@@ -54,25 +54,25 @@ def hashed(engine: Any, request: Any) -> Any:
 @native
 def join(arrays: Any, r: Any, i: Any, step: Any) -> None:
     """The request's next token is computed in `step`, and one more in each that follows."""
-    request = memory.requests(arrays)[i]
+    request = memory.request(arrays, i)
     request.joined = request.most
     request.ahead = request.most + 1 - step
     request.most = request.output
     request.decoding = 1
     _touch(arrays, r, i, step)
-    memory.emits(arrays)[r, step & 1] += 1
+    memory.emits(arrays, r, step & 1).count += 1
     _count(arrays, r, request, 1)
-    ending, links = _ending(arrays, r, request), memory.links(arrays)[ENDS]
-    before = ending[TAIL]  # those that end in one step are freed in the order of their admission
-    while before != NONE and memory.requests(arrays)[before].order > request.order:
-        before = links[before, PREVIOUS]
-    insert_after(ending, links, before, i)
+    ending, links = _ending(arrays, r, request), memory.links(arrays)
+    before = ending.tail  # those that end in one step are freed in the order of their admission
+    while before != NONE and memory.request(arrays, before).order > request.order:
+        before = links[before, ENDS].previous
+    insert_after(ending, links, ENDS, before, i)
 
 
 @native
 def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
     """The request gets no token beyond those already scheduled."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     if request.ahead + engine.completed > request.joined:
         request.last_s = engine.at_s
     request.most = request.ahead + engine.scheduled
@@ -85,52 +85,58 @@ def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
         _touch(arrays, r, i, last_in_flight)
     _count(arrays, r, request, -1)
     if request.most < request.output:
-        remove(_ending(arrays, r, request), memory.links(arrays)[ENDS], i)
+        remove(_ending(arrays, r, request), memory.links(arrays), ENDS, i)
 
 
 @native
 def drop_emissions(arrays: Any, r: Any, i: Any) -> None:
     """The steps in flight emit nothing of this request."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     for step in range(engine.completed + 1, engine.scheduled + 1):
         if emits_in(request, step):
-            memory.emits(arrays)[r, step & 1] -= 1
+            memory.emits(arrays, r, step & 1).count -= 1
 
 
 @native
 def set_partial(arrays: Any, r: Any, i: Any, kind: Any) -> None:
     """The request runs without decoding (`records.WHOLE`, `DUE`), or else does not (0)."""
-    request, queue = memory.requests(arrays)[i], memory.queues(arrays)[r, PARTIAL]
+    request, queue = memory.request(arrays, i), memory.queue(arrays, r, PARTIAL)
     if kind and not request.partial:
-        append(queue, memory.links(arrays)[PARTIALS], i)
+        append(queue, memory.links(arrays), PARTIALS, i)
     elif request.partial and not kind:
-        remove(queue, memory.links(arrays)[PARTIALS], i)
+        remove(queue, memory.links(arrays), PARTIALS, i)
     request.partial = kind
 
 
 @inlined
 def partials(arrays: Any, r: Any) -> Any:
-    return memory.queues(arrays)[r, PARTIAL, COUNT]
+    return memory.count(arrays, r, PARTIAL)
 
 
 @inlined
 def _touch(arrays: Any, r: Any, i: Any, step: Any) -> None:
     """The request's times change when `step` is complete."""
-    if not memory.requests(arrays)[i].touched:
-        memory.requests(arrays)[i].touched = 1
-        append(memory.queues(arrays)[r, TOUCHED + (step & 1)], memory.links(arrays)[TOUCHES], i)
+    if not memory.request(arrays, i).touched:
+        memory.request(arrays, i).touched = 1
+        append(memory.queue(arrays, r, TOUCHED + (step & 1)), memory.links(arrays), TOUCHES, i)
 
 
 @inlined
 def _ending(arrays: Any, r: Any, request: Any) -> Any:
     """The decoders that end in the same step."""
-    return memory.ring(arrays)[r, (request.output - request.ahead) & (memory.ring(arrays).shape[1] - 1)]
+    return ring_bucket(arrays, r, request.output - request.ahead)
+
+
+@inlined
+def ring_bucket(arrays: Any, r: Any, step: Any) -> Any:
+    """The decoders that end in a step that is not scheduled yet."""
+    return memory.bucket(arrays, r, step & (memory.ring(arrays).shape[1] - 1))
 
 
 @native
 def _count(arrays: Any, r: Any, request: Any, one: Any) -> None:
-    engine = memory.engines(arrays)[r]
+    engine = memory.engine(arrays, r)
     base = request.prompt + request.ahead - 1
     engine.decoders += one
     engine.contexts += one * base
-    memory.needing(arrays)[r, -base % engine.block] += one
+    memory.needing(arrays, r, -base % engine.block).count += one

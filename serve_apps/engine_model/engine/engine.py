@@ -13,7 +13,7 @@ import numpy as np
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.engine import groups, kinds, records, rules, steps
 from serve_apps.engine_model.engine.kinds import EngineKind
-from serve_apps.engine_model.engine.lists import COUNT, NONE
+from serve_apps.engine_model.engine.lists import NONE
 from serve_apps.engine_model.engine.records import ARRIVING, KEPT, LOADING, NOWHERE, RUNNING, WAITING
 
 Kv = Literal["own", "held", "remote"]
@@ -127,8 +127,7 @@ class Engine:
     ) -> None:
         self.kind = kind = EngineKind.of(spec, model, hardware, layout)
         arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
-        books = records.empty_books(kind.blocks * kind.width, ROOM)
-        arrays.set(**dict(zip(("runs", "cells", "table", "pool"), books, strict=True)))
+        arrays.set(**records.empty_books(kind.blocks * kind.width, ROOM))
         self.arrays = arrays
         self._states: dict[int, RequestState] = {}
         self._rows: dict[int, RequestState] = {}
@@ -274,7 +273,7 @@ class Engine:
         return int(self.arrays.requests["engine"][state.row])
 
     def _count(self, place: int) -> int:
-        return int(self.arrays.queues[:, place, COUNT].sum())
+        return int(self.arrays.queues["count"][:, place].sum())
 
     def _refuse_beyond_limits(self, rank: int) -> None:
         """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
@@ -297,14 +296,10 @@ class Engine:
     def _new_row(self) -> int:
         if not self._free:
             held = len(self.arrays.requests)
-            more, links = records.empty_requests(max(ROOM, held))
-            self.arrays.set(
-                requests=np.concatenate([self.arrays.requests, more]),
-                links=np.concatenate([self.arrays.links, links], axis=1),
-            )
+            self.arrays.extend(**records.empty_requests(max(ROOM, held)))
             self._free = list(range(len(self.arrays.requests) - 1, held - 1, -1))
         row = self._free.pop()
-        self.arrays.requests[row : row + 1] = records.empty_requests(1)[0]
+        self.arrays.requests[row : row + 1] = records.empty_requests(1)["requests"]
         return row
 
     def _fill(self, row: int, request: GenerateRequest) -> None:
@@ -322,8 +317,7 @@ class Engine:
         # No request has more cells than blocks, and those of open requests are all that there are.
         self._most_cells += 2 + (request.input_tokens + request.output_tokens) // self.block_size
         if len(self.arrays.cells) <= self._most_cells:
-            more = np.empty(self._most_cells + 1, records.CELL)
-            self.arrays.set(cells=np.concatenate([self.arrays.cells, more]))
+            self.arrays.extend(cells=np.zeros(self._most_cells + 1, records.CELL))
 
     def _room_for_names(self, count: int) -> int:
         """The first row for so many names; those of requests that are gone are left out if all are full."""

@@ -18,7 +18,6 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 from serve_apps.engine_model.cost.noise import drifted
 from serve_apps.engine_model.cost.step_time import step_terms, total_s
 from serve_apps.engine_model.engine import memory, steps
-from serve_apps.engine_model.engine.lists import COUNT
 from serve_apps.engine_model.engine.native import inlined, native
 from serve_apps.engine_model.engine.records import RUNNING, WAITING
 
@@ -39,7 +38,7 @@ _drifted, _step_terms, _total_s = native(drifted), native(step_terms), native(to
 @native
 def due_s(arrays: Any, g: Any) -> Any:
     """The end of the step that runs, or else the earliest time at which one may begin."""
-    group = memory.groups(arrays)[g]
+    group = memory.group(arrays, g)
     if group.in_flight:
         return group.end_s
     ready_s = math.inf
@@ -51,18 +50,19 @@ def due_s(arrays: Any, g: Any) -> Any:
 @native
 def lacks_noise(arrays: Any, g: Any) -> bool:
     """The noise of the group's next step is not drawn yet."""
-    return memory.service(arrays)[0].noisy and memory.groups(arrays)[g].drawn == memory.noise(arrays).shape[1]  # type: ignore[no-any-return]
+    return memory.service(arrays, 0).noisy and memory.group(arrays, g).drawn == memory.noise(arrays).shape[1]  # type: ignore[no-any-return]
 
 
 @native
 def begin(arrays: Any, g: Any, now_s: Any) -> bool:
     """Start a step of all ranks; False without work. A rank without work takes part all the same."""
-    group = memory.groups(arrays)[g]
+    group = memory.group(arrays, g)
     ranks = range(group.first, group.first + group.width)
-    publish(arrays, g, now_s)
+    if group.width > 1:
+        publish(arrays, g, now_s)
     works, slowest_s, decode, prefill = 0, 0.0, 0, 0
     for r in ranks:
-        engine, batch = memory.engines(arrays)[r], memory.batches(arrays)[r]
+        engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
         engine.stepping = 1 if steps.choose(arrays, r, now_s) else 0
         if not engine.stepping:
             batch.decode, batch.prefill, batch.context, batch.sequences, batch.pairs = 1, 0, 0, 0, 0.0
@@ -83,7 +83,7 @@ def begin(arrays: Any, g: Any, now_s: Any) -> bool:
     group.steps += 1
     group.busy_s += took_s
     for r in ranks:
-        if memory.engines(arrays)[r].stepping:
+        if memory.engine(arrays, r).stepping:
             _add_up(arrays, r, took_s)
     return True
 
@@ -91,66 +91,68 @@ def begin(arrays: Any, g: Any, now_s: Any) -> bool:
 @native
 def begin_ahead(arrays: Any, g: Any) -> None:
     """With asynchronous scheduling, choose the work of the step after the one that just began."""
-    group = memory.groups(arrays)[g]
+    group = memory.group(arrays, g)
     for r in range(group.first, group.first + group.width):
-        if memory.engines(arrays)[r].stepping:
+        if memory.engine(arrays, r).stepping:
             steps.choose_ahead(arrays, r, group.began_s)
 
 
 @native
 def end(arrays: Any, g: Any) -> None:
     """The tokens of the step that runs exist."""
-    group, ahead = memory.groups(arrays)[g], 0
+    group, ahead = memory.group(arrays, g), 0
     ranks = range(group.first, group.first + group.width)
-    publish(arrays, g, group.end_s)
+    if group.width > 1:
+        publish(arrays, g, group.end_s)
     group.free_s, group.in_flight = group.end_s, 0
     for r in ranks:
-        if memory.engines(arrays)[r].stepping:
+        if memory.engine(arrays, r).stepping:
             steps.end(arrays, r, group.end_s)
-            ahead += memory.engines(arrays)[r].ahead
+            ahead += memory.engine(arrays, r).ahead
     if ahead and group.width > 1:  # a rank whose peers are busy looks for work in the next step
         for r in ranks:
-            memory.engines(arrays)[r].idle_until_s = -math.inf
+            memory.engine(arrays, r).idle_until_s = -math.inf
 
 
 @native
 def publish(arrays: Any, g: Any, now_s: Any) -> None:
     """Publish the ranks' counts as they have been up to now, if `PUBLISH_S` is over."""
-    group = memory.groups(arrays)[g]
-    if group.width == 1 or now_s // PUBLISH_S <= group.looks:
+    group = memory.group(arrays, g)
+    if now_s // PUBLISH_S <= group.looks:
         return
     group.looks = now_s // PUBLISH_S
     for r in range(group.first, group.first + group.width):
-        engine, queues = memory.engines(arrays)[r], memory.queues(arrays)[r]
-        engine.told_waiting, engine.told_running = queues[WAITING, COUNT], queues[RUNNING, COUNT]
+        engine = memory.engine(arrays, r)
+        engine.told_waiting = memory.count(arrays, r, WAITING)
+        engine.told_running = memory.count(arrays, r, RUNNING)
         engine.told_usage, engine.sent_since = 1 - engine.free / engine.blocks, 0
 
 
 @native
 def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
     """The engine of replica `g` that gets a request now."""
-    group = memory.groups(arrays)[g]
+    group = memory.group(arrays, g)
     if group.width == 1:
         return group.first
     publish(arrays, g, now_s)
     found, least = group.first, math.inf
     for k in range(group.width):
         r = group.first + (group.start + k) % group.width
-        engine = memory.engines(arrays)[r]
+        engine = memory.engine(arrays, r)
         waiting = engine.told_waiting + engine.sent_since
         score = float(max(engine.open, waiting + engine.told_running))
         score += waiting * KV_PENALTY * max(0.0, engine.told_usage - 0.5)
         if score < least:
             found, least = r, score
     group.start = (group.start + 1) % group.width
-    memory.engines(arrays)[found].sent_since += 1
+    memory.engine(arrays, found).sent_since += 1
     return found
 
 
 @inlined
 def _lengthened_s(arrays: Any, g: Any, duration_s: Any, now_s: Any) -> Any:
     """The duration of a step that begins at `now_s`, with its noise."""
-    group, seconds = memory.groups(arrays)[g], memory.service(arrays)[0]
+    group, seconds = memory.group(arrays, g), memory.service(arrays, 0)
     if not seconds.noisy:
         return duration_s
     factor, stall_s, gauss = memory.noise(arrays)[g, group.drawn]
@@ -164,7 +166,7 @@ def _lengthened_s(arrays: Any, g: Any, duration_s: Any, now_s: Any) -> Any:
 @inlined
 def _add_up(arrays: Any, r: Any, took_s: Any) -> None:
     """Add the step that begins to the sums."""
-    engine, batch = memory.engines(arrays)[r], memory.batches(arrays)[r]
+    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
     engine.decode_sum += batch.decode
     engine.prefill_sum += batch.prefill
     engine.context_sum += batch.context

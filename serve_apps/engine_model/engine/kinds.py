@@ -136,15 +136,14 @@ def empty_arrays(
     groups["width"], groups["first"] = widths, np.cumsum(widths) - widths
     noises = [Noise(first.spec, seed) for seed in seeds]
     groups["drift"] = [noise.drift for noise in noises]
-    at = 0
+    at, empty = 0, np.array((NONE, NONE, 0), records.QUEUE)
     for place, (kind, count) in enumerate(kinds):
         _fill(engines[at : at + count * kind.width], kind, place)
         at += count * kind.width
     noisy = not noises[0].silent
     chunk = CHUNK_STEPS if noisy else 0
-    queues = np.full((len(engines), records.QUEUES, 3), NONE, np.int64)
-    ring = np.full((len(engines), 1 << (longest_output + 2).bit_length(), 3), NONE, np.int64)
-    queues[:, :, 2] = ring[:, :, 2] = 0
+    queues = np.full((len(engines), records.QUEUES), empty, records.QUEUE)
+    ring = np.full((len(engines), 1 << (longest_output + 2).bit_length()), empty, records.QUEUE)
     groups["drawn"] = chunk
     service = np.zeros(1, records.SERVICE)
     service["drift_sd"], service["drift_memory_s"] = noises[0].drift_sd, noises[0].memory_s
@@ -157,9 +156,9 @@ def empty_arrays(
         groups=groups,
         batches=np.zeros(len(engines), records.BATCH),
         queues=queues,
-        needing=np.zeros((len(engines), first.spec.block_size), np.int64),
+        needing=np.zeros((len(engines), first.spec.block_size), records.COUNT),
         ring=ring,
-        emits=np.zeros((len(engines), 2), np.int64),
+        emits=np.zeros((len(engines), 2), records.COUNT),
         noise=np.zeros((len(groups), chunk, 3)),
         costs=np.array([first.costs, last.costs, first.shared_costs], np.float64),
     )

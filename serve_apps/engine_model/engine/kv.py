@@ -10,22 +10,22 @@ and the place of the block in it. Of runs with the same blocks the one that was 
 from typing import Any
 
 from serve_apps.engine_model.engine import memory
+from serve_apps.engine_model.engine.lists import NONE, append, insert_after, remove
 from serve_apps.engine_model.engine.native import inlined, native
 from serve_apps.engine_model.engine.records import (
     FREE_CELL,
     FREE_RUN,
     FRESH_CELL,
     FRESH_RUN,
-    NAME_FIRST,
-    NAME_KEY,
-    NAME_LAST,
-    NAME_TWINS,
+    IDLE,
+    RUNS_IDLE,
+    RUNS_NAMED,
 )
 
 MIX, MIX_SHIFT = -7046029254386353131, 24
 """Multiplicative hashing (Knuth, volume 3, 6.4): 2**64 over the golden ratio."""
-NAMELESS = -1
-"""In `RUN.next` of blocks whose hashes no request can have."""
+NAMELESS = -(1 << 63)
+"""The name of blocks whose hashes no request can have."""
 NO_ROOM = "no room for KV books"
 
 
@@ -38,8 +38,8 @@ def blocks_for(engine: Any, tokens: Any) -> Any:
 @native
 def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
     """Blocks of request `i` that are cached, at most `limit`, and how many of them nobody holds."""
-    request, at, idle = memory.requests(arrays)[i], 0, 0
-    if not memory.engines(arrays)[r].caching:
+    request, at, idle = memory.request(arrays, i), 0, 0
+    if not memory.engine(arrays, r).caching:
         return 0, 0
     for piece in range(request.pieces + 1):
         name, end = _piece(arrays, request, piece)
@@ -52,7 +52,7 @@ def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
             if run == 0:
                 return at, idle
             upto = min(end, _agreed(arrays, slot, run, at))
-            if memory.runs(arrays)[run].refs == 0:
+            if memory.run(arrays, run).refs == 0:
                 idle += upto - at
             at = upto
     return at, idle
@@ -61,7 +61,8 @@ def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
 @native
 def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
     """Give the `found` blocks to request `i`, which holds none."""
-    request, at, runs = memory.requests(arrays)[i], 0, memory.runs(arrays)
+    request, at = memory.request(arrays, i), 0
+    idle, links = memory.queue(arrays, r, IDLE), memory.run_links(arrays)
     for piece in range(request.pieces + 1):
         name, end = _piece(arrays, request, piece)
         end, run = min(end, found), 0
@@ -71,11 +72,11 @@ def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
         while at < end:
             run = _covering(arrays, slot, at, run)
             upto = min(end, _agreed(arrays, slot, run, at))
-            if at > runs[run].start:
+            if at > memory.run(arrays, run).start:
                 head = _split(arrays, slot, run, at)
-                if runs[run].refs == 0:  # the first blocks are evicted last
-                    _queue_behind(arrays, r, run, head)
-            held = run if upto == runs[run].end else _split(arrays, slot, run, upto)
+                if memory.run(arrays, run).refs == 0:  # the first blocks are evicted last
+                    insert_after(idle, links, RUNS_IDLE, run, head)
+            held = run if upto == memory.run(arrays, run).end else _split(arrays, slot, run, upto)
             _take_up(arrays, r, request, held, at, held == run)
             run, at = held, upto
     request.blocks = request.named = found
@@ -84,38 +85,38 @@ def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
 @native
 def take(arrays: Any, r: Any, blocks: Any) -> None:
     """Allocate free blocks, which must exist, and forget what they cached."""
-    engine = memory.engines(arrays)[r]
+    engine, idle = memory.engine(arrays, r), memory.queue(arrays, r, IDLE)
     engine.free -= blocks
     engine.blank -= blocks
     while engine.blank < 0:
-        run = engine.idle_first
-        length = memory.runs(arrays)[run].end - memory.runs(arrays)[run].start
+        oldest, run = idle.head, memory.run(arrays, idle.head)
         # Blocks that no request can find are as good as blank once they are the next to go.
-        evicted = length
-        if memory.runs(arrays)[run].next != NAMELESS:
-            evicted = min(length, -engine.blank)
-        if evicted == length:
-            _unqueue(arrays, r, run)
-            if memory.runs(arrays)[run].next != NAMELESS:
-                _forget(arrays, r, run)
-            _free_run(arrays, run)
-        else:
-            memory.runs(arrays)[run].end -= evicted
+        evicted = run.end - run.start
+        if run.name != NAMELESS:
+            evicted = min(evicted, -engine.blank)
         engine.blank += evicted
+        if evicted < run.end - run.start:
+            run.end -= evicted
+            continue
+        remove(idle, memory.run_links(arrays), RUNS_IDLE, oldest)
+        if run.name != NAMELESS:
+            _forget(arrays, r, oldest)
+        memory.run_link(arrays, oldest, RUNS_IDLE).next = memory.pool(arrays)[FREE_RUN]
+        memory.pool(arrays)[FREE_RUN] = oldest
 
 
 @native
 def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
     """Enter the first `blocks` of a request into the cache, as far as they have hashes."""
-    request = memory.requests(arrays)[i]
-    if not memory.engines(arrays)[r].caching:
+    request = memory.request(arrays, i)
+    if not memory.engine(arrays, r).caching:
         return
     for piece in range(request.pieces + 1):
         text, end = _piece(arrays, request, piece)
         end = min(end, blocks)
         if request.named < end:
             run = _new_run(arrays, text, request.named, end)
-            memory.runs(arrays)[run].refs = 1
+            memory.run(arrays, run).refs = 1
             _enter(arrays, r, run)
             _push_cell(arrays, request, run, request.named)
             request.named = end
@@ -124,15 +125,15 @@ def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
 @native
 def name_all(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
     """The same, with hashes that no other request has beyond those that it has."""
-    if memory.engines(arrays)[r].caching:
-        memory.requests(arrays)[i].own_blocks = max(blocks, memory.requests(arrays)[i].own_blocks)
+    if memory.engine(arrays, r).caching:
+        memory.request(arrays, i).own_blocks = max(blocks, memory.request(arrays, i).own_blocks)
         name(arrays, r, i, blocks)
 
 
 @native
 def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
     """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     blocks = blocks_for(engine, tokens)
     if blocks > request.blocks:
         take(arrays, r, blocks - request.blocks)
@@ -144,28 +145,27 @@ def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
 @native
 def free(arrays: Any, r: Any, i: Any, hashed: Any) -> None:
     """Return all blocks of a request, of which the first `hashed` are hashed; the last ones go first."""
-    request, engine, runs = memory.requests(arrays)[i], memory.engines(arrays)[r], memory.runs(arrays)
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    idle, links, pool = memory.queue(arrays, r, IDLE), memory.run_links(arrays), memory.pool(arrays)
     hashed = max(hashed, request.named) if engine.caching else 0
     engine.blank += request.blocks - hashed
     engine.free += request.blocks - request.named
     if hashed > request.named:
-        run = _new_run(arrays, 0, request.named, hashed)
-        runs[run].next = NAMELESS
-        _queue_behind(arrays, r, engine.idle_last, run)
+        append(idle, links, RUNS_IDLE, _new_run(arrays, NAMELESS, request.named, hashed))
     while request.cell:
-        cell = request.cell
-        run, start = memory.cells(arrays)[cell].run, memory.cells(arrays)[cell].start
+        cell, number = memory.cell(arrays, request.cell), request.cell
+        held = cell.run
         while True:
-            runs[run].refs -= 1
-            if runs[run].refs == 0:
-                engine.free += runs[run].end - runs[run].start
-                _queue_behind(arrays, r, engine.idle_last, run)
-            if runs[run].start <= start:
+            run = memory.run(arrays, held)
+            run.refs -= 1
+            if run.refs == 0:
+                engine.free += run.end - run.start
+                append(idle, links, RUNS_IDLE, held)
+            if run.start <= cell.start:
                 break
-            run = runs[run].before
-        request.cell = memory.cells(arrays)[cell].below
-        memory.cells(arrays)[cell].below = memory.pool(arrays)[FREE_CELL]
-        memory.pool(arrays)[FREE_CELL] = cell
+            held = run.before
+        request.cell, cell.below = cell.below, pool[FREE_CELL]
+        pool[FREE_CELL] = number
     request.blocks = request.named = 0
 
 
@@ -185,10 +185,9 @@ def _home(key: Any, mask: Any) -> Any:
 @native
 def _place_of(arrays: Any, r: Any, text: Any) -> Any:
     """The row of the table that a name of engine `r` has, or that it gets."""
-    table, key = memory.table(arrays), text * len(memory.engines(arrays)) + r
-    mask = len(table) - 1
+    key, mask = text * len(memory.engines(arrays)) + r, len(memory.table(arrays)) - 1
     at = _home(key, mask)
-    while table[at, NAME_FIRST] != 0 and table[at, NAME_KEY] != key:
+    while memory.named(arrays, at).count and memory.named(arrays, at).key != key:
         at = (at + 1) & mask
     return at
 
@@ -196,97 +195,87 @@ def _place_of(arrays: Any, r: Any, text: Any) -> Any:
 @native
 def _covering(arrays: Any, slot: Any, at: Any, last: Any) -> Any:
     """The first run of a name that has block `at`; `last` is where the search was before. 0 is none."""
-    runs, table = memory.runs(arrays), memory.table(arrays)
-    if last and not table[slot, NAME_TWINS]:
-        after = runs[last].next
-        if after and runs[after].start <= at < runs[after].end:
+    named = memory.named(arrays, slot)
+    if not named.count:
+        return 0
+    if last and not named.twins:
+        after = memory.run_link(arrays, last, RUNS_NAMED).next
+        if after != NONE and _covers(arrays, after, at):
             return after
-    run = table[slot, NAME_FIRST]
-    while run and not runs[run].start <= at < runs[run].end:
-        run = runs[run].next
-    return run
+    run = named.head
+    while run != NONE and not _covers(arrays, run, at):
+        run = memory.run_link(arrays, run, RUNS_NAMED).next
+    return max(run, 0)
+
+
+@inlined
+def _covers(arrays: Any, run: Any, at: Any) -> bool:
+    return memory.run(arrays, run).start <= at < memory.run(arrays, run).end  # type: ignore[no-any-return]
 
 
 @native
 def _agreed(arrays: Any, slot: Any, run: Any, at: Any) -> Any:
     """The block up to which a look-up block by block would take `run`, from `at` on."""
-    runs, end = memory.runs(arrays), memory.runs(arrays)[run].end
-    if memory.table(arrays)[slot, NAME_TWINS]:
-        older = memory.table(arrays)[slot, NAME_FIRST]
+    named, end = memory.named(arrays, slot), memory.run(arrays, run).end
+    if named.twins:
+        older = named.head
         while older != run:
-            if at < runs[older].start < end:
-                end = runs[older].start
-            older = runs[older].next
+            if at < memory.run(arrays, older).start < end:
+                end = memory.run(arrays, older).start
+            older = memory.run_link(arrays, older, RUNS_NAMED).next
     return end
 
 
 @native
-def _split(arrays: Any, slot: Any, run: Any, at: Any) -> Any:
+def _split(arrays: Any, slot: Any, number: Any, at: Any) -> Any:
     """Cut the blocks before `at` off a run, which keeps its place in the queue; returns the new run."""
-    runs = memory.runs(arrays)
-    head = _new_run(arrays, runs[run].name, runs[run].start, at)
-    runs[head].refs, runs[head].before = runs[run].refs, runs[run].before
-    runs[run].start, runs[run].before = at, head
-    previous = runs[run].previous
-    runs[head].previous, runs[head].next, runs[run].previous = previous, run, head
-    if previous:
-        runs[previous].next = head
-    else:
-        memory.table(arrays)[slot, NAME_FIRST] = head
+    run, links = memory.run(arrays, number), memory.run_links(arrays)
+    head = _new_run(arrays, run.name, run.start, at)
+    memory.run(arrays, head).refs, memory.run(arrays, head).before = run.refs, run.before
+    run.start, run.before = at, head
+    before = memory.run_link(arrays, number, RUNS_NAMED).previous
+    insert_after(memory.named(arrays, slot), links, RUNS_NAMED, before, head)
     return head
 
 
 @inlined
-def _take_up(arrays: Any, r: Any, request: Any, run: Any, start: Any, queued: Any) -> None:
-    """A request holds `run` from now on; one that nobody held leaves the free queue, if it is `queued`."""
-    runs = memory.runs(arrays)
-    if runs[run].refs == 0:
+def _take_up(arrays: Any, r: Any, request: Any, number: Any, start: Any, queued: Any) -> None:
+    """A request holds a run from now on; one that nobody held leaves the free queue, if it is `queued`."""
+    run, top = memory.run(arrays, number), request.cell
+    if run.refs == 0:
         if queued:
-            _unqueue(arrays, r, run)
-        memory.engines(arrays)[r].free -= runs[run].end - runs[run].start
-    runs[run].refs += 1
-    top = request.cell
-    if top and runs[run].before and runs[run].before == memory.cells(arrays)[top].run:
-        memory.cells(arrays)[top].run = run
+            remove(memory.queue(arrays, r, IDLE), memory.run_links(arrays), RUNS_IDLE, number)
+        memory.engine(arrays, r).free -= run.end - run.start
+    run.refs += 1
+    if top and run.before and run.before == memory.cell(arrays, top).run:
+        memory.cell(arrays, top).run = number
     else:
-        _push_cell(arrays, request, run, start)
+        _push_cell(arrays, request, number, start)
 
 
 @inlined
-def _enter(arrays: Any, r: Any, run: Any) -> None:
+def _enter(arrays: Any, r: Any, number: Any) -> None:
     """Put a run behind all others of its name."""
-    runs, table = memory.runs(arrays), memory.table(arrays)
-    slot = _place_of(arrays, r, runs[run].name)
-    other = table[slot, NAME_FIRST]
-    if other == 0:
-        table[slot, NAME_KEY] = runs[run].name * len(memory.engines(arrays)) + r
-        table[slot, NAME_FIRST], table[slot, NAME_TWINS], runs[run].previous = run, 0, 0
-    else:
-        while other and not table[slot, NAME_TWINS]:
-            if runs[other].start < runs[run].end and runs[run].start < runs[other].end:
-                table[slot, NAME_TWINS] = 1
-            other = runs[other].next
-        runs[run].previous = table[slot, NAME_LAST]
-        runs[runs[run].previous].next = run
-    runs[run].next, table[slot, NAME_LAST] = 0, run
+    run = memory.run(arrays, number)
+    named = memory.named(arrays, _place_of(arrays, r, run.name))
+    if not named.count:
+        named.key, named.twins = run.name * len(memory.engines(arrays)) + r, 0
+        named.head = named.tail = NONE
+    other = named.head
+    while other != NONE and not named.twins:
+        if memory.run(arrays, other).start < run.end and run.start < memory.run(arrays, other).end:
+            named.twins = 1
+        other = memory.run_link(arrays, other, RUNS_NAMED).next
+    append(named, memory.run_links(arrays), RUNS_NAMED, number)
 
 
 @inlined
-def _forget(arrays: Any, r: Any, run: Any) -> None:
+def _forget(arrays: Any, r: Any, number: Any) -> None:
     """Take a run out of the index."""
-    runs, table = memory.runs(arrays), memory.table(arrays)
-    slot = _place_of(arrays, r, runs[run].name)
-    before, after = runs[run].previous, runs[run].next
-    if before:
-        runs[before].next = after
-    else:
-        table[slot, NAME_FIRST] = after
-    if after:
-        runs[after].previous = before
-    else:
-        table[slot, NAME_LAST] = before
-    if not before and not after:
-        _vacate(table, slot)
+    slot = _place_of(arrays, r, memory.run(arrays, number).name)
+    remove(memory.named(arrays, slot), memory.run_links(arrays), RUNS_NAMED, number)
+    if not memory.named(arrays, slot).count:
+        _vacate(memory.table(arrays), slot)
 
 
 @inlined
@@ -294,79 +283,42 @@ def _vacate(table: Any, hole: Any) -> None:
     """Close the gap that a name leaves in the table (Knuth, volume 3, 6.4, algorithm R)."""
     mask = len(table) - 1
     at = (hole + 1) & mask
-    while table[at, NAME_FIRST] != 0:
-        home = _home(table[at, NAME_KEY], mask)
+    while table[at].count:
+        home = _home(table[at].key, mask)
         if (at - home) & mask >= (at - hole) & mask:
-            for k in range(4):
-                table[hole, k] = table[at, k]
+            table[hole] = table[at]
             hole = at
         at = (at + 1) & mask
-    table[hole, NAME_FIRST] = 0
-
-
-@native
-def _queue_behind(arrays: Any, r: Any, older: Any, run: Any) -> None:
-    """Put a run into the free queue behind `older`; 0 is the front."""
-    runs, engine = memory.runs(arrays), memory.engines(arrays)[r]
-    newer = runs[older].newer if older else engine.idle_first
-    runs[run].older, runs[run].newer = older, newer
-    if older:
-        runs[older].newer = run
-    else:
-        engine.idle_first = run
-    if newer:
-        runs[newer].older = run
-    else:
-        engine.idle_last = run
-
-
-@native
-def _unqueue(arrays: Any, r: Any, run: Any) -> None:
-    """Take a run out of the free queue."""
-    runs, engine = memory.runs(arrays), memory.engines(arrays)[r]
-    older, newer = runs[run].older, runs[run].newer
-    if older:
-        runs[older].newer = newer
-    else:
-        engine.idle_first = newer
-    if newer:
-        runs[newer].older = older
-    else:
-        engine.idle_last = older
+    table[hole].count = 0
 
 
 @native
 def _new_run(arrays: Any, text: Any, start: Any, end: Any) -> Any:
-    pool, runs = memory.pool(arrays), memory.runs(arrays)
-    run = pool[FREE_RUN]
-    if run:
-        pool[FREE_RUN] = runs[run].next
+    pool = memory.pool(arrays)
+    number = pool[FREE_RUN]
+    if number:
+        pool[FREE_RUN] = memory.run_link(arrays, number, RUNS_IDLE).next
     else:
-        run = pool[FRESH_RUN]
-        if run == len(runs):
+        number = pool[FRESH_RUN]
+        if number == len(memory.runs(arrays)):
             raise MemoryError(NO_ROOM)
         pool[FRESH_RUN] += 1
-    one = runs[run]
-    one.name, one.start, one.end, one.refs, one.before = text, start, end, 0, 0
-    return run
-
-
-@inlined
-def _free_run(arrays: Any, run: Any) -> None:
-    memory.runs(arrays)[run].next = memory.pool(arrays)[FREE_RUN]
-    memory.pool(arrays)[FREE_RUN] = run
+    run = memory.run(arrays, number)
+    run.name, run.start, run.end, run.refs, run.before = text, start, end, 0, 0
+    return number
 
 
 @native
 def _push_cell(arrays: Any, request: Any, run: Any, start: Any) -> None:
-    pool, cells = memory.pool(arrays), memory.cells(arrays)
-    cell = pool[FREE_CELL]
-    if cell:
-        pool[FREE_CELL] = cells[cell].below
+    pool = memory.pool(arrays)
+    number = pool[FREE_CELL]
+    if number:
+        pool[FREE_CELL] = memory.cell(arrays, number).below
     else:
-        cell = pool[FRESH_CELL]
-        if cell == len(cells):
+        number = pool[FRESH_CELL]
+        if number == len(memory.cells(arrays)):
             raise MemoryError(NO_ROOM)
         pool[FRESH_CELL] += 1
-    cells[cell].run, cells[cell].start, cells[cell].below = run, start, request.cell
-    request.cell = cell
+    cell = memory.cell(arrays, number)
+    cell.run, cell.start, cell.below = run, start, request.cell
+    request.cell = number

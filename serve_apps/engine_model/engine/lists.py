@@ -1,69 +1,63 @@
-"""Linked lists of numbered things, compiled: a queue is (head, tail, count), links are (next, previous)."""
+"""Linked lists of numbered things, compiled: a `queue` is a record of head, tail and count.
+
+Its things are rows of `links`, in which `family` is the column of all lists of one sort.
+"""
 
 from typing import Any
 
 from serve_apps.engine_model.engine.native import inlined, native
 
-HEAD, TAIL, COUNT = range(3)
-NEXT, PREVIOUS = range(2)
 NONE = -1
 
 
 @inlined
-def append(queue: Any, links: Any, i: Any) -> None:
+def append(queue: Any, links: Any, family: Any, i: Any) -> None:
     """Put `i` last."""
-    insert_after(queue, links, queue[TAIL], i)
-
-
-@inlined
-def prepend(queue: Any, links: Any, i: Any) -> None:
-    """Put `i` first."""
-    insert_after(queue, links, NONE, i)
+    insert_after(queue, links, family, queue.tail, i)
 
 
 @native
-def insert_after(queue: Any, links: Any, before: Any, i: Any) -> None:
+def insert_after(queue: Any, links: Any, family: Any, before: Any, i: Any) -> None:
     """Put `i` behind `before`, or first where that is `NONE`."""
-    after = queue[HEAD] if before == NONE else links[before, NEXT]
-    links[i, NEXT], links[i, PREVIOUS] = after, before
+    after = queue.head if before == NONE else links[before, family].next
+    links[i, family].next, links[i, family].previous = after, before
     if before == NONE:
-        queue[HEAD] = i
+        queue.head = i
     else:
-        links[before, NEXT] = i
+        links[before, family].next = i
     if after == NONE:
-        queue[TAIL] = i
+        queue.tail = i
     else:
-        links[after, PREVIOUS] = i
-    queue[COUNT] += 1
+        links[after, family].previous = i
+    queue.count += 1
 
 
 @native
-def remove(queue: Any, links: Any, i: Any) -> None:
+def remove(queue: Any, links: Any, family: Any, i: Any) -> None:
     """Take `i` out."""
-    after, before = links[i, NEXT], links[i, PREVIOUS]
+    after, before = links[i, family].next, links[i, family].previous
     if before == NONE:
-        queue[HEAD] = after
+        queue.head = after
     else:
-        links[before, NEXT] = after
+        links[before, family].next = after
     if after == NONE:
-        queue[TAIL] = before
+        queue.tail = before
     else:
-        links[after, PREVIOUS] = before
-    queue[COUNT] -= 1
+        links[after, family].previous = before
+    queue.count -= 1
 
 
 @native
-def pop_first(queue: Any, links: Any) -> Any:
+def pop_first(queue: Any, links: Any, family: Any) -> Any:
     """Take out the first, which must exist, and return it."""
-    i = queue[HEAD]
-    remove(queue, links, i)
+    i = queue.head
+    remove(queue, links, family, i)
     return i
 
 
-@native
+@inlined
 def move_all(queue: Any, other: Any) -> None:
     """All of `queue` become `other`, which must be empty."""
-    for k in range(3):
-        other[k] = queue[k]
-    queue[HEAD] = queue[TAIL] = NONE
-    queue[COUNT] = 0
+    other.head, other.tail, other.count = queue.head, queue.tail, queue.count
+    queue.head = queue.tail = NONE
+    queue.count = 0

@@ -2,8 +2,8 @@
 
 numba hands every array over in seven parts, each time one function calls another: with all arrays as
 arguments the engine's sixty functions take 95 CPU seconds to compile, with one address of a table of them 27.
-The table has four numbers for each array: where its data is, and up to three lengths. `Arrays` keeps both
-alive.
+The table has four numbers for each array: where its data is, and up to three lengths. They stay as they are
+while compiled code runs, which may keep them in registers. `Arrays` keeps data and table alive.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 
 from serve_apps.engine_model.engine import records
+from serve_apps.engine_model.engine.native import inlined
 
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 KINDS: dict[str, tuple[np.dtype[Any], int]] = {
@@ -25,17 +26,18 @@ KINDS: dict[str, tuple[np.dtype[Any], int]] = {
     "engines": (records.ENGINE, 1),
     "groups": (records.GROUP, 1),
     "batches": (records.BATCH, 1),
-    "queues": (INT, 3),
-    "needing": (INT, 2),
-    "ring": (INT, 3),
-    "emits": (INT, 2),
+    "queues": (records.QUEUE, 2),
+    "needing": (records.COUNT, 2),
+    "ring": (records.QUEUE, 2),
+    "emits": (records.COUNT, 2),
     "requests": (records.REQUEST, 1),
-    "links": (INT, 3),
+    "links": (records.LINK, 2),
     "names": (INT, 1),
     "ends": (INT, 1),
     "runs": (records.RUN, 1),
+    "run_links": (records.LINK, 2),
     "cells": (records.CELL, 1),
-    "table": (INT, 2),
+    "table": (records.NAME, 1),
     "pool": (INT, 1),
     "noise": (FLOAT, 3),
     "tokens": (FLOAT, 1),
@@ -60,7 +62,7 @@ class Arrays:
         self._table = np.zeros((len(KINDS), PARTS), np.int64)
         self._arrays: dict[str, Any] = {}
         self.set(**{name: np.zeros((0,) * size, kind) for name, (kind, size) in KINDS.items()})
-        self.set(links=np.zeros((5, 0, 2), np.int64), **arrays)
+        self.set(**arrays)
 
     @property
     def address(self) -> int:
@@ -74,24 +76,36 @@ class Arrays:
             self._arrays[name] = array
             self._table[list(KINDS).index(name), : 1 + size] = array.ctypes.data, *array.shape
 
+    def extend(self, **rows: Any) -> None:
+        """Put rows behind those of the arrays of the same names."""
+        for name, more in rows.items():
+            held = self._arrays[name]
+            self.set(**{name: np.concatenate([held, more]) if len(held) else more})
+
     def __getattr__(self, name: str) -> Any:
         return self._arrays[name]
 
 
-def _getter(name: str) -> Callable[[Any], Any]:
+def _parts(builder: Any, address: Any, name: str, count: int) -> list[Any]:
+    """The address of an array's data, and as many of its lengths as make `count` numbers."""
+    place, number = list(KINDS).index(name) * PARTS, ir.IntType(64)
+    table = builder.inttoptr(address, number.as_pointer())
+    parts = [builder.load(cgutils.gep_inbounds(builder, table, place + k)) for k in range(count)]
+    for part in parts:
+        part.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return parts
+
+
+def _array(name: str) -> Callable[[Any], Any]:
     """A compiled function that takes the address of a table and returns the array of this name."""
     kind, size = KINDS[name]
-    array_type, place = types.Array(from_dtype(kind), size, "C"), list(KINDS).index(name) * PARTS
+    array_type = types.Array(from_dtype(kind), size, "C")
 
     def get(context: Any, address: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            number = ir.IntType(64)
-            table = builder.inttoptr(arguments[0], number.as_pointer())
-            data, *shape = (
-                builder.load(cgutils.gep_inbounds(builder, table, place + k)) for k in range(1 + size)
-            )
+            data, *shape = _parts(builder, arguments[0], name, 1 + size)
             array = make_array(array_type)(context, builder)
-            strides = [ir.Constant(number, kind.itemsize)]
+            strides = [ir.Constant(ir.IntType(64), kind.itemsize)]
             for length in reversed(shape[1:]):
                 strides.insert(0, builder.mul(strides[0], length))
             pointer = builder.inttoptr(data, array.data.type)
@@ -103,30 +117,62 @@ def _getter(name: str) -> Callable[[Any], Any]:
     return intrinsic(get)  # type: ignore[no-any-return]
 
 
-service = _getter("service")
-engines = _getter("engines")
-groups = _getter("groups")
-batches = _getter("batches")
-queues = _getter("queues")
-needing = _getter("needing")
-ring = _getter("ring")
-emits = _getter("emits")
-requests = _getter("requests")
-links = _getter("links")
-names = _getter("names")
-ends = _getter("ends")
-runs = _getter("runs")
-cells = _getter("cells")
-table = _getter("table")
-pool = _getter("pool")
-noise = _getter("noise")
-tokens = _getter("tokens")
-costs = _getter("costs")
-balancer = _getter("balancer")
-open_counts = _getter("open")
-replicas_with = _getter("replicas_with")
-choices = _getter("choices")
-owners = _getter("owners")
-heap = _getter("heap")
-due = _getter("due")
-due_s = _getter("due_s")
+def _record(name: str) -> Callable[..., Any]:
+    """A compiled function that takes the address of a table and returns a record of the array of this name.
+
+    Its row, and its column in an array of two dimensions, are not negative.
+    """
+    kind, size = KINDS[name]
+    record_type = from_dtype(kind)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data, *shape = _parts(builder, arguments[0], name, 2 * size - 1)
+        row, *column = arguments[1:]
+        if column:
+            row = builder.add(builder.mul(row, shape[1]), column[0])
+        place = builder.add(data, builder.mul(row, ir.Constant(row.type, kind.itemsize)))
+        return builder.inttoptr(place, context.get_value_type(record_type))
+
+    def of_row(context: Any, address: Any, row: Any) -> Any:
+        return record_type(types.int64, types.int64), code
+
+    def of_cell(context: Any, address: Any, row: Any, column: Any) -> Any:
+        return record_type(types.int64, types.int64, types.int64), code
+
+    return intrinsic(of_row if size == 1 else of_cell)  # type: ignore[no-any-return]
+
+
+service = _record("service")
+engine, engines = _record("engines"), _array("engines")
+group = _record("groups")
+batch = _record("batches")
+queue = _record("queues")
+needing = _record("needing")
+bucket, ring = _record("ring"), _array("ring")
+emits = _record("emits")
+request = _record("requests")
+link, links = _record("links"), _array("links")
+names = _array("names")
+ends = _array("ends")
+run, runs = _record("runs"), _array("runs")
+run_link, run_links = _record("run_links"), _array("run_links")
+cell, cells = _record("cells"), _array("cells")
+named, table = _record("table"), _array("table")
+pool = _array("pool")
+noise = _array("noise")
+tokens = _array("tokens")
+costs = _array("costs")
+balancer, balancers = _record("balancer"), _array("balancer")
+open_counts = _array("open")
+replicas_with = _array("replicas_with")
+choices = _array("choices")
+owners = _array("owners")
+heap = _array("heap")
+due = _array("due")
+due_s = _array("due_s")
+
+
+@inlined
+def count(arrays: Any, r: Any, place: Any) -> Any:
+    """How many requests one of the queues of an engine has."""
+    return queue(arrays, r, place).count

@@ -17,13 +17,19 @@ OWN, HELD, REMOTE = range(3)
 """Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
 NOWHERE, ARRIVING, WAITING, RUNNING, LOADING, KEPT = range(6)
 """The place of a request: in the front end, queued, scheduled, awaiting KV, or over with blocks held."""
-PARTIAL, STARTED, ENDED, UNREAD, TOUCHED, ENDING, SEEN = 6, 7, 8, 9, 10, 12, 14
+PARTIAL, STARTED, ENDED, UNREAD, TOUCHED, ENDING, SEEN, IDLE = 6, 7, 8, 9, 10, 12, 14, 16
 """Further queues: running without decoding; took blocks for KV, untold; transfers that ended, or whose end an
 empty step saw. By the parity of a step in flight: requests whose times it sets, that end in it, whose
-transfers it saw."""
-QUEUES = 16
+transfers it saw. Last the free runs of blocks that cache something."""
+QUEUES = 17
+QUEUE = np.dtype([(name, np.int64) for name in ("head", "tail", "count")])
+COUNT = np.dtype([("count", np.int64)])
+LINK = np.dtype([(name, np.int32) for name in ("next", "previous")])
+"""A linked list, and the neighbours of a thing in it (`lists`)."""
 PLACES, PARTIALS, ENDS, TOUCHES, MOVES = range(5)
 """The links of queues that a request may be in at once."""
+RUNS_IDLE, RUNS_NAMED = range(2)
+"""The links of a run of blocks: in the queue of free ones, and among those of its name."""
 WHOLE, DUE = 1, 2
 """A running request that does not decode is at the end of its known tokens, or has some to compute."""
 
@@ -34,16 +40,13 @@ TIMES = (
 REQUEST = np.dtype(
     [
         *((name, np.float64) for name in TIMES),
-        *((name, np.int64) for name in ("serial", "piece", "token", "mate")),
-        *((name, np.int64) for name in ("engine", "prompt", "output", "pieces", "own_blocks", "kv")),
-        *((name, np.int64) for name in ("place", "partial", "touched", "loaded", "moving")),
-        *(
-            (name, np.int64)
-            for name in ("cached", "to_load", "own", "computed", "new", "blocks", "named", "cell")
-        ),
-        *((name, np.int64) for name in ("first_step", "last_step", "ahead", "joined", "most", "order")),
-        ("decoding", np.int64),
-    ]
+        *((name, np.int64) for name in ("mate", "engine", "own_blocks", "named")),
+        *((name, np.int32) for name in ("serial", "piece", "pieces", "token", "prompt", "output")),
+        *((name, np.int32) for name in ("cached", "to_load", "own", "computed", "new", "blocks", "cell")),
+        *((name, np.int32) for name in ("first_step", "last_step", "ahead", "joined", "most", "order")),
+        *((name, np.int8) for name in ("kv", "place", "partial", "touched", "loaded", "moving", "decoding")),
+    ],
+    align=True,
 )
 """A request. It is sent, is through the front end, is seen by the scheduler and first scheduled; its
 computation begins; its first and last token exist; a transfer of its KV ends; blocks were taken for KV, and
@@ -64,8 +67,8 @@ ENGINE = np.dtype(
         *((name, np.int64) for name in ("max_tokens", "max_seqs", "long_prefill", "asynchronous", "caching")),
         *((name, np.int64) for name in ("block", "blocks", "kind")),
         *((name, np.float64) for name in ("front_end_s", "latency_s", "front_free_s")),
-        # KV: free blocks, those among them that cache nothing, and the queue of the others.
-        *((name, np.int64) for name in ("free", "blank", "idle_first", "idle_last")),
+        # KV: free blocks, and those among them that cache nothing.
+        *((name, np.int64) for name in ("free", "blank")),
         # Steps scheduled and completed; requests admitted so far, open, and loaded.
         *((name, np.int64) for name in ("scheduled", "completed", "admitted", "open", "loaded")),
         *((name, np.int64) for name in ("decoders", "contexts")),
@@ -97,15 +100,14 @@ GROUP = np.dtype(
 )
 """A replica: its engines step together. The step that runs, the noise used, the state of the choice of a
 rank, and, for the loop of a service, its balancer, its next event and its place in the heap of them."""
-RUN = np.dtype(
-    [("name", np.int64)]
-    + [(name, np.int64) for name in ("start", "end", "refs", "before", "next", "previous", "older", "newer")]
-)
-"""KV blocks `start` to `end` of the text `name`, held by `refs` requests; 0 is no run."""
+RUN = np.dtype([(name, np.int64) for name in ("name", "start", "end", "refs", "before")])
+"""KV blocks `start` to `end` of the text `name`, held by `refs` requests; 0 is no run. Those that were split
+off begin with run `before`."""
 CELL = np.dtype([(name, np.int64) for name in ("run", "start", "below")])
 """A request holds `run`, and what was split off it back to block `start`; the cell `below` was there
 before."""
-NAME_KEY, NAME_FIRST, NAME_LAST, NAME_TWINS = range(4)
+NAME = np.dtype([(name, np.int64) for name in ("key", "twins", "head", "tail", "count")])
+"""A row of the hash table of names: the name, the list of its runs, and whether two of them overlap."""
 FRESH_RUN, FREE_RUN, FRESH_CELL, FREE_CELL = range(4)
 
 
@@ -130,17 +132,21 @@ BALANCER = np.dtype(
 many are alive, the lost one or none, and where the next search for the least busy one begins."""
 
 
-def empty_requests(count: int) -> tuple[Any, Any]:
+def empty_requests(count: int) -> dict[str, Any]:
     """Rows for requests, and the links of their queues."""
-    requests = np.zeros(count, REQUEST)
+    request = np.zeros(1, REQUEST)
     for name in TIMES[2:]:
-        requests[name] = np.nan
-    requests["cached"] = requests["mate"] = NONE
-    return requests, np.full((5, count, 2), NONE, np.int64)
+        request[name] = np.nan
+    request["cached"] = request["mate"] = NONE
+    return {"requests": np.repeat(request, count), "links": np.zeros((count, 5), LINK)}
 
 
-def empty_books(runs: int, cells: int) -> tuple[Any, Any, Any, Any]:
+def empty_books(runs: int, cells: int) -> dict[str, Any]:
     """Room for so many runs of blocks and cells; memory is taken as they are used."""
-    table = np.zeros((1 << (2 * runs + 8).bit_length(), 4), np.int64)
-    pool = np.array([1, 0, 1, 0], np.int64)
-    return np.empty(runs + 1, RUN), np.empty(cells + 1, CELL), table, pool
+    return {
+        "runs": np.zeros(runs + 1, RUN),
+        "run_links": np.zeros((runs + 1, 2), LINK),
+        "cells": np.zeros(cells + 1, CELL),
+        "table": np.zeros(1 << (2 * runs + 8).bit_length(), NAME),
+        "pool": np.array([1, 0, 1, 0], np.int64),
+    }

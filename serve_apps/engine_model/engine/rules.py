@@ -23,20 +23,11 @@ from serve_apps.engine_model.engine.decoders import (
     leave,
     missing,
     partials,
+    ring_bucket,
     scheduled,
     set_partial,
 )
-from serve_apps.engine_model.engine.lists import (
-    COUNT,
-    HEAD,
-    NEXT,
-    NONE,
-    TAIL,
-    append,
-    move_all,
-    pop_first,
-    prepend,
-)
+from serve_apps.engine_model.engine.lists import NONE, append, insert_after, move_all, pop_first
 from serve_apps.engine_model.engine.lists import remove as unlink
 from serve_apps.engine_model.engine.native import inlined, native
 from serve_apps.engine_model.engine.records import (
@@ -65,37 +56,37 @@ from serve_apps.engine_model.engine.records import (
 @native
 def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
     """Take a request from its place to the end of another one, or `NOWHERE`."""
-    request = memory.requests(arrays)[i]
+    request = memory.request(arrays, i)
     if request.place != NOWHERE:
-        unlink(memory.queues(arrays)[r, request.place], memory.links(arrays)[PLACES], i)
+        unlink(memory.queue(arrays, r, request.place), memory.links(arrays), PLACES, i)
     request.place = place
     if place != NOWHERE:
-        append(memory.queues(arrays)[r, place], memory.links(arrays)[PLACES], i)
+        append(memory.queue(arrays, r, place), memory.links(arrays), PLACES, i)
 
 
 @native
 def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the tokens of the next step, in `batches`; False where nothing can be computed."""
-    engine, batch, queues = memory.engines(arrays)[r], memory.batches(arrays)[r], memory.queues(arrays)[r]
+    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
     batch.decode = batch.prefill = batch.context = batch.sequences = 0
     batch.pairs = 0.0
     preemptions, last = engine.preemptions, engine.scheduled
     number = last + 1
-    memory.emits(arrays)[r, number & 1] = 0
+    memory.emits(arrays, r, number & 1).count = 0
     if not _continue_all(arrays, r, number):
         _walk(arrays, r, number)
-    if (queues[WAITING, COUNT] or engine.loaded) and engine.preemptions == preemptions:
+    if (memory.count(arrays, r, WAITING) or engine.loaded) and engine.preemptions == preemptions:
         _admit(arrays, r, number, now_s)
     if not batch.decode + batch.prefill:
         return False
     engine.scheduled = number
-    batch.sequences = memory.emits(arrays)[r, number & 1]
-    ending = queues[ENDING + (number & 1)]
-    move_all(memory.ring(arrays)[r, number & (memory.ring(arrays).shape[1] - 1)], ending)
-    i = ending[HEAD]
+    batch.sequences = memory.emits(arrays, r, number & 1).count
+    ending = memory.queue(arrays, r, ENDING + (number & 1))
+    move_all(ring_bucket(arrays, r, number), ending)
+    i = ending.head
     while i != NONE:
         leave(arrays, r, i, last)
-        i = memory.links(arrays)[ENDS, i, NEXT]
+        i = memory.link(arrays, i, ENDS).next
     return True
 
 
@@ -103,26 +94,27 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
 def complete(arrays: Any, r: Any, at_s: Any) -> None:
     """The oldest scheduled step ends at `at_s`: its tokens exist; the finished are left in its queue
     `ENDING`."""
-    engine, queues = memory.engines(arrays)[r], memory.queues(arrays)[r]
+    engine = memory.engine(arrays, r)
     step = engine.completed + 1
     engine.completed, engine.at_s = step, at_s
-    engine.generation_tokens += memory.emits(arrays)[r, step & 1]
-    touched = queues[TOUCHED + (step & 1)]
-    while touched[COUNT]:
-        request = memory.requests(arrays)[pop_first(touched, memory.links(arrays)[TOUCHES])]
+    engine.generation_tokens += memory.emits(arrays, r, step & 1).count
+    touched = memory.queue(arrays, r, TOUCHED + (step & 1))
+    while touched.count:
+        request = memory.request(arrays, pop_first(touched, memory.links(arrays), TOUCHES))
         request.touched = 0
         if request.most:  # 0: aborted
             request.last_s = at_s
             if request.first_s != request.first_s:
                 request.first_s = at_s
                 engine.prompt_tokens += request.prompt
-    ending, i = queues[ENDING + (step & 1)], queues[ENDING + (step & 1), HEAD]
+    ending = memory.queue(arrays, r, ENDING + (step & 1))
+    i = ending.head
     while i != NONE:
-        after, request = memory.links(arrays)[ENDS, i, NEXT], memory.requests(arrays)[i]
+        after, request = memory.link(arrays, i, ENDS).next, memory.request(arrays, i)
         if request.most == request.output:
             _finish(arrays, r, i, at_s)
         else:  # aborted
-            unlink(ending, memory.links(arrays)[ENDS], i)
+            unlink(ending, memory.links(arrays), ENDS, i)
         i = after
 
 
@@ -132,7 +124,7 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
 
     Blocks that a transfer still writes are kept until it ends.
     """
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     drop_emissions(arrays, r, i)
     place = request.place
     put(arrays, r, i, KEPT if place == LOADING else NOWHERE)
@@ -148,7 +140,7 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
 @native
 def transferred(arrays: Any, r: Any, i: Any) -> None:
     """A transfer to or from this request is known to be over: it may be computed, or its blocks go."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     if request.place == LOADING:
         engine.loaded += 1 - request.loaded
         request.loaded = 1
@@ -160,29 +152,29 @@ def transferred(arrays: Any, r: Any, i: Any) -> None:
 @native
 def emitting(arrays: Any, r: Any, out: Any) -> Any:
     """The requests that get a token when the oldest scheduled step completes; returns their number."""
-    step, count, queues = memory.engines(arrays)[r].completed + 1, 0, memory.queues(arrays)[r]
-    i = queues[RUNNING, HEAD]
+    step, count = memory.engine(arrays, r).completed + 1, 0
+    i = memory.queue(arrays, r, RUNNING).head
     while i != NONE:
-        if emits_in(memory.requests(arrays)[i], step):
+        if emits_in(memory.request(arrays, i), step):
             out[count] = i
             count += 1
-        i = memory.links(arrays)[PLACES, i, NEXT]
+        i = memory.link(arrays, i, PLACES).next
     for queue, family in ((TOUCHED, TOUCHES), (ENDING, ENDS)):
-        i = queues[queue + (step & 1), HEAD]
+        i = memory.queue(arrays, r, queue + (step & 1)).head
         while i != NONE:
-            request = memory.requests(arrays)[i]
+            request = memory.request(arrays, i)
             if request.place != RUNNING and emits_in(request, step):
                 twice = family == ENDS and request.touched
                 if not twice:
                     out[count] = i
                     count += 1
-            i = memory.links(arrays)[family, i, NEXT]
+            i = memory.link(arrays, i, family).next
     return count
 
 
 @inlined
 def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     request.last_s = at_s
     engine.open -= 1
     running = request.place == RUNNING
@@ -201,23 +193,23 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
 
     Returns False, and does nothing, where not all requests fit, so that order matters.
     """
-    engine, batch = memory.engines(arrays)[r], memory.batches(arrays)[r]
+    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
     budget = engine.max_tokens - engine.decoders
     cut = partials(arrays, r)
     if engine.long_prefill or budget < 0 or cut > 1:
         return False
-    opened = memory.needing(arrays)[r, engine.scheduled % engine.block]
+    opened = memory.needing(arrays, r, engine.scheduled % engine.block).count
     needed, new = opened, 0
-    i = memory.queues(arrays)[r, PARTIAL, HEAD]
+    i = memory.queue(arrays, r, PARTIAL).head
     if cut:
-        request = memory.requests(arrays)[i]
+        request = memory.request(arrays, i)
         new = min(missing(request), budget)
         needed += kv.blocks_for(engine, request.computed + new) - request.blocks
     if needed > engine.free:
         return False
     batch.decode = engine.decoders
     batch.context = engine.contexts + engine.scheduled * engine.decoders
-    memory.emits(arrays)[r, number & 1] = engine.decoders
+    memory.emits(arrays, r, number & 1).count = engine.decoders
     if opened:
         kv.take(arrays, r, opened)
     if cut and budget:
@@ -225,14 +217,14 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     return True
 
 
-@inlined
+@native
 def _walk(arrays: Any, r: Any, number: Any) -> None:
     """Schedule the missing tokens of one running request after the other, while the budget lasts."""
-    engine, batch = memory.engines(arrays)[r], memory.batches(arrays)[r]
+    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
     budget, limit = engine.max_tokens, _long_prefill_limit(arrays, r)
-    i = memory.queues(arrays)[r, RUNNING, HEAD]
+    i = memory.queue(arrays, r, RUNNING).head
     while i != NONE:
-        request = memory.requests(arrays)[i]
+        request = memory.request(arrays, i)
         new = min(1 if request.decoding else missing(request), min(limit, budget))
         if scheduled(engine, request) != request.output:
             if new and not _make_room(arrays, r, i, new):
@@ -245,11 +237,11 @@ def _walk(arrays: Any, r: Any, number: Any) -> None:
                 batch.decode += 1
                 batch.context += context(engine, request)
                 kv.take(arrays, r, _blocks_lacking(engine, request, 1))
-                memory.emits(arrays)[r, number & 1] += 1
+                memory.emits(arrays, r, number & 1).count += 1
             else:
                 _pause(arrays, r, i)
             budget -= new
-        i = memory.links(arrays)[PLACES, i, NEXT]
+        i = memory.link(arrays, i, PLACES).next
 
 
 @inlined
@@ -258,11 +250,11 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
 
     False also where a step in flight writes the blocks of the last, and the engine receives KV.
     """
-    engine, request = memory.engines(arrays)[r], memory.requests(arrays)[i]
+    engine, request = memory.engine(arrays, r), memory.request(arrays, i)
     while _blocks_lacking(engine, request, new) > engine.free:
-        last = memory.queues(arrays)[r, RUNNING, TAIL]
+        last = memory.queue(arrays, r, RUNNING).tail
         if engine.receives:
-            it = memory.requests(arrays)[last]
+            it = memory.request(arrays, last)
             if (engine.scheduled if it.decoding else it.last_step) > engine.completed:
                 return False
         _preempt(arrays, r, last)
@@ -274,25 +266,25 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
 @inlined
 def _pause_from(arrays: Any, r: Any, i: Any) -> None:
     """Compute nothing of a running request in this step, nor of those behind it."""
-    if memory.requests(arrays)[i].place != RUNNING:
+    if memory.request(arrays, i).place != RUNNING:
         return  # preempted, as all behind it
     while i != NONE:
-        if memory.requests(arrays)[i].decoding:
+        if memory.request(arrays, i).decoding:
             _pause(arrays, r, i)
-        i = memory.links(arrays)[PLACES, i, NEXT]
+        i = memory.link(arrays, i, PLACES).next
 
 
 @native
 def _pause(arrays: Any, r: Any, i: Any) -> None:
     """Give a decoder no token in this step."""
-    leave(arrays, r, i, memory.engines(arrays)[r].scheduled)
+    leave(arrays, r, i, memory.engine(arrays, r).scheduled)
     set_partial(arrays, r, i, WHOLE)
 
 
 @inlined
 def _preempt(arrays: Any, r: Any, i: Any) -> None:
     """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     put(arrays, r, i, NOWHERE)
     kv.name_all(arrays, r, i, hashed(engine, request))
     _release(arrays, r, i)
@@ -301,14 +293,14 @@ def _preempt(arrays: Any, r: Any, i: Any) -> None:
         request.most = emitted(engine, request)
     request.computed = 0
     request.place = WAITING
-    prepend(memory.queues(arrays)[r, WAITING], memory.links(arrays)[PLACES], i)
+    insert_after(memory.queue(arrays, r, WAITING), memory.links(arrays), PLACES, NONE, i)
     engine.preemptions += 1
 
 
 @native
 def _release(arrays: Any, r: Any, i: Any) -> None:
     """Give back the blocks of a request that runs no longer."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     known = hashed(engine, request)
     if request.decoding:
         leave(arrays, r, i, engine.scheduled)
@@ -316,16 +308,17 @@ def _release(arrays: Any, r: Any, i: Any) -> None:
     kv.free(arrays, r, i, known)
 
 
-@inlined
+@native
 def _admit(arrays: Any, r: Any, number: Any, now_s: Any) -> None:
-    engine, batch, queues = memory.engines(arrays)[r], memory.batches(arrays)[r], memory.queues(arrays)[r]
+    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
+    waiting, running = memory.queue(arrays, r, WAITING), memory.queue(arrays, r, RUNNING)
     limit = _long_prefill_limit(arrays, r)
     budget = engine.max_tokens - batch.decode - batch.prefill
     if engine.loaded:
         budget = _admit_loaded(arrays, r, budget, number, now_s)
-    while queues[WAITING, COUNT] and budget and queues[RUNNING, COUNT] < engine.max_seqs:
-        i = queues[WAITING, HEAD]
-        request = memory.requests(arrays)[i]
+    while waiting.count and budget and running.count < engine.max_seqs:
+        i = waiting.head
+        request = memory.request(arrays, i)
         tokens = request.prompt + request.most
         found = idle = 0
         if request.pieces or request.own_blocks:
@@ -353,7 +346,7 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any) -> None:
 @native
 def _start(arrays: Any, r: Any, i: Any, number: Any, now_s: Any) -> None:
     """Give a request a slot."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     put(arrays, r, i, RUNNING)
     engine.admitted += 1
     request.order = engine.admitted
@@ -374,7 +367,7 @@ def _count_hits(engine: Any, request: Any, tokens: Any) -> None:
 @inlined
 def _load(arrays: Any, r: Any, i: Any, found: Any) -> None:
     """Take blocks for the whole prompt and wait for what is not cached."""
-    request, engine = memory.requests(arrays)[i], memory.engines(arrays)[r]
+    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
     if found:
         kv.hold(arrays, r, i, found)
     request.computed = found * engine.block
@@ -385,17 +378,17 @@ def _load(arrays: Any, r: Any, i: Any, found: Any) -> None:
     _count_hits(engine, request, request.prompt)
     request.kv = OWN
     put(arrays, r, i, LOADING)
-    append(memory.queues(arrays)[r, STARTED], memory.links(arrays)[MOVES], i)
+    append(memory.queue(arrays, r, STARTED), memory.links(arrays), MOVES, i)
     request.moving = 1
 
 
 @inlined
 def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> Any:
     """Compute the last token of the prompts whose KV is there; returns what is left of the budget."""
-    engine, queues = memory.engines(arrays)[r], memory.queues(arrays)[r]
-    i = queues[LOADING, HEAD]
-    while i != NONE and budget and queues[RUNNING, COUNT] < engine.max_seqs:
-        after, request = memory.links(arrays)[PLACES, i, NEXT], memory.requests(arrays)[i]
+    engine = memory.engine(arrays, r)
+    i = memory.queue(arrays, r, LOADING).head
+    while i != NONE and budget and memory.count(arrays, r, RUNNING) < engine.max_seqs:
+        after, request = memory.link(arrays, i, PLACES).next, memory.request(arrays, i)
         if request.loaded:
             request.loaded = 0
             engine.loaded -= 1
@@ -410,19 +403,19 @@ def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> 
 @inlined
 def _reserved_blocks(arrays: Any, r: Any) -> Any:
     """Blocks that the prompts in computation still need, which a transfer must leave them."""
-    i, blocks = memory.queues(arrays)[r, PARTIAL, HEAD], 0
+    i, blocks = memory.queue(arrays, r, PARTIAL).head, 0
     while i != NONE:
-        request = memory.requests(arrays)[i]
+        request = memory.request(arrays, i)
         if request.partial == DUE:
-            blocks += kv.blocks_for(memory.engines(arrays)[r], request.prompt + request.most) - request.blocks
-        i = memory.links(arrays)[PARTIALS, i, NEXT]
+            blocks += kv.blocks_for(memory.engine(arrays, r), request.prompt + request.most) - request.blocks
+        i = memory.link(arrays, i, PARTIALS).next
     return blocks
 
 
 @native
 def _compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
     """Compute `new` of the missing tokens, for which there are blocks."""
-    request, batch = memory.requests(arrays)[i], memory.batches(arrays)[r]
+    request, batch = memory.request(arrays, i), memory.batch(arrays, r)
     before = request.computed
     request.last_step, request.new = number, new
     batch.context += before
@@ -432,7 +425,7 @@ def _compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
         batch.prefill += new
         batch.pairs += new * (before + new / 2)
     request.computed = before + new
-    kv.extend(arrays, r, i, request.computed)
+    kv.extend(arrays, r, i, before + new)
     if request.computed < request.prompt + request.most:
         set_partial(arrays, r, i, DUE)
         return
@@ -450,6 +443,8 @@ def _blocks_lacking(engine: Any, request: Any, new: Any) -> Any:
 @native
 def _long_prefill_limit(arrays: Any, r: Any) -> Any:
     """Tokens of one prompt per step; a request that is alone may have all."""
-    engine, queues = memory.engines(arrays)[r], memory.queues(arrays)[r]
-    alone = queues[RUNNING, COUNT] + queues[WAITING, COUNT] + queues[LOADING, COUNT] <= 1
+    engine, open_requests = memory.engine(arrays, r), 0
+    for place in (RUNNING, WAITING, LOADING):
+        open_requests += memory.count(arrays, r, place)
+    alone = open_requests <= 1
     return engine.max_tokens if alone or not engine.long_prefill else engine.long_prefill

@@ -16,7 +16,7 @@ _bound = native(bound)
 @native
 def choose(arrays: Any, side: Any, k: Any) -> Any:
     """The replica, by its number in the service, of the `k`-th of the requests that are due."""
-    balancer, opened = memory.balancer(arrays)[side], memory.open_counts(arrays)
+    balancer, opened = memory.balancer(arrays, side), memory.open_counts(arrays)
     if balancer.mode == LEAST:
         return balancer.first + _least_busy(arrays, side)
     one = memory.choices(arrays)[2 * side, k]
@@ -32,7 +32,7 @@ def choose(arrays: Any, side: Any, k: Any) -> Any:
 @native
 def recount(arrays: Any, side: Any, g: Any, change: Any) -> None:
     """So many more requests are open on replica `g`."""
-    balancer, opened = memory.balancer(arrays)[side], memory.open_counts(arrays)
+    balancer, opened = memory.balancer(arrays, side), memory.open_counts(arrays)
     before = opened[g]
     opened[g] = before + change
     if g - balancer.first != _gone(arrays, side):
@@ -46,7 +46,7 @@ def recount(arrays: Any, side: Any, g: Any, change: Any) -> None:
 @native
 def lose(arrays: Any, now_s: Any) -> None:
     """A replica that answers is passed over once it is lost, and its open requests count no longer."""
-    balancer = memory.balancer(arrays)[0]
+    balancer = memory.balancer(arrays, 0)
     if balancer.lost != NONE and _gone(arrays, 0) == NONE and now_s >= balancer.lost_s:
         opened = memory.open_counts(arrays)[balancer.lost]
         balancer.alive -= 1
@@ -57,7 +57,7 @@ def lose(arrays: Any, now_s: Any) -> None:
 @native
 def _of(arrays: Any, side: Any) -> Any:
     """The open requests of the replicas of a side."""
-    balancers, opened = memory.balancer(arrays), memory.open_counts(arrays)
+    balancers, opened = memory.balancers(arrays), memory.open_counts(arrays)
     end = balancers[1].first if side == 0 and len(balancers) > 1 else len(opened)
     return opened[balancers[side].first : end]
 
@@ -65,14 +65,14 @@ def _of(arrays: Any, side: Any) -> Any:
 @native
 def _gone(arrays: Any, side: Any) -> Any:
     """The replica that is lost by now, by its number on its side, or none."""
-    balancer = memory.balancer(arrays)[side]
+    balancer = memory.balancer(arrays, side)
     return balancer.lost if balancer.alive < len(_of(arrays, side)) else NONE
 
 
 @inlined
 def _least_busy(arrays: Any, side: Any) -> Any:
     """The first replica in turn of those with the fewest open requests."""
-    balancer, opened = memory.balancer(arrays)[side], _of(arrays, side)
+    balancer, opened = memory.balancer(arrays, side), _of(arrays, side)
     while memory.replicas_with(arrays)[side, balancer.fewest] == 0:
         balancer.fewest += 1
     at, gone = balancer.turn, _gone(arrays, side)
@@ -85,7 +85,7 @@ def _least_busy(arrays: Any, side: Any) -> Any:
 @inlined
 def _next_with_room(arrays: Any, side: Any, start: Any) -> Any:
     """The first replica on the ring, from `start` on, that is neither full nor lost."""
-    balancer, opened, owners = memory.balancer(arrays)[side], _of(arrays, side), memory.owners(arrays)
+    balancer, opened, owners = memory.balancer(arrays, side), _of(arrays, side), memory.owners(arrays)
     most, at = _bound(balancer.in_flight, balancer.alive, balancer.load_factor), start
     gone = _gone(arrays, side)
     while opened[owners[at]] >= most or owners[at] == gone:

@@ -156,27 +156,26 @@ class Service:
         count, levels = names.shape
         self.answering.refuse_any(prompt, output)
         self._make_room(self.count + count, levels, room)
-        rows = np.arange(self.count * self.rows_each, (self.count + count) * self.rows_each)
+        first, at = self.count * self.rows_each, self._names
         each = np.repeat(np.arange(count), self.rows_each)
-        requests, at = self.arrays.requests, self._names
-        requests["serial"][rows] = rows
-        requests["prompt"][rows], requests["output"][rows] = prompt[each], output[each]
-        requests["piece"][rows], requests["pieces"][rows] = at + each * levels, levels
+        requests = self.arrays.requests[first : first + len(each)]
+        requests["serial"] = np.arange(first, first + len(each))
+        requests["prompt"], requests["output"] = prompt[each], output[each]
+        requests["piece"], requests["pieces"] = at + each * levels, levels
         flat = slice(at, at + count * levels)
         self.arrays.names[flat] = names.ravel()
         block = self.answering.spec.block_size
         self.arrays.ends[flat] = np.minimum(ends, (prompt // block)[:, None]).ravel()
         if self._tokens:
-            requests["token"][rows[:: self.rows_each]] = self._tokens + np.cumsum(output) - output
+            requests["token"][:: self.rows_each] = self._tokens + np.cumsum(output) - output
             self._tokens += int(output.sum())
             if self._tokens > len(self.arrays.tokens):
-                more = np.zeros(2 * self._tokens - len(self.arrays.tokens))
-                self.arrays.set(tokens=np.concatenate([self.arrays.tokens, more]))
+                self.arrays.extend(tokens=np.zeros(2 * self._tokens - len(self.arrays.tokens)))
         if self.split:
-            decode, prefill = rows[::2], rows[1::2]
-            requests["mate"][decode], requests["mate"][prefill] = prefill, decode
-            requests["kv"][decode], requests["kv"][prefill] = records.REMOTE, records.HELD
-            requests["output"][prefill] = 1
+            decode, prefill = requests[::2], requests[1::2]
+            decode["mate"], prefill["mate"] = prefill["serial"], decode["serial"]
+            decode["kv"], prefill["kv"] = records.REMOTE, records.HELD
+            prefill["output"] = 1
         self.count += count
         self._names += count * levels
 
@@ -224,26 +223,19 @@ class Service:
         held, rows = len(self.arrays.requests), count * self.rows_each
         if rows > held:
             size = max(rows, 2 * held) - held
-            more, links = records.empty_requests(size)
-            self.arrays.set(
-                requests=np.concatenate([self.arrays.requests, more]),
-                links=np.concatenate([self.arrays.links, links], axis=1),
-            )
+            self.arrays.extend(**records.empty_requests(size))
             counts = np.zeros((len(self._counts), size), np.int64)
             self.arrays.set(replicas_with=np.concatenate([self.arrays.replicas_with, counts], axis=1))
         named = self._names + (count - self.count) * levels
         if named > len(self.arrays.names):
             spare = np.zeros(max(named, 2 * self._names) - len(self.arrays.names), np.int64)
-            for name in ("names", "ends"):
-                self.arrays.set(**{name: np.concatenate([getattr(self.arrays, name), spare])})
+            self.arrays.extend(names=spare, ends=spare.copy())
         if not len(self.arrays.runs):
             runs = self.blocks if room is None else min(self.blocks, room)
-            books = records.empty_books(runs, runs if room else 0)
-            self.arrays.set(**dict(zip(("runs", "cells", "table", "pool"), books, strict=True)))
+            self.arrays.set(**records.empty_books(runs, runs if room else 0))
         cells = rows * (2 * levels + SPARE_RUNS)
         if room is None and cells > len(self.arrays.cells):
-            more = np.empty(2 * cells - len(self.arrays.cells), records.CELL)
-            self.arrays.set(cells=np.concatenate([self.arrays.cells, more]))
+            self.arrays.extend(cells=np.zeros(2 * cells - len(self.arrays.cells), records.CELL))
 
 
 def serve(
@@ -318,7 +310,7 @@ def _times(service: Service) -> Times:
         rows["sent_s"].copy(),
         first_s,
         last_s,
-        np.maximum(cached, 0),
+        np.maximum(cached, 0).astype(np.int64),
         rows["engine"] // first_group,
         service.work(),
         service.work(1) if service.split else None,

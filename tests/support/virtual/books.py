@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from serve_apps.engine_model.engine.lists import NONE
 from serve_apps.engine_model.engine.memory import Arrays
-from serve_apps.engine_model.engine.records import KEPT, LOADING, RUNNING
+from serve_apps.engine_model.engine.records import IDLE, KEPT, LOADING, RUNNING, RUNS_IDLE
 
 
 def chosen(arrays: Arrays, step: int, engine: int = 0) -> dict[int, int]:
@@ -23,10 +24,11 @@ def chosen(arrays: Arrays, step: int, engine: int = 0) -> dict[int, int]:
 def check_integrity(arrays: Arrays, engine: int = 0) -> None:
     """Every KV block is either free or held, and a run is held as often as requests say."""
     books, runs = arrays.engines[engine], arrays.runs
-    idle, run = 0, int(books["idle_first"])
-    while run:
+    idle, run = 0, int(arrays.queues["head"][engine, IDLE])
+    while run != NONE:
         assert runs[run]["refs"] == 0 and runs[run]["end"] > runs[run]["start"]
-        idle, run = idle + int(runs[run]["end"] - runs[run]["start"]), int(runs[run]["newer"])
+        idle += int(runs[run]["end"] - runs[run]["start"])
+        run = int(arrays.run_links["next"][run, RUNS_IDLE])
     assert books["blank"] >= 0 and books["blank"] + idle == books["free"]
     refs: dict[int, int] = {}
     unnamed = 0

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_apps.engine_model.engine import kv, records
+from serve_apps.engine_model.engine.lists import NONE
 from serve_apps.engine_model.engine.memory import Arrays
 from serve_apps.engine_model.engine.records import RUNNING
 from tests.support.virtual.books import check_integrity
@@ -24,11 +25,12 @@ class Pool:
         engines = np.zeros(1, records.ENGINE)
         engines["blocks"] = engines["free"] = engines["blank"] = blocks
         engines["block"], engines["caching"] = 16, caching
-        requests, _ = records.empty_requests(100)
-        requests["serial"] = np.arange(100)
-        books = dict(zip(("runs", "cells", "table", "pool"), records.empty_books(blocks, 1000), strict=True))
+        queues = np.array([[(NONE, NONE, 0)] * records.QUEUES], records.QUEUE)
+        requests = records.empty_requests(100)
+        requests["requests"]["serial"] = np.arange(100)
         names, ends = np.zeros(1000, np.int64), np.zeros(1000, np.int64)
-        self.arrays = Arrays(engines=engines, requests=requests, names=names, ends=ends, **books)
+        books = records.empty_books(blocks, 1000)
+        self.arrays = Arrays(engines=engines, queues=queues, names=names, ends=ends, **requests, **books)
         self._names = self._held = 0
 
     @property

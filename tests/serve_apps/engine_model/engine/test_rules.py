@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serve_apps.engine_model import Engine, GenerateRequest
 from serve_apps.engine_model.engine import rules as compiled
 from serve_apps.engine_model.engine.engine import Kv, RequestState
-from serve_apps.engine_model.engine.lists import HEAD, NEXT, NONE
+from serve_apps.engine_model.engine.lists import NONE
 from serve_apps.engine_model.engine.records import KEPT, LOADING, PLACES, WAITING
 from serve_apps.engine_model.engine.steps import IDLE_POLL_S
 from tests.support.virtual.books import check_integrity
@@ -56,10 +56,10 @@ class Rules:
 
     def at(self, place: int) -> list[int]:
         """Who is at a place, in order."""
-        row, arrays, found = int(self.engine.arrays.queues[0, place, HEAD]), self.engine.arrays, []
+        row, arrays, found = int(self.engine.arrays.queues["head"][0, place]), self.engine.arrays, []
         while row != NONE:
             found.append(int(arrays.requests["serial"][row]) + 1)
-            row = int(arrays.links[PLACES, row, NEXT])
+            row = int(arrays.links["next"][row, PLACES])
         return found
 
     @property
