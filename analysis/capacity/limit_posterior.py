@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from analysis.capacity.kernel import Kernel, log_loads
 from analysis.capacity.window_counts import WindowCounts
-from analysis.stats.dispersion import Dispersion, overdispersion
+from analysis.stats.dispersion import Dispersion, overdispersion, rarity
 from analysis.stats.quantiles import Floats
-from conf.specs.bounds import LIMITS, Limit, allowed_over, metric_of
+from conf.specs.bounds import Limit, allowed_over, metric_of
 
 Steps = NDArray[np.int64]
 
@@ -138,11 +138,6 @@ class _Blocks:
     determined: Floats
     allowed: float
 
-    @property
-    def rarity(self) -> float:
-        """The share that p90 allows over its limit, divided by the share of this bound; at least 1."""
-        return max(allowed_over(LIMITS[0]) / self.allowed, 1.0)
-
     def evidence(self) -> Floats:
         """Log-likelihood of each (limit load, column), as if requests were independent."""
         if not len(self.step):
@@ -199,13 +194,13 @@ def fit(
     )
     evidence, beyond = np.hstack([each.evidence() for each in blocks]), np.tile(beyond, len(kernels))
     longer = max(1.0, e2e_s / LONG_E2E_S)
-    unexplained = dispersion or Dispersion.unknown(blocks[0].determined, longer, blocks[0].rarity)
+    unexplained = dispersion or Dispersion.unknown(blocks[0].determined, longer, rarity(allowed))
     i, j = np.unravel_index(np.argmax(belief + (evidence + beyond) / unexplained.inflation), belief.shape)
     edge = int(i == len(loads) - 1) - int(i == 0)
     best = blocks[j // len(SLOPES)]
     expected = best.share(int(i), int(j) % len(SLOPES))
     if len(steady) >= LEAST_DISPERSION_WINDOWS and best.over.any():
-        found = overdispersion(best.over, best.determined, expected, longer, best.rarity)
+        found = overdispersion(best.over, best.determined, expected, longer, rarity(allowed))
         unexplained = found or unexplained
     deviance = 2 * (evidence.max() - evidence) / unexplained.inflation
     freedom = unexplained.freedom

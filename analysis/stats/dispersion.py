@@ -32,6 +32,14 @@ With 2 % of drift at 500 QPS four minutes cover in 97 %, and in 93 % with half o
 searches)."""
 
 
+P90_SHARE = 0.1
+
+
+def rarity(allowed: float) -> float:
+    """How many times as rare as what p90 allows over its limit a share is; at least 1."""
+    return max(round(P90_SHARE / allowed, 6), 1.0)
+
+
 def parzen(u: float) -> float:
     """Parzen's lag window at 0 <= u <= 1."""
     return 1 - 6 * u**2 + 6 * u**3 if u <= 0.5 else 2 * (1 - u) ** 3

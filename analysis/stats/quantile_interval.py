@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.stats.dispersion import overdispersion
+from analysis.stats.dispersion import overdispersion, rarity
 from analysis.stats.pooling import student_t
 from analysis.stats.quantiles import Floats, least_values, quantile
 
 BLOCK_S = 5.0
-P90_SHARE = 0.1
 UNSEEN = 16.0
 """Variance that a stretch hides, as a multiple of what it shows over its degrees of freedom: without a busy
 period both the quantile and the variance are low. Of ten minutes of 52 latencies, those with ten intervals or
@@ -40,8 +39,8 @@ def quantile_interval(values: Floats, q: float, seconds: float) -> QuantileInter
     sizes = np.diff(begins, append=count).astype(np.float64)
     # Equal values have none over the quantile, which is no less known for that.
     share = np.clip(over.mean(), 1 / count, 1 - 1 / count)
-    counts, rarity = np.add.reduceat(over.astype(np.float64), begins), max(round(P90_SHARE / (1 - q), 6), 1.0)
-    seen = overdispersion(counts, sizes, np.full(len(sizes), share), rarity=rarity)
+    counts = np.add.reduceat(over.astype(np.float64), begins)
+    seen = overdispersion(counts, sizes, np.full(len(sizes), share), rarity=rarity(1 - q))
     assert seen is not None
     variance = q * (1 - q) * seen.inflation * (1 + UNSEEN / seen.freedom) / count
     wide, room = student_t(0.975, int(seen.freedom)) * math.sqrt(variance), min(q, 1 - q)

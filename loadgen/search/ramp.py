@@ -41,9 +41,9 @@ def ramp(spec: Search, start: Start, steps: Sequence[MeasuredWindow]) -> WindowP
     """The next ramp step; or the first window, once the capacity is bracketed or the ramp's budget is
     spent."""
     known = [step for step in steps if not step.void]
-    good, bad, sure = _bracket(known)
+    good, bad, confirmed = _bracket(known)
     # As long as everything was void, nothing is known, and the time does not matter.
-    step = _within_time(spec, steps, _next_step(spec, start, steps, good, bad, sure))
+    step = _within_time(spec, steps, _next_step(spec, start, steps, good, bad, confirmed))
     if step is None:
         return _ramp_end(steps, good, bad, "its part of the budget was spent")
     return step
@@ -55,7 +55,7 @@ def _next_step(
     steps: Sequence[MeasuredWindow],
     good: float | None,
     bad: float | None,
-    sure: bool,
+    confirmed: bool,
 ) -> WindowPlan | Stop | FirstWindow:
     if steps and steps[-1].void:
         rate = steps[-1].plan.rate_qps
@@ -75,12 +75,12 @@ def _next_step(
     if good is None:
         if bad > spec.lowest_qps:
             return _step(spec, start, steps, bad / DESCENT, "go down")
-        if sure:
+        if confirmed:
             lowest = f"search.lowest_qps={spec.lowest_qps:g} per node"
             return Stop("slo_not_met_at_lowest", f"bad at {lowest}, and in another step at or near it")
     elif bad / good > RAMP_END:
         return _step(spec, start, steps, math.sqrt(good * bad), "between good and bad")
-    elif sure:
+    elif confirmed:
         return _ramp_end(steps, good, bad, "")
     return _step(spec, start, steps, bad, "the step was bad, once may be chance: repeat")
 
