@@ -79,26 +79,38 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("--all", action="store_true", help="every figure and check, not only what a plan needs")
     elif verb == "report":
         add("runs", nargs="+", type=Path, metavar="RUN", help="run folders or studies")
-        add("--out", type=Path, metavar="FILE", help="default: report.html in the folder of a single run")
+        add(
+            "--out",
+            "-o",
+            type=Path,
+            metavar="FILE",
+            help="default: report.html in the folder of a single run",
+        )
     elif verb == "compare":
         add("runs", nargs="+", type=_place, metavar="RUN", help="two or more runs, studies, or results")
     elif verb == "plan":
         rest.formatter_class, rest.epilog = argparse.RawDescriptionHelpFormatter, PLAN_HELP
         add("words", nargs="+", metavar="RUN|key=value", help=SOURCES_HELP)
         add("--json", action="store_true", help="the plan as one line of JSON")
-        add("--out", type=Path, metavar="FILE", help="write the plan as JSON, or as one page in .html")
+        add("--out", "-o", type=Path, metavar="FILE", help="write the plan as JSON, or as one page in .html")
         add("--serve-config", type=Path, metavar="FILE.yaml", help=SERVE_CONFIG_HELP)
     elif verb == "export":
         add("run", type=_place, help="run folder")
         add("--format", required=True, choices=FORMATS, help="the format to write")
-        add("--out", type=Path, metavar="FILE", help="default: standard output")
+        add("--out", "-o", type=Path, metavar="FILE", help="default: standard output")
     elif verb == "live":
         add("run", type=Path, help="folder of a run or a study")
         add("--port", default="0", metavar="[HOST:]PORT", help=PORT_HELP)
     else:
         add("words", nargs="*", default=[], metavar="RUN|key=value", help=PROBES_HELP)
         add("--forward", type=Path, metavar="FILE.json", help=FORWARD_HELP)
-        add("--out", type=Path, metavar="FILE.yaml", help="write the constants, for engine.constants=FILE")
+        add(
+            "--out",
+            "-o",
+            type=Path,
+            metavar="FILE.yaml",
+            help="write the constants, for engine.constants=FILE",
+        )
     return rest
 
 

@@ -51,7 +51,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def _add_render_flags(group: Any) -> None:
     add = group.add_argument
-    add("--out", type=Path, metavar="DIR", help="write files there; by default they are printed")
+    add("--out", "-o", type=Path, metavar="DIR", help="write files there; by default they are printed")
     add(
         "--load-nodes",
         type=int,

@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if word in VERBS), "")
     arguments = parser(verb, _description(verb)).parse_intermixed_args(words)
+    if folder := getattr(arguments, "run_folders", None):
+        arguments.words.append(f"out={folder}")
     _end_on_signals()
     # Acts bring numpy, Arrow and the compiled loops, for which help does not wait.
     from loadgen.cli import commands

@@ -1,6 +1,6 @@
-"""Tables behind a verdict: windows, percentiles, errors."""
+"""Tables behind a verdict: percentiles, errors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,6 @@ from analysis.figures.exhibit import NoData
 from analysis.figures.run_data import RunData, WindowRows
 from analysis.report.blocks import Missing, Section
 from analysis.report.wording import UNKNOWN, figure, table
-from analysis.results.types.shared_figures import WindowRow
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
 from analysis.stats.estimate import number
@@ -25,27 +24,6 @@ SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e
 SHARES = (0.5, 0.9, 0.95, 0.99)
 PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
 _METRICS = tuple(one for one in METRICS if one.name in SHOWN_METRICS)
-
-
-def windows(lines: Sequence[WindowRow]) -> Table:
-    """All windows in order of time, void ones marked."""
-    heads = "window", "QPS per node", "requests", "failed", "p90 TTFT ms", "p90 TPOT ms", "p99 send lag ms"
-    columns = "rate_qps_per_node", "requests", "failed", "ttft_p90_ms", "tpot_p90_ms", "lag_p99_ms"
-    rows = tuple(
-        (
-            f"{line['kind']} {line['index']}",
-            *(figure(line[name]) for name in columns),
-            "valid" if line["valid"] else f"VOID: {line['void_reason']}",
-        )
-        for line in lines
-    )
-    return Table(
-        "Every window that was measured (windows.parquet)",
-        (*heads, "state"),
-        rows,
-        tones=tuple("" if line["valid"] else "failed" for line in lines),
-        state=7,
-    )
 
 
 def percentiles(data: RunData) -> list[Table]:

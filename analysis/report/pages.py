@@ -19,8 +19,10 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.views import answers as views
+from analysis.views import rates
 from analysis.views import study as view
-from analysis.views.shown import Answer, Cell, Link
+from analysis.views.shown import Answer, Cell, Link, Table
+from conf.compose import UNKNOWN
 
 TRUST = "May the number be believed?"
 CAPACITIES = {
@@ -45,6 +47,7 @@ CAPACITIES = {
     "requests": "requests",
 }
 """Columns of `tables.capacity_table` with the answer first, and their words."""
+RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows.parquet)"
 PURPOSE = "How much was seen, and every check with its worst figure."
 
 
@@ -52,7 +55,8 @@ def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, asked, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
     shown = [*exhibits.sections(data, Room()), answers.errors(data)]
-    main = [replace(one, blocks=(*one.blocks, *answers.percentiles(data))) for one in shown[:1]]
+    every_rate = _rates(verdict)
+    main = [replace(one, blocks=(*one.blocks, *every_rate, *answers.percentiles(data))) for one in shown[:1]]
     shown += power.sections(verdict.power if verdict else None)
     sections = [*main, _trust(verdict), *exhibits.without_empty(shown[1:])]
     capacity = verdict.capacity if verdict else None
@@ -120,9 +124,14 @@ def _trust(verdict: RunVerdict | None) -> Section:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
         return Section("trust", TRUST, PURPOSE, (Missing("Checks", why),))
     blocks: list[Block] = _checks(verdict)
-    if verdict.windows:
-        blocks.append(answers.windows(verdict.windows))
     return Section("trust", TRUST, PURPOSE, tuple(blocks))
+
+
+def _rates(verdict: RunVerdict | None) -> list[Table]:
+    """Every rate with its final figures; a row stacks on a narrow screen."""
+    if verdict is None or not verdict.windows:
+        return []
+    return [replace(rates.table(verdict.windows, verdict.asked.slo), title=RATES)]
 
 
 def _checks(verdict: RunVerdict | StudyVerdict) -> list[Block]:
@@ -166,12 +175,15 @@ def _heading(asked: AskedExperiment, verb: str) -> str:
         "matrix": "Capacity matrix",
         "recipe": "Calibration probes",
     }
-    service = asked.model if asked.engine != "external" else "an external service"
+    is_unknown = asked.engine == "external" and asked.model == UNKNOWN
+    service = "an external service" if is_unknown else asked.model
     return f"{what.get(verb, 'Capacity')} of {service}"
 
 
 def _subtitle(run: Run, asked: AskedExperiment) -> str:
-    nodes = f"{asked.nodes} x {asked.hardware}, {asked.layout}" if asked.engine != "external" else ""
+    nodes = f"{asked.nodes} x {asked.hardware}, {asked.layout}"
+    if asked.engine == "external":
+        nodes = f"served at {', '.join(run.config.target.urls)}"
     parts = nodes, f"{asked.engine} engine", f"workload {asked.load}", f"run {run.name}"
     return ", ".join(part for part in (*parts, moment(run.manifest.get("started_at"))) if part)
 

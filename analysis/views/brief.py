@@ -7,16 +7,13 @@ from analysis.capacity.check import Check
 from analysis.results import studies
 from analysis.results.runs import load_run
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, WindowRow
+from analysis.results.types.shared_figures import CapacityFigures
 from analysis.results.types.verdict import Verdict
-from analysis.stats.estimate import certified, interval, middle, number
+from analysis.stats.estimate import certified, interval, middle
 from analysis.views import answers, capacity, probe, rates
 from analysis.views import verdict as shared
 from analysis.views.shown import Answer, Fact
-from conf.specs.bounds import LIMITS, column, label
 
-SAME = 0.02
-"""Share of a rate by which another one counts as the same (our choice)."""
 KEPT = ("service", "clock", "failed")
 """Facts about what an answer rests on that a planner needs."""
 
@@ -63,39 +60,13 @@ def _headline(verdict: RunVerdict, figures: CapacityFigures) -> str:
 
 def _capacity_facts(verdict: RunVerdict, figures: CapacityFigures) -> list[Fact]:
     asked = verdict.asked
-    facts = [capacity.limited_by(asked, figures), *_at_rate(verdict, figures)]
+    facts = [capacity.limited_by(asked, figures), *capacity.at_rate(verdict, figures)]
     facts += capacity.doubts(figures, bool(asked.conversations))
     if verdict.nodes and verdict.nodes.differing:
         facts += capacity.node_facts(verdict.nodes)
     if verdict.folder:
         facts.append(("nodes for a demand", f"maxqps plan {verdict.folder} demand.peak_qps=QPS"))
     return facts
-
-
-def _at_rate(verdict: RunVerdict, figures: CapacityFigures) -> list[Fact]:
-    """Latencies and tokens per second of the window whose load is nearest to the rate to plan with."""
-    claimed = figures.claimed
-    planned = claimed.value if claimed.certified is None else claimed.certified
-    measured = [line for line in verdict.windows if line["kind"] in rates.COUNTED and line["valid"]]
-    if not measured:
-        return []
-    nearest = min(measured, key=lambda line: abs(rates.load(line) - planned))
-    at = rates.load(nearest)
-    same = abs(at - planned) <= SAME * planned
-    where = f"at {number(at, 3)} QPS per node{'' if same else ', the load nearest to that rate'}"
-    return [(where, f"{_latencies(nearest)}; {_tokens(nearest)}")]
-
-
-def _latencies(line: WindowRow) -> str:
-    own = [(label(limit), line[column(limit)]) for limit in LIMITS]
-    others = [(label(bound["bound"]), bound["quantile_ms"]) for bound in line.get("bounds") or ()]
-    known = [(name, ms) for name, ms in [*own, *others] if ms is not None]
-    return ", ".join(f"{name} {number(ms, 3)} ms" for name, ms in known)
-
-
-def _tokens(line: WindowRow) -> str:
-    rate_in, rate_out = line["prompt_token_rate_per_node"], line["output_token_rate_per_node"]
-    return f"{number(rate_in, 3)} tokens/s in, {number(rate_out, 3)} out"
 
 
 def _hold_facts(verdict: RunVerdict) -> list[Fact]:

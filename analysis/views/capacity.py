@@ -10,11 +10,14 @@ from analysis.results.types.run_verdict import NodeSpread, RunVerdict
 from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
 from analysis.results.types.study_verdict import StudyVerdict
 from analysis.results.types.verdict import Verdict
-from analysis.stats.estimate import Estimate, certified, interval, middle, span
+from analysis.stats.estimate import Estimate, certified, interval, middle, number, span
+from analysis.views import rates
 from analysis.views.shown import Fact
 from conf.specs.bounds import allowed_over, label
 
 PROMISE = "with 95 % probability a node keeps its bounds at this rate"
+SAME = 0.02
+"""Share of a rate by which a load counts as that rate (our choice)."""
 FEW_REQUESTS = 250
 """Fewest requests in all windows; of fewer an interval of 95 % holds the truth in three of four searches, as
 of a server that answers one in ten seconds."""
@@ -62,6 +65,7 @@ def facts(verdict: Verdict, capacity: CapacityFigures) -> list[Fact]:
     if not isinstance(verdict, PredictionVerdict):
         out += _quote(capacity)
     out.append(limited_by(asked, capacity))
+    out += at_rate(verdict, capacity) if isinstance(verdict, RunVerdict) else []
     out += doubts(capacity, bool(asked.conversations))
     if replica := capacity.qps_per_replica:
         nodes = f"on {asked.nodes} node(s) of {asked.hardware}, routing {asked.routing}"
@@ -70,6 +74,19 @@ def facts(verdict: Verdict, capacity: CapacityFigures) -> list[Fact]:
     if isinstance(verdict, RunVerdict) and verdict.nodes:
         return out + node_facts(verdict.nodes)
     return out + _pooled(verdict)
+
+
+def at_rate(verdict: RunVerdict, capacity: CapacityFigures) -> list[Fact]:
+    """Latencies and tokens per second of the window whose load is nearest to the rate to plan with."""
+    claimed = capacity.claimed
+    planned = claimed.value if claimed.certified is None else claimed.certified
+    measured = [line for line in verdict.windows if line["kind"] in rates.COUNTED and line["valid"]]
+    if not measured:
+        return []
+    nearest = min(measured, key=lambda line: abs(rates.load(line) - planned))
+    load = rates.load(nearest)
+    far = "" if abs(load - planned) <= SAME * planned else ", the load nearest to that rate"
+    return [(f"at {number(load, 3)} QPS per node{far}", rates.figures(nearest))]
 
 
 def kind_facts(verdict: RunVerdict | StudyVerdict, capacity: CapacityFigures) -> list[Fact]:

@@ -36,6 +36,15 @@ def words(line: WindowRow, slo: Slo) -> str:
     return "within" if True in kept.values() else "unknown"
 
 
+def figures(line: WindowRow) -> str:
+    """The limited latencies of a window, and its tokens per second."""
+    own = [(label(limit), line[column(limit)]) for limit in LIMITS]
+    others = [(label(bound["bound"]), bound["quantile_ms"]) for bound in line.get("bounds") or ()]
+    latencies = ", ".join(f"{name} {number(ms, 3)} ms" for name, ms in [*own, *others] if ms is not None)
+    rate_in, rate_out = line["prompt_token_rate_per_node"], line["output_token_rate_per_node"]
+    return f"{latencies}; {number(rate_in, 3)} tokens/s in, {number(rate_out, 3)} out"
+
+
 def load(line: WindowRow) -> float:
     """The load that arrived, as QPS per node of mean requests; the offered rate where no row tells it."""
     arrived = line["work_qps_per_node"]

@@ -88,8 +88,8 @@ class Table:
         import pyarrow as pa
 
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
-        named = zip(self.heads, columns, strict=True)
-        return pa.table({head: pa.array(map(str, cells), pa.string()) for head, cells in named})
+        arrays = [pa.array(map(str, cells), pa.string()) for cells in columns]
+        return pa.table(arrays, names=list(self.heads))
 
 
 @dataclass(frozen=True, slots=True)

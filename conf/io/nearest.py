@@ -25,7 +25,7 @@ PEER_FLAGS = {
     **dict.fromkeys(("--num-prompts", "--request-count"), "write duration=60s, or concurrency=N requests=N"),
     **dict.fromkeys(("--model", "--served-model-name", "-m"), "write model=NAME"),
     **dict.fromkeys(("--duration", "--max-seconds"), "write duration=60s"),
-    **dict.fromkeys(("--output", "--output-dir", "-o"), "write out=FOLDER, and run=NAME for a folder in it"),
+    **dict.fromkeys(("--output", "--output-dir"), "write out=FOLDER, and run=NAME for a folder in it"),
 }
 """Flags of other load generators, and the words that do the same here."""
 

@@ -16,11 +16,12 @@ CUT = " ..."
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Parser with `--version`. It reports wrong arguments in one line, with the nearest known name."""
+    """Parser with `--version` and `--quiet`. It reports wrong arguments in one line, with the nearest."""
 
     def __init__(self, *words: Any, **settings: Any) -> None:
         super().__init__(*words, **settings)
         self.add_argument("--version", action=_Version, help="print the versions and exit")
+        self.add_argument("--quiet", action="store_true", help="print the result alone, and errors")
 
     def error(self, message: str) -> NoReturn:
         verbs = next((list(action.choices or ()) for action in self._actions if action.dest == "verb"), [])

@@ -43,6 +43,8 @@ OWN_WORDS = {
 }
 LOADING = ("sweep", "probe", "compare", "quality", "progressive", "recipe", "resume", "recommend")
 """Verbs that may put load on a service."""
+MEASURING = ("sweep", "probe", "compare", "quality", "recipe")
+"""Verbs whose answer is a new folder of a run or a study."""
 LIVE = "--live"
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--require": (
@@ -69,7 +71,6 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("recommend",),
         {"action": "store_true", "help": "measure the shapes that its proposals name"},
     ),
-    "--quiet": (LOADING, {"action": "store_true", "help": "print the result alone, and errors"}),
     LIVE: (
         LOADING,
         {
@@ -116,7 +117,10 @@ def parser(verb: str, description: str | None) -> argparse.ArgumentParser:
         of = {} if verb in verbs else {"help": argparse.SUPPRESS}
         if not verb:
             of = {"help": f"{', '.join(verbs)}: {settings['help']}"}
-        top.add_argument(flag, **{**settings, **of})
+        names = (flag, "-o") if flag == "--out" and verb in verbs else (flag,)
+        top.add_argument(*names, **{**settings, **of})
+    if verb in MEASURING:
+        top.add_argument("-o", dest="run_folders", metavar="FOLDER", help="folder for runs, as out=FOLDER")
     return top
 
 
@@ -143,10 +147,6 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
             f"{PREFIX}KEY=[...] belongs to predict and sweep; {arguments.verb} takes one value of a key"
         )
     _refuse_page(arguments)
-    idle = arguments.verb not in LOADING or (arguments.verb == "recommend" and not arguments.measure)
-    if arguments.quiet and (idle or arguments.json):
-        why = "--json prints no progress" if arguments.json else f"{arguments.verb} puts no load on a service"
-        raise ConfigError(f"--quiet leaves the progress of a load out, and {why}; leave it out")
     if arguments.all and not arguments.dry_run:
         raise ConfigError("--all belongs to --dry-run, which then prints the whole configuration; add that")
 

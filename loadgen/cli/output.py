@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -101,7 +101,7 @@ def measuring(
     # A simulated engine's kernels are noted with its result.
     real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))
     for line in config_check.all_kernels(real):
-        terminal.note(line)
+        noting(arguments)(line)
     with (
         terminal.own_stdout() as out,
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
@@ -125,6 +125,11 @@ def write_report(verdict: RunVerdict | StudyVerdict) -> None:
     from loadgen.run import report_file
 
     report_file.write(verdict)
+
+
+def noting(arguments: argparse.Namespace) -> Callable[[str], None]:
+    """What prints a note on stderr; nothing with `--quiet`."""
+    return (lambda _: None) if arguments.quiet else terminal.note
 
 
 def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:

@@ -119,7 +119,7 @@ def predict(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.requests, *export.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(output.plan(arguments, one, 0) for one in found if isinstance(one, Experiment))
-    answer = answered(cells, found, arguments.sensitivity, terminal.note)
+    answer = answered(cells, found, arguments.sensitivity, output.noting(arguments))
     if arguments.requests:
         export.write(arguments.requests, requests(cells, found), to_tree(answer))
     if arguments.out:

@@ -43,7 +43,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         lines = [line for one in found for line in published_verdict.plan_lines(one, level_seconds(one))]
         return output.plan_lines(arguments, "\n".join(lines))
     if virtual:
-        return _print_models([predicted_ladder(one, terminal.note) for one in found], arguments)
+        return _print_models([predicted_ladder(one, output.noting(arguments)) for one in found], arguments)
     from loadgen.cli import verbs
     from loadgen.studies.published_ladder_run import LadderStudy
 

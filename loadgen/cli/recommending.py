@@ -71,7 +71,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         lines = [*_planned(shapes, peak_qps), *more, "the first one is below"]
         return output.plan(arguments, good[0], 0, lines)
     with prediction.processes() as parallel_map:
-        answers = predictions(shapes, parallel_map, terminal.note)
+        answers = predictions(shapes, parallel_map, output.noting(arguments))
     try:
         verdict = answered(question, shapes, answers, peak_qps)
     except NotPlannable as error:

@@ -22,7 +22,7 @@ from analysis.capacity.check import Check
 from analysis.capacity.rules import MEANINGS
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
-from analysis.report import answers, checks, exhibits
+from analysis.report import answers, checks, exhibits, pages
 from analysis.report.blocks import FigureBlock, Missing
 from analysis.results import studies
 from analysis.results.json_border import from_tree, to_tree
@@ -34,7 +34,11 @@ from analysis.rows import foreign_words, records
 from analysis.stats.estimate import Estimate
 from analysis.views import answers as views
 from analysis.views import probe as probe_view
+from analysis.views.shown import Table
+from conf import load
+from conf.compose import dump
 from conf.specs.experiment import Slo
+from loadgen.cli.short_words import spelled
 from loadgen.run import report_file
 from loadgen.run.run_folder import checksums
 from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
@@ -530,3 +534,22 @@ def test_errors_are_counted_with_their_first_words() -> None:
     assert answers.errors_table(RunData.whole(many(0, 40))).num_rows == 30
     with pytest.raises(NoData, match="no failures among 20 requests"):
         answers.errors_table(RunData.whole(many(20, 0)))
+
+
+def test_the_page_has_every_rate_and_the_throughput(undrawn: None) -> None:
+    page = pages.of_run(load_run(GOLDEN))
+    (rates,) = [block for block in page.sections[0].blocks if getattr(block, "title", "") == pages.RATES]
+    assert isinstance(rates, Table) and len(rates.rows) == load_run(GOLDEN).windows().num_rows
+    assert page.answer and "14560 tokens/s in, 364 out" in dict(page.answer.facts)["at 2.6 QPS per node"]
+
+
+def test_the_page_of_an_endpoint_names_its_url_and_the_served_model(copy: Path, undrawn: None) -> None:
+    unsealed(copy)
+    words = spelled(["http://10.0.0.7:8000", "model=my-model"])
+    (copy / "config.yaml").write_text(dump(load(words)))
+    tree = json.loads((copy / "sweep.json").read_text())
+    asked = tree["asked"] | {"engine": "external", "model": "my-model", "hardware": "unknown"}
+    (copy / "sweep.json").write_text(json.dumps(tree | {"asked": asked}))
+    page = pages.of_run(load_run(copy))
+    assert page.heading == "Capacity of my-model"
+    assert page.subtitle.startswith("served at http://10.0.0.7:8000, external engine")
