@@ -20,7 +20,7 @@ VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
 VLLM_OLDER ?= 0.29.0
 CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
 
-.PHONY: help sweep quick test test-stutter test-vllm test-all browser vllm check bench notebook clean lock dist readme
+.PHONY: help sweep quick test test-stutter test-hosts test-vllm test-all browser vllm check bench notebook clean lock dist readme
 .DEFAULT_GOAL := sweep
 
 $(STAMP): pyproject.toml requirements.lock
@@ -74,10 +74,13 @@ test-stutter: $(STAMP)  ## what may trust a clock, where processes stand still f
 	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(if $(filter tests/%,$(ARGS)),,$(STUTTERED)) $(ARGS)
 
+test-hosts: $(STAMP)  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, eight minutes
+	$(PYTEST) hosts tests/hosts $(ARGS)
+
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
 LOGS := build/tests
 # Two lanes of real time would make each other's clocks late: one runs after the other, and what computes gives way.
-REAL_TIME := all-ray-end-to-end all-ray-loadgen all-ray-others all-vllm-deployed all-vllm-emulated all-vllm-older
+REAL_TIME := all-hosts all-ray-end-to-end all-ray-loadgen all-ray-others all-vllm-deployed all-vllm-emulated all-vllm-older
 COMPUTING := all-engine all-others all-vllm-answers all-planted all-stutter all-check
 LANES := $(REAL_TIME) $(COMPUTING)
 RUN_LANES = $(subst @,,$(SIDE_BY_SIDE))
@@ -104,9 +107,12 @@ RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.
 all-ray-loadgen all-ray-end-to-end: $(STAMP)
 	$(PYTEST) ray $(call RAY_IN,tests/$(if $(filter %-loadgen,$@),loadgen,end_to_end)) $(EVERYTHING)
 
-ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm
+ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm tests/hosts
 all-ray-others: $(STAMP)
 	$(PYTEST) ray $(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
+
+all-hosts: $(STAMP)
+	$(PYTEST) hosts tests/hosts $(EVERYTHING)
 
 all-stutter all-check: $(STAMP)
 	@$(MAKE) --no-print-directory $(if $(filter %-check,$@),check,test-stutter) 2>&1 | tee $(LOGS)/$@.log

@@ -26,7 +26,7 @@ settings.load_profile("any machine")
 ENDED = pytest.StashKey[int]()
 LONG_TIMEOUT_S = 1200.0
 """For tests of Ray and vLLM: only what hangs is cut, and on a busy machine a session alone takes minutes."""
-OPTIONAL = ("this build of vLLM on this CPU: ",)
+OPTIONAL = ("this build of vLLM on this CPU: ", "hosts are namespaces: ", "this kernel: ")
 """How the reasons begin for which a test may be skipped even under `--no-skips`."""
 
 

@@ -36,6 +36,7 @@ CONFINED = {
         "serve_apps/vllm_engine/process_server.py",
         "serve_apps/vllm_engine/replica.py",
         "loadgen/fleet/fleet.py",
+        "loadgen/fleet/left_shards.py",
         "loadgen/fleet/load_actor.py",
     },
     "vllm": {

@@ -29,6 +29,47 @@ def lost_actors(rows: pa.Table, lost: Collection[str]) -> float:
     return float(len(lost) + int(orphans.sum()))
 
 
+CUT_SHARE, CUT_LEAST = 0.9, 3
+"""Share of an actor's requests in a row that failed without a way, and their least number (our choice)."""
+NO_WAY = "No route to host", "Network is unreachable", "Network is down"
+"""What Linux says of a network that is cut on its own side (EHOSTUNREACH, ENETUNREACH, ENETDOWN)."""
+
+
+def lost_hosts(rows: pa.Table, lost: Collection[str]) -> float:
+    """Load hosts that could not be reached, or else load actors that had no network of their own."""
+    return float(len(lost) or len(cut_off(rows)))
+
+
+def cut_off(rows: pa.Table) -> list[int]:
+    """Load actors whose requests found no way to a service that answered others meanwhile.
+
+    One that finds none while no other is answered may stand before a server without a network.
+    """
+    client, due_ns = metrics.numbers(rows, "client_id"), metrics.numbers(rows, "due_ns")
+    no_way = _without_a_way(rows)
+    served = metrics.status_in(rows, records.OK)
+    cut = []
+    for actor in np.unique(client[no_way]):
+        mine = client == actor
+        times = due_ns[mine & no_way]
+        during = (due_ns >= times.min()) & (due_ns <= times.max())
+        failed = int((mine & no_way).sum())
+        if (
+            failed >= max(CUT_LEAST, CUT_SHARE * int((mine & during).sum()))
+            and (served & during & ~mine).any()
+        ):
+            cut.append(int(actor))
+    return cut
+
+
+def _without_a_way(rows: pa.Table) -> metrics.Bools:
+    failed = metrics.status_in(rows, "conn_error")
+    if not failed.any():
+        return failed
+    words = rows["error"].to_pylist()
+    return failed & np.array([any(said in (word or "") for said in NO_WAY) for word in words], dtype=np.bool_)
+
+
 def send_lag(rows: pa.Table) -> float | None:
     """p99 of the send lag in ms of real time; a request that never left counts as infinitely late."""
     return quantile(metrics.send_lag(rows), 0.99)

@@ -40,6 +40,16 @@ ACTOR_LOST = Reason(
     "A load actor died.",
     "A load actor died: look at its node's memory and log, and resume the run.",
 )
+LOAD_HOST_LOST = Reason(
+    "load_host_lost",
+    "A host of load actors had no network: the driver, or its own requests, reached nothing there.",
+    "Look at the network of the load host that the run names (cable, switch); the service is not the cause.",
+)
+NODE_LOST = Reason(
+    "node_lost",
+    "A serving node or the head could not be reached over the network.",
+    "Look at the network of the node that the run names (cable, switch), and whether it runs.",
+)
 MALFORMED_ANSWERS = Reason(
     "malformed_answers",
     "Answers failed for their form, or as requests, and not for the load.",
@@ -97,6 +107,8 @@ REASONS = {
     reason.name: reason
     for reason in (
         *(
+            LOAD_HOST_LOST,
+            NODE_LOST,
             ACTOR_LOST,
             MALFORMED_ANSWERS,
             CLIENT_LIMITED,
@@ -118,7 +130,8 @@ class WindowEvidence:
     run_share (means over the window, 0 to 1) and stall_ms (the longest); unknown figures are left out.
     `in_flight_mean` is an average counted apart from the rows, by the server or by the sender. `block_tokens`
     is the block size of the engine's prefix cache. `unloaded` are the rows of the warm-up. `loss` says how
-    the service was lost in it, empty if it was not.
+    the service was lost in it, empty if it was not. `lost_load_hosts` and `lost_nodes` could not be reached
+    while the window or its answers lasted.
     """
 
     planned: int | None = None
@@ -129,6 +142,8 @@ class WindowEvidence:
     block_tokens: int = BLOCK_TOKENS
     unloaded: pa.Table | None = None
     loss: str = ""
+    lost_load_hosts: tuple[str, ...] = ()
+    lost_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +200,22 @@ class Rule:
 
 
 RULES = (
+    Rule(
+        "lost_load_hosts",
+        "load hosts that could not be reached, or whose requests reached nothing while those of others did",
+        lambda it: client_checks.lost_hosts(it.rows, it.evidence.lost_load_hosts),
+        0.0,
+        LOAD_HOST_LOST,
+        is_left_out_at_zero=True,
+    ),
+    Rule(
+        "lost_nodes",
+        "serving nodes, the head among them, that could not be reached",
+        lambda it: float(len(it.evidence.lost_nodes)),
+        0.0,
+        NODE_LOST,
+        is_left_out_at_zero=True,
+    ),
     Rule(
         "lost_actors",
         "load actors that died, and requests that were lost with them",

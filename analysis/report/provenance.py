@@ -24,6 +24,8 @@ PURPOSE = "Enough to repeat the measurement, and to see that its files are the o
 def of_run(run: Run) -> Section:
     """Everything needed to trust a run or to repeat it."""
     blocks = brief(run)
+    if hosts := run.manifest.get("hosts"):
+        blocks.append(hosts_table(hosts))
     if engine := _engine(run.manifest):
         blocks.append(Code("The engine as it reports itself", engine, folded=True))
     blocks.append(Code("The resolved configuration (config.yaml)", _config(run), folded=True))
@@ -100,6 +102,30 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("clock", f"{figure(clock['time_scale'])} x real time" if "time_scale" in clock else UNKNOWN),
         ("seeds", f"{manifest.get('seed', UNKNOWN)}, of the prompts {manifest.get('prompt_salt', UNKNOWN)}"),
     )
+
+
+HOSTS = ("host", "role", "clock offset (ms)", "not reached for (s)", "requests")
+
+
+def hosts_table(hosts: Sequence[Mapping[str, Any]]) -> Table:
+    """The hosts of a run: a load host's requests are those it sent, a node's those it answered."""
+    rows = tuple(
+        (
+            " ".join(filter(None, (host.get("name"), host["address"]))),
+            value(host.get("role")),
+            _offset(host),
+            figure(host.get("lost_s")),
+            value(host.get("requests")),
+        )
+        for host in hosts
+    )
+    return Table("Hosts, as seen from the driver's", HOSTS, rows)
+
+
+def _offset(host: Mapping[str, Any]) -> str:
+    if "clock_offset_ms" not in host:
+        return ""
+    return f"{figure(host['clock_offset_ms'])} ± {figure(host['clock_within_ms'])}"
 
 
 def _load(averages: Any) -> str:

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
+from cluster.ray_session.host_watch import WatchedHost, hosts_of
 from cluster.ray_session.placement import LOAD_ROLE, SessionError, require_nodes
 from cluster.ray_session.private_folder import new_folder
 from cluster.ray_session.processes import kill_processes_of
@@ -331,6 +332,11 @@ def _native_stderr_dropped() -> Iterator[None]:
         os.dup2(before, STDERR)
         os.close(before)
         os.close(nowhere)
+
+
+def watched_hosts(serving: Collection[str]) -> list[WatchedHost]:
+    """The hosts of the session that this process has joined; those at the addresses `serving` serve."""
+    return hosts_of(ray.nodes(), serving)
 
 
 def serve_runs() -> bool:

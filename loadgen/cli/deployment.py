@@ -5,22 +5,25 @@ It is imported only where something is measured, because Ray comes with it.
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
 from cluster.deployment.routing_check import check_router
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.preflight.power_meter import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
+from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.placement import PlacementError, SessionError
-from cluster.ray_session.session import Session, open_session
+from cluster.ray_session.session import Session, open_session, watched_hosts
 from conf import Experiment
 from conf.io.access import DEFAULT_ACCESS, Access
 from conf.specs.experiment import SimulatedEngine, VllmEngine
+from loadgen.fleet.host_outage import HostOutage
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
 from loadgen.run.progress import Emit
@@ -120,10 +123,36 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         preflight = _preflight(experiment, plan, session, emit)
         deployment = deploy(plan, session.url, lambda line: emit("deploy", text=line))
         try:
-            with _metered(experiment) as meter:
-                yield _served(experiment, emit, session, deployment, preflight, meter)
+            with _metered(experiment) as meter, _watched(experiment) as hosts:
+                yield _served(experiment, emit, session, deployment, preflight, meter, hosts)
         finally:
             deployment.teardown()
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """The watched hosts of a joined cluster, and the wait for a load host; one machine has none to watch."""
+
+    watch: HostWatch
+    is_joined: bool
+    patience_s: float
+
+    def outages(self) -> list[HostOutage]:
+        """All outages so far."""
+        return [HostOutage(*astuple(outage)) for outage in self.watch.outages()]
+
+    def follow(self, serving: Collection[str]) -> None:
+        """Watch the alive hosts from now on; those at these addresses serve."""
+        if self.is_joined:
+            self.watch.follow(watched_hosts(serving))
+            self.watch.settle()
+
+
+@contextmanager
+def _watched(experiment: Experiment) -> Iterator[Hosts]:
+    with closing(HostWatch()) as watch:
+        cluster = experiment.cluster
+        yield Hosts(watch, cluster.session == "address", cluster.recovery_s)
 
 
 def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None]:
@@ -152,10 +181,12 @@ def _served(
     deployment: Deployment,
     preflight: Mapping[str, Any],
     meter: PowerMeter | None,
+    hosts: Hosts,
 ) -> Service:
     """The running service, its router checked, with the function that waits for its recovery.
 
-    The manifest of every generation has the report of `preflight`. The meter reads the nodes of this one.
+    The manifest of every generation has the report of `preflight`. The meter reads the nodes of this one, and
+    `hosts` watches its hosts.
     """
     one_token = {"model": experiment.model.served_name, "prompt": [0], "max_tokens": 1}
     front = session.url
@@ -165,11 +196,12 @@ def _served(
     def again(limit_s: float) -> Service:
         try:
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
-            return _served(experiment, emit, session, back, preflight, meter)
+            return _served(experiment, emit, session, back, preflight, meter, hosts)
         except DeployError as error:
             raise TargetError(str(error), error.last_words) from error
 
     nodes = _named_nodes(deployment.described)
+    hosts.follow({urlsplit(front).hostname or "", *nodes.values()})
     unknown = "" if meter else NO_GPU.format(experiment.engine.kind)
     if meter and len(set(nodes.values())) < len(nodes):
         meter, unknown = None, SHARED_MACHINE
@@ -196,6 +228,7 @@ def _served(
         front_streams=session.front_streams if targets == [front] else None,
         power=meter,
         power_unknown=unknown,
+        hosts=hosts,
     )
 
 
@@ -240,10 +273,16 @@ def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     checked = "answer" if reported else "are not asked for their models"
     emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting Ray for the load actors")
-    with open_session(here, None, load_cpus):
+    with open_session(here, None, load_cpus), _watched(experiment) as hosts:
+        hosts.follow(())
         metrics_urls = {url: f"{url}/metrics" for url in urls}
         served = Service(
-            urls, reported=reported, metrics_urls=metrics_urls, access=access, power_unknown=NOT_OURS
+            urls,
+            reported=reported,
+            metrics_urls=metrics_urls,
+            access=access,
+            power_unknown=NOT_OURS,
+            hosts=hosts,
         )
         yield replace(served, recover=partial(_answering, experiment, served))
 

@@ -126,8 +126,11 @@ class Driver:
         at_ns = window.window_start_ns + int(from_s * NS)
         while at_ns < window.planned_end_ns:
             self._wait(window, at_ns)
+            if cut := self.loss.cut_load_hosts(window.start_ns):
+                return cut
             if missing := self.feed.missing_actors():
                 return f"lost {', '.join(missing)}"
+            self.loss.refuse_unreachable(window.start_ns)
             self.loss.refuse_dead(window.index)
             if may_abort and (reason := self._overload(window, at_ns)):
                 return reason
@@ -161,6 +164,7 @@ class Driver:
         """Add the outcome of a window that is over, and recount those that changed meanwhile."""
         self.feed.refresh()  # what was due since the last look was sent, too
         evidence = self.feed.evidence_in(window)
+        self.loss.refuse_unreachable(window.start_ns)
         self.loss.refuse_fault()
         self.loss.refuse_dead(window.index)
         self.windows.add(plan, window, evidence, now_ns, self.elapsed_s())

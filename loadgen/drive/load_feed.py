@@ -47,6 +47,7 @@ class LoadFeed:
     _elapsed_before_ns: int = 0
     _samples: list[dict[str, Any]] = field(default_factory=list)
     _lost: list[LostActor] = field(default_factory=list)
+    _silent: list[str] = field(default_factory=list)
     _replaced: int = 0
 
     def __post_init__(self) -> None:
@@ -143,18 +144,31 @@ class LoadFeed:
         return self._samples
 
     def missing_actors(self) -> list[str]:
-        """Load actors that were lost and are not replaced, each with the reason."""
-        return [str(actor) for actor in self._lost[self._replaced :]]
+        """Load actors that were lost and are not replaced, or whose host cannot be reached, each with why."""
+        silent = [f"{actor} (its host cannot be reached)" for actor in self._silent]
+        return [*(str(actor) for actor in self._lost[self._replaced :]), *silent]
 
-    def replace_actors(self) -> Stop | None:
-        """Replace load actors that were lost; returns why nothing more can be measured if that fails."""
-        self.refresh()
-        if not (missing := ", ".join(self.missing_actors())):
-            return None
+    def replace_actors(self, silent: str | None = None) -> Stop | None:
+        """Replace load actors that were lost, or wait for the hosts of `silent` ones.
+
+        Returns why nothing more can be measured if that fails.
+        """
+        began_ns = self.target.now_ns()
+        if why := silent or ", ".join(self._silent):
+            self.emit("fault", text=f"{why}: waiting until it is back")
         if not self.target.heal():
+            self.refresh()
+            missing = ", ".join(map(str, self._lost[self._replaced :])) or why
             return Stop("actor_lost", f"lost {missing}: nothing more can be measured")
+        self.refresh()
+        if replaced := ", ".join(map(str, self._lost[self._replaced :])):
+            self.emit("healed", text=f"replaced {replaced}; what it owned is lost and its windows are void")
+        else:
+            waited_s = (self.target.now_ns() - began_ns) / NS / self.plan.time_scale
+            self.emit(
+                "healed", text=f"all load hosts answer again after {waited_s:.0f} s: the search goes on"
+            )
         self._replaced = len(self._lost)
-        self.emit("healed", text=f"replaced {missing}; what it owned is lost and its windows are void")
         return None
 
     def evidence_in(self, window: Window) -> WindowEvidence:
@@ -167,4 +181,4 @@ class LoadFeed:
         self.reported(observation.ended)
         self.ledger.take(observation)
         self._samples += observation.health
-        self._lost = observation.lost_actors
+        self._lost, self._silent = observation.lost_actors, observation.silent_actors

@@ -4,16 +4,19 @@ Which windows may have felt a loss is said in `service_loss`.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from analysis.rows import metrics
+from loadgen.drive import host_loss
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.service_loss import DEAD_LEAST, MOST_RECOVERIES, affected_windows, death, in_flight
 from loadgen.drive.windows import Windows
+from loadgen.fleet.host_outage import HostOutage
+from loadgen.search.window_plan import Stop
 from loadgen.traffic.schedule import NS
 
 POLL_NS = NS // 2
@@ -45,15 +48,39 @@ class LossRecovery:
         return self.first_window == len(self.windows.outcomes)
 
     def answerable(self, index: int) -> pa.Table:
-        """Rows of a window and its neighbours without those that an earlier loss may have left hanging."""
-        rows = self.windows.requests(index)
+        """Rows of a window and its neighbours that speak for or against the service.
+
+        Not those that an earlier loss may have left hanging, nor those whose own host had no network.
+        """
+        rows = self._with_network(self.windows.requests(index))
         return metrics.chosen(rows, metrics.numbers(rows, "due_ns") >= self.whole_ns)
+
+    def _with_network(self, rows: pa.Table) -> pa.Table:
+        outages = [outage for outage in self.windows.outages() if outage.clients]
+        return metrics.chosen(rows, ~host_loss.own_fault(outages, rows)) if outages else rows
+
+    def _outages(self, since_ns: float) -> Sequence[HostOutage]:
+        """Outages since an instant, none of an earlier loss among them."""
+        since_ns, now_ns = max(since_ns, self.whole_ns), self.feed.target.now_ns()
+        return [one for one in self.windows.outages() if one.lasted_at(since_ns, now_ns)]
+
+    def cut_load_hosts(self, since_ns: float) -> str | None:
+        """The load hosts that could not be reached since then, and why; or None."""
+        outages = [outage for outage in self._outages(since_ns) if outage.loads]
+        return f"load host {host_loss.described(outages)}" if outages else None
+
+    def refuse_unreachable(self, since_ns: float) -> None:
+        """Raise TargetLost if a host of the service could not be reached since then."""
+        outages = [one for one in self._outages(since_ns) if one.serves and not one.loads]
+        if outages:
+            self.lose(f"node {host_loss.described(outages)}")
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a window is answered, and its loss is not known yet."""
         if self.windows.loss_in(index):
             return
-        if reason := death(self.windows.ledger.rows(index), self.feed.target.now_ns(), least):
+        rows = self._with_network(self.windows.ledger.rows(index))
+        if reason := death(rows, self.feed.target.now_ns(), least):
             self.lose(reason)
 
     def refuse_fault(self, *, only_if_felt: bool = False) -> None:
@@ -98,6 +125,25 @@ class LossRecovery:
         feed.uncharge(lost_ns)
         self.first_window = len(self.windows.outcomes)
         feed.plan = dataclasses.replace(feed.plan, replicas=replicas)
+
+    def await_load_hosts(self) -> Stop | None:
+        """Wait for load hosts without network and replace lost load actors, at no cost of the budget.
+
+        Returns why nothing more can be measured if that fails.
+        """
+        feed, since_ns = self.feed, self.feed.free_ns
+        feed.refresh()
+        lasting = self.cut_load_hosts(self.feed.target.now_ns())
+        if not lasting and not feed.missing_actors():
+            return None
+        self.windows.recount(feed.target.now_ns())  # while the host still counts as one that loads
+        if stop := feed.replace_actors(lasting):
+            return stop
+        self.windows.recount(feed.target.now_ns())
+        feed.free_ns = self.whole_ns = feed.target.now_ns()
+        feed.uncharge(since_ns)
+        self.first_window = len(self.windows.outcomes)
+        return None
 
     def _await_answers(self) -> None:
         """Let end what was in flight when the service was lost: it would count as the next window's queue."""

@@ -69,7 +69,7 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
     whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.feed.bridge_ns / NS)
     why = "the required rate"
     while True:
-        if stop := driver.feed.replace_actors() or _voided(driver.windows.outcomes):
+        if stop := driver.loss.await_load_hosts() or _voided(driver.windows.outcomes):
             driver.drain()
             return Required(analyse(driver, rate_qps, whole_s), analyses, whole_s, stop)
         index = len(driver.windows.outcomes)

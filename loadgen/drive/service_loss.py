@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.capacity.check import at_most
-from analysis.capacity.rules import REPLICA_LOST
+from analysis.capacity.rules import LOAD_HOST_LOST, NODE_LOST, REPLICA_LOST
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
@@ -108,6 +108,11 @@ def affected_windows(
 
 
 def invalidated(verdict: Verdict) -> Verdict:
-    """The verdict on a window in which the service was lost: void, whatever else it shows."""
+    """The verdict on a window in which the service was lost: void, whatever else it shows.
+
+    A host that could not be reached is the nearer cause.
+    """
     lost = at_most("service_losses", 1.0, 0.0, "", REPLICA_LOST.name)
-    return replace(verdict, valid=False, reason=REPLICA_LOST.name, checks=(lost, *verdict.checks))
+    is_host = verdict.reason in (LOAD_HOST_LOST.name, NODE_LOST.name)
+    reason = verdict.reason if is_host else REPLICA_LOST.name
+    return replace(verdict, valid=False, reason=reason, checks=(lost, *verdict.checks))

@@ -50,7 +50,7 @@ def _go_on(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop]) -> Sto
     """Load one window more; or else let every answer end and return why there is none."""
     step = choose(driver)
     if not isinstance(step, Stop):
-        step = driver.feed.replace_actors() or step
+        step = driver.loss.await_load_hosts() or step
     if isinstance(step, Stop):
         driver.drain(run_out=True)
         return step

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,11 @@ from analysis.capacity.window_counts import (
 from analysis.rows import failures, metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import allowed_over
+from loadgen.drive import host_loss
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
+from loadgen.fleet.host_outage import HostOutage
 from loadgen.search.overload import bad_step, long_queue, plainly_bad
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
@@ -39,8 +41,9 @@ from loadgen.search.window_plan import MeasuredWindow, WindowPlan, counted_windo
 class Windows:
     """The windows measured so far, by their number; `emit(kind, **facts)` gets each judgement.
 
-    `reported` are the figures of a window when it was over, `open` is the window that is being loaded. Only
-    what no run changes is read of `plan`: its search, bounds and workload.
+    `reported` are the figures of a window when it was over, `open` is the window that is being loaded,
+    `outages` are those of hosts so far, on the run's clock. Only what no run changes is read of `plan`: its
+    search, bounds and workload.
     """
 
     plan: LoadPlan
@@ -49,6 +52,7 @@ class Windows:
     outcomes: list[MeasuredWindow] = field(default_factory=list)
     reported: dict[int, dict[str, Any]] = field(default_factory=dict)
     open: tuple[WindowPlan, Window] | None = None
+    outages: Callable[[], Sequence[HostOutage]] = lambda: ()
 
     def restore(self, past: Past) -> None:
         """Take up the windows of an earlier session of this run."""
@@ -94,10 +98,13 @@ class Windows:
         blocks."""
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
-            if old.index in self.ledger.touched or i == last:
+            is_cut = host_loss.added(old.evidence, self.outages(), old.rows, old.counts) != old.evidence
+            if is_cut or old.index in self.ledger.touched or i == last:
                 self.outcomes[i] = new = self._recounted(old, now_ns)
-                if new.void != old.void:
-                    self.emit("rejudged", text=f"{new.plan.kind} {new.index}, recounted: {window_word(new)}")
+                if new.void != old.void or is_cut:
+                    text = f"{new.plan.kind} {new.index}, recounted: {window_word(new)}"
+                    hosts = {"nodes": new.evidence.lost_nodes, "load_hosts": new.evidence.lost_load_hosts}
+                    self.emit("rejudged", text=text, index=new.index, void=new.void, lost=hosts)
         self.ledger.settled()
 
     def recount_on(self, rows: pa.Table, now_ns: int) -> None:
@@ -135,9 +142,9 @@ class Windows:
             self.plan.workload,
             self.plan.streams,
         )
-        counts = count(table, window, slo, workload, now_ns)
+        counts, rows = count(table, window, slo, workload, now_ns), in_window(table, window)
         evidence = dataclasses.replace(
-            evidence,
+            host_loss.added(evidence, self.outages(), rows, window),
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
             block_tokens=self.plan.block_tokens,
             unloaded=self._warmup_before(window),
@@ -149,7 +156,7 @@ class Windows:
             counts if verdict.valid else dataclasses.replace(counts, weight=0.0),
             void=not verdict.valid,
             parts=count_by_stream(table, window, streams, slo, workload, now_ns) if streams else (),
-            rows=in_window(table, window),
+            rows=rows,
             verdict=verdict,
             evidence=evidence,
         )
@@ -195,6 +202,7 @@ class Windows:
             window={field.name: getattr(window.counts, field.name) for field in dataclasses.fields(Window)},
             lost_actors=window.evidence.lost_actors,
             loss=window.evidence.loss,
+            lost={"nodes": window.evidence.lost_nodes, "load_hosts": window.evidence.lost_load_hosts},
             elapsed_s=elapsed_s,
             capacity=dataclasses.asdict(capacity) if capacity else None,
         )
@@ -239,9 +247,12 @@ def _claim(capacity: Capacity) -> dict[str, Any]:
 
 
 def window_word(window: MeasuredWindow) -> str:
-    """A few words on a window: void with its reason, ended by an overload, or which limits were not kept."""
+    """A few words on a window: void with its reason and the hosts that could not be reached, ended by an
+    overload, or which limits were not kept.
+    """
     if window.void:
-        return f"VOID {window.verdict.reason}"
+        hosts = ", ".join((*window.evidence.lost_load_hosts, *window.evidence.lost_nodes))
+        return f"VOID {window.verdict.reason}" + (f": {hosts}" if hosts else "")
     if not window.verdict.valid:
         return f"VOID {window.verdict.reason}, but {'bad' if window.bad else 'good'} all the same"
     if window.aborted:  # without a load actor, which makes it void, only an overload does that

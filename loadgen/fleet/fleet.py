@@ -1,13 +1,14 @@
 """The load fleet: Ray actors around workers, one common clock, one master schedule cut by stride.
 
-Actors are neither restarted nor retried: a repeated task would send its requests twice.
+Actors are neither restarted nor retried: a repeated task would send its requests twice. An actor whose
+host has no network for a while is waited for: it goes on sending, and reports all of it when it is back.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,26 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from analysis.rows import records
 from conf.io import durable
 from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.load_actor import LoadActor, Place, name, whose_clock
+from loadgen.fleet.clock_offset import ClockOffset, offset_of
+from loadgen.fleet.host_outage import HostSource, NoHosts
+from loadgen.fleet.left_shards import fetch_left
+from loadgen.fleet.load_actor import LoadActor, Place, name
 from loadgen.fleet.os_limits import shortage
 from loadgen.fleet.rows import Clock
-from loadgen.fleet.target import LostActor, Observation
+from loadgen.fleet.target import FleetError, LostActor, Observation
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
-ROUND_TRIPS = 20
 REPLY_TIMEOUT_S = 10.0
 LOOK_UP_S = 60.0
 """Longest look-up: a resolver asks up to three servers twice for five seconds each (resolv.conf)."""
 READY_TIMEOUT_S = 60.0
 LAST_WORDS_S = 3.0
-MAX_DOUBT_NS = 50_000_000
-"""Largest doubt about a clock's offset with which a common start is made (our choice)."""
+POLL_S = 0.5
 MOST_REPLACED = 3
 """Most load actors replaced in one run; if more die, something is wrong with their nodes."""
 
@@ -41,27 +43,24 @@ MOST_REPLACED = 3
 _NOTHING = records.PROGRESS.empty_table()
 
 
-class FleetError(RuntimeError):
-    """The fleet could not be started; the message says why in one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
-    """An actor's monotonic clock minus the driver's, known to within `doubt_ns`; one clock has no doubt."""
-
-    offset_ns: int
-    doubt_ns: int
-
-
 @dataclass(slots=True)
 class Member:
-    """One load actor, owner of the requests with seq mod size = `index`."""
+    """One load actor, owner of the requests with seq mod size = `index`.
+
+    It answered last at `answered_ns` (monotonic), and does not now if it is `silent`. `observing` is a report
+    on its way, `is_received` is False until it came, `pending` has the rows in flight by the last one.
+    """
 
     client_id: int
     index: int
     actor: Any
     place: Place | None = None
     offset: ClockOffset = ClockOffset(0, 0)
+    answered_ns: int = field(default_factory=time.monotonic_ns)
+    silent: bool = False
+    observing: Any = None
+    is_received: bool = True
+    pending: pa.Table = field(default_factory=records.PROGRESS.empty_table)
 
     def described(self) -> dict[str, Any]:
         """Its place and its clock's offset, for the manifest."""
@@ -73,7 +72,8 @@ class LoadFleet:
     """The HTTP target of a sweep: `count` load actors that send one master schedule together.
 
     The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen, and runs
-    `plan.time_scale` times as fast as the real one.
+    `plan.time_scale` times as fast as the real one. An actor that does not answer is waited for, as
+    long as `hosts` says, if its host could not be reached meanwhile; else it is lost.
     """
 
     def __init__(
@@ -87,16 +87,20 @@ class LoadFleet:
         first_client: int = 0,
         from_ns: int = 0,
     ) -> None:
+        self.hosts: HostSource = NoHosts()
         remote = ray.remote(max_restarts=0, max_task_retries=0)(LoadActor)
-        self._remote = remote.options(num_cpus=cpus, **options)
+        # Spread over the load hosts: one that is lost then takes only its share.
+        self._remote = remote.options(num_cpus=cpus, scheduling_strategy="SPREAD", **options)
         self._count, self._plan, self._folder = count, plan, folder
         self._next_client = first_client
         real_ns = int(from_ns / plan.time_scale)
         self._clock = Clock(time.monotonic_ns() - real_ns, time.time_ns() - real_ns, plan.time_scale)
         self.zero_wall_ns = self._clock.wall_ns
         self.members: list[Member] = []
+        self.left_behind: list[str] = []
         self.lost: list[LostActor] = []
         self._unreported: list[Member] = []
+        self._late: list[Observation] = []
         self._offers: list[tuple[Member, Any]] = []
         try:
             self._add(range(count))
@@ -123,40 +127,93 @@ class LoadFleet:
         """The run's clock."""
         return self._clock.run_ns(time.monotonic_ns())
 
+    def run_ns(self, monotonic_ns: int) -> int:
+        """The run's clock at an instant of this process's monotonic one."""
+        return self._clock.run_ns(monotonic_ns)
+
+    def clients_at(self, address: str) -> frozenset[int]:
+        """The load actors that are or were on a host, by its address."""
+        places = [member.place for member in self.members if member.place]
+        return frozenset(place.client_id for place in places if place.address == address)
+
+    def is_loading_from(self, address: str) -> bool:
+        """True if a load actor that is not lost is on a host."""
+        return any(member.place and member.place.address == address for member in self._alive())
+
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         """Hand out a schedule, wait until `until_ns` on the run's clock, and report."""
         if schedule is not None:
-            for member in self._alive():
+            for member in self._answering():
                 shard = schedule.shard(member.index, self._count)
                 self._offers.append((member, member.actor.offer.remote(shard)))
         time.sleep(max(0, self._clock.monotonic_ns(until_ns) - time.monotonic_ns()) / NS)
         offers, self._offers = self._offers, []
         self._answers(offers, REPLY_TIMEOUT_S)
-        reports: list[Observation] = [report for _, report in self._ask("observe", REPLY_TIMEOUT_S)]
+        self._observe()
+        reports, self._late = self._late, []
         unreported, self._unreported = self._unreported, []
         return Observation(
             pa.concat_tables(
                 [_NOTHING, *(report.ended for report in reports), *map(self._left_by, unreported)]
             ),
-            pa.concat_tables([_NOTHING, *(one.pending for one in reports)]),
+            pa.concat_tables([_NOTHING, *(member.pending for member in self._alive())]),
             [sample for one in reports for sample in one.health],
             list(self.lost),
+            [f"load actor {member.client_id} on {_host(member)}" for member in self._silent()],
         )
+
+    def _observe(self) -> None:
+        """Ask every actor for its report; one that was silent and answers now takes part again."""
+        for member in self._alive():
+            if member.observing is None:
+                member.observing = member.actor.observe.remote(member.is_received)
+                member.is_received = False
+        self._take(self._answers([(one, one.observing) for one in self._answering()], REPLY_TIMEOUT_S))
+        back = self._answers([(one, one.observing) for one in self._silent()], 0.0)
+        self._take(back)
+        for member, _ in back:
+            member.silent = False
+            # It has what was offered before, and may still have the addresses of another deployment.
+            calls = member.actor.retract.remote(), member.actor.retarget.remote(self._plan.urls)
+            self._answers([(member, call) for call in calls], LOOK_UP_S)
+
+    def _take(self, answers: list[tuple[Member, Any]]) -> None:
+        for member, report in answers:
+            member.observing, member.is_received, member.pending = None, True, report.pending
+            self._late.append(report)
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
         self._ask("retract", REPLY_TIMEOUT_S)
 
     def heal(self) -> bool:
-        """Replace lost actors by fresh ones; False if too many were lost or none can be had."""
-        alive = {member.index for member in self._alive()}
+        """Wait for silent actors, and replace lost ones by fresh ones, for at most the fleet's patience.
+
+        False if too many were lost or none can be had.
+        """
+        deadline = time.monotonic() + self.hosts.patience_s
+        self._await_silent(deadline)
+        for member in self._silent():
+            self._lose(member, f"its host cannot be reached for {self.hosts.patience_s:g} s")
         if len(self.lost) > MOST_REPLACED:
             return False
-        try:
-            self._add(index for index in range(self._count) if index not in alive)
-        except (RayError, FleetError):
-            return False
+        alive = {member.index for member in self._alive()}
+        missing = [index for index in range(self._count) if index not in alive]
+        while missing:
+            try:
+                self._add(missing)
+                break
+            except (RayError, FleetError):  # no room now; a host that is back soon has some
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(POLL_S)
         return True
+
+    def _await_silent(self, deadline: float) -> None:
+        """Wait until no actor is silent, and the host of none is seen as silent."""
+        while time.monotonic() < deadline and (self._silent() or self._is_any_out()):
+            self._observe()
+            time.sleep(POLL_S)
 
     def retarget(self, urls: list[str]) -> None:
         """Send what comes from now on to these URLs, whose names are looked up anew."""
@@ -170,13 +227,21 @@ class LoadFleet:
         """
         drain_s /= self._plan.time_scale
         try:
+            with suppress(KeyboardInterrupt):  # which ends this wait alone
+                self._await_silent(time.monotonic() + self.hosts.patience_s)
             running = self._call("finish", drain_s)
             try:
                 self._answers(running, drain_s + REPLY_TIMEOUT_S)
+                for member, _ in self._answers(
+                    [call for call in running if call[0].silent], self.hosts.patience_s
+                ):
+                    member.silent = False
             except KeyboardInterrupt:
                 self._call("cut")
                 self._answers(running, REPLY_TIMEOUT_S)
-            self._fetch([member for member in self._alive() if not self._shard(member).exists()])
+            self._fetch([member for member in self._answering() if not self._shard(member).exists()])
+            gone = [one.place for one in self.members if one.place and not self._shard(one).exists()]
+            self.left_behind = fetch_left(gone, self._folder, READY_TIMEOUT_S)
         finally:
             for member in self.members:
                 ray.kill(member.actor)
@@ -228,26 +293,59 @@ class LoadFleet:
         gone = {lost.client_id for lost in self.lost}
         return [member for member in self.members if member.client_id not in gone]
 
+    def _silent(self) -> list[Member]:
+        return [member for member in self._alive() if member.silent]
+
+    def _answering(self) -> list[Member]:
+        return [member for member in self._alive() if not member.silent]
+
+    def _was_out(self, member: Member) -> bool:
+        """True if the host of an actor could not be reached at some time since it answered last."""
+        now_ns = time.monotonic_ns()
+        outages = self.hosts.outages() if member.place else ()
+        return any(
+            outage.address == member.place.address and outage.lasted_at(member.answered_ns, now_ns)
+            for outage in outages
+            if member.place
+        )
+
+    def _is_any_out(self) -> bool:
+        open_at = {outage.address for outage in self.hosts.outages() if outage.until_ns is None}
+        return any(member.place and member.place.address in open_at for member in self._alive())
+
     def _ask(self, method: str, timeout_s: float, *words: Any) -> list[tuple[Member, Any]]:
         return self._answers(self._call(method, *words), timeout_s)
 
     def _call(self, method: str, *words: Any) -> list[tuple[Member, Any]]:
-        return [(member, getattr(member.actor, method).remote(*words)) for member in self._alive()]
+        return [(member, getattr(member.actor, method).remote(*words)) for member in self._answering()]
 
     def _answers(self, calls: list[tuple[Member, Any]], timeout_s: float) -> list[tuple[Member, Any]]:
-        """The answers in time; an actor that died, failed or does not answer is lost from now on."""
+        """The answers in time; an actor that died, failed or does not answer is lost from now on.
+
+        It is only silent if its host cannot be reached.
+        """
         deadline = time.monotonic() + timeout_s
         answers = []
         for member, ref in calls:
             try:
                 answers.append((member, ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))))
+                member.answered_ns = time.monotonic_ns()
             except GetTimeoutError:
-                self._lose(member, f"no answer within {timeout_s:g} s")
+                self._miss(member, f"no answer within {timeout_s:g} s")
+            except ActorUnavailableError as error:
+                member.observing = None  # the call failed, and the actor may live
+                self._miss(member, _last_line(error))
             except RayTaskError as error:
                 self._lose(member, _last_line(error), last_words=True)
             except RayError as error:
                 self._lose(member, _last_line(error))
         return answers
+
+    def _miss(self, member: Member, reason: str) -> None:
+        """An actor did not answer: it is silent for as long as its host may be the cause."""
+        member.silent = member.silent or self._was_out(member)
+        if not member.silent:
+            self._lose(member, reason)
 
     def _lose(self, member: Member, reason: str, last_words: bool = False) -> None:
         """Give an actor up: it must not send any more, whatever state it is in.
@@ -256,7 +354,7 @@ class LoadFleet:
         """
         if any(lost.client_id == member.client_id for lost in self.lost):
             return
-        self.lost.append(LostActor(member.client_id, member.index, self._count, reason))
+        self.lost.append(LostActor(member.client_id, member.index, self._count, reason, _host(member)))
         self._unreported.append(member)
         if last_words:
             with suppress(RayError):
@@ -264,33 +362,14 @@ class LoadFleet:
         ray.kill(member.actor)
 
 
-def offset_of(read_clock: Callable[[], tuple[int, str]]) -> ClockOffset:
-    """Compare a clock with this process's monotonic one; `read_clock` returns its time and its name.
-
-    Of twenty round trips the shortest counts: the reading minus the middle of two readings here. No wall
-    clock has a say, so that none that is set, or wrong, moves a request. Raises FleetError.
-    """
-    trips = []
-    for _ in range(ROUND_TRIPS):
-        before = time.monotonic_ns()
-        there_ns, whose = read_clock()
-        after = time.monotonic_ns()
-        # Half of an odd number of nanoseconds more: a true zero must not lie just outside.
-        trips.append(ClockOffset(there_ns - (before + after) // 2, (after - before) // 2 + 1))
-    best = min(trips, key=lambda trip: trip.doubt_ns)
-    if whose and whose == whose_clock() and abs(best.offset_ns) <= best.doubt_ns:
-        return ClockOffset(0, 0)
-    if best.doubt_ns > MAX_DOUBT_NS:
-        raise FleetError(
-            f"the clock of a load actor is known to within {best.doubt_ns / 1e6:.0f} ms only; "
-            "run the driver nearer to the load actors, or on a less busy node"
-        )
-    return best
-
-
 def _read_clock(actor: Any) -> tuple[int, str]:
     reading: tuple[int, str] = ray.get(actor.read_clock.remote(), timeout=REPLY_TIMEOUT_S)
     return reading
+
+
+def _host(member: Member) -> str:
+    """The host of a load actor as a user reads it."""
+    return f"{member.place.host} ({member.place.address})" if member.place else ""
 
 
 def _last_line(error: Exception) -> str:

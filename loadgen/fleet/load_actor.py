@@ -28,12 +28,17 @@ from loadgen.traffic.schedule import ArrivalSchedule
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The node, host and process of a load actor, and what the operating system lets it open."""
+    """The node, host and process of a load actor, and what the operating system lets it open.
+
+    The host's wall clock less its monotonic one was `wall_ns` when the actor began.
+    """
 
     client_id: int
     node: str
     host: str
+    address: str
     pid: int
+    wall_ns: int
     limits: Limits
 
 
@@ -58,7 +63,10 @@ class LoadActor:
         gc.freeze()
         gc.disable()
         node = str(ray.get_runtime_context().get_node_id())
-        return Place(client_id, node, platform.node(), os.getpid(), limits())
+        address = ray.util.get_node_ip_address()
+        return Place(
+            client_id, node, platform.node(), address, os.getpid(), wall_less_monotonic_ns(), limits()
+        )
 
     def _orphaned(self) -> None:
         """Write what is known and exit: the driver is dead, and nobody wants these requests any more."""
@@ -91,8 +99,8 @@ class LoadActor:
     async def retract(self) -> None:
         self._worker.retract()
 
-    async def observe(self) -> Observation:
-        return await self._worker.observe()
+    async def observe(self, received: bool) -> Observation:
+        return await self._worker.observe(received)
 
     async def finish(self, drain_s: float) -> None:
         """Drain for so many real seconds and close the shards."""
@@ -119,6 +127,11 @@ class LoadActor:
 def name(client_id: int) -> str:
     """A load actor's name, as in its shard's file name."""
     return f"client-{client_id:02d}"
+
+
+def wall_less_monotonic_ns() -> int:
+    """This process's wall clock less its monotonic one."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def whose_clock() -> str:

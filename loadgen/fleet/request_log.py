@@ -38,6 +38,7 @@ class RequestLog:
         self._completed: list[Attempt] = []
         self._unreported: list[pa.RecordBatch] = []
         self._samples: list[dict[str, Any]] = []
+        self._reported = 0, 0
         # The first conversions import what pyarrow loads lazily: now, not in the middle of a run.
         first = Planned(0, 0, "warmup", 0, 1, 1), Exchange(0, 1)
         batch([first], Clock(0, 0), client_id, plan.gaps, ServerWords())
@@ -63,12 +64,14 @@ class RequestLog:
             self._requests.append(rows)
             self._unreported.append(rows)
 
-    def take(self) -> tuple[list[pa.RecordBatch], list[dict[str, Any]]]:
-        """Rows and health samples since the last call."""
+    def take(self, received: bool = True) -> tuple[list[pa.RecordBatch], list[dict[str, Any]]]:
+        """Rows and health samples since the last call, and those of that call unless they were `received`."""
         self.roll()
-        rows, self._unreported = self._unreported, []
-        samples, self._samples = self._samples, []
-        return rows, samples
+        if received:
+            rows, samples = self._reported
+            del self._unreported[:rows], self._samples[:samples]
+        self._reported = len(self._unreported), len(self._samples)
+        return list(self._unreported), list(self._samples)
 
     def write(self, sample: dict[str, Any]) -> None:
         """Add a health sample and write what is kept; raises OSError of a disk that stays full."""

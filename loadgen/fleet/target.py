@@ -8,6 +8,10 @@ import pyarrow as pa
 from loadgen.traffic.schedule import ArrivalSchedule
 
 
+class FleetError(RuntimeError):
+    """The fleet could not be started; the message says why in one line."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostActor:
     """A load actor that died or fell silent: it owned the requests whose `owner` of `of` is `index`."""
@@ -16,9 +20,11 @@ class LostActor:
     index: int
     of: int
     reason: str
+    host: str = ""
 
     def __str__(self) -> str:
-        return f"load actor {self.client_id} ({self.reason})"
+        where = f" on {self.host}" if self.host else ""
+        return f"load actor {self.client_id}{where} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +32,15 @@ class Observation:
     """Requests that ended since the last call and those in flight (`records.PROGRESS`).
 
     `health` has a row per load actor and second since then (`series.CLIENTS`), `lost_actors` are all so far
-    in order; rows that one left on disk may have been reported before.
+    in order; rows that one left on disk may have been reported before. `silent_actors` are those whose host
+    cannot be reached now; their rows in flight are as last known.
     """
 
     ended: pa.Table
     pending: pa.Table
     health: list[dict[str, Any]] = field(default_factory=list)
     lost_actors: list[LostActor] = field(default_factory=list)
+    silent_actors: list[str] = field(default_factory=list)
 
 
 class Target(Protocol):
@@ -51,5 +59,5 @@ class Target(Protocol):
         ...
 
     def heal(self) -> bool:
-        """Replace lost load actors by fresh ones; False if that is not possible (any more)."""
+        """Wait for silent load actors and replace lost ones; False if that is not possible (any more)."""
         ...

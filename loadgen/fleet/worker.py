@@ -116,13 +116,14 @@ class Worker:
                 self._refuse(row, "missed", "retracted")
         self._wake.set()
 
-    async def observe(self) -> Observation:
+    async def observe(self, received: bool = True) -> Observation:
         """Report what ended since the last call, and what is due and has not ended.
 
+        Unless the last report was `received`, this one repeats it.
         Raises what ended one of the loops, such as OSError of a full disk.
         """
         self._raise_dead()
-        ended, samples = self._log.take()
+        ended, samples = self._log.take(received)
         in_flight, pending = [*self._in_flight.values(), *map(_unsent, self._turns.waiting())], []
         for start in range(0, len(in_flight), SLICE):
             pending.append(self._log.rows(in_flight[start : start + SLICE]))

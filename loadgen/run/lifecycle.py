@@ -33,7 +33,8 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.prepared_load import QueueTimeNotReported
 from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.fleet import FleetError, LoadFleet
+from loadgen.fleet.fleet import LoadFleet
+from loadgen.fleet.target import FleetError
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, access_to
@@ -43,6 +44,7 @@ from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.power_sampler import IDLE_S, PowerSampler
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, checksums, manifest, sha256_of
+from loadgen.run.run_hosts import RunHosts
 from loadgen.run.service import Service, Site
 from loadgen.search.pacing import fitted
 from loadgen.search.window_plan import Start
@@ -84,6 +86,7 @@ class RunLifecycle:
         self._driver: Driver | None = None
         self._fleet: LoadFleet | None = None
         self._service: Service | None = None
+        self._hosts: RunHosts | None = None
         self._scraper: Scraper | None = None
         self._power_unknown = "the run ended before a node was asked"
         self._lines: SimpleQueue[str] = SimpleQueue()
@@ -179,7 +182,9 @@ class RunLifecycle:
                 saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
                 plan = LoadPlan.from_experiment(self.experiment, service.replicas, start)
+                self._hosts = hosts = RunHosts(service.hosts, fleet)
                 self._driver = Driver(fleet, plan, self.emit, saved, self._fault, told, repair)
+                self._driver.windows.outages = hosts.outages
                 self._driver.watcher = self._watched
                 if self._past is not None:
                     self._driver.restore(self._past)
@@ -200,6 +205,11 @@ class RunLifecycle:
                 return EXIT_VOID, str(error)
             finally:
                 fleet.finish(drain_s)
+                for shard in fleet.left_behind:
+                    text = (
+                        f"rows that the driver could not fetch are on {shard}; copy it to shards/ and resume"
+                    )
+                    self.emit("left", text=text)
 
     def _watched(self, seen: WindowSoFar) -> None:
         """Show the running window as it stands, and write it into the folder for other viewers."""
@@ -276,6 +286,7 @@ class RunLifecycle:
             first_client=self._past.next_client if self._past else 0,
             from_ns=self._past.end_ns if self._past else 0,
         )
+        fleet.hosts = service.hosts
         self._manifest["load_actors"] = [member.described() for member in fleet.members]
         self._manifest["clock"] = {"time_scale": experiment.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
         self.folder.write_json("manifest.json", self._manifest)
@@ -331,12 +342,20 @@ class RunLifecycle:
         if self._fleet:
             # Those that replaced others are among them by now.
             self._manifest["load_actors"] = [member.described() for member in self._fleet.members]
+        if self._hosts:
+            self._manifest["hosts"] = self._hosts.table(rows, self._replica_hosts())
         self._manifest["ended_at"] = datetime.now(UTC).isoformat()
         self._manifest["host"]["load_average_at_end"] = os.getloadavg()
         self._manifest["files"] = checksums(self.folder.path)
         self.folder.write_json("manifest.json", self._manifest)
         self.folder.event("end", exit_code=verdict.exit_code, reason=verdict.reason)
         return verdict
+
+    def _replica_hosts(self) -> dict[str, str]:
+        """The address of every replica that served this session."""
+        servers = [*self._manifest.get("servers_before", []), self._manifest.get("server", {})]
+        replicas = [item for server in servers for item in server.get("replicas", {}).items()]
+        return {replica: facts["host"] for replica, facts in replicas if "host" in facts}
 
     def _power(self, verdict: RunVerdict, rows: pa.Table) -> PowerFigures:
         try:

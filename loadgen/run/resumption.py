@@ -47,7 +47,7 @@ def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]
     """Finished windows up to the last that can be believed; what follows is measured again.
 
     The end of a session spoils its last windows, whose answers were cut or lost. Where the service came back,
-    `recovered` names what its loss spoilt.
+    `recovered` names what its loss spoilt, and `rejudged` what the outage of a host did.
     """
     done: list[dict[str, Any]] = []
     whole = done
@@ -59,6 +59,9 @@ def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]
         elif event["event"] == "recovered":
             lost = {"void": True, "loss": event["reason"]}
             done = [one | (lost if one["index"] in event["windows"] else {}) for one in whole]
+        elif event["event"] == "rejudged":
+            new = {"void": event["void"], "lost": event["lost"]}
+            done = [one | (new if one["index"] == event["index"] else {}) for one in done]
     while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
         done.pop()
     return done
@@ -73,7 +76,13 @@ def _cut(rows: pa.Table, window: Window) -> bool:
 
 def _window(event: dict[str, Any], beats: list[dict[str, Any]]) -> MeasuredWindow:
     counts = WindowCounts(**event["window"])
-    evidence = replace(health_of(beats, counts, event["lost_actors"]), loss=event.get("loss", ""))
+    evidence, lost = health_of(beats, counts, event["lost_actors"]), event.get("lost", {})
+    evidence = replace(
+        evidence,
+        loss=event.get("loss", ""),
+        lost_load_hosts=tuple(lost.get("load_hosts", ())),
+        lost_nodes=tuple(lost.get("nodes", ())),
+    )
     plan = WindowPlan(**event["plan"])
     return MeasuredWindow(plan, counts, void=event["void"], bad=event["bad"], evidence=evidence)
 

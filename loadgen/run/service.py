@@ -9,6 +9,7 @@ from analysis.results.types.run_verdict import PlacingPrediction
 from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.io.access import DEFAULT_ACCESS, Access
+from loadgen.fleet.host_outage import HostSource, NoHosts
 from loadgen.run.power_sampler import PowerSource
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import Start
@@ -22,7 +23,8 @@ class Service:
     address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
     returns it as it is then, or raises TargetError; None if nothing is known of its return. A proxy in
     front of it serves `front_streams` requests at once; None if there is none, or nothing is known of it.
-    `power` reads the power of its nodes; without it `power_unknown` says why nothing does.
+    `power` reads the power of its nodes; without it `power_unknown` says why nothing does. `hosts` watches
+    the hosts of the cluster.
     """
 
     urls: list[str]
@@ -36,6 +38,7 @@ class Service:
     front_streams: int | None = None
     power: PowerSource | None = None
     power_unknown: str = ""
+    hosts: HostSource = field(default_factory=NoHosts)
 
 
 def no_constants(_: Experiment, __: Emit) -> str:

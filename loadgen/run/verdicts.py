@@ -73,7 +73,9 @@ def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: s
         # What was not used must not stand as evidence; of a void run every window is judged.
         used = [one for one in judged if one.valid] if whole.valid else _every(driver)
         verdict = replace(verdict, checks=worst_checks(used))
-    if stopped := _stopped(driver, sweep, verdict):
+    if sweep.stop.kind == "actor_lost" and whole.valid:
+        verdict = replace(verdict, evidence=f"{evidence}; it ended early: {sweep.stop.reason}")
+    elif stopped := _stopped(driver, sweep, verdict):
         return stopped
     capacity, effects = driver.windows.claimed_capacity(), driver.windows.node_effects()
     if sweep.stop.kind == "above_highest" or capacity is None:

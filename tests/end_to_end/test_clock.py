@@ -21,12 +21,13 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.fleet import ClockOffset, FleetError, offset_of
+from loadgen.fleet.clock_offset import ClockOffset, offset_of
 from loadgen.fleet.gap_record import EVERY_GAP
 from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.load_actor import whose_clock
 from loadgen.fleet.rows import Clock, Planned, ServerWords, batch, plan_table
 from loadgen.fleet.sse import Exchange, StampedReader
+from loadgen.fleet.target import FleetError
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.lifecycle import RunLifecycle

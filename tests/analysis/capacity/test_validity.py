@@ -5,14 +5,16 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from analysis.capacity import flow_checks, service_checks
+from analysis.capacity import client_checks, flow_checks, service_checks
 from analysis.capacity.check import Check
 from analysis.capacity.flow_checks import slope_t
 from analysis.capacity.rules import REASONS, RULES, WindowEvidence
 from analysis.capacity.validity import Verdict, judge_run, judge_window
 from analysis.capacity.window_counts import NS, Window
+from analysis.rows import records
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
 
@@ -422,3 +424,37 @@ def test_a_replica_that_stands_still_voids_a_long_window_too():
     assert named(verdict, "path_p90").passed
     assert named(verdict, "path_over").value == pytest.approx(17 / 480)
     assert (verdict.valid, verdict.reason) == (False, "path_slow")
+
+
+def way(status, error="", client=1, count=5, from_s=0):
+    """Requests of one load actor, one each second."""
+    return [
+        {"client_id": client, "due_ns": (from_s + k) * NS, "status": status, "error": error}
+        for k in range(count)
+    ]
+
+
+UNREACHED = "[Errno 113] No route to host"
+
+
+@pytest.mark.parametrize(
+    ("requests", "cut"),
+    [
+        (way("conn_error", UNREACHED) + way("ok", client=0), [1]),
+        (way("conn_error", UNREACHED) + way("ok", client=0, from_s=9), []),  # nobody was served meanwhile
+        (way("conn_error", UNREACHED) + way("conn_error", UNREACHED, client=0), []),  # the server's network
+        (way("conn_error", "Connection refused") + way("ok", client=0), []),  # something answers there
+        (way("conn_error", UNREACHED, count=2) + way("ok", client=0), []),
+        (way("conn_error", UNREACHED) + way("ok", count=4) + way("ok", client=0), []),  # it was served, too
+        (way("ok", count=9) + way("conn_error", UNREACHED, from_s=9) + way("ok", client=0, count=20), [1]),
+    ],
+)
+def test_a_load_actor_without_a_way_while_others_are_served_has_no_network(requests, cut):
+    assert client_checks.cut_off(pa.Table.from_pylist(requests, schema=records.PROGRESS)) == cut
+
+
+def test_a_host_that_cannot_be_reached_is_the_first_reason():
+    made = rows(status=["lost"] * 40)
+    verdict = judged(made, lost_load_hosts=["load1"], lost_nodes=["node1"], lost_actors=["c1"])
+    assert verdict.reason == "load_host_lost" and "the load host that the run names" in verdict.remedy
+    assert judged(made, lost_nodes=["node1"]).reason == "node_lost"

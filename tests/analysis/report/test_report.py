@@ -390,7 +390,7 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
     )
     verdicts = [opened, closed, validity.judge_run([closed], 2)]
     names = {check.name for verdict in verdicts for check in verdict.checks}
-    assert names | {"service_losses"} == MEANINGS.keys()
+    assert names | {"service_losses", "lost_nodes", "lost_load_hosts"} == MEANINGS.keys()
     names_by_section = [names for *_, names in exhibits.QUESTIONS.values()]
     assert [exhibit.name for exhibit in ALL] == [name for names in names_by_section for name in names]
 

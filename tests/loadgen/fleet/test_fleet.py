@@ -1,5 +1,8 @@
 """`loadgen.fleet.fleet` on real Ray: load actors against a scripted server, also when one is killed."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,10 @@ from conf import load
 from conf.io.access import Access
 from conf.io.secret import Secret
 from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.fleet import ClockOffset, FleetError, LoadFleet
+from loadgen.fleet.clock_offset import ClockOffset
+from loadgen.fleet.fleet import LoadFleet
+from loadgen.fleet.host_outage import HostOutage
+from loadgen.fleet.target import FleetError
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
@@ -103,6 +109,46 @@ def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(url: 
     assert lost and all(seq % 2 == 1 for seq in lost)
     assert set(statuses(rows)) <= {"ok", "missed", "lost"}
     assert len(lost) < len(schedule.shard(1, 2)), "rows flushed before the kill are kept"
+
+
+class Seen:
+    """Whoever watches the hosts saw the one of this machine silent from `from_ns` to `until_ns`."""
+
+    patience_s = PATIENCE_S
+
+    def __init__(self, address: str) -> None:
+        self.outage = HostOutage("here", address, False, "timed out", time.monotonic_ns())
+
+    def outages(self) -> list[HostOutage]:
+        return [self.outage]
+
+
+@pytest.mark.slow
+def test_an_actor_on_a_host_without_network_is_waited_for_and_no_row_is_lost(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its network is cut for the driver alone, which an actor that stands still looks like."""
+    folder = RunFolder.create(tmp_path, "cut")
+    target = fleet(url, folder)
+    monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 3.0)
+    start_ns = max(0, target.now_ns()) + NS // 2
+    schedule = offer(folder, start_ns, 6.0)
+    target.run(schedule, start_ns + NS)
+    cut = target.members[1].place
+    assert cut is not None
+    target.hosts = seen = Seen(cut.address)
+    os.kill(cut.pid, signal.SIGSTOP)
+    try:
+        until(lambda: target.run(None, target.now_ns()).silent_actors)
+    finally:
+        os.kill(cut.pid, signal.SIGCONT)
+    seen.outage = replace(seen.outage, until_ns=time.monotonic_ns())
+    assert target.heal() and not target.lost and [one.client_id for one in target.members] == [0, 1]
+    assert not target.run(None, target.now_ns()).silent_actors
+    target.finish(PATIENCE_S)
+    rows = folder.collect(target.zero_wall_ns)
+    assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
+    check_sent(rows)
 
 
 @pytest.mark.slow

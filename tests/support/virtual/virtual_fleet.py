@@ -22,6 +22,7 @@ class VirtualFleet(VirtualTarget):
 
     members: tuple[()] = ()
     zero_wall_ns = 0
+    left_behind: tuple[()] = ()
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__(engines(EXPERIMENT))

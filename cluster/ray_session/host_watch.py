@@ -1,0 +1,142 @@
+"""Watches whether the hosts of a joined cluster can be reached from the driver's, one connection a second.
+
+A host answers if the port of Ray's node manager takes a TCP connection. Its kernel does that, so that a busy
+host answers too.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+PERIOD_S = 1.0
+TIMEOUT_S = 3.5
+"""Linux sends the first packet of a connection again after 1 and 3 s: a path that loses all three is cut."""
+LATER_S = 2 * TIMEOUT_S
+"""Time within which a host that is back has surely been asked again."""
+
+Reach = Callable[["WatchedHost"], None]
+"""Connects to a host. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedHost:
+    """A host of the cluster; `serves` if it has replicas or the front."""
+
+    name: str
+    address: str
+    port: int
+    serves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A host did not answer from `from_ns`, its last answer, to `until_ns`, its next; monotonic.
+
+    None: it has not answered yet.
+    """
+
+    name: str
+    address: str
+    serves: bool
+    reason: str
+    from_ns: int
+    until_ns: int | None = None
+
+
+@dataclass(slots=True)
+class HostLog:
+    """The outages of one host, from each try to reach it."""
+
+    host: WatchedHost
+    answered_ns: int
+    outages: list[Outage] = field(default_factory=list)
+
+    def answered(self, at_ns: int) -> None:
+        """The host took a connection that was begun at this time."""
+        if self.is_out:
+            self.outages[-1] = replace(self.outages[-1], until_ns=at_ns)
+        self.answered_ns = at_ns
+
+    def silent(self, reason: str) -> None:
+        """The host took none."""
+        if not self.is_out:
+            host = self.host
+            self.outages.append(Outage(host.name, host.address, host.serves, reason, self.answered_ns))
+
+    @property
+    def is_out(self) -> bool:
+        return bool(self.outages) and self.outages[-1].until_ns is None
+
+
+def hosts_of(nodes: Iterable[Mapping[str, Any]], serving: Collection[str]) -> list[WatchedHost]:
+    """The hosts of alive nodes, as `ray.nodes()` has them; `serving` are addresses."""
+    ports = ((node["NodeManagerAddress"], node) for node in nodes if node["Alive"])
+    return [
+        WatchedHost(
+            str(node["NodeManagerHostname"]), address, int(node["NodeManagerPort"]), address in serving
+        )
+        for address, node in dict(ports).items()
+    ]
+
+
+def connect(host: WatchedHost) -> None:
+    """Connect to a host and leave. Raises OSError."""
+    socket.create_connection((host.address, host.port), TIMEOUT_S).close()
+
+
+class HostWatch:
+    """Watches hosts in a thread for each, since one that is silent must not delay the others."""
+
+    def __init__(self, reach: Reach = connect) -> None:
+        self._reach = reach
+        self._logs: dict[str, HostLog] = {}
+        self._past: list[Outage] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def follow(self, hosts: Iterable[WatchedHost]) -> None:
+        """Watch these hosts from now on; what was seen of others stays, and a silent one of them ends now."""
+        wanted, now_ns = {host.address: host for host in hosts}, time.monotonic_ns()
+        with self._lock:
+            for address in self._logs.keys() - wanted.keys():
+                log = self._logs.pop(address)
+                log.answered(now_ns)
+                self._past += log.outages
+            new = [host for address, host in wanted.items() if address not in self._logs]
+            for address, log in self._logs.items():
+                log.host = wanted[address]
+            self._logs |= {host.address: HostLog(host, now_ns) for host in new}
+        for host in new:
+            threading.Thread(target=self._watch, args=(self._logs[host.address],), daemon=True).start()
+
+    def outages(self) -> list[Outage]:
+        """All outages so far."""
+        with self._lock:
+            return [*self._past, *(outage for log in self._logs.values() for outage in log.outages)]
+
+    def settle(self) -> None:
+        """Wait until every host answers, for at most `LATER_S`: one that is back was asked again by then."""
+        deadline_s = time.monotonic() + LATER_S
+        while any(outage.until_ns is None for outage in self.outages()) and time.monotonic() < deadline_s:
+            self._ended.wait(PERIOD_S / 4)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._ended.set()
+
+    def _watch(self, log: HostLog) -> None:
+        while not self._ended.is_set() and self._logs.get(log.host.address) is log:
+            began_ns, reason = time.monotonic_ns(), ""
+            try:
+                self._reach(log.host)
+            except OSError as error:
+                reason = error.strerror or "no answer"
+            with self._lock:
+                if reason:
+                    log.silent(reason)
+                else:
+                    log.answered(began_ns)
+            self._ended.wait(PERIOD_S)

@@ -1,0 +1,69 @@
+"""The hosts of a run: their outages on the run's clock, and the table of them for the manifest."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loadgen.fleet.fleet import LoadFleet
+from loadgen.fleet.host_outage import HostOutage, HostSource
+from loadgen.fleet.load_actor import wall_less_monotonic_ns
+from loadgen.traffic.schedule import NS
+
+
+@dataclass(frozen=True, slots=True)
+class RunHosts:
+    """Hosts that `source` watches and on which `fleet` has load actors."""
+
+    source: HostSource
+    fleet: LoadFleet
+
+    def outages(self) -> Sequence[HostOutage]:
+        """All outages so far, on the run's clock, with the load actors on each host."""
+        return [self._on_run_clock(outage) for outage in self.source.outages()]
+
+    def _on_run_clock(self, outage: HostOutage) -> HostOutage:
+        run_ns, until_ns = self.fleet.run_ns, outage.until_ns
+        return replace(
+            outage,
+            from_ns=run_ns(outage.from_ns),
+            until_ns=None if until_ns is None else run_ns(until_ns),
+            clients=self.fleet.clients_at(outage.address),
+            loads=self.fleet.is_loading_from(outage.address),
+        )
+
+    def table(self, rows: pa.Table, replicas: Mapping[str, str]) -> list[dict[str, Any]]:
+        """A row for each host: role, address, offset of its wall clock, lost seconds, requests.
+
+        `replicas` maps the ids of replicas to addresses. A load host's requests are those that it
+        sent, a serving node's those that it answered.
+        """
+        by_client, by_replica = (_counts(rows, name) for name in ("client_id", "replica_id"))
+        hosts: dict[str, dict[str, Any]] = {}
+        for replica, address in replicas.items():
+            host = hosts.setdefault(address, {"address": address, "role": "serves", "requests": 0})
+            host["requests"] += by_replica.get(replica, 0)
+        for member in self.fleet.members:
+            if member.place:
+                address = member.place.address
+                host = hosts.setdefault(address, {"address": address, "role": "load", "requests": 0})
+                offset_ns = member.offset.offset_ns + member.place.wall_ns - wall_less_monotonic_ns()
+                host |= {"name": member.place.host, "clock_offset_ms": offset_ns / 1e6}
+                host |= {"clock_within_ms": member.offset.doubt_ns / 1e6}
+                host["requests"] += by_client.get(member.client_id, 0)
+        return [host | {"lost_s": self._lost_s(address)} for address, host in sorted(hosts.items())]
+
+    def _lost_s(self, address: str) -> float:
+        now_ns = self.fleet.now_ns()
+        return sum(
+            ((now_ns if outage.until_ns is None else outage.until_ns) - outage.from_ns) / NS
+            for outage in self.outages()
+            if outage.address == address
+        )
+
+
+def _counts(rows: pa.Table, name: str) -> dict[Any, int]:
+    counted = pc.value_counts(rows[name].combine_chunks()).to_pylist()
+    return {item["values"]: item["counts"] for item in counted}

@@ -1,0 +1,125 @@
+"""One cluster of hosts for all tests of this folder, started from the files that `cluster render` writes."""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conf import load
+from tests.hosts.network import DATA, NOT_HERE, ROOT, Host, Network, allowed
+from tests.hosts.units import read_environment, read_unit
+from tests.support.machine.patience import START_S, until
+from tests.support.virtual.virtual_drivers import engines
+
+BIN = Path(sys.executable).parent
+NODES = {11: "node1", 12: "node2"}
+LOADS = {21: "load1", 22: "load2"}
+ADDRESSES = [f"{DATA}.{number}" for number in (1, *NODES, *LOADS)]
+CLUSTER = ("cluster=mi325x_4n", "cluster.nodes=2", "fleet.actors=2", "fleet.cpus_per_actor=0.5")
+RENDER = ("cluster", "render", "systemd", *CLUSTER, "engine=simulated", "--load-nodes=2", "--gpu-node-cpus=1")
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+SMALL = {
+    # Ray would take a third of the machine's memory for the object store of each host.
+    "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(80 * 2**20),
+    # Machine code of the engine is compiled once, and not by each replica.
+    "XDG_CACHE_HOME": CACHE,
+}
+STARTED = "Ray runtime started"
+"""What `ray start` prints when its node is one of the cluster's."""
+ALIVE = "[node['NodeManagerAddress'] for node in ray.nodes() if node['Alive']]"
+RUNS = "out=/tmp/runs"
+"""On the disk of the host whose process writes there."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster of hosts: head, serving nodes, load hosts; `units` are the rendered files."""
+
+    network: Network
+    units: Path
+    token: str
+
+    def host(self, name: str) -> Host:
+        return next(host for host in reversed(self.network.hosts) if host.name == name)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a user's commands, as the runbook sets it."""
+        here = {"HOME": "/tmp/home", "PATH": f"{BIN}:/usr/bin:/bin", "XDG_CACHE_HOME": CACHE}
+        address = {"RAY_ADDRESS": f"{ADDRESSES[0]}:6379"}
+        return read_environment(self.units / "ray.env") | here | address
+
+    def start(self, name: str, number: int, role: str) -> Host:
+        """Switch a host on and begin its unit."""
+        unit = read_unit(self.units / f"maxqps-{role}@.service", f"{DATA}.{number}")
+        service = unit.service(read_environment(self.units / "ray.env"), SMALL)
+        host = self.network.add(name, number, service, self._etc(), [ROOT])
+        self.await_ray(host)
+        return host
+
+    def await_ray(self, host: Host, times: int = 1) -> None:
+        """Wait until Ray has started on a host so many times.
+
+        Ray gives a node 30 s to start: on a busy machine hosts have to start one after the other.
+        """
+        log = host.disk / "unit.log"
+        started = lambda: log.exists() and log.read_text().count(STARTED) >= times  # noqa: E731
+        until(started, f"Ray never started on {host.name}", START_S)
+
+    def await_ray_again(self, name: str) -> None:
+        """Wait until the node of a host counts for Ray, which may have given it up and begun it anew."""
+        address = self.host(name).address
+        alive = f"import ray; ray.init('auto', log_to_driver=False); print({ALIVE})"
+        until(lambda: address in self.run("python", "-c", alive).stdout, f"{name} is no node", START_S)
+
+    def _etc(self) -> dict[str, str]:
+        """The token, and a resolver that knows no name."""
+        unknown = {"hosts": "", "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n"}
+        return {"maxqps/auth_token": self.token, **unknown}
+
+    def begin(self, *words: str, on: str = "head") -> "subprocess.Popen[str]":
+        """A command of this package on a host."""
+        return subprocess.Popen(
+            self.host(on).words(words),
+            env=self.environment(),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *words: str, on: str = "head") -> "subprocess.CompletedProcess[str]":
+        """The same, to its end."""
+        process = self.begin(*words, on=on)
+        said, _ = process.communicate(timeout=START_S)
+        return subprocess.CompletedProcess(words, process.returncode, said, "")
+
+
+def compile_engine() -> None:
+    """Compile the engine into the cache: a replica that compiles answers no health check meanwhile."""
+    service = engines(load(["engine=simulated"]))
+    service.submit(0, 0.0, 256, 16)
+    service.advance(10.0)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Five hosts: a head, two serving nodes, two load hosts."""
+    if not allowed():
+        pytest.skip(NOT_HERE)
+    units = tmp_path_factory.mktemp("units")
+    where = ("--hosts", ",".join(ADDRESSES), "--venv", str(BIN.parent), "--out", str(units))
+    subprocess.run([sys.executable, "-m", *RENDER, *where], cwd=ROOT, check=True)
+    compile_engine()
+    with Network() as network:
+        made = Cluster(network, units, secrets.token_hex(32))
+        made.start("head", 1, "head")
+        for number, name in NODES.items():
+            made.start(name, number, "gpu")
+        for number, name in LOADS.items():
+            made.start(name, number, "load")
+        yield made

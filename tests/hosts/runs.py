@@ -1,0 +1,101 @@
+"""Runs of `loadgen` on a cluster of hosts: begun, disturbed, and read where they were written."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis import load_run
+from tests.hosts.conftest import CLUSTER, RUNS, Cluster
+from tests.support.machine.patience import START_S, until
+
+PROBE = ("workload=smoke", "slo.ttft_p90_ms=3000", "slo.tpot_p90_ms=500", "fleet.warmup_requests=4")
+SWEEP = (
+    *PROBE,
+    "search.start=prediction",
+    "search.expected_qps=5",
+    "search.window_s=8",
+    "search.first_transition_s=2",
+    "search.transition_s=2",
+    "search.settle_s=5",
+    "search.min_windows=2",
+    "search.budget_s=40",
+    "cluster.recovery_s=240",
+)
+"""A search of some five windows, slow enough for two cores that hold five hosts."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended: what its command said, its exit code, and its folder."""
+
+    said: str
+    code: int
+    folder: Path
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "sweep.json").read_text()))
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "manifest.json").read_text()))
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why windows are void."""
+        return [window["void_reason"] for window in self.tree["windows"] if not window["valid"]]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return load_run(self.folder).events()
+
+    def is_whole(self) -> bool:
+        """True if every planned request has its one row."""
+        requests = self.tree["requests"]
+        rows = load_run(self.folder).requests()["seq"].to_pylist()
+        return bool(requests["planned"] == requests["rows"] == len(rows) == len(set(rows)))
+
+
+def measure(
+    cluster: Cluster,
+    name: str,
+    verb: str,
+    words: Sequence[str] = SWEEP,
+    then: Callable[[Path], None] = lambda _: None,
+    on: str = "head",
+) -> Ended:
+    """Run a command to its end; `then` gets its folder once answers of its first windows are written."""
+    command = ["python", "-m", "loadgen", verb, *CLUSTER, "engine=simulated", RUNS, f"run={name}", *words]
+    process = cluster.begin(*command, on=on)
+    folder = cluster.host(on).disk / "runs" / name
+    try:
+        if process.poll() is None:
+            then(folder)
+        said, _ = process.communicate(timeout=START_S)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"{name} hangs: {error.stdout}") from error
+    finally:
+        process.kill()
+    assert (folder / "sweep.json").exists(), said
+    return Ended(said, process.returncode, copied(cluster, folder))
+
+
+def copied(cluster: Cluster, folder: Path) -> Path:
+    """A run folder brought here: paths are resolved where it is read, and into a host they lead nowhere."""
+    return Path(shutil.copytree(folder, cluster.units.parent / folder.name))
+
+
+def await_window(folder: Path, index: int) -> None:
+    """Wait until a window is being loaded."""
+
+    def begun() -> bool:
+        file = folder / "events.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return any(event["event"] == "window" and event["index"] == index for event in events)
+
+    until(begun, f"window {index} never began", START_S)

@@ -1,0 +1,40 @@
+"""What works on five hosts without a fault: preflight, probes, a job from outside."""
+
+import json
+
+import pytest
+
+from analysis import load_run
+from analysis.results import summary
+from tests.hosts.conftest import ADDRESSES, CLUSTER, Cluster
+from tests.hosts.runs import PROBE, Ended, measure
+from tests.support.machine import tries
+
+pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
+
+
+def test_preflight_finds_every_host_and_nothing_that_fails(cluster: Cluster) -> None:
+    done = cluster.run("python", "-m", "cluster", "preflight", *CLUSTER, "engine=simulated", "--json")
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    assert sorted(report["nodes"]) == sorted(ADDRESSES), "the data network's addresses, chosen by the units"
+    assert report["counts"]["fail"] == 0 and report["exit_code"] == 0
+
+
+def test_a_probe_over_two_nodes_and_two_load_hosts_is_valid(cluster: Cluster) -> None:
+    """Hosts have no name for each other, two networks, and monotonic clocks that began at different times."""
+    ends: list[Ended] = []
+
+    def probed(number: int) -> dict[str, object]:
+        ends.append(measure(cluster, f"probe-{number}", "probe", [*PROBE, "rate_qps=2", "duration_s=30"]))
+        return ends[-1].tree
+
+    tree = tries.valid(probed)
+    ended = ends[-1]
+    assert tree["exit_code"] == summary.EXIT_OK, ended.said
+    assert ended.is_whole()
+    actors = ended.manifest["load_actors"]
+    assert {actor["host"] for actor in actors} == {"load1", "load2"}
+    assert all(abs(actor["offset_us"]) > 1e6 * 10_000 for actor in actors), "the clocks do differ"
+    assert len(set(ended.manifest["server"]["replica_nodes"].values())) == 2
+    run = load_run(ended.folder)
+    assert set(run.requests()["client_id"].to_pylist()) == {0, 1}
