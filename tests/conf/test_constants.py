@@ -34,6 +34,7 @@ EXACT = (
     "not told apart from layer_us: every step of the fit holds prefill",
     "one GPU: nothing that more GPUs do not share",
     "not in the fit, which is of times per token",
+    "one layout in the fit: gemm_prefill has what more GPUs do not share",
     "the constants of the default model are those of this GPU",
     "unknown: its peaks alone tell it from the GPU of a fit",
 )

@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf import load
+from conf.constants import constants
 from conf.transfers import ENGINE_LN_SD, MODEL_LN_SD, transfers
 from tests.benchmarks.evidence.blog import Requests, Statistics
 from tests.benchmarks.evidence.figures import Answer, Figure, Study, Summary, answers, verdict
 from tests.benchmarks.evidence.kernels import FAMILIES, Kernels, fitted, ln_us, mixture
 from tests.benchmarks.evidence.leave_out import relative
+from tests.benchmarks.evidence.loop_fit import FREE, ROWS, Measured
 from tests.benchmarks.evidence.loops import Loop
 from tests.benchmarks.evidence.mlperf import Submission
 from tests.benchmarks.evidence.reading import OTHERS, read
@@ -118,6 +121,17 @@ def test_mlperf_needs_its_lengths_and_counts_a_run_once(tmp_path: Path) -> None:
     assert seen == pytest.approx(published, rel=0.12)
     slower = np.exp(server.predict({"model.step_time.deployment_scale": 1.1}))
     assert (slower < seen).all()
+
+
+def test_the_card_of_deepseek_r1_meets_the_loops_that_it_was_fitted_to() -> None:
+    measured = Measured([it for it in read([ROWS])[0] if isinstance(it, Loop)])
+    values = load(["model=deepseek_r1_fp8", "layout=dp1_tp8"])
+    at = np.log([constants(values)[path].value for path in FREE])
+    off = measured.predict(at) - measured.means
+    assert len(off) == 48 and np.sqrt(np.mean(off**2)) < 0.08
+    slower = measured.predict(at + np.array([0.3, *np.zeros(len(FREE) - 1)])) - measured.predict(at)
+    tpot = ["tpot" in label for label in measured.labels]
+    assert (slower[tpot] > 0.03).all()
 
 
 def test_a_mixture_reads_the_experts_that_its_tokens_touch() -> None:

@@ -24,11 +24,12 @@ RELATIVES: Mapping[str, str] = {
     "Llama-2-70B-Chat-FP8": "llama31_405b_fp8",
     "Llama-3.1-405B-Instruct-FP8": "llama2_70b_fp8",
     "Qwen3-VL-235B-A22B-Instruct": "qwen3_235b_a22b_fp8",
-    "DeepSeek-V3.2": "kimi_k25_int4",
+    "DeepSeek-V3.2": "deepseek_r1_fp8",
+    "DeepSeek-R1-0528": "deepseek_v32_fp8",
     "Kimi-K2.5": "deepseek_v32_fp8",
 }
 """The card whose architecture is nearest, by the name of a model with one source."""
-FITTED = ("MLPerf Inference 5.1", "arXiv 2603.10031")
+FITTED = ("MLPerf Inference 5.1", "arXiv 2603.10031", "InferenceX")
 """Sources that are all that a card other than the default was fitted to."""
 
 

@@ -46,6 +46,7 @@ OTHERS = tuple(
         "mlperf_llama2_70b.csv",
         "lengths_llama2_70b_openorca.csv",
         "rocm_vllm_llama_405b.csv",
+        "inferencex_deepseek_r1_fp8.csv",
         "vllm_pr_17535.csv",
     )
 )
