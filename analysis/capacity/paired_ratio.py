@@ -20,23 +20,24 @@ from conf.specs.bounds import LIMITS, Limit, allowed_over, deciding, metric_of
 
 Open = Literal["", "above", "below"]
 
-SLOPE_CENTRE, SLOPE_SD = math.log(18), 0.3
-"""d logit(share) / d ln(rate): 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended
-early left out)."""
-NOISE, NOISE_FREEDOM = 0.1, 2.0
-"""sd of the difference of a pair's shares over sqrt(v (1 - v)), v being their mean, before it is seen, and
-the degrees of freedom of that belief."""
+Belief = tuple[float, float, float]
+"""Centre and sd of ln slope, d logit(share) / d ln(rate), and the sd of the difference of a pair's shares
+over sqrt(v (1 - v)), v being their mean, before anything is seen."""
+WHOLE: Belief = math.log(18), 0.3, 0.1
+"""Slopes are 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended early left out)."""
+GAPS: Belief = math.log(12), 0.5, 0.5
+"""Where a request's own gaps decide a step with a prompt is long at any load: slopes are 7 to 18 of a p99 on
+the engine model. A long step is long for all answers in the batch, and B's steps are not A's, so that windows
+scatter: with this noise 22 of 24 comparisons of I99 cover, with 0.3 some 7 of ten."""
+POOLED: Belief = math.log(6), 0.4, 0.1
+"""Slopes of pooled gaps are 3 to 6.5 there."""
+NOISE_FREEDOM = 2.0
+"""Degrees of freedom of the noise that is believed beforehand."""
 UNSEEN = 8.0
 """Variance that the pairs hide, as a multiple of what they show over its degrees of freedom: a neighbour or a
 queue of its own slows one side for a minute, and a few minutes see few of these. Of 56 quick comparisons each
 of identical services 2 of `noisy` and 1 of `queue` are wrong; with 4 some 5 and 4 (`foreign_services
 --compare`)."""
-GAP_SLOPE_CENTRE, GAP_SLOPE_SD, GAP_NOISE = math.log(12), 0.5, 0.5
-"""The same where a request's own gaps decide, for which a step with a prompt is long at any load: slopes are
-7 to 18 of a p99 on the engine model. A long step is long for all answers in the batch, and B's steps are not
-A's, so that windows scatter: with this noise 22 of 24 comparisons of I99 cover, with 0.3 some 7 of ten."""
-POOLED_SLOPE_CENTRE, POOLED_SLOPE_SD = math.log(6), 0.4
-"""Slopes of pooled gaps are 3 to 6.5 there."""
 TILT, TILT_SD = 0.5, 0.4
 """ln of B's slope over A's, by ln(ratio): the faster one is nearer to its saturation, hence steeper. 0.75 in
 S2, 0.5 where a batch is the only limit (theory); what a share far from the allowed one says depends on it."""
@@ -47,7 +48,7 @@ once. Without it the interval covers in .88 of 99 comparisons with ratios of .47
 MOST_AROUND = 0.2
 """Largest share around a bound where the bound is just kept: a heavier tail is no tail."""
 UNSURE = 0.27
-"""An expected difference so large, in the units of `NOISE`, is as unsure as the noise, for no curve has one
+"""An expected difference so large, in the units of the noise, is as unsure as the noise, for no curve has one
 slope throughout: some 0.05 (ln) from the answer. Where one side is all over, or none, it is sure again, of
 the side."""
 PRIOR_SD = 0.55
@@ -189,7 +190,7 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate,
     kept = allowed_over(limit)
     near, over = sum(sum(it.near) for _, it in informative), sum(sum(it.over) for _, it in seen)
     allowed = max(kept, min(kept * near / max(1, over), MOST_AROUND))
-    fit = _Fit.of(informative, allowed, _Belief.of(limit, any(shares.of_gaps for _, shares in seen)))
+    fit = _Fit.of(informative, allowed, _belief(limit, any(shares.of_gaps for _, shares in seen)))
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     noise = fit.noise(wide)
     log_evidence = fit.evidence(wide, noise)
@@ -205,19 +206,10 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate,
     return Estimate(math.exp(median), math.exp(low), math.exp(high)), side
 
 
-class _Belief(NamedTuple):
-    """The prior of a limit's pairs: centre and sd of ln slope, and the noise."""
-
-    centre: float
-    sd: float
-    noise: float
-
-    @classmethod
-    def of(cls, limit: Limit, of_gaps: bool) -> "_Belief":
-        if metric_of(limit) == "itl_pooled":
-            return cls(POOLED_SLOPE_CENTRE, POOLED_SLOPE_SD, NOISE)
-        known = (GAP_SLOPE_CENTRE, GAP_SLOPE_SD, GAP_NOISE) if of_gaps else (SLOPE_CENTRE, SLOPE_SD, NOISE)
-        return cls(*known)
+def _belief(limit: Limit, of_gaps: bool) -> Belief:
+    if metric_of(limit) == "itl_pooled":
+        return POOLED
+    return GAPS if of_gaps else WHOLE
 
 
 class _Noise(NamedTuple):
@@ -241,10 +233,10 @@ class _Fit:
     shares: Floats
     stretches: Sequence[Floats]
     allowed: float
-    belief: _Belief
+    belief: Belief
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, Shares]], allowed: float, belief: _Belief) -> "_Fit":
+    def of(cls, pairs: Sequence[tuple[float, Shares]], allowed: float, belief: Belief) -> "_Fit":
         """The fit of pairs at a ln(ratio) each."""
         tried, determined, *near = np.array([(at, it.determined, *it.near) for at, it in pairs]).T
         stretches = [np.array(it.stretches).T for _, it in pairs]
@@ -267,7 +259,7 @@ class _Fit:
 
     def noise(self, deltas: Floats) -> _Noise:
         """The noise that the stretches of the pairs show around the likeliest cell of the grid."""
-        freedom, variance = NOISE_FREEDOM, self.belief.noise**2
+        freedom, variance = NOISE_FREEDOM, self.belief[2] ** 2
         expected, spread = self._expected(deltas)
         log_evidence = self._log_evidence(expected, spread, _Noise(variance, freedom))
         best = int(np.argmax(log_evidence))
@@ -287,7 +279,8 @@ class _Fit:
 
         Shape (pair, tilt, slope, delta).
         """
-        slope = np.exp(self.belief.centre + self.belief.sd * _STEPS)[:, None]
+        centre, sd, _ = self.belief
+        slope = np.exp(centre + sd * _STEPS)[:, None]
         tilt = (TILT + TILT_SD * _STEPS)[:, None, None] * deltas
         mean = self.shares.mean(axis=0)
         above = np.log(mean / (1 - mean)) - math.log(self.allowed / (1 - self.allowed))
