@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from conf import bound_words, constant_keys, constants, kernels, named_files
+from conf import bound_words, constants, kernels, named_files
 from conf.io.bounded_yaml import DUMPER
 from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line
@@ -24,8 +24,7 @@ from conf.specs.conversation import overruled
 from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
-from conf.specs.planning import Planning
-from conf.specs.recommendation import Recommendation
+from conf.specs.planning import Planning, Recommendation
 from conf.trees import overlaid, value_at
 from conf.typed import Source, typed
 from conf.word_values import Word, of_keys, parsed
@@ -204,9 +203,9 @@ def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str]
         tree = _over(tree, of_keys(settings, KERNEL_KEYS))
         ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
         tree = overlaid(tree, {"engine": {"kernel_ratio": ratio and asdict(ratio)}})
-    constant_keys.check_kernels(tree, keys)
+    constants.check_kernels(tree, keys)
     for key in keys:
-        tree = overlaid(tree, constant_keys.exact(tree, key))
+        tree = overlaid(tree, constants.exact(tree, key))
     return _over(tree, settings)
 
 

@@ -8,14 +8,14 @@ behind a model's own constants (`Posterior`) adds correlations.
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.io.check import require
+from conf.io.check import ConfigError, require
 from conf.specs.experiment import (
     Constant,
     Efficiency,
@@ -26,6 +26,7 @@ from conf.specs.experiment import (
     StepTime,
 )
 from conf.transfers import transfers, widened
+from conf.trees import Tree, value_at
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 KERNELS = "engine.kernel_ratio"
@@ -219,3 +220,48 @@ def _checked(rows: Mapping[str, Any], name: str, rounding: float) -> NDArray[np.
     least = min(np.linalg.eigvalsh(cells), default=0.0)
     require(least >= -rounding, f"{name} cannot be: it has the eigenvalue {least:.3g}")
     return cells
+
+
+GROUPS = ("model.step_time", "hardware.efficiency", KERNELS, TRANSFER)
+
+
+def units(tree: Tree) -> dict[str, str]:
+    """The unit of each constant in a configuration's tree, by config key."""
+    return {
+        f"{group}.{name}": entry["unit"]
+        for group in GROUPS
+        if isinstance(entries := value_at(tree, group), dict)
+        for name, entry in entries.items()
+        if isinstance(entry, dict) and "unit" in entry
+    }
+
+
+def exact(tree: Tree, key: str) -> dict[str, Any]:
+    """Changes that make a constant exact whose value a word sets: the old evidence is not about it."""
+    path, _, field = key.rpartition(".")
+    if field != "value" or path not in units(tree):
+        return {}
+    outer, inner, name = path.split(".")
+    return {outer: {inner: {name: {"low": None, "high": None, "source": f"given as {key}"}}}}
+
+
+def check_key(key: str) -> None:
+    """Raise ConfigError for a key that would replace a constant, change its unit or set a covariance."""
+    parts = key.split(".")
+    if ".".join(parts[:2]) in GROUPS and (len(parts) < 4 or parts[3] == "unit"):
+        raise ConfigError(
+            f"{key} cannot be set: of a constant only value, low, high and source can, each in its unit, as "
+            "in model.step_time.layer_us.value=100"
+        )
+    if key.partition(".")[2].startswith("constants_covariance"):
+        raise ConfigError(f"{key} belongs to a calibration; name its file: engine.constants=FILE")
+
+
+def check_kernels(tree: Tree, keys: Iterable[str]) -> None:
+    """Raise ConfigError for a key of other kernels on an engine that has the kernels of the fit."""
+    own = next((key for key in keys if key.startswith(KERNELS)), "")
+    if own and not value_at(tree, KERNELS):
+        raise ConfigError(
+            f"{own}: this engine has the kernels of the fit; choose others with engine=simulated_triton or "
+            "engine.attention_backend=NAME"
+        )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from conf import bound_words, checkpoint, constant_keys, constants
+from conf import bound_words, checkpoint, constants
 from conf.io.bounded_yaml import bounded_text
 from conf.io.bounded_yaml import read as read_yaml
 from conf.io.check import ConfigError
@@ -101,9 +101,7 @@ def _with_calibration(tree: Tree, calibration: Tree) -> Tree:
     """The values of a calibration; the model's own fit no longer correlates its constants."""
     names = {group: tree[group]["name"] for group in ("model", "hardware")}
     units = {
-        path: unit
-        for path, unit in constant_keys.units(tree).items()
-        if not path.startswith(constants.KERNELS)
+        path: unit for path, unit in constants.units(tree).items() if not path.startswith(constants.KERNELS)
     }
     changed = overlaid(tree, constants.overlay(calibration, names, units))
     joint = constants.outside(value_at(tree, "model.posterior.correlations"), calibration["constants"])

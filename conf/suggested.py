@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from conf.keys import Fields, bare, fields_of, keys
-from conf.specs import planning, recommendation
+from conf.specs import planning
 from conf.specs.engine import ENGINES
 from conf.specs.experiment import Experiment
 from conf.words import groups
@@ -43,5 +43,5 @@ def _keys() -> Iterator[tuple[str, Any]]:
 
 def _root() -> Fields:
     """The first parts of all keys: of an experiment, a plan and a recommendation."""
-    kinds = (Experiment, planning.Planning, recommendation.Recommendation)
+    kinds = (Experiment, planning.Planning, planning.Recommendation)
     return {name: kind for spec in kinds for name, kind in (fields_of(spec) or {}).items()}

@@ -1,7 +1,10 @@
-"""Trees of plain values, as YAML has them: a value by its dotted key, one tree over another."""
+"""Trees of plain values, as YAML has them: a value by its dotted key, one tree over another, differences."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
+
+from conf.specs.experiment import Experiment
 
 Tree = Mapping[str, Any]
 
@@ -31,3 +34,10 @@ def flat(tree: Tree, above: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         values |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
     return values
+
+
+def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
+    """Dotted keys whose values differ -> the values of A and B; None if one lacks the key."""
+    flat_a, flat_b = flat(asdict(a)), flat(asdict(b))
+    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
+    return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}

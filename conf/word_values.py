@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 import yaml
 from omegaconf import OmegaConf
 
-from conf import constant_keys
+from conf import constants
 from conf.io.bounded_yaml import refuse_large
 from conf.io.check import ConfigError, Refusals
 from conf.keys import Fields, bare, fields_of, type_of
 from conf.specs.engine import ENGINES
 from conf.specs.lengths import Lengths
 from conf.trees import value_at
-from conf.typed import fits
-from conf.unknown_keys import unknown
+from conf.typed import fits, unknown
 from conf.words import key_and_value
 
 FIXED = asdict(Lengths(1))
@@ -39,7 +38,7 @@ def parsed(root: Fields, words: Sequence[str], refusals: Refusals) -> list[Word]
             key, _ = key_and_value(word)
             tree = _tree(root, key, word)
             _check_key(root, key, value_at(tree, key))
-            constant_keys.check_key(key)
+            constants.check_key(key)
             settings.append(Word(key, tree))
     return settings
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(versions())
         return 0
     if first == "schema" and not rest:
-        from conf.json_schema import schema_text
+        from conf.typed import schema_text
 
         print(schema_text())
         return 0

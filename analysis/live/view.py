@@ -1,13 +1,13 @@
 """A run as it is watched: its newest state and, at last, its end; one thread writes them, others read."""
 
 import json
-import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.live.state import LiveState
+from analysis.results.json_border import to_tree
 
 BEGAN = "run"
 """The event with which a run begins for whoever watches its command; its folder does not hold it."""
@@ -60,13 +60,11 @@ class Snapshot:
     @property
     def tree(self) -> dict[str, Any]:
         """The snapshot as values that JSON can carry, without its clock."""
-        now = self.state.now
-        tree = asdict(self)
+        tree = to_tree(self)
         del tree["heard_s"], tree["state"]["nodes"]
-        if now is not None:
+        if now := self.state.now:
             tree["state"]["now"]["pending_pct"] = now.pending_pct
-        found: dict[str, Any] = _plain(tree)
-        return found
+        return tree
 
 
 class LiveView:
@@ -98,14 +96,3 @@ def bounded(state: LiveState) -> LiveState:
     if max(len(state.windows), len(state.beliefs)) <= MOST_WINDOWS:
         return state
     return replace(state, windows=state.windows[-MOST_WINDOWS:], beliefs=state.beliefs[-MOST_WINDOWS:])
-
-
-def _plain(tree: Any) -> Any:
-    """The tree with NaN (unknown) as null and infinities as the words "inf" and "-inf"."""
-    if isinstance(tree, Mapping):
-        return {str(key): _plain(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_plain(value) for value in tree]
-    if isinstance(tree, float):
-        return tree if math.isfinite(tree) else None if math.isnan(tree) else str(tree)
-    return tree if tree is None or isinstance(tree, bool | int | str) else str(tree)

@@ -29,7 +29,7 @@ MOST_ERRORS = 5
 
 
 def to_tree(verdict: Any) -> Tree:
-    """A dataclass as JSON carries it: every field under its name, infinite numbers as words."""
+    """A dataclass as JSON carries it: every field under its name; infinite numbers are words, NaN is null."""
     return {field.name: plain(getattr(verdict, field.name)) for field in fields(verdict)}
 
 
@@ -46,8 +46,8 @@ def plain(value: Any) -> Any:
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
     return value
 
 

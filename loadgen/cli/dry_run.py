@@ -7,10 +7,9 @@ from typing import Any
 
 from conf import Experiment, load
 from conf.compose import dump
-from conf.differences import differences
 from conf.io.one_line import one_line
 from conf.specs.conversation import Conversations
-from conf.trees import flat
+from conf.trees import differences, flat
 from loadgen.cli import machine_check
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS

@@ -10,7 +10,7 @@ from analysis.recommendation.recommended import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
 from conf.compose import load_recommendation
 from conf.specs.experiment import SimulatedEngine
-from conf.specs.recommendation import MOST_SHAPES, Recommendation
+from conf.specs.planning import MOST_SHAPES, Recommendation
 from conf.words import group_file, groups, key_and_value
 from loadgen.cli.arguments import PROBE_KEYS
 

@@ -14,8 +14,8 @@ from analysis.results.runs import load_run
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import Experiment
-from conf.differences import differences
 from conf.specs.quality import Quality
+from conf.trees import differences
 
 KIND = "quality"
 CODES: dict[Called, int] = {"SAME": EXIT_OK, "DEGRADED": EXIT_DEGRADED, "UNDECIDED": EXIT_OPEN}

@@ -731,7 +731,7 @@ FAULTS = (
     ),
     Fault(
         "quantised group of a channel",
-        "conf.quantised:_group",
+        "conf.checkpoint:_group",
         "max(0, int(str(value)))",
         "abs(int(str(value)))",
     ),

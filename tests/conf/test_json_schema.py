@@ -1,4 +1,4 @@
-"""conf.json_schema: what an editor accepts is what `conf.load` accepts, as far as single keys go."""
+"""conf.typed: what an editor accepts is what `conf.load` accepts, as far as single keys go."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import yaml
 from conf import load
 from conf.compose import dump
 from conf.io import bounded_yaml
-from conf.json_schema import schema_text
+from conf.typed import schema_text
 from conf.words import ROOT
 
 SCHEMA = json.loads(schema_text())
