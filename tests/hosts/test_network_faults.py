@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.results import summary
 from tests.hosts.conftest import Cluster
-from tests.hosts.runs import Ended, await_window, measure
+from tests.hosts.runs import GOES_ON, Ended, await_window, measure
 from tests.support.machine.patience import BUSY
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
 
 STRUCK = 1
 """The window in which a fault comes."""
-GOES_ON = (summary.EXIT_OK, summary.EXIT_OPEN, summary.EXIT_VOID, summary.EXIT_SLO_MISSED)
-"""Exit codes of a search that went on to its end; on a busy machine all its windows may be void."""
 
 
 def check(ended: Ended, *expected: str) -> None:
@@ -68,3 +65,31 @@ def test_a_serving_node_without_network_is_named_and_waited_for(cluster: Cluster
     check(ended, "node_lost", "replica_lost")
     assert "node_lost" in ended.reasons and "node2 (10.88.0.12)" in ended.said
     assert ended.tree["recoveries"] and lost_s(ended, "10.88.0.12") > 5
+
+
+def test_a_head_without_network_makes_windows_void_and_nothing_hangs(cluster: Cluster) -> None:
+    ended = measure(cluster, "head-10", "sweep", then=cut_for(cluster, "head", 10.0))
+    check(ended, "node_lost", "load_host_lost", "replica_lost", "actor_lost")
+
+
+def test_a_load_host_that_dies_is_replaced_on_another(cluster: Cluster) -> None:
+    def then(folder: Path) -> None:
+        await_window(folder, STRUCK)
+        cluster.host("load2").power_off()
+
+    ended = measure(cluster, "load-dead", "sweep", then=then)
+    check(ended, "load_host_lost")
+    assert {actor["host"] for actor in ended.manifest["load_actors"][2:]} == {"load1"}, ended.said
+    cluster.start("load2", 22, "load")
+
+
+def test_a_dead_node_is_replaced_by_a_host_of_another_address(cluster: Cluster) -> None:
+    def then(folder: Path) -> None:
+        await_window(folder, STRUCK)
+        cluster.host("node2").power_off()
+        cluster.start("node3", 13, "gpu")
+
+    ended = measure(cluster, "node-new", "sweep", then=then)
+    check(ended, "node_lost", "replica_lost")
+    addresses = {facts["host"] for facts in ended.manifest["server"]["replicas"].values()}
+    assert addresses == {"10.88.0.11", "10.88.0.13"}, "the manifest says where the replicas are now"

@@ -16,7 +16,7 @@ from loadgen.drive import host_loss
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.host_outage import HostOutage
-from loadgen.fleet.target import Observation
+from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -25,7 +25,7 @@ from tests.support.virtual.virtual_target import VirtualTarget
 
 WORDS = ["search=quick", "search.start=prediction", "search.expected_qps=3.4", "search.window_s=20"]
 EXPERIMENT = load([*WORDS, "search.budget_s=240", "search.min_windows=2"])
-CUT_FROM_S, CUT_UNTIL_S = 100.0, 900.0
+CUT_UNTIL_S = 900.0
 NO_WAY = SILENT | {"status": "conn_error", "error_kind": "OSError", "error": "No route to host"}
 
 
@@ -35,29 +35,30 @@ class Cut(VirtualTarget):
     While the load host is cut, its requests find no way and its load actor reports nothing.
     """
 
-    def __init__(self, *, serves: bool) -> None:
+    def __init__(self, *, serves: bool, from_s: float = 100.0) -> None:
         super().__init__(engines(EXPERIMENT))
+        self._from_ns = int(from_s * NS)
         self._serves, self._until_ns = serves, int(CUT_UNTIL_S * NS)
         self.waits = 0
 
     def outages(self) -> Sequence[HostOutage]:
-        if self._now_ns < CUT_FROM_S * NS:
+        if self._now_ns < self._from_ns:
             return ()
         back = self._now_ns >= self._until_ns
         clients = frozenset[int]() if self._serves else frozenset({0})
         name = "node1" if self._serves else "load1"
-        at = int(CUT_FROM_S * NS), self._until_ns if back else None
+        at = self._from_ns, self._until_ns if back else None
         return [
             HostOutage(name, "10.0.0.9", self._serves, "No route to host", *at, clients, not self._serves)
         ]
 
     @property
     def _is_silent(self) -> bool:
-        return not self._serves and CUT_FROM_S * NS <= self._now_ns < self._until_ns
+        return not self._serves and self._from_ns <= self._now_ns < self._until_ns
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         seen = super().run(schedule, until_ns)
-        span = int(CUT_FROM_S * NS), self._until_ns
+        span = self._from_ns, self._until_ns
         ended, pending = (altered(rows, NO_WAY, *span) for rows in (seen.ended, seen.pending))
         return Observation(ended, pending, silent_actors=["load actor 0 on load1"] if self._is_silent else [])
 
@@ -90,7 +91,7 @@ def test_a_load_host_without_network_voids_its_windows_and_no_service_is_lost() 
     named = [facts["verdict"] for kind, facts in events if kind == "window_done" and facts["void"]]
     assert named and all("load1 (10.0.0.9)" in text for text in named)
     assert tree["exit_code"] in (summary.EXIT_OK, summary.EXIT_OPEN), "the search goes on to its end"
-    assert drive.elapsed_s() < CUT_UNTIL_S - CUT_FROM_S, "the wait costs no budget"
+    assert drive.elapsed_s() < CUT_UNTIL_S - 100, "the wait costs no budget"
 
 
 def test_a_node_without_network_is_named_and_the_service_is_waited_for() -> None:
@@ -146,3 +147,21 @@ def test_a_window_feels_an_outage_while_it_or_its_answers_last(
 def test_only_requests_of_the_cut_host_are_its_own_fault() -> None:
     table = rows((1, 40, 5.0), (1, 49, 5.0), (0, 55, 1.0), (1, 55, None), (1, 61, 1.0))
     assert host_loss.own_fault([outage(50, 60)], table).tolist() == [False, True, False, True, False]
+
+
+class Gone(Cut):
+    """A load host that never comes back, and no other takes its load actor."""
+
+    def heal(self) -> bool:
+        self.lost = [LostActor(0, 0, 1, "its host cannot be reached", "load1 (10.0.0.9)")]
+        return False
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        return dataclasses.replace(super().run(schedule, until_ns), lost_actors=getattr(self, "lost", []))
+
+
+def test_a_load_host_gone_for_good_ends_the_sweep_with_what_it_has() -> None:
+    _, tree, events = run(Gone(serves=False, from_s=170.0))
+    assert tree["exit_code"] in (summary.EXIT_OK, summary.EXIT_OPEN) and tree["capacity"]
+    assert "it ended early: lost load actor 0 on load1 (10.0.0.9)" in tree["evidence"]
+    assert [facts["stop"] for kind, facts in events if kind == "stop"] == ["actor_lost"]
