@@ -272,9 +272,9 @@ def check_generations(ran: Ran, same_processes: int) -> None:
 def check_continued(ran: Ran) -> None:
     """A later session goes on after the last window without a loss."""
     before = continued(load_run(ran.folder))
-    kept = [plan.index for plan, *_ in before.windows]
+    kept = [window.index for window in before.windows]
     assert kept == list(range(len(kept)))
-    lost = {plan.index for plan, *_, seen in before.windows if seen.loss}
+    lost = {window.index for window in before.windows if window.evidence.loss}
     assert not kept or kept[-1] not in lost
     assert all(ran.reasons[index] for index in lost)
     assert lost >= {index for index in kept if ran.reasons[index] == "replica_lost"}

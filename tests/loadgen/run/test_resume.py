@@ -148,7 +148,7 @@ def test_a_window_whose_answers_ended_with_the_session_is_measured_again(
     killed_after(folder, 3)
     folder.collect()
     before = past(load_run(folder.path))
-    cut(folder.path, before.windows[-1][1], **row)
+    cut(folder.path, before.windows[-1].counts, **row)
     after = past(load_run(folder.path))
     assert len(after.windows) == len(before.windows) - 1
     assert after.windows == before.windows[:-1] and after.elapsed_s < before.elapsed_s
