@@ -29,7 +29,7 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.types.probe_figures import ProbeFigures, Quantile
 from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
+from analysis.results.types.study_verdict import StudyVerdict
 from analysis.rows import foreign_words, records
 from analysis.stats.estimate import Estimate
 from analysis.views import answers as views
@@ -473,26 +473,6 @@ def test_a_comparison_says_its_ratio_and_what_differs(tmp_path: Path, undrawn: N
     above = page.text[: page.text.index("Contents")]
     assert "B / A = 0.900 [0.850, 0.970] (95 %): B is worse" in above
     assert "layout.name one two" in page.text and "service of a" in page.text
-
-
-def test_a_matrix_says_why_a_cell_has_no_capacity(tmp_path: Path, undrawn: None) -> None:
-    axes = {"workload.prefix_hit": 0.5}
-    cells = [
-        to_tree(MatrixCell.from_verdict("c1", axes, "", load_run(GOLDEN).verdict)),
-        to_tree(MatrixCell.from_verdict("c2", axes, "the weights do not fit", None)),
-        to_tree(MatrixCell.from_verdict("c3", axes, "", None)),
-    ]
-    one = {"value": 1.0, "low": 1.0, "high": 1.0}
-    cells[0]["ratio"] = {"estimate": one, "how": "reference", "why": "", "pairs": 0}
-    more = {
-        "axes": ["workload.prefix_hit"],
-        "cells": cells,
-        "exit_code": 2,
-        "reason": "2 of 3 cells have none",
-    }
-    page = built(studied(tmp_path / "study", "matrix", "c1", **more), tmp_path / "out.html")
-    assert "1 of 3 cells have a capacity" in page.text[: page.text.index("Contents")]
-    assert "refused (exit 2): the weights do not fit" in page.text and "not measured yet" in page.text
 
 
 def test_a_study_that_still_runs_claims_nothing(tmp_path: Path, undrawn: None) -> None:

@@ -27,6 +27,7 @@ from tests.support.machine.healthy_node import (
     HBM,
     HEALTHY,
 )
+from tests.support.machine.power_tree import write
 
 MI325X = Expected(
     "vllm",
@@ -47,14 +48,6 @@ device_id 29861
 drm_render_minor {minor}
 fw_version 192
 """
-
-
-def write(root: Path, texts: dict[str, str]) -> None:
-    """Files below `root` by their paths."""
-    for name, text in texts.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def kfd_tree(root: Path, gpus: int) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.support.search.scenarios import truths
 from tests.support.search.searches import searched
 
-pytestmark = pytest.mark.slow
+# Forty searches take two minutes of CPU.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SEEDS = range(100, 140)
 

@@ -124,6 +124,7 @@ def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     sticky, spread = (to_tree(one)["forecast"] for one in found)
     assert grid.ratio(*zip(found, both, strict=True)).value > 1.5
     assert sticky["cached_share_of_input"] > spread["cached_share_of_input"] + 0.1
+    sticky, spread = sticky["sessions"], spread["sessions"]
     assert (sticky["replicas_per_session"], sticky["simulated_nodes"]) == (1.0, 3)
     assert 2 < spread["replicas_per_session"] <= 3 and spread["max_over_mean_share"] < 1.1
     text = screen(found[0])
