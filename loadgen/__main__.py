@@ -1,7 +1,7 @@
 """Maximum QPS per node of an LLM service within its latency bounds, with an interval.
 
 examples:
-  python -m loadgen sweep                               one simulated MI325X node on this machine (7 min)
+  python -m loadgen sweep                               one simulated MI325X node on this machine (3 min)
   python -m loadgen sweep --dry-run search=standard     print the plan and how long it takes
   python -m loadgen sweep --live 8090                   follow it in a browser at http://127.0.0.1:8090/
   python -m loadgen sweep matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4] matrix.slo.tpot_p90_ms=[50,100]
