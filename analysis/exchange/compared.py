@@ -29,7 +29,7 @@ class ComparedResult:
     letter: str
     path: Path
     verdict: RunVerdict | StudyVerdict | None = None
-    asked: Experiment | None = None
+    experiment: Experiment | None = None
     run: Run | None = None
     foreign: Foreign | None = None
 
@@ -44,10 +44,10 @@ class ComparedResult:
     @property
     def capacity(self) -> Estimate | None:
         """The capacity in QPS per node by sampling noise alone; None where `unclaimed` gives the reason."""
-        found = self.verdict.capacity if self.verdict else None
-        if self.unclaimed or not found:
+        figures = self.verdict.capacity if self.verdict else None
+        if self.unclaimed or not figures:
             return None
-        return found.sampling
+        return figures.sampling
 
     @property
     def unclaimed(self) -> str:
@@ -59,24 +59,24 @@ class ComparedResult:
         if not self.verdict.valid:
             word = summary.word(self.verdict)
             return f"is {word}: {self.verdict.reason or 'no capacity is claimed'}"
-        found = self.verdict.capacity
-        if not found:
+        figures = self.verdict.capacity
+        if not figures:
             return "measured no capacity"
-        return "has an open end: a bound, not a number" if found.open_above or found.open_below else ""
+        return "has an open end: a bound, not a number" if figures.open_above or figures.open_below else ""
 
 
 def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
     """The sides that the paths name, in order. Raises RunError for fewer than two, or for a repeated one."""
-    found = [one for path in paths for one in _sides(path)]
-    known = [one.path.resolve() for one in found if one.foreign is None]
+    sides = [one for path in paths for one in _sides(path)]
+    known = [one.path.resolve() for one in sides if one.foreign is None]
     for path in known:
         if known.count(path) > 1:
             raise RunError(f"{path.name} is given twice; compare needs different runs")
-    if len(found) < 2:
+    if len(sides) < 2:
         raise RunError(f"compare needs two or more; give another RUN beside {paths[0] if paths else 'it'}")
-    if len(found) > len(LETTERS):
-        raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(found)}")
-    return [replace(one, letter=letter) for one, letter in zip(found, LETTERS, strict=False)]
+    if len(sides) > len(LETTERS):
+        raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(sides)}")
+    return [replace(one, letter=letter) for one, letter in zip(sides, LETTERS, strict=False)]
 
 
 def paired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
@@ -85,13 +85,13 @@ def paired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
     if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
         return None
     study = studies.load_verdict(above)
-    found = study.ratio
-    if study.study != "compare" or not found or not study.valid:
+    ratio = study.ratio
+    if study.study != "compare" or not ratio or not study.valid:
         return None
     if a.path.resolve().name == study.names[0]:
-        return found.estimate
-    low, high = found.estimate.ends
-    return Estimate(1 / found.estimate.value, high and 1 / high, low and 1 / low)
+        return ratio.estimate
+    low, high = ratio.estimate.ends
+    return Estimate(1 / ratio.estimate.value, high and 1 / high, low and 1 / low)
 
 
 def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
@@ -138,10 +138,10 @@ def compare(a: Run, b: Run) -> CapacityRatio:
     sides = [
         ComparedResult(name, run.path, run.verdict, run.config, run) for name, run in (("A", a), ("B", b))
     ]
-    found = capacity_ratio(*sides)
-    if found is None:
+    ratio = capacity_ratio(*sides)
+    if ratio is None:
         raise RunError(f"no ratio B / A: {refused(*sides)}")
-    return found
+    return ratio
 
 
 def capacity_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
@@ -171,7 +171,7 @@ def load_foreign(path: Path | str) -> list[Foreign]:
     text = _text(path)
     try:
         trees, cut = _trees(text, path)
-        found = _read(trees, path)
+        loads = _read(trees, path)
     except RunError:
         raise
     except RecursionError as error:
@@ -182,7 +182,7 @@ def load_foreign(path: Path | str) -> list[Foreign]:
             f"{type(error).__name__} {error}"
         ) from error
     note = ("its last line is cut off and left out",) if cut else ()
-    return [replace(one, notes=(*one.notes, *note)) for one in found]
+    return [replace(one, notes=(*one.notes, *note)) for one in loads]
 
 
 def _read(trees: Sequence[Any], path: Path) -> list[Foreign]:

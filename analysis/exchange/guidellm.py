@@ -123,10 +123,10 @@ def _outcome(kind: str, one: Mapping[str, Any], body: Mapping[str, Any]) -> Row:
 
 def _body(one: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        found = json.loads(one.get("request_args") or "{}").get("body")
+        body = json.loads(one.get("request_args") or "{}").get("body")
     except (ValueError, AttributeError):
-        found = None
-    return found if isinstance(found, dict) else {}
+        body = None
+    return body if isinstance(body, dict) else {}
 
 
 def _arrivals(strategy: Mapping[str, Any]) -> str:
@@ -157,9 +157,9 @@ def _left_out(benchmark: Mapping[str, Any], stats: Sequence[Any]) -> list[str]:
 
 
 def _own(benchmark: Mapping[str, Any]) -> dict[str, Trio]:
-    found = {}
+    quantiles = {}
     for ours, (theirs, scale) in OWN.items():
         figures = (benchmark["metrics"].get(theirs) or {}).get("successful") or {}
         if figures.get("count"):
-            found[ours] = foreign.percentiles(figures["percentiles"], ("p50", "p90", "p99"), scale)
-    return found
+            quantiles[ours] = foreign.percentiles(figures["percentiles"], ("p50", "p90", "p99"), scale)
+    return quantiles

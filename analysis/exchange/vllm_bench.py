@@ -90,8 +90,8 @@ def _asked(tree: Mapping[str, Any]) -> OfferedLoad:
 
 
 def _own(tree: Mapping[str, Any]) -> dict[str, Trio]:
-    found = {
+    quantiles = {
         ours: foreign.percentiles(tree, (f"median_{theirs}_ms", f"p90_{theirs}_ms", f"p99_{theirs}_ms"))
         for ours, theirs in OWN.items()
     }
-    return {name: figures for name, figures in found.items() if any(f is not None for f in figures)}
+    return {name: figures for name, figures in quantiles.items() if any(f is not None for f in figures)}

@@ -62,12 +62,12 @@ class CapacityRow:
 def parts(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts of a study or the runs, in their order. Raises NoData where none has a capacity."""
     if isinstance(subject, StudyVerdict):
-        found = [_from_part(part) for part in subject.cells or subject.parts]
+        rows = [_from_part(part) for part in subject.cells or subject.parts]
     else:
-        found = [of_run(run, name) for run, name in zip(subject, _names(subject), strict=True)]
-    if not any(part.claim for part in found):
+        rows = [of_run(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+    if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
-    return found
+    return rows
 
 
 def together(subject: StudyOrRuns) -> list[CapacityRow]:

@@ -87,15 +87,15 @@ class RunData:
     def all_lines(self) -> list[dict[str, Any]]:
         """The rows of windows.parquet by start."""
         table = self.run.windows()
-        found = table.to_pylist() if table.num_rows else []
-        return sorted(found, key=lambda line: line["window_start_ns"])
+        lines = table.to_pylist() if table.num_rows else []
+        return sorted(lines, key=lambda line: line["window_start_ns"])
 
     def lines(self, kinds: Collection[str] = COUNTED) -> list[dict[str, Any]]:
         """The rows of windows.parquet of these kinds, by start. Raises NoData where there are none."""
-        found = [line for line in self.all_lines if line["kind"] in kinds]
-        if not found:
+        lines = [line for line in self.all_lines if line["kind"] in kinds]
+        if not lines:
             raise NoData("the run has no finished window")
-        return found
+        return lines
 
     @property
     def ramp(self) -> list[dict[str, Any]]:
@@ -113,18 +113,18 @@ class RunData:
     @cached_property
     def windows(self) -> Sequence[WindowRows]:
         """Every counted window by start. Raises NoData where there is none."""
-        found = self.lines()
+        lines = self.lines()
         # Cut by due time first: the definition then looks at the rows of one window, not of the whole run.
         due = metrics.numbers(self.requests, "due_ns")
-        return [_window_rows(line, self.requests, due) for line in found]
+        return [_window_rows(line, self.requests, due) for line in lines]
 
     @property
     def valid_by_rate(self) -> list[WindowRows]:
         """The windows that are not void, by offered rate. Raises NoData without one."""
-        found = sorted((w for w in self.windows if not w.void), key=lambda window: window.rate)
-        if not found:
+        valid = sorted((w for w in self.windows if not w.void), key=lambda window: window.rate)
+        if not valid:
             raise NoData("every window is void")
-        return found
+        return valid
 
     @cached_property
     def bounds(self) -> Slo:

@@ -175,11 +175,11 @@ def rolling_p90(due_s: Floats, values: Floats, at_s: Floats) -> Floats:
     known = ~np.isnan(values)
     due_s, values = due_s[known], values[known]
     first, end = np.searchsorted(due_s, at_s - ROLLING_S, "right"), np.searchsorted(due_s, at_s, "right")
-    found = [
+    p90s = [
         quantile(values[a:b], QUANTILE) if b - a >= LEAST_REQUESTS else None
         for a, b in zip(first, end, strict=True)
     ]
-    return np.array([np.nan if p90 is None else p90 for p90 in found])
+    return np.array([np.nan if p90 is None else p90 for p90 in p90s])
 
 
 def in_flight(sent_s: Floats, ended_s: Floats, at_s: Floats) -> Floats:
@@ -243,7 +243,7 @@ STALE_S = 5.0
 def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
     """The state at each of the ascending instants `at_s`, in seconds of the run's clock.
 
-    The hit rate is found over looked up since the instant before, from the counters' differences; a counter
+    The hit rate is hits over looked up since the instant before, from the counters' differences; a counter
     that fell (its replica began anew) says nothing of that step.
     """
     unknown = np.full(len(at_s), np.nan)
@@ -256,10 +256,10 @@ def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
         name: np.array([_held(part, name, at_s) for part in parts])
         for name in ("running", "waiting", "kv_usage")
     }
-    looked, found = (
+    looked, hits = (
         sum(_grown(part, name, at_s) for part in parts) for name in ("prefix_queries", "prefix_hits")
     )
-    hit_pct = np.where(looked > 0, 100 * found / np.where(looked > 0, looked, 1), np.nan)
+    hit_pct = np.where(looked > 0, 100 * hits / np.where(looked > 0, looked, 1), np.nan)
     running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
     reported = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
     kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(reported, 1)

@@ -21,7 +21,7 @@ class Address:
     port: int
 
     @classmethod
-    def of(cls, words: str, flag: str) -> "Address":
+    def from_words(cls, words: str, flag: str) -> "Address":
         """The address that `PORT` or `HOST:PORT` means. Raises ConfigError that names the flag."""
         host, colon, port = words.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")

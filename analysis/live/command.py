@@ -27,7 +27,7 @@ def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
 
     Raises RunError for a folder of neither, ConfigError where the port cannot be listened on.
     """
-    source, asked, view = followed(path, concluded), Address.of(port, FLAG), LiveView()
+    source, asked, view = followed(path, concluded), Address.from_words(port, FLAG), LiveView()
     view.snapshot = source.look()
     with serving(asked, view, FLAG) as server:
         terminal.note(f"{invitation(server.address)}  (Ctrl-C ends it)")

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from analysis.live.state import WindowSoFar
 from analysis.live.view import Snapshot
 
-__all__ = ["KIND", "of"]
+__all__ = ["KIND", "metrics_page"]
 
 LABELS = ("run", "verb")
 BOUND = re.compile(r"(?!joint)([a-z][a-z0-9_]{0,15})_p\d{2,3}_ms")
@@ -27,7 +27,7 @@ MOST_BOUNDS = 8
 MS_PER_S = 1e3
 
 
-def of(snapshot: Snapshot) -> bytes:
+def metrics_page(snapshot: Snapshot) -> bytes:
     """The page of metrics of one snapshot, in Prometheus's text format."""
     return generate_latest(_Snapshot(snapshot))
 

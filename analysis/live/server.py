@@ -184,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(f"{view.text(view.snapshot)}\n".encode(), "application/json")
 
     def _metrics(self) -> None:
-        self._answer(prometheus_text.of(self.server.view.snapshot), prometheus_text.KIND)
+        self._answer(prometheus_text.metrics_page(self.server.view.snapshot), prometheus_text.KIND)
 
     def _events(self) -> None:
         """States as they change, until the reader is gone or the view closes; the last one is always sent."""

@@ -154,12 +154,12 @@ class LiveState:
         return replace(self, phase=text, now=None if kind in OVER else self.now, log=self._with(text))
 
     def _done(self, event: Mapping[str, Any]) -> "LiveState":
-        found = done_window(event)
-        if found is None:
+        window = done_window(event)
+        if window is None:
             return self
-        windows = (*(one for one in self.windows if one.index < found.index), found)
+        windows = (*(one for one in self.windows if one.index < window.index), window)
         belief = _belief(event.get("capacity"))
-        line = f"{found.kind} {found.index}: {found.judged}"
+        line = f"{window.kind} {window.index}: {window.judged}"
         return replace(
             self,
             phase=line,

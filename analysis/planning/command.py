@@ -68,8 +68,8 @@ def command(
     try:
         folders = [source for source in sources if isinstance(source, Path | str)]
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
-        found = expanded([one for several in opened for one in several])
-        made = plan(evidence_of(found[0]), asked.demand, asked.plan, found[1:])
+        capacities = expanded([one for several in opened for one in several])
+        made = plan(evidence_of(capacities[0]), asked.demand, asked.plan, capacities[1:])
         return replace(made, into_service=into_service(made, folders[0])) if into_service else made
     except NotPlannable as error:
         return NoPlan(exit_code=error.exit_code, reason=str(error))

@@ -94,14 +94,14 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
 
     Raises RunError for runs of different services or lengths, or without both ends of their interval.
     """
-    found = [evidence_of(run) for run in runs]
-    for other in found[1:]:
-        if difference := unlike(found[0], other):
+    evidence = [evidence_of(run) for run in runs]
+    for other in evidence[1:]:
+        if difference := unlike(evidence[0], other):
             raise RunError(
-                f"{other.name} differs from {found[0].name} in {difference}; scaling compares node counts"
+                f"{other.name} differs from {evidence[0].name} in {difference}; scaling compares node counts"
             )
-    counts = sorted({one.nodes for one in found})
-    return ScalingEfficiency(tuple(_measured(n, [one for one in found if one.nodes == n]) for n in counts))
+    counts = sorted({one.nodes for one in evidence})
+    return ScalingEfficiency(tuple(_measured(n, [one for one in evidence if one.nodes == n]) for n in counts))
 
 
 def alone(of: Evidence) -> ScalingEfficiency:
@@ -125,9 +125,9 @@ def lengths_differ(one: Evidence, other: Evidence) -> bool:
     return any(abs(math.log(x / y)) > 0.02 for x, y in pairs) or abs(a.prefix_hit - b.prefix_hit) > 0.02
 
 
-def _measured(nodes: int, found: Sequence[Evidence]) -> ScalingPoint:
+def _measured(nodes: int, evidence: Sequence[Evidence]) -> ScalingPoint:
     estimates = []
-    for one in found:
+    for one in evidence:
         q = (
             one.sampling_qps_per_node or one.qps_per_node
         )  # the constants of the engine model are the same for both

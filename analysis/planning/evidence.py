@@ -183,15 +183,15 @@ def read(path: Path | str) -> list[Evidence]:
     if study.is_matrix:
         good = {cell.name: cell.exit_code == summary.EXIT_OK for cell in study.cells or ()}
         _refuse_first(str(path), list(good.values()))
-        return [found for name, is_good in good.items() if is_good for found in read(path / name)]
+        return [pooled for name, is_good in good.items() if is_good for pooled in read(path / name)]
     if study.study not in ("deployments", "repeats"):
         names = ", ".join(f"{path}/{name}" for name in study.names)
         raise RunError(f"{path} compares or records; plan on one of its parts: {names}")
-    found = of_measured(study, path.name)
+    pooled = of_measured(study, path.name)
     parts = [of_run(load_run(part)) for part in studies.parts(path) if not studies.is_study(part)]
     # What the rows of its first part add.
     rows = "lengths", "ready_minutes", "engine_settings", "gpus_per_node", "node_watts"
-    return [replace(found, **{name: getattr(parts[0], name) for name in rows})] if parts else [found]
+    return [replace(pooled, **{name: getattr(parts[0], name) for name in rows})] if parts else [pooled]
 
 
 def evidence_of(source: Source) -> Evidence:
@@ -225,14 +225,14 @@ def of_run(run: Run) -> Evidence:
     verdict = run.verdict
     if verdict is None:
         raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
-    found = of_measured(verdict, run.name)
+    evidence = of_measured(verdict, run.name)
     experiment = _experiment(run)
     return replace(
-        found,
-        lengths=mean_lengths(answers(run)) or found.lengths,
+        evidence,
+        lengths=mean_lengths(answers(run)) or evidence.lengths,
         ready_minutes=_ready_minutes(run, verdict.asked.engine),
         engine_settings=None if experiment is None else _fingerprint(experiment.engine),
-        gpus_per_node=describe(experiment).gpus_per_node if experiment else found.gpus_per_node,
+        gpus_per_node=describe(experiment).gpus_per_node if experiment else evidence.gpus_per_node,
     )
 
 

@@ -191,8 +191,8 @@ def _of_windows(rows: pa.Table, windows: Sequence[WindowRow], how: str) -> Reque
     source = f"mean of {len(life_s)} answers in {counted}, {how}at {span} QPS per node"
     low = high = None
     if len(life_s) >= LEAST_ANSWERS:
-        found = repeated([float(part.mean()) for part in np.array_split(life_s, BATCHES)]).mean
-        low, high = found.low, found.high
+        mean_s = repeated([float(part.mean()) for part in np.array_split(life_s, BATCHES)]).mean
+        low, high = mean_s.low, mean_s.high
     return RequestLife(Estimate(float(life_s.mean()), low, high), source)
 
 
@@ -215,14 +215,14 @@ class ServeFront:
 ALONE = ServeFront()
 
 
-def serve_file(found: ServeScaling, application: Tree, of: str, front: ServeFront = ALONE) -> str:
+def serve_file(scaling: ServeScaling, application: Tree, of: str, front: ServeFront = ALONE) -> str:
     """The whole file: comments with what it is `of`, each rule and its numbers, then the application.
 
     The settings take the place of every `autoscaling_config` of the application's tree.
     """
-    tree = {**front.options, "applications": [_with(application, found.config)]}
+    tree = {**front.options, "applications": [_with(application, scaling.config)]}
     text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=WIDTH)
-    comments = _wrapped(_reasons(found, of)) + _around(front)
+    comments = _wrapped(_reasons(scaling, of)) + _around(front)
     return "".join(f"# {line}".rstrip() + "\n" for line in comments) + text
 
 
@@ -266,21 +266,21 @@ def _around(front: ServeFront) -> list[str]:
     return [*_wrapped([*notes, *head]), *variables]
 
 
-def _reasons(found: ServeScaling, of: str) -> list[str]:
-    target, life, engines = found.target_ongoing_requests, found.life.seconds, found.per_node
+def _reasons(scaling: ServeScaling, of: str) -> list[str]:
+    target, life, engines = scaling.target_ongoing_requests, scaling.life.seconds, scaling.per_node
     return [
         f"Ray Serve's autoscaling, written by python -m analysis plan from {of}.",
         "Use it on a running cluster: serve deploy FILE. Write it again after a new measurement. A "
         f"replica is one engine; a node holds {engines}.",
         "",
         f"target_ongoing_requests: {target.value:.4g} {ends(target)} by Little's law, rate x mean life. "
-        f"Rate: {found.working_qps:.4g} QPS per engine, the certified {found.certified_qps:.4g} less "
-        f"{100 * found.headroom:g} % (plan.headroom). Life: {life.value:.4g} s {ends(life)}, "
-        f"{found.life.source}. The interval of the target is that of the life alone.",
-        f"min_replicas: the plan's nodes for {found.least_of}, with spares, x {engines}. A first deployment "
-        "begins with so many.",
+        f"Rate: {scaling.working_qps:.4g} QPS per engine, the certified {scaling.certified_qps:.4g} less "
+        f"{100 * scaling.headroom:g} % (plan.headroom). Life: {life.value:.4g} s {ends(life)}, "
+        f"{scaling.life.source}. The interval of the target is that of the life alone.",
+        f"min_replicas: the plan's nodes for {scaling.least_of}, with spares, x {engines}. A first "
+        "deployment begins with so many.",
         f"max_replicas: the plan's nodes for the peak, with spares, x {engines}.",
-        f"upscale_delay_s: {100 * SHARE_OF_START:g} % of the {found.scale_up_s:g} s until a new engine "
+        f"upscale_delay_s: {100 * SHARE_OF_START:g} % of the {scaling.scale_up_s:g} s until a new engine "
         f"serves, at least a report's {REPORT_S:g} s, at most Ray's default of "
         f"{RAY_UPSCALE_DELAY_S:g} s (our choice).",
         f"downscale_delay_s: {STARTS_BEFORE_LESS:g} such starts, at least Ray's default of "

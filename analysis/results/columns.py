@@ -66,12 +66,12 @@ def grid_rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
     return pa.Table.from_pylist([_row(cell, columns) for cell in cells], schema=schema)
 
 
-def _row(cell: GridCell, found: Callable[[PredictionVerdict], Mapping[str, object]]) -> dict[str, object]:
+def _row(cell: GridCell, figures: Callable[[PredictionVerdict], Mapping[str, object]]) -> dict[str, object]:
     one = cell.prediction
     row: dict[str, object] = {f"asked.{key}": str(value) for key, value in cell.at.items()}
     row |= {"exit_code": cell.answer.exit_code, "reason": cell.answer.reason}
     if one is not None:
-        row |= {name: getattr(one.asked, name) for name in ASKED} | dict(found(one))
+        row |= {name: getattr(one.asked, name) for name in ASKED} | dict(figures(one))
     return row | _with_ends("ratio_to_first", cell.ratio) if cell.ratio else row
 
 

@@ -86,15 +86,15 @@ def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, wh
     means = [node.meter_mean(*span) if whole else node.gpus_mean(*span) for node in there]
     known = [one.watts for one in means if one.watts is not None]
     coverage = min((one.coverage for one in means), default=0.0) if len(there) >= row["nodes"] else 0.0
-    found = WindowEnergy(row["index"], row["rate_qps_per_node"], coverage)
+    energy = WindowEnergy(row["index"], row["rate_qps_per_node"], coverage)
     if len(known) < max(len(there), row["nodes"]):
-        return found
+        return energy
     joules = sum(known) * (span[1] - span[0]) / 1e9
     rows = in_window(requests, window_table.window(dict(row)))
     rows = rows.filter(pa.array(metrics.status_in(rows, "ok")))
     watts, idle_watts = sum(known) / len(there), _idle_watts(there, whole)
     return replace(
-        found,
+        energy,
         watts_per_node=watts,
         wh_per_request=joules / J_PER_WH / rows.num_rows if rows.num_rows else None,
         kwh_per_1m_input_tokens=_kwh_per_1m(joules, rows, "prompt_tokens"),

@@ -54,8 +54,8 @@ def sha256_of(path: Path) -> str:
 
 def refuse_altered(place: Path) -> None:
     """Raise AlteredError with one line where a run, or a part of a study, is not as it was written."""
-    if found := altered(place):
-        raise AlteredError("; ".join(found))
+    if lines := altered(place):
+        raise AlteredError("; ".join(lines))
 
 
 def altered(place: Path) -> list[str]:
@@ -97,11 +97,11 @@ def is_sealed(place: Path) -> bool:
     return "files" in locations.read_json(place / MANIFEST) and not altered(place)
 
 
-def _told(place: Path, found: tuple[str, ...]) -> list[str]:
-    if not found:
+def _told(place: Path, files: tuple[str, ...]) -> list[str]:
+    if not files:
         return []
-    named = ", ".join(found[:MOST_NAMED])
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    named = ", ".join(files[:MOST_NAMED])
+    more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
     line = one_line(f"{place} is not as it was written: {named}{more}")
     return [f"{line}; nothing in it can be trusted: take a sound copy, or measure again"]
 
@@ -109,17 +109,17 @@ def _told(place: Path, found: tuple[str, ...]) -> list[str]:
 def _other(folder: Path, sums: object, more: Iterable[Path], most_bytes: int | None) -> tuple[str, ...]:
     if not isinstance(sums, dict) or not all(isinstance(each, str) for each in sums.values()):
         return ("its sums are no table",)
-    found = []
+    other = []
     for name, sum_ in sums.items():
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            found.append(f"{name} lies outside")
+            other.append(f"{name} lies outside")
         elif not path.is_file():
-            found.append(f"{name} is missing")
+            other.append(f"{name} is missing")
         elif (most_bytes is None or path.stat().st_size <= most_bytes) and _sum(path) != sum_:
-            found.append(f"{name} is altered")
+            other.append(f"{name} is altered")
     names = {str(path.relative_to(folder)) for path in more if not _is_later(path)}
-    return (*found, *(f"{name} was added" for name in sorted(names - sums.keys())))
+    return (*other, *(f"{name} was added" for name in sorted(names - sums.keys())))
 
 
 def _sum(path: Path) -> str:

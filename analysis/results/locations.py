@@ -63,12 +63,12 @@ def folders(place: Path | str) -> list[Path]:
 
     What a glob finds beside runs and studies is left out. Raises RunError if there is no run.
     """
-    found = [local(place)]
-    if not found[0].exists() and MAGIC.intersection(str(place)):
-        pattern = found[0]
+    places = [local(place)]
+    if not places[0].exists() and MAGIC.intersection(str(place)):
+        pattern = places[0]
         matching = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-        found = [path for path in sorted(matching) if _begun(path)]
-    runs = [run for folder in found for run in _parts(folder)]
+        places = [path for path in sorted(matching) if _begun(path)]
+    runs = [run for folder in places for run in _parts(folder)]
     if not runs:
         raise RunError(f"{place} holds no run folder; give one, a study, or a glob of them")
     return runs

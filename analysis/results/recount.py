@@ -87,9 +87,9 @@ def recount(
             used += count_by_stream(rows, window, basis.streams, *counting) if basis.streams else (counts,)
     if prior is None:
         return Recount(tuple(counted), None)
-    found = including(posterior(used, prior), node_effects(used, prior))
+    capacity = including(posterior(used, prior), node_effects(used, prior))
     searched = bool(run.verdict and run.verdict.capacity)
-    return Recount(tuple(counted), upper_side(found, counted, around) if searched else found)
+    return Recount(tuple(counted), upper_side(capacity, counted, around) if searched else capacity)
 
 
 def recomputed(path: Path) -> tuple[str, bool]:

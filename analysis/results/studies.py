@@ -105,8 +105,8 @@ def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: flo
     """The study with one capacity from deployments that each measured it, and the spread between them."""
     figures = [capacity.sampling for capacity in _capacities(parts)]
     estimates = [Measured.from_estimate(q) for q in figures]
-    found = pooled(estimates, COMMON)
-    between, within = found.between.value, math.sqrt(sum(e.sd**2 for e in estimates) / len(estimates))
+    pool = pooled(estimates, COMMON)
+    between, within = pool.between.value, math.sqrt(sum(e.sd**2 for e in estimates) / len(estimates))
     interval = "95 % of the mean over deployments (random effects); certified is its 5 % quantile"
     remedy = (
         "the deployments differ by more than each one's noise: more of them narrow the interval "
@@ -114,9 +114,9 @@ def pooled_deployments(study: StudyVerdict, parts: Parts, replicas_per_node: flo
     )
     return replace(
         study,
-        capacity=_capacity(parts, found.qps, interval, replicas_per_node),
-        between=DeploymentSpread(found.between.times(100), 100 * within),
-        effects_pct={name: effect.times(100) for name, effect in zip(parts, found.effects, strict=True)},
+        capacity=_capacity(parts, pool.qps, interval, replicas_per_node),
+        between=DeploymentSpread(pool.between.times(100), 100 * within),
+        effects_pct={name: effect.times(100) for name, effect in zip(parts, pool.effects, strict=True)},
         evidence=f"{len(parts)} deployments",
         remedy=remedy if between > within else "",
     )
@@ -127,15 +127,15 @@ def mean_of_repeats(study: StudyVerdict, parts: Parts, replicas_per_node: float 
 
     Each one's own interval is not used: what repeats show is how far the whole procedure repeats itself.
     """
-    found = repeated([capacity.qps_per_node.value for capacity in _capacities(parts)])
+    repeats = repeated([capacity.qps_per_node.value for capacity in _capacities(parts)])
     count = len(parts)
     interval = "95 % of the mean over repeats, by the t-distribution; certified is its lower 5 % end"
     t = student_t(0.975, count - 1)
     remedy = f"{count} repeats make a wide interval (t = {t:.1f}): search.repeats=5 narrows it"
     return replace(
         study,
-        capacity=_capacity(parts, found.mean, interval, replicas_per_node),
-        variation_pct=found.variation.times(100),
+        capacity=_capacity(parts, repeats.mean, interval, replicas_per_node),
+        variation_pct=repeats.variation.times(100),
         evidence=f"{count} repeats",
         remedy=remedy if count < FEW_REPEATS else "",
     )

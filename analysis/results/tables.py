@@ -96,8 +96,8 @@ def groups(rows: pa.Table, by: str) -> Iterator[tuple[Any, pa.Table]]:
         order = np.argsort(place, kind="stable")
         rows, place = rows.take(pa.array(order)), place[order]
     starts = [0, *(np.flatnonzero(np.diff(place)) + 1), len(place)]
-    found = [(keys[place[a]], rows.slice(a, b - a)) for a, b in zip(starts, starts[1:], strict=False)]
-    yield from sorted(found, key=lambda group: (group[0] is None, group[0]))
+    parts = [(keys[place[a]], rows.slice(a, b - a)) for a, b in zip(starts, starts[1:], strict=False)]
+    yield from sorted(parts, key=lambda group: (group[0] is None, group[0]))
 
 
 def capacity_table(runs: Sequence[Run]) -> pa.Table:

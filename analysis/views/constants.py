@@ -41,7 +41,7 @@ def facts(prediction: PredictionVerdict) -> list[Fact]:
 
 def grid_lines(cells: Sequence[GridCell]) -> list[str]:
     """The facts of a grid, once: those of its first answer, and a note where other cells differ."""
-    every = [found for cell in cells if cell.prediction and (found := facts(cell.prediction))]
+    every = [shown for cell in cells if cell.prediction and (shown := facts(cell.prediction))]
     lines = []
     for name, value in every[0] if every else ():
         kinds = {dict(each).get(name) for each in every}

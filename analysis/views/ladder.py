@@ -74,9 +74,9 @@ def _mark(line: LadderLevel) -> str:
     return f"VOID: {line.void}" if line.void else ""
 
 
-def notes(found: LadderFigures) -> list[str]:
+def notes(ladder: LadderFigures) -> list[str]:
     """The paper's blind spots in this table, in sentences."""
-    lines = found.levels
+    lines = ladder.levels
     few = [line for line in lines if not line.capacity]
     out = []
     if few:
@@ -84,18 +84,18 @@ def notes(found: LadderFigures) -> list[str]:
             f"* not a capacity: fewer than {PER_USER} requests for each one in flight, in {len(few)} of "
             f"{len(lines)} levels; progressive.requests_per_user={PER_USER} sends as many"
         )
-    if found.caution:
-        out.append(found.caution)
-    out += _short_of(lines) + _spread_notes(found) + _image_notes(lines) + _status_notes(lines)
+    if ladder.caution:
+        out.append(ladder.caution)
+    out += _short_of(lines) + _spread_notes(ladder) + _image_notes(lines) + _status_notes(lines)
     out += [
         f"x not fitted: {line.phase} {line.concurrency}, {line.beside.published.left_out}"
         for line in lines
         if line.beside and line.beside.published.left_out
     ]
-    if found.rms is not None:
+    if ladder.rms is not None:
         out.append(
-            f"rms of ln error over the published rows that were fitted: {100 * found.rms:.1f} %; the "
-            f"fit's own training error is {100 * (found.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
+            f"rms of ln error over the published rows that were fitted: {100 * ladder.rms:.1f} %; the "
+            f"fit's own training error is {100 * (ladder.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
         )
     return out
 
@@ -112,9 +112,9 @@ def _short_of(lines: Sequence[LadderLevel]) -> list[str]:
     ]
 
 
-def _spread_notes(found: LadderFigures) -> list[str]:
-    runs = found.runs
-    known = [(line, line.total_tok_s_spread) for line in found.levels if line.total_tok_s_spread]
+def _spread_notes(ladder: LadderFigures) -> list[str]:
+    runs = ladder.runs
+    known = [(line, line.total_tok_s_spread) for line in ladder.levels if line.total_tok_s_spread]
     if runs < 2 or not known:
         return [f"{runs} run: no interval"] if runs < 2 else []
     covs = [spread.cov for _, spread in known]

@@ -86,42 +86,42 @@ def _kept_share(drawn: RateDraws) -> str:
     return f"{100 * (drawn.kept_probability or 0.0):.0f} % of {drawn.draws} draws"
 
 
-def _forecast(verdict: PredictionVerdict, found: RateForecast) -> Iterator[Fact]:
+def _forecast(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
     """The node at the rate of the answer."""
-    latencies = ", ".join(f"{label(limit)} {_ms(ms)}" for limit, ms in found.limits_ms.items())
-    at = f"at {number(found.rate_qps_per_node)} QPS per node{_rounded(verdict, found)}"
-    yield at, latencies if found.requests else "unknown: no request came in the simulated time"
-    yield from _service(verdict.asked, found.rate_qps_per_node)
-    used = f"KV cache {_percent(found.kv_used)} in use, MFU {_percent(found.mfu)}"
-    yield "per node", f"{_throughput(found)}, {used}"
-    if found.prefill_busy is not None:
+    latencies = ", ".join(f"{label(limit)} {_ms(ms)}" for limit, ms in forecast.limits_ms.items())
+    at = f"at {number(forecast.rate_qps_per_node)} QPS per node{_rounded(verdict, forecast)}"
+    yield at, latencies if forecast.requests else "unknown: no request came in the simulated time"
+    yield from _service(verdict.asked, forecast.rate_qps_per_node)
+    used = f"KV cache {_percent(forecast.kv_used)} in use, MFU {_percent(forecast.mfu)}"
+    yield "per node", f"{_throughput(forecast)}, {used}"
+    if forecast.prefill_busy is not None:
         # The ratio of a split node should have more of the side that is busier.
-        sides = f"prefill engines {_percent(found.prefill_busy)}, decode engines {_percent(found.busy)}"
+        sides = f"prefill engines {_percent(forecast.prefill_busy)}, decode engines {_percent(forecast.busy)}"
         yield "share of the time that is computed", sides
-    terms = sorted(found.step_terms.items(), key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
+    terms = sorted(forecast.step_terms.items(), key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
     if terms:
         yield "step time", ", ".join(f"{name} {_percent(share)}" for name, share in terms)
-    yield from _sessions(found, verdict.asked)
-    yield from _evidence(found)
+    yield from _sessions(forecast, verdict.asked)
+    yield from _evidence(forecast)
 
 
-def _throughput(found: RateForecast) -> str:
+def _throughput(forecast: RateForecast) -> str:
     """Tokens per second and requests in flight."""
-    n_in, hit = found.input_tokens_per_s_per_node, found.cached_share_of_input
-    n_out, images = found.output_tokens_per_s_per_node, found.image_tokens_per_s_per_node
+    n_in, hit = forecast.input_tokens_per_s_per_node, forecast.cached_share_of_input
+    n_out, images = forecast.output_tokens_per_s_per_node, forecast.image_tokens_per_s_per_node
     if n_in is None or n_out is None or hit is None:
         return "tokens and requests in flight unknown"
     # A throughput with image tokens compares with none without.
     apart = f" (of these {images:.0f} image tokens, {n_in - images:.0f} text)" if images else ""
     in_flight = "requests in flight unknown (overload: the queue grows)"
-    if found.in_flight_per_node is not None:
-        in_flight = f"{found.in_flight_per_node:.1f} requests in flight"
+    if forecast.in_flight_per_node is not None:
+        in_flight = f"{forecast.in_flight_per_node:.1f} requests in flight"
     return f"{n_in:.0f} input{apart} ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
 
 
-def _rounded(verdict: PredictionVerdict, found: RateForecast) -> str:
+def _rounded(verdict: PredictionVerdict, forecast: RateForecast) -> str:
     """A note where the rate of the headline is this rate in fewer digits; this rate keeps its bounds."""
-    known, rate = verdict.capacity, found.rate_qps_per_node
+    known, rate = verdict.capacity, forecast.rate_qps_per_node
     same = not known or known.at_end or middle(known.qps_per_node) == number(rate)
     return "" if same else " (rounded in the first line)"
 
@@ -134,13 +134,13 @@ def _service(asked: AskedExperiment, rate_qps: float) -> list[Fact]:
     return [("service", f"{rate_qps * asked.nodes:.6g} QPS of {asked.nodes} nodes{alone}")]
 
 
-def _sessions(found: RateForecast, asked: AskedExperiment) -> list[Fact]:
-    seen = found.sessions
+def _sessions(forecast: RateForecast, asked: AskedExperiment) -> list[Fact]:
+    seen = forecast.sessions
     if seen is None:
         return []
     met, most, blocked = seen.replicas_per_session, seen.reusable_share_of_input, seen.blocked_share
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
-    share = found.cached_share_of_input
+    share = forecast.cached_share_of_input
     hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'}"
     return [
         (
@@ -158,19 +158,22 @@ def _sessions(found: RateForecast, asked: AskedExperiment) -> list[Fact]:
     ]
 
 
-def _evidence(found: RateForecast) -> Iterator[Fact]:
-    hours, noise = found.simulated_node_s / 3600, ""
-    if found.noise:
-        known = found.noise_pct is not None
-        noise = f"; Monte Carlo noise {f'{found.noise_pct:.1f} % (95 %)' if known else 'unknown'}"
-    yield "evidence", f"{found.requests} requests in {hours:.3g} virtual hours of a node{noise}"
-    drawn = found.of_capacity or found.of_rate
-    if found.of_rate and found.of_rate.kept_probability is not None:
-        count, endless = len(found.of_rate.constants_sampled), found.of_rate.overloaded_draws
+def _evidence(forecast: RateForecast) -> Iterator[Fact]:
+    hours, noise = forecast.simulated_node_s / 3600, ""
+    if forecast.noise:
+        known = forecast.noise_pct is not None
+        noise = f"; Monte Carlo noise {f'{forecast.noise_pct:.1f} % (95 %)' if known else 'unknown'}"
+    yield "evidence", f"{forecast.requests} requests in {hours:.3g} virtual hours of a node{noise}"
+    drawn = forecast.of_capacity or forecast.of_rate
+    if forecast.of_rate and forecast.of_rate.kept_probability is not None:
+        count, endless = len(forecast.of_rate.constants_sampled), forecast.of_rate.overloaded_draws
         more = f"; the queue grows without end in {endless} of the draws" if endless else ""
-        yield "the bounds are kept", f"in {_kept_share(found.of_rate)} of {count} uncertain constants{more}"
+        yield (
+            "the bounds are kept",
+            f"in {_kept_share(forecast.of_rate)} of {count} uncertain constants{more}",
+        )
     elif drawn and drawn.draws:
-        open_draws = found.of_capacity.open_draws if found.of_capacity else 0
+        open_draws = forecast.of_capacity.open_draws if forecast.of_capacity else 0
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
         yield "interval", f"{drawn.draws} draws of {len(drawn.constants_sampled)} uncertain constants{beyond}"
     elif drawn and not drawn.constants_sampled:
@@ -255,25 +258,25 @@ def _forecast_row(cell: GridCell) -> list[str] | None:
     one = cell.prediction
     if one is None or one.forecast is None or not (one.capacity or one.probe):
         return None
-    found = one.forecast
+    forecast = one.forecast
     return [
-        *_first_columns(one, found),
-        *(_whole_ms(found, limit) for limit in LIMITS),
-        _or_unknown(found.cached_share_of_input, 1, 100.0),
-        _or_unknown(found.input_tokens_per_s_per_node, 0),
-        _or_unknown(found.output_tokens_per_s_per_node, 0),
-        _or_unknown(found.in_flight_per_node, 1),
+        *_first_columns(one, forecast),
+        *(_whole_ms(forecast, limit) for limit in LIMITS),
+        _or_unknown(forecast.cached_share_of_input, 1, 100.0),
+        _or_unknown(forecast.input_tokens_per_s_per_node, 0),
+        _or_unknown(forecast.output_tokens_per_s_per_node, 0),
+        _or_unknown(forecast.in_flight_per_node, 1),
         span(cell.ratio) if cell.ratio else "",
     ]
 
 
-def _first_columns(one: PredictionVerdict, found: RateForecast) -> tuple[str, str, str]:
+def _first_columns(one: PredictionVerdict, forecast: RateForecast) -> tuple[str, str, str]:
     """The capacity; or the rate, in how many draws its bounds are kept, and which bound is missed."""
     if one.capacity:
         q, limit = one.capacity.qps_per_node, short(one.capacity.binding)
         return (span(q), "", limit) if q.is_bound else (middle(q), interval(q), limit)
     assert one.probe
-    share = found.kept_probability
+    share = forecast.kept_probability
     chance = "unknown" if share is None else f"kept in {100 * share:.0f} %"
     return number(one.probe.rate_qps_per_node), chance, _over(one.probe.missed)
 
@@ -316,8 +319,8 @@ def _ends(figure: Estimate | None) -> str:
     return interval(figure) if figure else ""
 
 
-def _whole_ms(found: RateForecast, limit: Limit) -> str:
-    ms = found.limits_ms.get(limit)
+def _whole_ms(forecast: RateForecast, limit: Limit) -> str:
+    ms = forecast.limits_ms.get(limit)
     return NOT_APPLICABLE if ms is None else f"{ms:.0f}"
 
 

@@ -41,11 +41,11 @@ def outcome(probe: ProbeFigures) -> str:
         return f"{' and '.join(map(label, probe.missed))} over the bound"
     if probe.not_shown:
         return f"within the bounds so far, not shown: {probe.not_shown}"
-    unknown = [label(limit) for limit, found in probe.limits.items() if found.passed is None]
+    unknown = [label(limit) for limit, quantile in probe.limits.items() if quantile.passed is None]
     if not unknown:
-        short = any(found.needs_s for found in probe.limits.values())
+        short = any(quantile.needs_s for quantile in probe.limits.values())
         return "within the bounds as measured; too short for an interval" if short else "within the bounds"
-    kept = [f"{label(limit)} within its bound" for limit, found in probe.limits.items() if found.passed]
+    kept = [f"{label(limit)} within its bound" for limit, quantile in probe.limits.items() if quantile.passed]
     return ", ".join([*kept, f"{' and '.join(unknown)} unknown or not applicable"])
 
 
@@ -66,52 +66,54 @@ def hold_facts(hold: HoldFigures) -> list[Fact]:
 
 def limit_facts(measured: RateFigures) -> list[Fact]:
     """Each limited quantile with its interval against its bound."""
-    return [(_name(limit, found), _against(limit, found)) for limit, found in measured.limits.items()]
+    return [
+        (_name(limit, quantile), _against(limit, quantile)) for limit, quantile in measured.limits.items()
+    ]
 
 
-def unknown_interval(found: Quantile | QuantileInterval) -> str:
+def unknown_interval(quantile: Quantile | QuantileInterval) -> str:
     """The reason why a quantile has no interval, and how much to measure for one."""
-    if found.needs:
-        return f"needs {found.needs} requests"
-    if not found.needs_s:
+    if quantile.needs:
+        return f"needs {quantile.needs} requests"
+    if not quantile.needs_s:
         return "too few independent stretches, measure longer"
-    minutes = math.ceil(found.needs_s / 60)
+    minutes = math.ceil(quantile.needs_s / 60)
     longer = f"some {minutes} minutes" if minutes < MANY_MINUTES else "far longer"
     return f"too few independent stretches, measure {longer}"
 
 
-def _name(limit: Limit, found: Quantile) -> str:
-    if found.share is None:
+def _name(limit: Limit, quantile: Quantile) -> str:
+    if quantile.share is None:
         return label(limit)
     return "requests" if metric_of(limit) == JOINT else "gaps between tokens"
 
 
-def _against(limit: Limit, found: Quantile) -> str:
-    if found.passed is None:
+def _against(limit: Limit, quantile: Quantile) -> str:
+    if quantile.passed is None:
         return "does not apply or is unknown"
-    if found.share is not None:
+    if quantile.share is not None:
         least = 100 * quantile_of(limit)
-        kept = "keeps" if found.passed else "misses"
-        return f"{100 * found.share:.1f} % are within the bounds: {kept} the {least:g} % that are required"
-    side = "within" if found.passed else "over"
-    around = _spread(found) if found.has_interval else f"interval unknown: {unknown_interval(found)}"
-    return f"{_ms(found)}, {around}: {side} the bound {found.bound_ms:g} ms"
+        kept = "keeps" if quantile.passed else "misses"
+        return f"{100 * quantile.share:.1f} % are within the bounds: {kept} the {least:g} % that are required"
+    side = "within" if quantile.passed else "over"
+    around = _spread(quantile) if quantile.has_interval else f"interval unknown: {unknown_interval(quantile)}"
+    return f"{_ms(quantile)}, {around}: {side} the bound {quantile.bound_ms:g} ms"
 
 
-def _spread(found: Quantile) -> str:
+def _spread(quantile: Quantile) -> str:
     """The 95 % interval of a quantile; of a prediction also the part of it that is Monte Carlo noise."""
-    assert found.ms is not None
-    whole = f"95 % {interval(found.ms)}"
-    if not found.by_constants or not found.by_noise:
+    assert quantile.ms is not None
+    whole = f"95 % {interval(quantile.ms)}"
+    if not quantile.by_constants or not quantile.by_noise:
         return whole
-    return f"{whole} (Monte Carlo noise alone {interval(found.by_noise)})"
+    return f"{whole} (Monte Carlo noise alone {interval(quantile.by_noise)})"
 
 
-def _ms(found: Quantile) -> str:
-    return f"{middle(found.ms)} ms" if found.ms else UNKNOWN
+def _ms(quantile: Quantile) -> str:
+    return f"{middle(quantile.ms)} ms" if quantile.ms else UNKNOWN
 
 
 def _piece(piece: ProfilePiece) -> Fact:
     offered = f"{piece.requests} requests, {number(piece.rate_qps_per_node, 3)} QPS per node"
-    figures = (f"{label(limit)} {_ms(found)}" for limit, found in piece.limits.items())
+    figures = (f"{label(limit)} {_ms(quantile)}" for limit, quantile in piece.limits.items())
     return f"{piece.from_s:g} to {piece.to_s:g} s", f"{offered}, {', '.join(figures)}"

@@ -25,12 +25,12 @@ HEADS = (
 
 def answers(verdict: RecommendationVerdict) -> list[Answer]:
     """An answer for each hit rate; measured ones first, and the grounds of all with the last."""
-    found = [_measured(verdict, ranking) for ranking in verdict.measured]
+    shown = [_measured(verdict, ranking) for ranking in verdict.measured]
     if verdict.folder and not verdict.measured:
         headline = "no shape has been measured yet; what was predicted stands below"
-        found.append(Answer("UNFINISHED", "bad", headline, tuple(_study(verdict))))
-    found += [_predicted(verdict, ranking) for ranking in verdict.rankings]
-    *first, last = found
+        shown.append(Answer("UNFINISHED", "bad", headline, tuple(_study(verdict))))
+    shown += [_predicted(verdict, ranking) for ranking in verdict.rankings]
+    *first, last = shown
     facts, notes = (*last.facts, *_grounds(verdict)), (*last.notes, *verdict.notes)
     return [*first, replace(last, facts=facts, notes=notes)]
 
@@ -188,11 +188,11 @@ def _unranked(ranking: ShapeRanking) -> tuple[str, ...]:
     return tuple(f"{each.kind}: {each.name}: {each.reason}" for each in ranking.unranked)
 
 
-def _proposed(found: Sequence[ProposedMeasurement]) -> list[str]:
-    if not found:
+def _proposed(proposed: Sequence[ProposedMeasurement]) -> list[str]:
+    if not proposed:
         return []
     lines = ["measure to be sure (--measure searches each shape that these name, once, in one study):"]
-    for number, one in enumerate(found, 1):
+    for number, one in enumerate(proposed, 1):
         lines += [f"  {number}. {one.command}", f"     {one.load_s / 60:.0f} min of load"]
     return lines
 

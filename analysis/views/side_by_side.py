@@ -68,12 +68,12 @@ def headline(side: ComparedResult) -> str:
 
 def _changed(a: ComparedResult, b: ComparedResult) -> Mapping[str, Sequence[Any]]:
     """Keys that differ, each with both values; none of another tool's load, whose keys are unknown."""
-    changed = differences(a.asked, b.asked) if a.asked and b.asked else {}
+    changed = differences(a.experiment, b.experiment) if a.experiment and b.experiment else {}
     return {key: pair for key, pair in changed.items() if key not in PLACE}
 
 
 def _alike(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Fact]:
-    known = a.asked and b.asked and not changed
+    known = a.experiment and b.experiment and not changed
     return [(f"from {a.letter} to {b.letter}", "nothing of the configuration differs")] if known else []
 
 

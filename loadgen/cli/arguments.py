@@ -159,7 +159,7 @@ def _refuse_page(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{LIVE} follows a load, and recommend loads with --measure only; leave it out")
     if arguments.verb not in LOADING:
         refuse_page_without_load(arguments, f"{arguments.verb} computes its answer")
-    Address.of(arguments.live, LIVE).refuse_taken(LIVE)
+    Address.from_words(arguments.live, LIVE).refuse_taken(LIVE)
 
 
 def refuse_page_without_load(arguments: argparse.Namespace, why: str) -> None:

@@ -48,7 +48,7 @@ def shown(arguments: argparse.Namespace, show: Emit) -> Iterator[LiveShow]:
 
     view = LiveView()
     view.snapshot = Snapshot(LiveState(verb=arguments.verb))
-    with serving(Address.of(arguments.live, LIVE), view, LIVE) as server:
+    with serving(Address.from_words(arguments.live, LIVE), view, LIVE) as server:
         terminal.note(invitation(server.address))
         try:
             yield LiveShow(show, view)

@@ -47,12 +47,16 @@ class RateFigures:
     @property
     def missed(self) -> list[Limit]:
         """Names of the bounds that are not kept."""
-        return [limit for limit, found in self.limits.items() if found.passed is False]
+        return [limit for limit, quantile in self.limits.items() if quantile.passed is False]
 
     @property
     def unshown(self) -> dict[Limit, int]:
         """Bounds that are kept by too few requests for an interval, and how many it takes."""
-        return {limit: found.needs for limit, found in self.limits.items() if found.passed and found.needs}
+        return {
+            limit: quantile.needs
+            for limit, quantile in self.limits.items()
+            if quantile.passed and quantile.needs
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from conf import ConfigError
     ],
 )
 def test_a_port_alone_is_this_machine(words: str, host: str, port: int) -> None:
-    assert Address.of(words, "--live") == Address(host, port)
+    assert Address.from_words(words, "--live") == Address(host, port)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_port_alone_is_this_machine(words: str, host: str, port: int) -> None:
 )
 def test_anything_else_is_refused_in_one_line(words: str) -> None:
     with pytest.raises(ConfigError, match="^--live .*: give a port") as error:
-        Address.of(words, "--live")
+        Address.from_words(words, "--live")
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 

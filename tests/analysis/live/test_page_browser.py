@@ -39,7 +39,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def server() -> Iterator[LiveServer]:
     view = LiveView()
     view.snapshot = running()
-    with serving(Address.of("0", "--live"), view, "--live") as up:
+    with serving(Address.from_words("0", "--live"), view, "--live") as up:
         yield up
 
 
@@ -123,7 +123,7 @@ def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
 ) -> None:
     view = LiveView()
     view.snapshot = running()
-    with serving(Address.of("0", "--live"), view, "--live") as server:
+    with serving(Address.from_words("0", "--live"), view, "--live") as server:
         tab.open(server.address.url)
         until(lambda: tab.text("#link") == "live")
         view.end(Ending("VALID  3.31 QPS per node", 0, "runs/golden_run/report.html"))
@@ -137,7 +137,7 @@ def test_the_end_is_said_with_the_result_and_stays_when_the_server_is_gone(
 def test_a_lost_connection_is_said_and_found_again(tab: Browser) -> None:
     view = LiveView()
     view.snapshot = running()
-    with serving(Address.of("0", "--live"), view, "--live") as server:
+    with serving(Address.from_words("0", "--live"), view, "--live") as server:
         tab.open(server.address.url)
         until(lambda: tab.text("#link") == "live")
         asked = server.address
@@ -160,7 +160,7 @@ def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path
 
     thread = threading.Thread(target=look)
     with (
-        serving(Address.of("0", "--port"), view, "--port") as server,
+        serving(Address.from_words("0", "--port"), view, "--port") as server,
         (run / "events.jsonl").open("ab", 0) as log,
     ):
         thread.start()
@@ -205,7 +205,7 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
     view.snapshot = followed(tmp_path, concluded).look()
     tab.complaints.clear()
     tab.asked.clear()
-    with serving(Address.of("0", "--port"), view, "--port") as server:
+    with serving(Address.from_words("0", "--port"), view, "--port") as server:
         tab.open(server.address.url)
         until(lambda: "onerror" in tab.text("#log"))
         for place in ("#name", "h1", "#now-note", "#bounds", "#windows", "#checks", "#log"):
@@ -225,7 +225,7 @@ def test_figures_that_are_unknown_or_infinite_are_said(tab: Browser) -> None:
     view = LiveView()
     view.snapshot = running(None)
     view.add({"event": "window_so_far", **tree})
-    with serving(Address.of("0", "--live"), view, "--live") as server:
+    with serving(Address.from_words("0", "--live"), view, "--live") as server:
         tab.open(server.address.url)
         until(lambda: "Window 8" in tab.text("#now"))
         assert tab.text("#bounds").splitlines()[0].startswith("TTFT p90\t2000\tunknown\tinfinite (over)")

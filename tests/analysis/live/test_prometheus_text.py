@@ -16,7 +16,7 @@ RUN = {"run": "20261124-050000-a1b2", "verb": "sweep"}
 
 def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Value by name and labels beside run and verb."""
-    text = prometheus_text.of(snapshot).decode()
+    text = prometheus_text.metrics_page(snapshot).decode()
     return {
         (
             sample.name,
@@ -96,6 +96,6 @@ def test_a_bound_of_another_name_or_a_strangers_becomes_no_metric() -> None:
 
 def test_a_strangers_run_name_stays_a_label() -> None:
     state = LiveState(run_id='x"} 1\nevil_total 9', verb="\\")
-    families = list(text_string_to_metric_families(prometheus_text.of(Snapshot(state)).decode()))
+    families = list(text_string_to_metric_families(prometheus_text.metrics_page(Snapshot(state)).decode()))
     assert all(family.name.startswith("maxqps_") for family in families)
     assert families[0].samples[0].labels["run"] == 'x"} 1\nevil_total 9'

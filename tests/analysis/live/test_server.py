@@ -25,7 +25,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     monkeypatch.setattr(live_server, "PERIOD_S", 0.02)
     view = LiveView()
     view.snapshot = running()
-    with serving(Address.of("0", "--live"), view, "--live") as up:
+    with serving(Address.from_words("0", "--live"), view, "--live") as up:
         yield up
 
 
@@ -191,7 +191,7 @@ def test_readers_beyond_the_bound_are_told_to_come_again(server: LiveServer) -> 
 
 
 def test_nothing_listens_after_the_end() -> None:
-    with serving(Address.of("0", "--live"), LiveView(), "--live") as server:
+    with serving(Address.from_words("0", "--live"), LiveView(), "--live") as server:
         port = server.address.port
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), PATIENCE_S)

@@ -71,7 +71,7 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
             figures["high"],
         )
         assert not any(one.pending for one in snapshot.state.windows)
-        metrics = prometheus_text.of(snapshot).decode()
+        metrics = prometheus_text.metrics_page(snapshot).decode()
         answered = sum(row["completed"] for row in verdict["windows"])
         assert f" {figures['certified']}\n" in metrics
         assert f'status="answered",verb="sweep"}} {answered}.0\n' in metrics
