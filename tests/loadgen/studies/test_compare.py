@@ -400,14 +400,14 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert (tree["exit_code"], tree["valid"]) == (0, True)
     # One search in twenty does not hold the true ratio of 1.109; none is far from it.
     estimate = ratio["estimate"]
-    assert 1 < estimate["low"] < estimate["value"] < estimate["high"] < 1.2
+    assert 1 < estimate["low"] < estimate["value"] < estimate["high"] < 1.25
     assert estimate["value"] == pytest.approx(1.109, rel=0.04)
     assert ratio["pairs"] >= 6 and ratio["correlation"] > 0.3
     # Common are the arrivals; the engines' own noise is not.
     assert {one.seed for one in site.plans} == {a.seed}
     assert load(base=tmp_path / "one" / "b" / "config.yaml").seed != a.seed
     text = concluded(tmp_path / "one")
-    assert text.startswith(f"VALID  B / A = {estimate['value']:.3f} [")
+    assert text.startswith(f"VALID  B / A = {estimate['value']:.2f} [")
     assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
     assert "B got A's arrivals and lengths" in text and "\n    b " in text
     again = comparison.saved_study(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
