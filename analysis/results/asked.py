@@ -6,6 +6,7 @@ from conf import kernels
 from conf.compose import UNKNOWN
 from conf.constants import constants, fingerprint
 from conf.labels import workload_name, workload_tokens
+from conf.specs.engine import SCHEDULER_VERSION
 from conf.specs.experiment import Constant, EmulatedEngine, Experiment, SimulatedEngine
 from conf.transfers import transfers
 
@@ -13,10 +14,11 @@ from conf.transfers import transfers
 def describe(experiment: Experiment) -> AskedExperiment:
     """The experiment, as far as it belongs beside the answer."""
     emulated = experiment.engine if isinstance(experiment.engine, EmulatedEngine) else None
+    rules_of = SCHEDULER_VERSION if isinstance(experiment.engine, SimulatedEngine) else None
     conversations = experiment.workload.conversations
     return AskedExperiment(
         engine=experiment.engine.kind,
-        vllm_version=emulated.vllm_version if emulated else None,
+        vllm_version=emulated.vllm_version if emulated else rules_of,
         constants=fingerprint(experiment.model, experiment.hardware) if emulated else None,
         model=experiment.model.name,
         hardware=experiment.hardware.name,

@@ -78,7 +78,8 @@ def rests_on(verdict: Verdict) -> list[Fact]:
     # The cells of a matrix differ in what stands here.
     of_first = isinstance(verdict, StudyVerdict) and verdict.study in ("compare", MATRIX)
     whose = f"service of {verdict.names[0]}" if isinstance(verdict, StudyVerdict) and of_first else "service"
-    facts = [(whose, f"{model}{asked.engine} engine, {load}")]
+    rules = f" (rules of vLLM {asked.vllm_version})" if asked.engine == "simulated" else ""
+    facts = [(whose, f"{model}{asked.engine} engine{rules}, {load}")]
     facts += [("kernels", line.removeprefix("kernels: ")) for line in asked.kernels]
     if label := summary.engine_label(verdict):
         facts.append(("engine", label))

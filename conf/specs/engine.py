@@ -17,6 +17,8 @@ class Engine:
     kind: str
 
 
+SCHEDULER_VERSION = "0.33.0"
+"""The vLLM whose scheduling rules the simulated engine follows, the newest that a recipe is for."""
 FITTED_BACKEND = "ROCM_AITER_FA"
 """The attention backend of the default model's constants."""
 LEAST_TIME_SCALE, MAX_TIME_SCALE = 0.1, 10.0
@@ -33,14 +35,15 @@ class SimulatedEngine(Engine):
     `stall_every_steps` steps, on average, one lasts longer by an exponential time of mean `stall_mean_s`.
     With all of these 0 the engine is deterministic. `constants` names a calibration, whose values replace
     those of the model and the hardware; its covariance is saved here, so that a saved experiment does not
-    need the file. `kernels` and `attention_backend` (one of vLLM's names) choose other kernels than those of
-    the model's fit; `kernel_ratio` then holds their times over the fit's. `version` names the engine whose
-    speed is predicted, such as `vLLM 0.33.0` or `SGLang 0.5.9`; empty means those of the fit. The engine and
-    its load run `time_scale` times as fast as the real clock, and all seconds of budgets, windows and
-    time-outs are the engine's. Above 1 that saves time; below 1 a small machine can hold the requests of
-    many nodes, because its own time per request weighs less. `defect` is the share of positions (0 to 1)
-    whose token and log probabilities are wrong where an answer shows them, as those of a faulty kernel:
-    something to find for a comparison of answers. It changes no latency.
+    need the file. After a step with prefill the next `prefill_schedule_interval` - 1 steps compute none, as
+    long as others decode and no request is left waiting. `kernels` and `attention_backend` (one of vLLM's
+    names) choose other kernels than those of the model's fit; `kernel_ratio` then holds their times over the
+    fit's. `version` names the engine whose speed is predicted, such as `vLLM 0.33.0` or `SGLang 0.5.9`;
+    empty means those of the fit. The engine and its load run `time_scale` times as fast as the real clock,
+    and all seconds of budgets, windows and time-outs are the engine's. Above 1 that saves time; below 1 a
+    small machine can hold the requests of many nodes, because its own time per request weighs less. `defect`
+    is the share of positions (0 to 1) whose token and log probabilities are wrong where an answer shows them,
+    as those of a faulty kernel: something to find for a comparison of answers. It changes no latency.
     """
 
     kind: Literal["simulated"] = "simulated"
@@ -54,6 +57,7 @@ class SimulatedEngine(Engine):
     enable_prefix_caching: bool = True
     async_scheduling: bool = True
     long_prefill_token_threshold: Whole = 0
+    prefill_schedule_interval: AtLeastOne = 1
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     step_noise_cv: NotNegative = 0.0

@@ -42,6 +42,7 @@ class Limits:
     caching: bool = True
     asynchronous: bool = True
     long_prefill: int = 0
+    prefill_interval: int = 1
 
 
 @dataclass
@@ -151,6 +152,7 @@ def real_scheduler(limits: Limits, folder: Path, transfer: KVTransferConfig | No
         max_num_batched_tokens=max(limits.budget, limits.seqs),  # vLLM refuses less; its scheduler copes
         max_num_seqs=limits.seqs,
         long_prefill_token_threshold=limits.long_prefill,
+        prefill_schedule_interval=limits.prefill_interval,
         enable_chunked_prefill=True,
     )
     cache = CacheConfig(block_size=limits.block_size, enable_prefix_caching=limits.caching)

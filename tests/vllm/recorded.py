@@ -79,6 +79,7 @@ def spec_of(limits: Limits) -> SimulatedEngine:
         enable_prefix_caching=limits.caching,
         async_scheduling=limits.asynchronous,
         long_prefill_token_threshold=limits.long_prefill,
+        prefill_schedule_interval=limits.prefill_interval,
     )
 
 

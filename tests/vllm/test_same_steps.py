@@ -84,9 +84,13 @@ WORKLOADS: dict[str, tuple[list[Prompt], Limits]] = {
     "tight, shared prefixes": (prefixed(), Limits(blocks=130, budget=512)),
     "tight, shared prefixes, blocks of 1": (prefixed(50), Limits(blocks=2000, budget=512, block_size=1)),
     "tight, more decoders than budget": (chat(), Limits(blocks=68, budget=24, seqs=64)),
+    "prefills held back": (mixed(), Limits(budget=256, prefill_interval=5)),
+    "tight, prefills held back": (prefixed(), Limits(blocks=200, budget=512, prefill_interval=4)),
 }
 if Version(vllm.__version__) < Version("0.32"):
-    del WORKLOADS["often alone"]  # vLLM 0.29 cuts the long prompt of a lone request; the model follows 0.32
+    del WORKLOADS["often alone"]  # vLLM 0.29 cuts the long prompt of a lone request; the model does not
+if Version(vllm.__version__).release < (0, 33):
+    del WORKLOADS["prefills held back"], WORKLOADS["tight, prefills held back"]
 PREEMPTING = [name for name in WORKLOADS if name.startswith("tight")]
 FIRST = {
     "few sequences-cache-sync",
@@ -97,6 +101,8 @@ FIRST = {
     "tight, shared prefixes-cache-sync",
     "tight, shared prefixes, blocks of 1-cache-async",
     "tight, more decoders than budget-no-cache-async",
+    "prefills held back-cache-async",
+    "tight, prefills held back-cache-async",
 }
 """Cases of `.ci/run`. Of 42 faults planted in the scheduler they catch all 35 that any case catches."""
 

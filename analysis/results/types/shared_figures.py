@@ -27,7 +27,8 @@ class AskedBounds(Slo):
 class AskedExperiment:
     """The experiment behind an answer, in the words of its configuration groups.
 
-    `vllm_version` and `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
+    `vllm_version` is that of an emulated vLLM, or the one whose scheduling rules a simulated engine follows;
+    `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
     layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
     GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.labels` says them. `outside` is
     what the fit behind a simulated engine's constants did not have (`conf.transfers`).

@@ -3,11 +3,22 @@ decoders."""
 
 from typing import Any
 
-from serve_apps.engine_model.engine import memory
-from serve_apps.engine_model.engine.kv import blocks_for
+from serve_apps.engine_model.engine import kv, memory
 from serve_apps.engine_model.engine.lists import NONE, append, insert_after, remove
 from serve_apps.engine_model.engine.native import inlined, native
-from serve_apps.engine_model.engine.records import ENDS, PARTIAL, PARTIALS, TOUCHED, TOUCHES
+from serve_apps.engine_model.engine.records import (
+    DUE,
+    ENDS,
+    LOADING,
+    NOWHERE,
+    PARTIAL,
+    PARTIALS,
+    PLACES,
+    RUNNING,
+    TOUCHED,
+    TOUCHES,
+    WAITING,
+)
 
 
 @inlined
@@ -80,7 +91,7 @@ def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
     if request.last_step != engine.scheduled:
         request.last_step, request.new = engine.scheduled, 1
     request.computed = request.prompt + request.most - 1
-    request.blocks = blocks_for(engine, request.computed)
+    request.blocks = kv.blocks_for(engine, request.computed)
     if last_in_flight > engine.completed and emits_in(request, last_in_flight):
         _touch(arrays, r, i, last_in_flight)
     _count(arrays, r, request, -1)
@@ -140,3 +151,47 @@ def _count(arrays: Any, r: Any, request: Any, one: Any) -> None:
     engine.decoders += one
     engine.contexts += one * base
     memory.needing(arrays, r, -base % engine.block).count += one
+
+
+@native
+def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
+    """Take a request from its place to the end of another one, or `NOWHERE`."""
+    request = memory.request(arrays, i)
+    if request.place != NOWHERE:
+        remove(memory.queue(arrays, r, request.place), memory.links(arrays), PLACES, i)
+    request.place = place
+    if place != NOWHERE:
+        append(memory.queue(arrays, r, place), memory.links(arrays), PLACES, i)
+
+
+@native
+def compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
+    """Compute `new` of the missing tokens, for which there are blocks."""
+    request, batch, engine = memory.request(arrays, i), memory.batch(arrays, r), memory.engine(arrays, r)
+    before = request.computed
+    request.last_step, request.new = number, new
+    batch.context += before
+    if request.partial == DUE or (not request.partial and before < request.prompt + request.most - 1):
+        engine.prefill_step = number
+    if new == 1 and before >= request.own:
+        batch.decode += 1
+    else:
+        batch.prefill += new
+        batch.pairs += new * (before + new / 2)
+    request.computed = before + new
+    kv.extend(arrays, r, i, before + new)
+    if request.computed < request.prompt + request.most:
+        set_partial(arrays, r, i, DUE)
+        return
+    set_partial(arrays, r, i, 0)
+    join(arrays, r, i, number)
+
+
+@native
+def long_prefill_limit(arrays: Any, r: Any) -> Any:
+    """Tokens of one prompt per step; a request that is alone may have all."""
+    engine, open_requests = memory.engine(arrays, r), 0
+    for place in (RUNNING, WAITING, LOADING):
+        open_requests += memory.count(arrays, r, place)
+    alone = open_requests <= 1
+    return engine.max_tokens if alone or not engine.long_prefill else engine.long_prefill

@@ -264,11 +264,6 @@ class Engine:
         """A counter of `records.ENGINE`, such as preemptions, over all ranks."""
         return int(self.arrays.engines[counter].sum())
 
-    def rank_of(self, request_id: int) -> int | None:
-        """The rank of an open request."""
-        state = self._states.get(request_id)
-        return None if state is None else self._rank(state)
-
     def _rank(self, state: RequestState) -> int:
         return int(self.arrays.requests["engine"][state.row])
 

@@ -65,6 +65,8 @@ ENGINE = np.dtype(
     [
         # Limits, and the costs of a step by their place in `costs`.
         *((name, np.int64) for name in ("max_tokens", "max_seqs", "long_prefill", "asynchronous", "caching")),
+        # Steps from one with prefill to the next; the last one; the last pass left requests waiting.
+        *((name, np.int64) for name in ("interval", "prefill_step", "backed_up")),
         *((name, np.int64) for name in ("block", "blocks", "kind")),
         *((name, np.float64) for name in ("front_end_s", "latency_s", "front_free_s")),
         # KV: free blocks, and those among them that cache nothing.

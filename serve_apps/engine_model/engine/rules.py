@@ -1,33 +1,31 @@
 """vLLM V1's scheduling rules, compiled: which tokens the next step computes.
 
-The rules (docs/engine_model.md): running requests first, in order; then waiting ones, first come first
-served, while token budget and request slots remain; a prompt is admitted only when the whole of it fits the
-free blocks, and nobody overtakes one that does not fit; when a running request lacks a block, the last
-running one is preempted and recomputed later.
-
-A prompt whose KV comes from another engine takes all its blocks and waits beside the queue, without a slot;
-once its KV is known to be there it comes before all that wait. On an engine that receives KV no block is
-freed under a step that may still write it: nobody is preempted whose tokens are being computed.
+The rules (docs/engine_model.md): running requests first, in order; then waiting ones (`admission`); when a
+running request lacks a block, the last running one is preempted and recomputed later. On an engine that
+receives KV no block is freed under a step that may still write it: nobody is preempted whose tokens are being
+computed.
 """
 
 from typing import Any
 
-from serve_apps.engine_model.engine import kv, memory
+from serve_apps.engine_model.engine import admission, kv, memory
 from serve_apps.engine_model.engine.decoders import (
+    compute,
     context,
     drop_emissions,
     emits_in,
     emitted,
     hashed,
-    join,
     leave,
+    long_prefill_limit,
     missing,
     partials,
+    put,
     ring_bucket,
     scheduled,
     set_partial,
 )
-from serve_apps.engine_model.engine.lists import NONE, append, insert_after, move_all, pop_first
+from serve_apps.engine_model.engine.lists import NONE, insert_after, move_all, pop_first
 from serve_apps.engine_model.engine.lists import remove as unlink
 from serve_apps.engine_model.engine.native import inlined, native
 from serve_apps.engine_model.engine.records import (
@@ -37,31 +35,16 @@ from serve_apps.engine_model.engine.records import (
     HELD,
     KEPT,
     LOADING,
-    MOVES,
     NOWHERE,
-    OWN,
     PARTIAL,
     PARTIALS,
     PLACES,
-    REMOTE,
     RUNNING,
-    STARTED,
     TOUCHED,
     TOUCHES,
     WAITING,
     WHOLE,
 )
-
-
-@native
-def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
-    """Take a request from its place to the end of another one, or `NOWHERE`."""
-    request = memory.request(arrays, i)
-    if request.place != NOWHERE:
-        unlink(memory.queue(arrays, r, request.place), memory.links(arrays), PLACES, i)
-    request.place = place
-    if place != NOWHERE:
-        append(memory.queue(arrays, r, place), memory.links(arrays), PLACES, i)
 
 
 @native
@@ -73,10 +56,14 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     preemptions, last = engine.preemptions, engine.scheduled
     number = last + 1
     memory.emits(arrays, r, number & 1).count = 0
-    if not _continue_all(arrays, r, number):
-        _walk(arrays, r, number)
-    if (memory.count(arrays, r, WAITING) or engine.loaded) and engine.preemptions == preemptions:
-        _admit(arrays, r, number, now_s)
+    held = engine.interval > 1 and _holds_prefills(arrays, r, number)
+    if (held and partials(arrays, r)) or not _continue_all(arrays, r, number):
+        _walk(arrays, r, number, held)
+    if engine.preemptions == preemptions:
+        if memory.count(arrays, r, WAITING) or engine.loaded:
+            admission.admit(arrays, r, number, now_s, held)
+        if not held:
+            engine.backed_up = 1 if memory.count(arrays, r, WAITING) else 0
     if not batch.decode + batch.prefill:
         return False
     engine.scheduled = number
@@ -213,26 +200,41 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     if opened:
         kv.take(arrays, r, opened)
     if cut and budget:
-        _compute(arrays, r, i, new, number)
+        compute(arrays, r, i, new, number)
     return True
 
 
 @native
-def _walk(arrays: Any, r: Any, number: Any) -> None:
+def _holds_prefills(arrays: Any, r: Any, number: Any) -> bool:
+    """Step `number` comes too soon after one with prefill, and there is something to decode (vLLM 0.33).
+
+    Where the last pass could not admit all, nothing is held back.
+    """
+    engine, i, due = memory.engine(arrays, r), memory.queue(arrays, r, PARTIAL).head, 0
+    if engine.backed_up or number - engine.prefill_step >= engine.interval:
+        return False
+    while i != NONE:
+        due += 1 if memory.request(arrays, i).partial == DUE else 0
+        i = memory.link(arrays, i, PARTIALS).next
+    return memory.count(arrays, r, RUNNING) > due  # type: ignore[no-any-return]
+
+
+@native
+def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
     """Schedule the missing tokens of one running request after the other, while the budget lasts."""
     engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
-    budget, limit = engine.max_tokens, _long_prefill_limit(arrays, r)
+    budget, limit = engine.max_tokens, long_prefill_limit(arrays, r)
     i = memory.queue(arrays, r, RUNNING).head
     while i != NONE:
         request = memory.request(arrays, i)
         new = min(1 if request.decoding else missing(request), min(limit, budget))
-        if scheduled(engine, request) != request.output:
+        if scheduled(engine, request) != request.output and not (held and request.partial == DUE):
             if new and not _make_room(arrays, r, i, new):
                 _pause_from(arrays, r, i)
                 return
             if not request.decoding:
                 if new:
-                    _compute(arrays, r, i, new, number)
+                    compute(arrays, r, i, new, number)
             elif new:
                 batch.decode += 1
                 batch.context += context(engine, request)
@@ -309,142 +311,7 @@ def _release(arrays: Any, r: Any, i: Any) -> None:
 
 
 @native
-def _admit(arrays: Any, r: Any, number: Any, now_s: Any) -> None:
-    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
-    waiting, running = memory.queue(arrays, r, WAITING), memory.queue(arrays, r, RUNNING)
-    limit = _long_prefill_limit(arrays, r)
-    budget = engine.max_tokens - batch.decode - batch.prefill
-    if engine.loaded:
-        budget = _admit_loaded(arrays, r, budget, number, now_s)
-    while waiting.count and budget and running.count < engine.max_seqs:
-        i = waiting.head
-        request = memory.request(arrays, i)
-        tokens = request.prompt + request.most
-        found = idle = 0
-        if request.pieces or request.own_blocks:
-            found, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block)
-        needed = kv.blocks_for(engine, tokens) - found + idle
-        if request.kv == REMOTE:
-            if needed + _reserved_blocks(arrays, r) > engine.free:
-                return
-            _load(arrays, r, i, found)
-            continue
-        if needed > engine.free:
-            return
-        _start(arrays, r, i, number, now_s)
-        if found:
-            kv.hold(arrays, r, i, found)
-        request.computed = found * engine.block
-        if request.cached < 0:
-            request.cached = request.computed
-            _count_hits(engine, request, tokens)
-        new = min(tokens - request.computed, min(limit, budget))
-        _compute(arrays, r, i, new, number)
-        budget -= new
-
-
-@native
-def _start(arrays: Any, r: Any, i: Any, number: Any, now_s: Any) -> None:
-    """Give a request a slot."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
-    put(arrays, r, i, RUNNING)
-    engine.admitted += 1
-    request.order = engine.admitted
-    request.first_step = number
-    if request.scheduled_s != request.scheduled_s:
-        request.scheduled_s = now_s
-    if engine.ahead_first == NONE:
-        engine.ahead_first = i
-
-
-@inlined
-def _count_hits(engine: Any, request: Any, tokens: Any) -> None:
-    if engine.caching:
-        engine.prefix_queries += tokens
-        engine.prefix_hits += request.computed
-
-
-@inlined
-def _load(arrays: Any, r: Any, i: Any, found: Any) -> None:
-    """Take blocks for the whole prompt and wait for what is not cached."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
-    if found:
-        kv.hold(arrays, r, i, found)
-    request.computed = found * engine.block
-    request.to_load = request.prompt - request.computed
-    blocks = kv.blocks_for(engine, request.prompt)
-    kv.take(arrays, r, blocks - found)
-    request.blocks = blocks
-    _count_hits(engine, request, request.prompt)
-    request.kv = OWN
-    put(arrays, r, i, LOADING)
-    append(memory.queue(arrays, r, STARTED), memory.links(arrays), MOVES, i)
-    request.moving = 1
-
-
-@inlined
-def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> Any:
-    """Compute the last token of the prompts whose KV is there; returns what is left of the budget."""
-    engine = memory.engine(arrays, r)
-    i = memory.queue(arrays, r, LOADING).head
-    while i != NONE and budget and memory.count(arrays, r, RUNNING) < engine.max_seqs:
-        after, request = memory.link(arrays, i, PLACES).next, memory.request(arrays, i)
-        if request.loaded:
-            request.loaded = 0
-            engine.loaded -= 1
-            _start(arrays, r, i, number, now_s)
-            request.cached = request.computed = request.own = request.prompt - 1
-            _compute(arrays, r, i, 1, number)
-            budget -= 1
-        i = after
-    return budget
-
-
-@inlined
-def _reserved_blocks(arrays: Any, r: Any) -> Any:
-    """Blocks that the prompts in computation still need, which a transfer must leave them."""
-    i, blocks = memory.queue(arrays, r, PARTIAL).head, 0
-    while i != NONE:
-        request = memory.request(arrays, i)
-        if request.partial == DUE:
-            blocks += kv.blocks_for(memory.engine(arrays, r), request.prompt + request.most) - request.blocks
-        i = memory.link(arrays, i, PARTIALS).next
-    return blocks
-
-
-@native
-def _compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
-    """Compute `new` of the missing tokens, for which there are blocks."""
-    request, batch = memory.request(arrays, i), memory.batch(arrays, r)
-    before = request.computed
-    request.last_step, request.new = number, new
-    batch.context += before
-    if new == 1 and before >= request.own:
-        batch.decode += 1
-    else:
-        batch.prefill += new
-        batch.pairs += new * (before + new / 2)
-    request.computed = before + new
-    kv.extend(arrays, r, i, before + new)
-    if request.computed < request.prompt + request.most:
-        set_partial(arrays, r, i, DUE)
-        return
-    set_partial(arrays, r, i, 0)
-    join(arrays, r, i, number)
-
-
-@native
 def _blocks_lacking(engine: Any, request: Any, new: Any) -> Any:
     has = context(engine, request) if request.decoding else request.computed
     blocks = kv.blocks_for(engine, has) if request.decoding else request.blocks
     return kv.blocks_for(engine, has + new) - blocks
-
-
-@native
-def _long_prefill_limit(arrays: Any, r: Any) -> Any:
-    """Tokens of one prompt per step; a request that is alone may have all."""
-    engine, open_requests = memory.engine(arrays, r), 0
-    for place in (RUNNING, WAITING, LOADING):
-        open_requests += memory.count(arrays, r, place)
-    alone = open_requests <= 1
-    return engine.max_tokens if alone or not engine.long_prefill else engine.long_prefill

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from serve_apps.engine_model.engine import memory, rules
-from serve_apps.engine_model.engine.decoders import emits_in
+from serve_apps.engine_model.engine.decoders import emits_in, put
 from serve_apps.engine_model.engine.lists import NONE, append, insert_after, pop_first
 from serve_apps.engine_model.engine.lists import remove as unlink
 from serve_apps.engine_model.engine.native import inlined, native
@@ -59,7 +59,7 @@ def add(arrays: Any, r: Any, i: Any, now_s: Any, more_s: Any) -> None:
     engine.open += 1
     if request.kv != OWN:
         engine.moves = 1
-    rules.put(arrays, r, i, ARRIVING)
+    put(arrays, r, i, ARRIVING)
 
 
 @native
@@ -68,7 +68,7 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
     engine, request = memory.engine(arrays, r), memory.request(arrays, i)
     engine.open -= 1
     if request.place == ARRIVING:
-        rules.put(arrays, r, i, NOWHERE)
+        put(arrays, r, i, NOWHERE)
     else:
         rules.abort(arrays, r, i)
         engine.stalled = 0
@@ -90,7 +90,7 @@ def choose(arrays: Any, r: Any, now_s: Any) -> bool:
             break
         request.queued_s = now_s
         engine.receives |= 1 if request.kv == REMOTE else 0
-        rules.put(arrays, r, i, WAITING)
+        put(arrays, r, i, WAITING)
     if not engine.ahead:
         engine.ahead_first = NONE
         if now_s < engine.idle_until_s or not _schedule(arrays, r, now_s):

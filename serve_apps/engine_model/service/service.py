@@ -1,6 +1,5 @@
 """Replicas behind a balancer on one virtual clock: hours of service in seconds."""
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -110,39 +109,42 @@ class Service:
         self.kind, self.replicas = kind, replicas
         self.split = isinstance(kind, SplitKind)
         self.answering = kind.decode if isinstance(kind, SplitKind) else kind
-        sides, link = [(self.answering, replicas.count)], kinds.LinkSeconds()
+        sides = [(self.answering, replicas.count)]
         if isinstance(kind, SplitKind):
             prefill = replicas.count // kind.decode_per_node * kind.prefill_per_node
-            sides, link = [*sides, (kind.prefill, prefill)], kind.seconds
+            sides.append((kind.prefill, prefill))
         self._counts = [count for _, count in sides]
         total = sum(self._counts)
-        self.arrays, self._noises = kinds.empty_arrays(
-            sides, longest_output, range(replicas.seed, replicas.seed + total), link
-        )
+        seeds = range(replicas.seed, replicas.seed + total)
+        self.arrays, self._noises = kinds.empty_arrays(sides, longest_output, seeds)
         self.blocks = int(self.arrays.engines["blocks"].sum())
-        balancer = np.zeros(len(sides), records.BALANCER)
-        balancer["first"], balancer["alive"], balancer["lost"] = (
-            (0, replicas.count)[: len(sides)],
-            self._counts,
-            NONE,
-        )
-        self.arrays.groups["side"], self.arrays.groups["place"] = (
-            np.repeat(range(len(sides)), self._counts),
-            range(total),
-        )
-        self.arrays.groups["due_s"] = np.inf
-        counts = np.zeros((len(sides), 2), np.int64)
-        counts[:, 0] = self._counts
+        self._set_balancers(total)
+        self.arrays.set(tokens=np.zeros(int(tokens)))
+        state = self.arrays.service
+        state["coupled"] = self.split
+        if isinstance(kind, SplitKind):
+            link = kind.seconds
+            state["token_s"], state["latency_s"] = link.per_token_s, link.latency_s
+            state["last_share"], state["writes"] = link.last_share, kind.writes
+        self.count = self._names = 0
+        self._tokens = int(tokens)
+
+    def _set_balancers(self, total: int) -> None:
+        """A balancer for each side, over engines without requests."""
+        balancer = np.zeros(len(self._counts), records.BALANCER)
+        balancer["first"] = (0, self._counts[0])[: len(self._counts)]
+        balancer["alive"], balancer["lost"] = self._counts, NONE
+        replicas_with = np.zeros((len(self._counts), 2), np.int64)
+        replicas_with[:, 0] = self._counts
+        groups = self.arrays.groups
+        groups["side"] = np.repeat(range(len(self._counts)), self._counts)
+        groups["place"], groups["due_s"] = range(total), np.inf
         self.arrays.set(
             balancer=balancer,
             open=np.zeros(total, np.int64),
-            replicas_with=counts,
+            replicas_with=replicas_with,
             heap=np.arange(total, dtype=np.int64),
         )
-        self.arrays.service["coupled"] = self.split
-        self.arrays.set(tokens=np.zeros(int(tokens)))
-        self.count = self._names = 0
-        self._tokens = int(tokens)
 
     @property
     def rows_each(self) -> int:
@@ -340,159 +342,3 @@ def all_work(times: Times) -> dict[str, float]:
     if times.prefill_work is not None:
         found |= {f"{PREFILL}{name}": value for name, value in times.prefill_work._asdict().items()}
     return found
-
-
-class RequestProgress(NamedTuple):
-    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last.
-
-    `cached_tokens` of its prompt were in its prefill engine's cache; -1 where it has none, or did not begin.
-    `queue_s` is its time in the scheduler's queue, told at its end; None where that is not known.
-    """
-
-    key: int
-    replica: int
-    first_token_s: float | None
-    last_token_s: float | None
-    tokens: int
-    finished: bool
-    cached_tokens: int = -1
-    queue_s: float | None = None
-
-
-class SessionPrompt(NamedTuple):
-    """The session of a request, and the pieces that its prompt shares: names, and the blocks where they
-    end."""
-
-    session: int = -1
-    pieces: Sequence[tuple[int, int]] = ()
-
-
-class _Arrival(NamedTuple):
-    at_s: float
-    number: int
-    replica: int
-    session: int
-
-
-class VirtualService:
-    """Replicas behind a balancer; requests come one by one, and one that names its replica bypasses it.
-
-    `policy` is one of `balancer.POLICIES`, or one with its settings; `seed` draws its random choices and the
-    engines' noise. Raises ValueError for an unknown one, or no engine.
-    """
-
-    def __init__(
-        self,
-        kind: AnyKind,
-        replicas: int = 1,
-        policy: str | Balance = "leastconn",
-        seed: int = 0,
-        tokens: bool = False,
-    ) -> None:
-        if replicas < 1:
-            raise ValueError("a service needs at least one engine")
-        balance = Balance(policy) if isinstance(policy, str) else policy
-        longest = (kind.decode if isinstance(kind, SplitKind) else kind).spec.max_model_len
-        self.service = Service(kind, Replicas(replicas, balance, seed), longest, tokens)
-        self._arrivals: list[_Arrival] = []
-        self._open: dict[int, int] = {}
-        self._keys: list[int] = []
-        self._routed = 0
-        self.now_s = 0.0
-
-    def submit(
-        self,
-        key: int,
-        at_s: float,
-        input_tokens: int,
-        output_tokens: int,
-        replica: int | None = None,
-        shared_tokens: int = 0,
-        begins: SessionPrompt = SessionPrompt(),  # noqa: B008  # frozen
-    ) -> None:
-        """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
-
-        The first `shared_tokens` of its prompt are those of every other request; or `begins` says what it
-        shares. Raises ValueError for a request that can never be served.
-        """
-        if at_s < self.now_s:
-            raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        answering = self.service.answering
-        answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
-        pieces = list(begins.pieces)
-        if not pieces and shared_tokens >= answering.spec.block_size:
-            pieces = [(0, shared_tokens // answering.spec.block_size)]
-        if not answering.spec.enable_prefix_caching:
-            pieces = []
-        names, ends = (np.array([[each[k] for each in pieces]], np.int64).reshape(1, -1) for k in (0, 1))
-        prompt, output = (np.array([each], np.int64) for each in (input_tokens, output_tokens))
-        number = self.service.count
-        self.service.append(prompt, output, names, ends)
-        self._keys.append(key)
-        where = NONE if replica is None else replica
-        heapq.heappush(self._arrivals, _Arrival(at_s, number, where, begins.session))
-
-    def retract(self, after_s: float) -> None:
-        """Forget planned arrivals that are due after `after_s`."""
-        self._arrivals = [arrival for arrival in self._arrivals if arrival.at_s <= after_s]
-        heapq.heapify(self._arrivals)
-
-    def advance(self, until_s: float) -> None:
-        """Run all replicas up to `until_s`, arrivals at that instant included.
-
-        Raises ValueError where prefill and decode engines stand still.
-        """
-        due: list[_Arrival] = []
-        while self._arrivals and self._arrivals[0].at_s <= until_s:
-            due.append(heapq.heappop(self._arrivals))
-        columns = list(zip(*due, strict=True)) or [(), (), (), ()]
-        due_s = np.array(columns[0], np.float64)
-        numbers, to, session = (np.array(column, np.int64) for column in columns[1:])
-        free = to == NONE
-        replicas = self.service.replicas
-        routed = choice(
-            replicas.balance, replicas.count, replicas.seed, due_s[free], session[free], first=self._routed
-        )
-        self._routed += int(free.sum())
-        self._open |= {self._keys[number]: int(number) for number in numbers}
-        self.service.send(numbers, due_s, to, _spread(routed, free), until_s)
-        self.now_s = max(self.now_s, until_s)
-
-    def observe(self) -> list[RequestProgress]:
-        """All open requests that have arrived, and once those finished since the last call."""
-        seen = [self._progress(key, number) for key, number in self._open.items()]
-        for progress in seen:
-            if progress.finished:
-                del self._open[progress.key]
-        return seen
-
-    def _progress(self, key: int, number: int) -> RequestProgress:
-        service, each = self.service, self.service.rows_each
-        request = service.arrays.requests[number * each]
-        engine = service.arrays.engines[request["engine"]]
-        done = request["ahead"] + engine["completed"] if request["prompt"] else 0
-        tokens = int(max(request["joined"], min(request["most"], done)))
-        first_s = None if np.isnan(request["first_s"]) else float(request["first_s"])
-        last_s = float(
-            engine["at_s"] if request["decoding"] and tokens > request["joined"] else request["last_s"]
-        )
-        finished = tokens == request["output"]
-        replica = int(request["engine"]) // service.answering.width
-        cached = int(service.arrays.requests[number * each + 1]["cached"]) if service.split else -1
-        queue_s = (
-            float(request["scheduled_s"] - request["queued_s"]) if finished and not service.split else None
-        )
-        return RequestProgress(
-            key, replica, first_s, last_s if tokens else None, tokens, bool(finished), cached, queue_s
-        )
-
-
-def _spread(routed: Choice, free: NDArray[np.bool_]) -> Choice:
-    """The columns of the requests that are routed, at their places among all."""
-    columns = []
-    for column in (routed.one, routed.other):
-        spread = np.zeros(len(free) if len(column) else 0, np.int64)
-        if len(column):
-            spread[free] = column
-        columns.append(spread)
-    return routed._replace(one=columns[0], other=columns[1])

@@ -8,7 +8,7 @@ from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, EngineKind, GenerateRequest
 from serve_apps.engine_model.cost.step_time import Batch, ranks_time
 from serve_apps.engine_model.engine import groups
-from serve_apps.engine_model.engine.engine import QueueFull
+from serve_apps.engine_model.engine.engine import QueueFull, RequestState
 from serve_apps.engine_model.engine.kinds import empty_arrays
 from tests.support.virtual.engines import run_step, specs
 
@@ -18,6 +18,10 @@ PARTS = DP8.model, DP8.hardware, DP8.layout
 
 def group(**changes: object) -> Engine:
     return Engine(SimulatedEngine(**changes), *PARTS)  # type: ignore[arg-type]
+
+
+def rank_of(served: Engine, state: RequestState) -> int:
+    return int(served.arrays.requests["engine"][state.row])
 
 
 def in_steps(engine: Engine) -> float:
@@ -33,7 +37,7 @@ def in_steps(engine: Engine) -> float:
 def test_all_ranks_end_a_step_together_which_lasts_as_long_as_the_slowest() -> None:
     served = group()
     long, short = (served.add(GenerateRequest(i, tokens, 2), 0.0) for i, tokens in enumerate((8000, 100)))
-    assert {served.rank_of(0), served.rank_of(1)} == {0, 1}
+    assert {rank_of(served, it) for it in (long, short)} == {0, 1}
     now_s = served.ready_s()
     later_s = now_s + 1.0  # both have passed the front end
     end_s = served.begin_step(later_s)
@@ -53,7 +57,7 @@ def test_all_ranks_end_a_step_together_which_lasts_as_long_as_the_slowest() -> N
 def test_a_burst_is_spread_evenly_and_every_token_is_emitted_once() -> None:
     served = group()
     states = [served.add(GenerateRequest(i, 500, 7), 0.0) for i in range(24)]
-    assert sorted(served.rank_of(i) for i in range(24)) == sorted(list(range(8)) * 3)  # type: ignore[type-var]
+    assert sorted(rank_of(served, it) for it in states) == sorted(list(range(8)) * 3)
     in_steps(served)
     assert all(it.finished for it in states) and served.running == served.waiting == 0
     assert served.total("generation_tokens") == 24 * 7
@@ -76,17 +80,16 @@ def test_limits_and_the_cache_are_those_of_one_rank() -> None:
 
 def test_what_is_aborted_or_refused_is_in_flight_nowhere() -> None:
     served = group(max_num_queued_reqs=1)
-    for i in range(8):
-        served.add(GenerateRequest(i, 100, 50), 0.0)
+    states = [served.add(GenerateRequest(i, 100, 50), 0.0) for i in range(8)]
     with pytest.raises(QueueFull):
         served.add(GenerateRequest(8, 100, 50), 0.0)
     with pytest.raises(ValueError, match="open already"):
         served.add(GenerateRequest(3, 100, 50), 0.0)
-    rank = served.rank_of(5)
+    rank = rank_of(served, states[5])
     served.abort(5)
     served.abort(77)
-    served.add(GenerateRequest(9, 100, 50), 0.15)  # after the next publication of the counts
-    assert served.rank_of(9) == rank
+    later = served.add(GenerateRequest(9, 100, 50), 0.15)  # after the next publication of the counts
+    assert rank_of(served, later) == rank
     served.abort(9)
     in_steps(served)
     assert served.total("generation_tokens") == 7 * 50

@@ -22,13 +22,13 @@ Done = tuple[int, int, list[int]]
 class Rules:
     """The rules of a synchronous engine without a front end, step by step; `engine` has the rest."""
 
-    def __init__(self, blocks: int = 1000, budget: int = 100, seqs: int = 100, long_prefill: int = 0) -> None:
+    def __init__(self, blocks: int = 1000, budget: int = 100, seqs: int = 100, **limits: int) -> None:
         self.engine = engine(
             num_gpu_blocks=blocks,
             block_size=4,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
-            long_prefill_token_threshold=long_prefill,
+            **limits,
             enable_prefix_caching=False,
             async_scheduling=False,
         )
@@ -141,10 +141,36 @@ def test_abort_in_the_middle_of_a_step_emits_nothing_more() -> None:
 
 @pytest.mark.parametrize(("others", "cut"), [(0, 90), (1, 30)])
 def test_a_prompt_is_cut_unless_its_request_is_alone(others: int, cut: int) -> None:
-    rules = Rules(long_prefill=30)
+    rules = Rules(long_prefill_token_threshold=30)
     for number in range(others + 1):
         rules.add(number, 90, 2)
     assert rules.step() == (cut * (others + 1), 0, [] if others else [0])
+
+
+def test_prefills_are_held_back_from_the_last_one_on_while_others_decode_and_none_is_left_waiting() -> None:
+    rules = Rules(budget=40, seqs=2, prefill_schedule_interval=3)
+    rules.add(1, 60, 9)
+    assert rules.step() == (40, 0, [])
+    rules.add(2, 20, 9)
+    assert rules.step() == (20 + 20, 0, [1, 2])  # nobody decoded yet
+    rules.add(3, 20, 1)
+    assert [rules.step() for _ in range(3)] == [(0, 2, [1, 2])] * 3  # 3 finds no slot, and is left waiting
+    while rules.at(WAITING):
+        done = rules.step()
+    assert done == (20, 0, [3])  # and comes as soon as a slot is free
+
+
+def test_a_cut_prompt_waits_for_the_end_of_the_interval() -> None:
+    rules = Rules(budget=40, prefill_schedule_interval=3)
+    rules.add(1, 10, 9)
+    assert rules.step() == (10, 0, [1])
+    rules.add(2, 60, 2)
+    assert [rules.step() for _ in range(6)] == [
+        *[(0, 1, [1])] * 2,
+        (39, 1, [1]),
+        *[(0, 1, [1])] * 2,
+        (21, 1, [1, 2]),
+    ]
 
 
 lengths = st.tuples(st.integers(1, 60), st.integers(1, 20))
@@ -214,7 +240,7 @@ def test_nobody_overtakes_a_remote_prompt_that_does_not_fit() -> None:
 
 
 def test_a_transfer_leaves_the_blocks_that_prompts_in_computation_need() -> None:
-    rules = Rules(blocks=10, budget=9, long_prefill=8)
+    rules = Rules(blocks=10, budget=9, long_prefill_token_threshold=8)
     rules.add(1, 24, 1)
     rules.add(2, 20, 1, "remote")
     assert rules.step() == (8, 0, [])

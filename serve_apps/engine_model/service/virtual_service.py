@@ -1,0 +1,169 @@
+"""Replicas behind a balancer on a virtual clock that a caller drives: requests come one by one."""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve_apps.engine_model.engine.kinds import SplitKind
+from serve_apps.engine_model.engine.lists import NONE
+from serve_apps.engine_model.service.balancer import Balance, Choice, choice
+from serve_apps.engine_model.service.service import AnyKind, Replicas, Service
+
+
+class RequestProgress(NamedTuple):
+    """A request at the virtual now: its `tokens` emitted so far, and the times of the first and the last.
+
+    `cached_tokens` of its prompt were in its prefill engine's cache; -1 where it has none, or did not begin.
+    `queue_s` is its time in the scheduler's queue, told at its end; None where that is not known.
+    """
+
+    key: int
+    replica: int
+    first_token_s: float | None
+    last_token_s: float | None
+    tokens: int
+    finished: bool
+    cached_tokens: int = -1
+    queue_s: float | None = None
+
+
+class SessionPrompt(NamedTuple):
+    """The session of a request, and the pieces that its prompt shares: names, and the blocks where they
+    end."""
+
+    session: int = -1
+    pieces: Sequence[tuple[int, int]] = ()
+
+
+class _Arrival(NamedTuple):
+    at_s: float
+    number: int
+    replica: int
+    session: int
+
+
+class VirtualService:
+    """Replicas behind a balancer; requests come one by one, and one that names its replica bypasses it.
+
+    `policy` is one of `balancer.POLICIES`, or one with its settings; `seed` draws its random choices and the
+    engines' noise. Raises ValueError for an unknown one, or no engine.
+    """
+
+    def __init__(
+        self,
+        kind: AnyKind,
+        replicas: int = 1,
+        policy: str | Balance = "leastconn",
+        seed: int = 0,
+        tokens: bool = False,
+    ) -> None:
+        if replicas < 1:
+            raise ValueError("a service needs at least one engine")
+        balance = Balance(policy) if isinstance(policy, str) else policy
+        longest = (kind.decode if isinstance(kind, SplitKind) else kind).spec.max_model_len
+        self.service = Service(kind, Replicas(replicas, balance, seed), longest, tokens)
+        self._arrivals: list[_Arrival] = []
+        self._open: dict[int, int] = {}
+        self._keys: list[int] = []
+        self._routed = 0
+        self.now_s = 0.0
+
+    def submit(
+        self,
+        key: int,
+        at_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        replica: int | None = None,
+        shared_tokens: int = 0,
+        begins: SessionPrompt = SessionPrompt(),  # noqa: B008  # frozen
+    ) -> None:
+        """Plan an arrival; any order, but not in the past. `key` is unique among open requests.
+
+        The first `shared_tokens` of its prompt are those of every other request; or `begins` says what it
+        shares. Raises ValueError for a request that can never be served.
+        """
+        if at_s < self.now_s:
+            raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
+        answering = self.service.answering
+        answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
+        pieces = list(begins.pieces)
+        if not pieces and shared_tokens >= answering.spec.block_size:
+            pieces = [(0, shared_tokens // answering.spec.block_size)]
+        if not answering.spec.enable_prefix_caching:
+            pieces = []
+        names, ends = (np.array([[each[k] for each in pieces]], np.int64).reshape(1, -1) for k in (0, 1))
+        prompt, output = (np.array([each], np.int64) for each in (input_tokens, output_tokens))
+        number = self.service.count
+        self.service.append(prompt, output, names, ends)
+        self._keys.append(key)
+        where = NONE if replica is None else replica
+        heapq.heappush(self._arrivals, _Arrival(at_s, number, where, begins.session))
+
+    def retract(self, after_s: float) -> None:
+        """Forget planned arrivals that are due after `after_s`."""
+        self._arrivals = [arrival for arrival in self._arrivals if arrival.at_s <= after_s]
+        heapq.heapify(self._arrivals)
+
+    def advance(self, until_s: float) -> None:
+        """Run all replicas up to `until_s`, arrivals at that instant included.
+
+        Raises ValueError where prefill and decode engines stand still.
+        """
+        due: list[_Arrival] = []
+        while self._arrivals and self._arrivals[0].at_s <= until_s:
+            due.append(heapq.heappop(self._arrivals))
+        columns = list(zip(*due, strict=True)) or [(), (), (), ()]
+        due_s = np.array(columns[0], np.float64)
+        numbers, to, session = (np.array(column, np.int64) for column in columns[1:])
+        free = to == NONE
+        replicas = self.service.replicas
+        routed = choice(
+            replicas.balance, replicas.count, replicas.seed, due_s[free], session[free], first=self._routed
+        )
+        self._routed += int(free.sum())
+        self._open |= {self._keys[number]: int(number) for number in numbers}
+        self.service.send(numbers, due_s, to, _spread(routed, free), until_s)
+        self.now_s = max(self.now_s, until_s)
+
+    def observe(self) -> list[RequestProgress]:
+        """All open requests that have arrived, and once those finished since the last call."""
+        seen = [self._progress(key, number) for key, number in self._open.items()]
+        for progress in seen:
+            if progress.finished:
+                del self._open[progress.key]
+        return seen
+
+    def _progress(self, key: int, number: int) -> RequestProgress:
+        service, each = self.service, self.service.rows_each
+        request = service.arrays.requests[number * each]
+        engine = service.arrays.engines[request["engine"]]
+        done = request["ahead"] + engine["completed"] if request["prompt"] else 0
+        tokens = int(max(request["joined"], min(request["most"], done)))
+        first_s = None if np.isnan(request["first_s"]) else float(request["first_s"])
+        last_s = float(
+            engine["at_s"] if request["decoding"] and tokens > request["joined"] else request["last_s"]
+        )
+        finished = tokens == request["output"]
+        replica = int(request["engine"]) // service.answering.width
+        cached = int(service.arrays.requests[number * each + 1]["cached"]) if service.split else -1
+        queue_s = (
+            float(request["scheduled_s"] - request["queued_s"]) if finished and not service.split else None
+        )
+        return RequestProgress(
+            key, replica, first_s, last_s if tokens else None, tokens, bool(finished), cached, queue_s
+        )
+
+
+def _spread(routed: Choice, free: NDArray[np.bool_]) -> Choice:
+    """The columns of the requests that are routed, at their places among all."""
+    columns = []
+    for column in (routed.one, routed.other):
+        spread = np.zeros(len(free) if len(column) else 0, np.int64)
+        if len(column):
+            spread[free] = column
+        columns.append(spread)
+    return routed._replace(one=columns[0], other=columns[1])
