@@ -63,6 +63,8 @@ def _arrivals(experiment: Experiment) -> str:
 
 ASSUMED = "assumed"
 """The beginning of the source of a constant that nobody measured."""
+FITTED = "fitted to"
+"""The same of a constant of the model's own fit, also of one without correlations."""
 
 
 def constants_basis(experiment: Experiment) -> ConstantsBasis:
@@ -75,7 +77,8 @@ def constants_basis(experiment: Experiment) -> ConstantsBasis:
     here = experiment.hardware.name in fit.hardware
     kinds: dict[str, list[str]] = {kind: [] for kind in ("measured", "fitted", "sourced", "assumed")}
     for path, it in known.items():
-        joint = path in fit.correlations and (here or path.startswith("model."))
+        of_model = path.startswith("model.")
+        joint = path in fit.correlations and (here or of_model) or of_model and it.source.startswith(FITTED)
         assumed = it.source.startswith(ASSUMED)
         kind = "measured" if path in calibrated else ASSUMED if assumed else "fitted" if joint else "sourced"
         kinds[kind].append(path)

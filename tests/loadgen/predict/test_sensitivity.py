@@ -84,3 +84,10 @@ def test_every_uncertain_constant_is_one_of_the_kinds() -> None:
     kinds = constants_basis(load())
     told = [*kinds.measured, *kinds.fitted, *kinds.sourced, *kinds.assumed]
     assert sorted(told) == sorted(path for path, it in constants(load()).items() if any(it.ln_sd))
+
+
+def test_a_fit_without_correlations_is_named_too() -> None:
+    kinds = constants_basis(load(["model=llama2_70b_fp8", "layout=dp8_tp1"]))
+    assert "model.step_time.gemm_decode" in kinds.fitted
+    assert "MLPerf Inference 5.1" in kinds.rests_on and kinds.rests_on.endswith("by vLLM 0.9")
+    assert not [path for path in kinds.fitted if path.startswith("hardware.")]
