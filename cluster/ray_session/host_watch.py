@@ -48,10 +48,13 @@ class Outage:
 
 @dataclass(slots=True)
 class HostLog:
-    """The outages of one host, from each try to reach it."""
+    """The outages of one host, from each try to reach it.
+
+    Before its first answer it has none: a port that is closed to the driver's host says nothing.
+    """
 
     host: WatchedHost
-    answered_ns: int
+    answered_ns: int | None = None
     outages: list[Outage] = field(default_factory=list)
 
     def answered(self, at_ns: int) -> None:
@@ -62,7 +65,7 @@ class HostLog:
 
     def silent(self, reason: str) -> None:
         """The host took none."""
-        if not self.is_out:
+        if self.answered_ns is not None and not self.is_out:
             host = self.host
             self.outages.append(Outage(host.name, host.address, host.serves, reason, self.answered_ns))
 
@@ -72,8 +75,8 @@ class HostLog:
 
 
 def hosts_of(nodes: Iterable[Mapping[str, Any]], serving: Collection[str]) -> list[WatchedHost]:
-    """The hosts of alive nodes, as `ray.nodes()` has them; `serving` are addresses."""
-    ports = ((node["NodeManagerAddress"], node) for node in nodes if node["Alive"])
+    """The hosts of nodes, as `ray.nodes()` has them; `serving` are addresses."""
+    ports = ((node["NodeManagerAddress"], node) for node in nodes)
     return [
         WatchedHost(
             str(node["NodeManagerHostname"]), address, int(node["NodeManagerPort"]), address in serving
@@ -108,7 +111,7 @@ class HostWatch:
             new = [host for address, host in wanted.items() if address not in self._logs]
             for address, log in self._logs.items():
                 log.host = wanted[address]
-            self._logs |= {host.address: HostLog(host, now_ns) for host in new}
+            self._logs |= {host.address: HostLog(host) for host in new}
         for host in new:
             threading.Thread(target=self._watch, args=(self._logs[host.address],), daemon=True).start()
 

@@ -335,8 +335,12 @@ def _native_stderr_dropped() -> Iterator[None]:
 
 
 def watched_hosts(serving: Collection[str]) -> list[WatchedHost]:
-    """The hosts of the session that this process has joined; those at the addresses `serving` serve."""
-    return hosts_of(ray.nodes(), serving)
+    """The hosts of the session that this process has joined; those at the addresses `serving` serve.
+
+    Raises SessionError if the head does not say in time.
+    """
+    with as_session_error("list the nodes of the Ray session", "start it again"):
+        return hosts_of(ray_patches.alive_nodes(), serving)
 
 
 def serve_runs() -> bool:

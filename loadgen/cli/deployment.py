@@ -6,7 +6,7 @@ It is imported only where something is measured, because Ray comes with it.
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
@@ -144,7 +144,8 @@ class Hosts:
     def follow(self, serving: Collection[str]) -> None:
         """Watch the alive hosts from now on; those at these addresses serve."""
         if self.is_joined:
-            self.watch.follow(watched_hosts(serving))
+            with suppress(SessionError):  # then the hosts are watched that were watched before
+                self.watch.follow(watched_hosts(serving))
             self.watch.settle()
 
 

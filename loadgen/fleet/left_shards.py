@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from conf.io import durable
+from conf.ray_patches import alive_nodes
 from loadgen.fleet.load_actor import Place, name
 
 
@@ -20,7 +21,9 @@ def fetch_left(places: Sequence[Place], folder: Path, timeout_s: float) -> list[
     """
     if not places:
         return []
-    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    nodes: dict[str, str] = {}
+    with suppress(RayError):  # then nothing can be fetched
+        nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in alive_nodes()}
     calls = {
         place.client_id: _on(nodes[place.address], _read, folder, name(place.client_id))
         for place in places

@@ -17,6 +17,7 @@ from tests.support.machine.patience import START_S, until
 from tests.support.virtual.virtual_drivers import engines
 
 BIN = Path(sys.executable).parent
+CLOCK = Path(__file__).parent / "clock"
 NODES = {11: "node1", 12: "node2"}
 LOADS = {21: "load1", 22: "load2"}
 ADDRESSES = [f"{DATA}.{number}" for number in (1, *NODES, *LOADS)]
@@ -29,6 +30,8 @@ SMALL = {
     # Machine code of the engine is compiled once, and not by each replica.
     "XDG_CACHE_HOME": CACHE,
 }
+WRONG_CLOCK = {"load2": "3"}
+"""Seconds by which a host's wall clock is ahead, by `clock/sitecustomize.py`: time namespaces cannot."""
 STARTED = "Ray runtime started"
 """What `ray start` prints when its node is one of the cluster's."""
 ALIVE = "[node['NodeManagerAddress'] for node in ray.nodes() if node['Alive']]"
@@ -56,7 +59,8 @@ class Cluster:
     def start(self, name: str, number: int, role: str) -> Host:
         """Switch a host on and begin its unit."""
         unit = read_unit(self.units / f"maxqps-{role}@.service", f"{DATA}.{number}")
-        service = unit.service(read_environment(self.units / "ray.env"), SMALL)
+        clock = {"PYTHONPATH": str(CLOCK), "MAXQPS_TEST_CLOCK_S": WRONG_CLOCK.get(name, "0")}
+        service = unit.service(read_environment(self.units / "ray.env"), SMALL | clock)
         host = self.network.add(name, number, service, self._etc(), [ROOT])
         self.await_ray(host)
         return host

@@ -3,8 +3,10 @@
 A busy machine may make other windows void, for its own reasons and no other.
 """
 
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,21 @@ def test_a_dead_node_is_replaced_by_a_host_of_another_address(cluster: Cluster) 
     check(ended, "node_lost", "replica_lost")
     addresses = {facts["host"] for facts in ended.manifest["server"]["replicas"].values()}
     assert addresses == {"10.88.0.11", "10.88.0.13"}, "the manifest says where the replicas are now"
+
+
+def test_a_full_disk_of_a_load_host_is_told_with_its_name(cluster: Cluster) -> None:
+    host = cluster.host("load2")
+    fill = host.disk / "fill"
+
+    def then(folder: Path) -> None:
+        await_window(folder, STRUCK)
+        with suppress(OSError), fill.open("wb") as file:
+            while True:
+                file.write(bytes(2**20))
+
+    try:
+        ended = measure(cluster, "full", "sweep", then=then)
+    finally:
+        fill.unlink()
+    assert re.search(r"load2 \(10\.88\.0\.22\) \(.*No space left on device", ended.said), ended.said
+    assert ended.is_whole()

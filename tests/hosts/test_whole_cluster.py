@@ -13,11 +13,12 @@ from tests.support.machine import tries
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
 
 
-def test_preflight_finds_every_host_and_nothing_that_fails(cluster: Cluster) -> None:
+def test_preflight_finds_every_host_and_the_clock_that_is_wrong(cluster: Cluster) -> None:
     done = cluster.run("python", "-m", "cluster", "preflight", *CLUSTER, "engine=simulated", "--json")
     report = json.loads(done.stdout[done.stdout.index("{") :])
     assert sorted(report["nodes"]) == sorted(ADDRESSES), "the data network's addresses, chosen by the units"
-    assert report["counts"]["fail"] == 0 and report["exit_code"] == 0
+    failed = [(check["check"], check["node"]) for check in report["checks"] if check["status"] == "fail"]
+    assert failed == [("clock", "10.88.0.22")] and report["exit_code"] == 5
 
 
 def test_a_probe_over_two_nodes_and_two_load_hosts_is_valid(cluster: Cluster) -> None:

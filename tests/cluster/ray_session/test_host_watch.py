@@ -13,8 +13,16 @@ HOST = WatchedHost("load1", "10.0.0.9", 6380)
 
 
 def test_an_outage_lasts_from_the_last_answer_to_the_next() -> None:
-    log = HostLog(HOST, answered_ns=100)
-    for at_ns, reason in ((200, ""), (0, "timed out"), (0, "No route to host"), (900, ""), (950, "")):
+    log = HostLog(HOST)
+    for at_ns, reason in (
+        (0, "not yet"),
+        (100, ""),
+        (200, ""),
+        (0, "timed out"),
+        (0, "No route to host"),
+        (900, ""),
+        (950, ""),
+    ):
         if reason:
             log.silent(reason)
         else:
@@ -22,10 +30,10 @@ def test_an_outage_lasts_from_the_last_answer_to_the_next() -> None:
     assert log.outages == [Outage("load1", "10.0.0.9", False, "timed out", 200, 900)]
 
 
-def test_alive_nodes_are_watched_at_the_port_of_their_node_manager() -> None:
-    node = {"Alive": True, "NodeManagerAddress": "a", "NodeManagerHostname": "one", "NodeManagerPort": 6380}
-    nodes = [node, node | {"NodeManagerAddress": "b", "Alive": False}]
-    assert hosts_of(nodes, {"a"}) == [WatchedHost("one", "a", 6380, True)]
+def test_nodes_are_watched_at_the_port_of_their_node_manager() -> None:
+    node = {"NodeManagerAddress": "a", "NodeManagerHostname": "one", "NodeManagerPort": 6380}
+    nodes = [node, node | {"NodeManagerAddress": "b"}]
+    assert hosts_of(nodes, {"a"}) == [WatchedHost("one", "a", 6380, True), WatchedHost("one", "b", 6380)]
 
 
 class Cables:
@@ -71,8 +79,9 @@ def test_a_host_that_is_cut_is_silent_until_it_is_back(cables: Cables) -> None:
 
 def test_the_outage_of_a_host_that_was_replaced_ends(cables: Cables) -> None:
     watch = HostWatch(cables.reach)
-    cables.cut.add("10.0.0.9")
     watch.follow([HOST])
+    until(lambda: cables.tries["10.0.0.9"] > 1)
+    cables.cut.add("10.0.0.9")
     until(watch.outages)
     watch.follow([WatchedHost("load2", "10.0.0.10", 6380)])
     assert [outage.until_ns is None for outage in watch.outages()] == [False]

@@ -17,12 +17,13 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.host_outage import HostOutage
 from loadgen.fleet.target import Observation
 from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import MeasuredWindow, Start
-from loadgen.traffic.schedule import ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.virtual.virtual_drivers import engines, plan
 from tests.support.virtual.virtual_target import VirtualTarget
 
@@ -195,3 +196,29 @@ def test_a_run_killed_before_its_first_window_starts_anew(folder: RunFolder) -> 
     before = past(load_run(folder.path))
     assert (before.windows, before.elapsed_s) == ([], 0.0)
     assert before.next_seq == RunFolder.planned_in(folder.path)
+
+
+def test_a_window_that_felt_an_outage_stays_void_in_a_later_session(folder: RunFolder) -> None:
+    """The outage is noticed only when its window is over."""
+    outages: list[HostOutage] = []
+
+    def emit(kind: str, /, **facts: Any) -> None:
+        folder.event(kind, **facts)
+        if kind == "window_done" and facts["index"] == 3:
+            at_ns = facts["window"]["window_end_ns"] - NS
+            outages.append(HostOutage("load1", "10.0.0.9", False, "", at_ns, at_ns + 1, loads=True))
+        if kind == "window" and facts["index"] == 6:
+            raise Killed
+
+    drive = driver(folder, emit)
+    drive.windows.outages = lambda: outages
+    with pytest.raises(Killed):
+        sweep(drive)
+    ended(drive)
+    folder.close()
+    again = RunFolder(folder.path)
+    again.collect()
+    windows = past(load_run(folder.path)).windows
+    assert [window.index for window in windows if window.evidence.lost_load_hosts] == [3]
+    after = driver(again, again.event, past(load_run(folder.path)))
+    assert after.windows.outcomes[3].verdict.reason == "load_host_lost"
