@@ -80,7 +80,7 @@ test-stutter: $(STAMP)  ## what may trust a clock, where processes stand still f
 	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(if $(filter tests/%,$(ARGS)),,$(STUTTERED)) $(ARGS)
 
-test-hosts: $(STAMP)  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, eight minutes
+test-hosts: $(STAMP)  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, a quarter of an hour
 	$(PYTEST) hosts tests/hosts $(ARGS)
 
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---

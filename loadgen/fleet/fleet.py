@@ -48,7 +48,8 @@ class Member:
     """One load actor, owner of the requests with seq mod size = `index`.
 
     It answered last at `answered_ns` (monotonic), and does not now if it is `silent`. `observing` is a report
-    on its way, `is_received` is False until it came, `pending` has the rows in flight by the last one.
+    on its way, asked for at `asked_ns`; `is_received` is False until it came, `pending` has the rows in
+    flight by the last one.
     """
 
     client_id: int
@@ -59,6 +60,7 @@ class Member:
     answered_ns: int = field(default_factory=time.monotonic_ns)
     silent: bool = False
     observing: Any = None
+    asked_ns: int = 0
     is_received: bool = True
     pending: pa.Table = field(default_factory=records.PROGRESS.empty_table)
 
@@ -165,9 +167,11 @@ class LoadFleet:
     def _observe(self) -> None:
         """Ask every actor for its report; one that was silent and answers now takes part again."""
         for member in self._alive():
-            if member.observing is None:
+            # A call that was under way when its network was cut may stay without any answer.
+            waited_s = (time.monotonic_ns() - member.asked_ns) / NS
+            if member.observing is None or (member.silent and waited_s > REPLY_TIMEOUT_S):
                 member.observing = member.actor.observe.remote(member.is_received)
-                member.is_received = False
+                member.is_received, member.asked_ns = False, time.monotonic_ns()
         self._take(self._answers([(one, one.observing) for one in self._answering()], REPLY_TIMEOUT_S))
         back = self._answers([(one, one.observing) for one in self._silent()], 0.0)
         self._take(back)

@@ -37,5 +37,12 @@ def test_a_probe_over_two_nodes_and_two_load_hosts_is_valid(cluster: Cluster) ->
     assert {actor["host"] for actor in actors} == {"load1", "load2"}
     assert all(abs(actor["offset_us"]) > 1e6 * 10_000 for actor in actors), "the clocks do differ"
     assert len(set(ended.manifest["server"]["replica_nodes"].values())) == 2
+    clock_ms = {host.get("name"): host.get("clock_offset_ms") for host in ended.manifest["hosts"]}
+    assert abs(clock_ms["load1"]) < 1000 and 2000 < clock_ms["load2"] < 4000, "a wall clock that is 3 s ahead"
+    assert tree["probe"]["limits"]["ttft"]["ms"]["value"] < 2000, "moves no latency"
     run = load_run(ended.folder)
+    rows = run.requests().sort_by("due_ns").to_pylist()
+    assert sorted(row["scheduled_at"] for row in rows) == [row["scheduled_at"] for row in rows], (
+        "nor any date"
+    )
     assert set(run.requests()["client_id"].to_pylist()) == {0, 1}
