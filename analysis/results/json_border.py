@@ -84,17 +84,23 @@ def _strict(schema: Any) -> Any:
         return schema
     # The configuration's reader leaves its own strictness on the specs.
     schema = {key: _strict(each) for key, each in schema.items() if key not in ("serialization", "config")}
-    if schema.get("type") not in STRICT:
+    if schema.get("type") in STRICT:
+        schema["strict"] = True
+    if schema.get("type") not in ("float", "any"):
         return schema
-    schema["strict"] = True
-    if schema["type"] != "float":
-        return schema
-    function = {"type": "no-info", "function": lambda value: _number(value)}
+    function = {"type": "no-info", "function": lambda value: _with_infinite(value)}
     return {"type": "function-before", "function": function, "schema": schema}
 
 
-def _number(value: Any) -> Any:
-    return WORDS.get(value, value) if isinstance(value, str) else value
+def _with_infinite(value: Any) -> Any:
+    """A value of a number's field, or of a field of any kind, with infinite numbers for their words."""
+    if isinstance(value, str):
+        return WORDS.get(value, value)
+    if isinstance(value, Mapping):
+        return {key: _with_infinite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_infinite(each) for each in value)
+    return value
 
 
 def _wrong(detail: "ErrorDetails") -> str:

@@ -12,6 +12,7 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.locations import RunError
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.stats.estimate import Estimate
+from analysis.views import rates
 from tests.support.runs.verdict_trees import verdict_of
 
 DATA = Path(__file__).parents[2] / "data"
@@ -94,6 +95,15 @@ def test_an_infinite_latency_is_a_word_in_the_file() -> None:
     tree = to_tree(late)
     assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
     assert from_tree(RunVerdict, json.loads(json.dumps(tree)), "probe") == late
+
+
+def test_a_window_whose_answers_failed_is_shown_from_its_file() -> None:
+    tree = json.loads(GOLDEN.read_text())
+    tree["windows"][-1] |= {"valid": False, "void_reason": "node_lost", "ttft_p90_ms": "inf"}
+    again = from_tree(RunVerdict, tree, "sweep.json")
+    assert again.windows[-1]["ttft_p90_ms"] == math.inf
+    (row,) = (row for row in rates.table(again.windows, again.asked.slo).rows if "VOID" in row[-1])
+    assert "infinite" in row and row[-1] == "VOID: node_lost"
 
 
 def test_every_error_of_a_file_is_named_at_once() -> None:

@@ -92,8 +92,8 @@ def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
     words = [*EDGES[scenario], f"rate_qps={times * truths()[scenario]}", "duration_s=120"]
     drive, experiment, events = driver(words, target=VirtualTarget(SharedProcessor()))
     fixed_rate.offer_load(drive, experiment)
-    probe = to_tree(verdicts.probe_verdict(experiment, drive))["probe"]["tpot"]
-    assert not probe["passed"] and probe["p90_ms"] > 1.03 * experiment.slo.tpot_p90_ms
+    probe = to_tree(verdicts.probe_verdict(experiment, drive))["probe"]["limits"]["tpot"]
+    assert not probe["passed"] and probe["ms"]["value"] > 1.03 * experiment.slo.tpot_p90_ms
     assert [facts["text"] for kind, facts in events if kind == "steady"][0].endswith("fill the service")
 
 

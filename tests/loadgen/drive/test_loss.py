@@ -225,7 +225,7 @@ def test_a_resumed_run_keeps_void_what_a_loss_spoilt(tmp_path: Path) -> None:
     folder.collect()
     rows = pa.concat_tables([drive.windows.ledger.rows(*range(-1, 12))])
     kept = past(load_run(folder.path))
-    assert kept.windows and [bool(seen.loss) for *_, seen in kept.windows].count(True) == 1
+    assert kept.windows and [bool(window.evidence.loss) for window in kept.windows].count(True) == 1
     again = driver(Breaking(EXPERIMENT, 1e9))
     again.restore(dataclasses.replace(kept, rows=rows))
     assert [o.void for o in again.windows.outcomes] == [o.void for o in drive.windows.outcomes][
