@@ -29,7 +29,6 @@ from loadgen.__main__ import main
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.worker import MISSED_AFTER_NS
-from loadgen.run import verdicts
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
@@ -90,7 +89,7 @@ def good(body: dict[str, Any]) -> list[bytes | float | None]:
 def run_against(
     tmp_path: Path,
     url: str,
-    act: Callable[[Experiment, Driver], Any],
+    job: Callable[[Experiment], Job],
     words: list[str] | None = None,
     listener: Callable[..., None] = lambda *_, **__: None,
     **service: Any,
@@ -104,13 +103,13 @@ def run_against(
 
     tmp_path.mkdir(exist_ok=True)
     site = Site(lambda *_: (Start(80.0), None), lambda *_: up())
-    run = RunLifecycle(act(experiment), RunFolder.create(tmp_path, "run"), site, listener)
+    run = RunLifecycle(job(experiment), RunFolder.create(tmp_path, "run"), site, listener)
     return to_tree(run.measure())
 
 
-def measure(tmp_path: Path, url: str, act: Any, words: Any = None, **service: Any) -> tuple[Any, Path]:
+def measure(tmp_path: Path, url: str, job: Any, words: Any = None, **service: Any) -> tuple[Any, Path]:
     """The same, with what must hold of every run on a disk with room, however it ended."""
-    tree, folder = run_against(tmp_path, url, act, words, **service), tmp_path / "run"
+    tree, folder = run_against(tmp_path, url, job, words, **service), tmp_path / "run"
     check_rows(folder)
     assert json.loads((folder / "sweep.json").read_text())["exit_code"] == tree["exit_code"]
     return tree, folder
@@ -189,15 +188,15 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object
         window_s = PATIENCE_S if number == 1 else 4.0
         return WindowPlan(number, "window", 20.0, 1.0, window_s, False, "the rate that was asked")
 
-    def act(experiment: Experiment, driver: Driver) -> Any:
-        found = sweep(driver, choose)
-        return lambda: verdicts.sweep_verdict(experiment, driver, found, "wall")
+    class ThreeWindows(SearchCapacity):
+        def load(self, driver: Driver) -> None:
+            self._sweep = sweep(driver, choose)
 
     def killed(number: int) -> dict[str, Any]:
         out = tmp_path / f"try-{number}"
         listener = during(out / "run", 1, lambda: os.kill(actor_pid(out / "run"), signal.SIGKILL))
         tree: dict[str, Any]
-        tree, folder = measure(out, server.url, act, ["search.budget_s=600"], listener=listener)
+        tree, folder = measure(out, server.url, ThreeWindows, ["search.budget_s=600"], listener=listener)
         assert len(events(folder, "healed")) == 1
         reasons = [window["void_reason"] for window in tree["windows"]]
         assert [reason == "actor_lost" for reason in reasons] == [False, True, False], reasons
@@ -271,13 +270,13 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(ray_session: object, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("act", [held, searched])
+@pytest.mark.parametrize("job", [held, searched])
 def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
-    ray_session: object, tmp_path: Path, act: Callable[[Experiment], Job]
+    ray_session: object, tmp_path: Path, job: Callable[[Experiment], Job]
 ) -> None:
     """One form for all: each is a row of its own by the client's tests, each row an end by the driver's."""
     with serving(lambda body: [*answer(body)[:-2], END]) as server:
-        tree, folder = measure(tmp_path, server.url, act)
+        tree, folder = measure(tmp_path, server.url, job)
     assert (tree["exit_code"], tree["valid"], tree["windows"]) == (summary.EXIT_TARGET, False, [])
     assert tree["reason"].startswith("warm-up: failed 2 of 2: 2 x truncated no_usage (")
     assert sum(check_rows(folder).values()) == 2 and "failed 2 of 2: 2 x " in screen_of_folder(folder)

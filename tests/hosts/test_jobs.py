@@ -1,10 +1,13 @@
-"""A job submitted from outside, whose driver is on a load host: the rows of all load hosts come there."""
+"""Jobs submitted from outside, with the driver on a load host: rows are collected, cables are cut."""
+
+import time
 
 import pytest
 
 from tests.hosts.conftest import CLUSTER, RUNS, Cluster
 from tests.hosts.network import ROOT
-from tests.hosts.runs import PROBE, Ended, copied
+from tests.hosts.runs import GOES_ON, PROBE, SWEEP, Ended, await_window, copied
+from tests.support.machine.patience import BUSY, START_S, until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
 
@@ -30,3 +33,25 @@ def test_a_job_from_outside_collects_the_rows_of_both_load_hosts(cluster: Cluste
     assert {actor["host"] for actor in ended.manifest["load_actors"]} == {"load1", "load2"}
     (other,) = [each for each in folders if each != folder]
     assert not other.exists(), "nothing is left on the other host's disk"
+
+
+def test_a_driver_without_network_does_not_hang_and_resume_goes_on(cluster: Cluster) -> None:
+    words = ("python", "-m", "loadgen", "sweep", *CLUSTER, "engine=simulated", RUNS, "run=cut-driver", *SWEEP)
+    job = cluster.begin(*SUBMIT, *ON_LOAD, "--", *words)
+    folders = {name: cluster.host(name).disk / "runs" / "cut-driver" for name in ("load1", "load2")}
+    until(lambda: any(folder.exists() for folder in folders.values()), "no run folder", START_S)
+    name, folder = next(item for item in folders.items() if item[1].exists())
+    await_window(folder, 1)
+    cluster.host(name).cut()
+    time.sleep(20)
+    cluster.host(name).plug()
+    said, _ = job.communicate(timeout=START_S)
+    cluster.await_ray_again(name)
+    running = ("pgrep", "-f", "loadgen sweep")
+    until(lambda: cluster.run(*running, on=name).returncode, "the driver hangs", START_S)
+    again = cluster.run("python", "-m", "loadgen", "resume", "/tmp/runs/cut-driver", on=name)
+    ended = Ended(said + again.stdout, again.returncode, copied(cluster, folder))
+    assert ended.code in GOES_ON and ended.is_whole(), ended.said
+    assert set(ended.reasons) <= {*BUSY, "load_host_lost", "node_lost", "replica_lost", "actor_lost"}, (
+        ended.said
+    )

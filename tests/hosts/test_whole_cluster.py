@@ -7,7 +7,7 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from tests.hosts.conftest import ADDRESSES, CLUSTER, Cluster
-from tests.hosts.runs import PROBE, Ended, measure
+from tests.hosts.runs import GOES_ON, PROBE, SWEEP, Ended, measure
 from tests.support.machine import tries
 
 pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
@@ -46,3 +46,17 @@ def test_a_probe_over_two_nodes_and_two_load_hosts_is_valid(cluster: Cluster) ->
         "nor any date"
     )
     assert set(run.requests()["client_id"].to_pylist()) == {0, 1}
+
+
+def test_a_short_sweep_sends_each_node_a_stream_of_its_own(cluster: Cluster) -> None:
+    ended = measure(cluster, "per-node", "sweep", [*SWEEP, "routing=per_node"])
+    assert ended.code in GOES_ON and ended.is_whole(), ended.said
+    tries.refuse_other_reasons(ended.tree)
+    rows = load_run(ended.folder).requests().to_pylist()
+    replicas = {
+        (row["stream"], row["replica_id"])
+        for row in rows
+        if row["status"] == "ok" and row["stream"] is not None
+    }
+    assert len(replicas) == 2 and {stream for stream, _ in replicas} == {0, 1}, replicas
+    assert len(set(ended.manifest["server"]["urls"])) == 2
