@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from conf import ConfigError, Experiment
@@ -38,6 +39,25 @@ def unwritable(folder: Path) -> str:
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_cores(over_s: float = 1.0) -> float:
+    """Cores that nothing used within the next `over_s`; all where the system does not count (no /proc/stat).
+
+    A load average would still hold what ended a minute ago, as an installation.
+    """
+    try:
+        before_s, began_s = _idle_s(), time.monotonic()
+        time.sleep(over_s)
+        return min(cores(), (_idle_s() - before_s) / (time.monotonic() - began_s))
+    except OSError:
+        return cores()
+
+
+def _idle_s() -> float:
+    """Seconds that all cores of the machine have been idle or waited for a disk (proc_stat(5))."""
+    times = Path("/proc/stat").read_text().split(maxsplit=6)
+    return (int(times[4]) + int(times[5])) / os.sysconf("SC_CLK_TCK")
 
 
 def crowded(actors: int, cores: int) -> str:

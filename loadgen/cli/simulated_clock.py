@@ -1,6 +1,5 @@
 """The clock of a simulated sweep: as fast as this machine keeps up with, and slower after a late start."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model
-from loadgen.cli.machine_check import cores
+from loadgen.cli.machine_check import cores, free_cores
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import focus, sweep
 from loadgen.run.jobs import SearchCapacity
@@ -52,7 +51,7 @@ def fast(experiment: Experiment) -> Experiment:
 
 def beside_neighbours(experiment: Experiment) -> Experiment:
     """The experiment in real time if other processes leave too few cores free now."""
-    is_busy = cores() - os.getloadavg()[0] < FREE_CORES
+    is_busy = free_cores() < FREE_CORES
     return with_clock(experiment, SCALES[-1]) if is_busy else experiment
 
 

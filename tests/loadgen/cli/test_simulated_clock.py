@@ -1,6 +1,5 @@
 """loadgen.cli.simulated_clock: a sweep on a simulated engine saves time, and slows where it would be void."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,12 +63,11 @@ def test_the_clock_follows_the_load_and_the_cores(
     assert simulated_clock.fast(experiment).time_scale == scale
 
 
-@pytest.mark.parametrize(("load_average", "scale"), [(0.4, 3.0), (1.4, 1.0), (20.0, 1.0)])
+@pytest.mark.parametrize(("free", "scale"), [(1.6, 3.0), (0.6, 1.0), (0.0, 1.0)])
 def test_beside_busy_neighbours_the_clock_is_the_real_one(
-    load_average: float, scale: float, monkeypatch: pytest.MonkeyPatch
+    free: float, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulated_clock, "cores", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (load_average, 0.0, 0.0))
+    monkeypatch.setattr(simulated_clock, "free_cores", lambda: free)
     assert simulated_clock.beside_neighbours(at(3.0)).time_scale == scale
 
 
