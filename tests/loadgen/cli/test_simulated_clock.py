@@ -54,7 +54,7 @@ def test_the_clock_is_free_where_one_search_runs_on_a_simulated_engine(
     assert simulated_clock.is_free(load(words), words) == is_free
 
 
-@pytest.mark.parametrize(("cores", "nodes", "scale"), [(2, 1, 3.0), (1, 1, 2.0), (2, 4, 1.0), (16, 4, 3.0)])
+@pytest.mark.parametrize(("cores", "nodes", "scale"), [(4, 1, 3.0), (2, 1, 2.0), (2, 4, 1.0), (16, 4, 3.0)])
 def test_the_clock_follows_the_load_and_the_cores(
     cores: int, nodes: int, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_late_search_on_a_fast_clock_loads_no_further_window() -> None:
 
 
 def test_a_dry_run_counts_real_seconds_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(simulated_clock, "cores", lambda: 2)
+    monkeypatch.setattr(simulated_clock, "cores", lambda: 4)
     assert main(["sweep", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "simulated clock x3: these are the engine's seconds, 170 real ones" in said
