@@ -419,8 +419,9 @@ def test_a_killed_driver_leaves_silence_and_a_run_to_resume(
     after = check_rows(folder)
     assert after["ok"] > before["ok"] and after["lost"] == before["lost"]
     assert result["power"]["unknown"].startswith("engine=external deploys nothing")
-    indices = [event["index"] for event in events(folder, "window_done")]
-    assert indices.count(0) == 1, "the window before the kill was measured again"
+    done = events(folder, "window_done")
+    indices = [event["index"] for event in done]
+    assert done[0]["void"] or indices.count(0) == 1, "the window before the kill was measured again"
     # A try that a busy machine made void may have measured more windows than the one that counts.
     assert set(range(len(result["windows"]))) <= set(indices) and len(result["windows"]) > 1
 
