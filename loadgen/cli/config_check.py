@@ -70,7 +70,9 @@ def refuse_misfit(experiment: Experiment) -> None:
         raise ConfigError(str(error)) from error
     context = experiment.model.max_context_tokens
     if spec.max_model_len > context:
-        raise ConfigError(f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens")
+        raise ConfigError(
+            f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens; lower it"
+        )
     room = min(spec.max_model_len, engine.blocks * spec.block_size)
     tokens = Traffic(experiment.workload).longest_request_tokens
     if tokens > room:

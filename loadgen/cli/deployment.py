@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -139,7 +139,7 @@ class Hosts:
 
     def outages(self) -> list[HostOutage]:
         """All outages so far."""
-        return [HostOutage(*astuple(outage)) for outage in self.watch.outages()]
+        return [HostOutage(**asdict(outage)) for outage in self.watch.outages()]
 
     def follow(self, serving: Collection[str]) -> None:
         """Watch the alive hosts from now on; those at these addresses serve."""
