@@ -21,17 +21,16 @@ from loadgen.cli import (
 from loadgen.cli import (
     config_check,
     engine_model,
-    machine_check,
+    machine,
     output,
     prediction,
     published_benchmark,
     quality_words,
     recommending,
-    simulated_clock,
 )
 from loadgen.drive import fixed_rate, require
 from loadgen.search import pacing
-from loadgen.studies import comparison_words, matrix_cells
+from loadgen.studies import comparison_words, matrix_study
 
 
 def sweep(arguments: argparse.Namespace) -> int:
@@ -39,14 +38,14 @@ def sweep(arguments: argparse.Namespace) -> int:
     if (words := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, words)
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
-    machine_check.refuse(experiment)
-    is_free = not arguments.config and simulated_clock.is_free(experiment, arguments.words)
-    fast = simulated_clock.fast(experiment) if is_free else experiment
+    machine.refuse(experiment)
+    is_free = not arguments.config and machine.is_free(experiment, arguments.words)
+    fast = machine.fast(experiment) if is_free else experiment
     if arguments.dry_run:
         return output.plan(arguments, experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     from loadgen.cli import verbs
 
-    fast = simulated_clock.beside_neighbours(fast) if is_free else fast
+    fast = machine.beside_neighbours(fast) if is_free else fast
     planned = output.planned_run(experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     with output.measuring(arguments, experiment, planned=planned) as here:
         search = verbs.sweep_on_free_clock if is_free else verbs.sweep
@@ -55,13 +54,13 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 
 def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
-    cells = matrix_cells.cells_of_words(
+    cells = matrix_study.cells_of_words(
         words, partial(config_check.experiment, arguments.verb, config=arguments.config)
     )
-    machine_check.refuse(cells.first)
+    machine.refuse(cells.first)
     counts = {"services": cells.deployments, "runs": len(cells.experiments)}
     if arguments.dry_run:
-        lines = [*matrix_cells.cell_lines(cells), "the first one is below"]
+        lines = [*matrix_study.cell_lines(cells), "the first one is below"]
         return output.plan(arguments, cells.first, cells.load_s, lines, **counts)
     from loadgen.cli import verbs
 
@@ -77,7 +76,7 @@ def probe(arguments: argparse.Namespace) -> int:
     if arguments.require:
         require.refuse(experiment)
     load_s = require.seconds(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
-    machine_check.refuse(experiment)
+    machine.refuse(experiment)
     if arguments.dry_run:
         return output.plan(arguments, experiment, load_s)
     from loadgen.cli import verbs
@@ -93,7 +92,7 @@ def compare(arguments: argparse.Namespace) -> int:
     a, b = comparison_words.compared(
         arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
     )
-    machine_check.refuse(a)
+    machine.refuse(a)
     if arguments.dry_run:
         lines = comparison_words.lines(a, b)
         return output.plan(arguments, a, pacing.compared_s(a), lines, services=2)
@@ -113,7 +112,7 @@ def quality(arguments: argparse.Namespace) -> int:
     a, b = quality_words.sides(
         arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
     )
-    machine_check.refuse(a)
+    machine.refuse(a)
     if arguments.dry_run:
         return output.plan_lines(arguments, quality_words.text(a, b))
     from loadgen.cli import verbs
@@ -135,7 +134,7 @@ def recipe(arguments: argparse.Namespace) -> int:
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         config_check.refuse_misfit(part)
-    machine_check.refuse(experiment)
+    machine.refuse(experiment)
     if arguments.dry_run:
         total = calibration_probes.total_line(parts, engine_model.closed_s)
         return output.plan_lines(arguments, "\n".join([*map(calibration_probes.probe_line, parts), total]))

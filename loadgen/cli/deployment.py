@@ -26,8 +26,8 @@ from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.fleet.host_outage import HostOutage
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
+from loadgen.run.jobs import Service
 from loadgen.run.progress import Emit
-from loadgen.run.service import Service
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app

@@ -10,7 +10,7 @@ from conf.compose import dump
 from conf.io.one_line import one_line
 from conf.specs.conversation import Conversations
 from conf.trees import differences, flat
-from loadgen.cli import machine_check
+from loadgen.cli import machine
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS
 from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
@@ -117,7 +117,7 @@ def text(planned: PlannedRun, whole: bool = False) -> str:
         return "\n".join([*lines, "# no load: a virtual clock"])
     warm = experiment.fleet.warmup_requests
     actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
-    shared = "" if joined else machine_check.shared(actors, machine_check.cores())
+    shared = "" if joined else machine.shared(actors, machine.cores())
     lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
     return "\n".join([*lines, *_load(planned)])
 

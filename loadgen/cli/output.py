@@ -21,10 +21,10 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import config_check, dry_run, engine_model, live_view
 from loadgen.cli.live_view import LiveShow
 from loadgen.run import progress
-from loadgen.run.folder import finite
+from loadgen.run.run_folder import finite
 
 if TYPE_CHECKING:
-    from loadgen.run.service import Site
+    from loadgen.run.jobs import Site
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 
@@ -96,7 +96,7 @@ def measuring(
     Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`.
     """
     from loadgen.cli.deployment import service
-    from loadgen.run.service import Site
+    from loadgen.run.jobs import Site
 
     # A simulated engine's kernels are noted with its result.
     real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))

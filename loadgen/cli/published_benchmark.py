@@ -14,14 +14,14 @@ from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.views import answers
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, engine_model, machine_check, output
+from loadgen.cli import config_check, engine_model, machine, output
 from loadgen.cli.arguments import refuse_page_without_load
 from loadgen.predict import replay
 from loadgen.predict.capacity import quiet
 from loadgen.run import export
-from loadgen.run.folder import finite
+from loadgen.run.run_folder import finite
+from loadgen.studies import published_ladder, published_tables
 from loadgen.studies import published_ladder as ladder
-from loadgen.studies import published_tables, published_verdict
 
 
 def progressive(arguments: argparse.Namespace) -> int:
@@ -38,26 +38,26 @@ def progressive(arguments: argparse.Namespace) -> int:
     if virtual:
         refuse_page_without_load(arguments, "this clock is virtual (progressive.clock=wall loads)")
     else:
-        machine_check.refuse(found[0])
+        machine.refuse(found[0])
     if arguments.dry_run:
-        lines = [line for one in found for line in published_verdict.plan_lines(one, level_seconds(one))]
+        lines = [line for one in found for line in published_ladder.plan_lines(one, level_seconds(one))]
         return output.plan_lines(arguments, "\n".join(lines))
     if virtual:
         return _print_models([predicted_ladder(one, output.noting(arguments)) for one in found], arguments)
     from loadgen.cli import verbs
-    from loadgen.studies.published_ladder_run import LadderStudy
+    from loadgen.studies.published_ladder import LadderStudy
 
     with output.measuring(arguments) as here:
         verdict = verbs.run_in_new_folder(LadderStudy(found[0]), here.site, here.show)
         if verdict.progressive:  # every level was played
-            published_verdict.write(arguments.out, [verdict])
+            published_ladder.write(arguments.out, [verdict])
         verdict = here.ended(verdict)
     return output.reported(verdict, arguments.json)
 
 
 def _print_models(verdicts: Sequence[PredictionVerdict], arguments: argparse.Namespace) -> int:
-    published_verdict.write(arguments.out, verdicts)
-    whole = published_verdict.models_tree(verdicts)
+    published_ladder.write(arguments.out, verdicts)
+    whole = published_ladder.models_tree(verdicts)
     if arguments.json:
         terminal.data(json.dumps(finite(whole), default=str))
     else:
@@ -80,7 +80,7 @@ def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet)
         say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
         one = replace(experiment, seed=ladder.drawn_seed(experiment.seed, number))
         runs.append(_run(one, quiet if number else say))
-    return published_verdict.predicted(experiment, runs)
+    return published_ladder.predicted(experiment, runs)
 
 
 def level_seconds(experiment: Experiment) -> list[float] | None:
@@ -91,7 +91,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
 
 
 def _run(experiment: Experiment, say: Callable[[str], None] = quiet) -> list[LevelFigures]:
-    return published_verdict.play_levels(ladder.levels(experiment), partial(played, experiment), say)
+    return published_ladder.play_levels(ladder.levels(experiment), partial(played, experiment), say)
 
 
 def played(experiment: Experiment, number: int, level: ladder.LevelPlan) -> pa.Table:

@@ -10,8 +10,8 @@ from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
-from loadgen.quality import pace, prompts
-from loadgen.studies import comparison_words, gate_evidence
+from loadgen.quality import asking
+from loadgen.studies import comparison_words, quality_study
 from loadgen.studies.comparison_words import Asked
 
 SHARED = ("workload", "quality", "fleet")
@@ -49,15 +49,15 @@ def recorded(a: Path, b: Path) -> StudyVerdict:
     Raises ConfigError for folders without answers to the same questions.
     """
     try:
-        return gate_evidence.verdict_on_folders(a, b)
+        return quality_study.verdict_on_folders(a, b)
     except (OSError, ArrowException, ValueError) as error:
         raise ConfigError(f"cannot compare the answers of {a} and {b}: {reason(error)}") from error
 
 
 def text(a: Experiment, b: Experiment) -> str:
     """The plan: A's configuration, its differences from B's, and what both are asked."""
-    quality, paced = a.quality, pace.gate_pace(a)
-    longest_s = pace.longest_s(a, paced)
+    quality, paced = a.quality, asking.gate_pace(a)
+    longest_s = asking.longest_s(a, paced)
     lasts = "as long as that takes" if longest_s is None else f"at most {longest_s:.0f} s"
     return "\n".join(
         [
@@ -84,7 +84,7 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
 
 def _refuse(asked: Experiment) -> None:
     """Raise ConfigError for a side that the gate cannot ask."""
-    prompts.refuse_synthetic(asked)
+    asking.refuse_synthetic(asked)
     if asked.quality.prompts < (fewest := GateRule.of(asked.quality).fewest_prompts):
         raise ConfigError(
             f"quality.prompts={asked.quality.prompts} can never show that answers are the same; raise it to "

@@ -31,15 +31,15 @@ from analysis.results.types.study_verdict import StudyVerdict
 from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, engine_model, machine_check, output, prediction
+from loadgen.cli import config_check, engine_model, machine, output, prediction
 from loadgen.cli.shape_words import Shape, ShapeQuestion
 from loadgen.predict import shapes as joint
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run import export
-from loadgen.run.folder import finite
+from loadgen.run.run_folder import finite
 from loadgen.search import pacing
-from loadgen.studies import comparison_words, matrix_cells
-from loadgen.studies.matrix_cells import Cells
+from loadgen.studies import comparison_words, matrix_study
+from loadgen.studies.matrix_study import Cells
 
 KV_FULL = 0.8
 """A KV cache used to this part on average is full at times, and limits too (our choice)."""
@@ -304,7 +304,7 @@ def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: Recommendat
         for name in [one.first.name, *(name for each in one.proposed for name in each.shapes)]
     }
     asked = [(shape.at, _measured(question, shape)) for shape in shapes if (shape.name, shape.hit) in wanted]
-    return matrix_cells.cells_of_experiments(asked)
+    return matrix_study.cells_of_experiments(asked)
 
 
 def _measure(
@@ -314,7 +314,7 @@ def _measure(
     verdict: RecommendationVerdict,
 ) -> int:
     found = cells(question, shapes, verdict)
-    machine_check.refuse(found.first)
+    machine.refuse(found.first)
     from loadgen.cli import verbs
 
     beside: dict[str, Any] = {recommended.FILE: to_tree(verdict)}

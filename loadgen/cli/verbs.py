@@ -13,32 +13,28 @@ from analysis.results.studies import PartVerdict
 from analysis.results.types.run_verdict import RunVerdict
 from analysis.results.types.study_verdict import StudyVerdict
 from conf import ConfigError, Experiment
-from loadgen.cli import simulated_clock
+from loadgen.cli import machine
 from loadgen.drive.plan import Past
-from loadgen.run import folder as folders
 from loadgen.run import resumption
-from loadgen.run.folder import Folder
-from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity
+from loadgen.run import run_folder as folders
+from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Site
+from loadgen.run.run_folder import Folder, RunFolder
 from loadgen.search.pacing import longer_at
 from loadgen.studies import (
     calibration_probes,
     comparison,
-    gate_evidence,
-    matrix_cells,
     matrix_study,
-    published_ladder_run,
+    published_ladder,
     quality_study,
     study,
 )
-from loadgen.studies.gate_questions import ServiceInUse
-from loadgen.studies.matrix_cells import Cells
+from loadgen.studies.matrix_study import Cells
+from loadgen.studies.quality_study import ServiceInUse
 from loadgen.studies.shared_service import SharedService
 
-OWN_WORDS = (calibration_probes.KIND, published_ladder_run.KIND, gate_evidence.KIND)
+OWN_WORDS = (calibration_probes.KIND, published_ladder.KIND, quality_study.KIND)
 """Kinds of studies whose verb has words of its own."""
 
 
@@ -53,14 +49,14 @@ def sweep_on_free_clock(experiment: Experiment, site: Site, show: Emit) -> RunVe
     """Search for the capacity of a simulated engine on a fast clock; begin again on a slower one if late."""
     while True:
         if experiment.time_scale != 1:
-            show("clock", text=simulated_clock.said(experiment))
-        job, folder = simulated_clock.SearchOnFastClock(experiment), folders.created(RunFolder, experiment)
+            show("clock", text=machine.said(experiment))
+        job, folder = machine.SearchOnFastClock(experiment), folders.created(RunFolder, experiment)
         verdict = RunLifecycle(job, folder, site, show).measure()
         if not job.was_too_fast(verdict):
             return verdict
         shutil.rmtree(folder.path)
         show("clock", text=f"this machine is too busy for a clock x{experiment.time_scale:g}: begun again")
-        experiment = simulated_clock.slower(experiment)
+        experiment = machine.slower(experiment)
 
 
 def matrix(
@@ -74,7 +70,7 @@ def matrix(
     for name, tree in (beside or {}).items():
         folder.write_json(name, tree)
     grid = matrix_study.new_study(cells, folder)
-    for line in matrix_cells.cell_lines(cells, refused=True):
+    for line in matrix_study.cell_lines(cells, refused=True):
         folder.event("study", text=line)
         show("study", text=line)
     return run_cells(grid, folder, site, show)
@@ -206,9 +202,9 @@ def _study(path: Path, experiment: Experiment, in_use: ServiceInUse) -> study.St
     match studies.load_verdict(path).study:
         case calibration_probes.KIND:
             return calibration_probes.CalibrationStudy(experiment)
-        case published_ladder_run.KIND:
-            return published_ladder_run.LadderStudy(experiment)
-        case gate_evidence.KIND:
+        case published_ladder.KIND:
+            return published_ladder.LadderStudy(experiment)
+        case quality_study.KIND:
             return quality_study.saved_study(path, experiment, in_use)
         case comparison.KIND:
             return comparison.saved_study(path, experiment)

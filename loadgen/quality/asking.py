@@ -1,21 +1,114 @@
-"""Asks questions of a service at a pace, in threads of their own."""
+"""The pace of the quality gate's questions and the load beside them; sends nothing."""
 
+import json
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from loadgen.quality.pace import Pace
+import numpy as np
+
+from analysis.quality.answer_file import AnswerRecord, digest
+from analysis.quality.answers import Answer
+from conf import ConfigError, Experiment
+from conf.io.access import Access
+from conf.io.http_get import AskError, ask
+from conf.specs.experiment import Workload
+from conf.specs.images import Images
+from loadgen.prompts.bodies import Prompts
+from loadgen.quality import questions
+from loadgen.quality.questions import UnusableAnswer
+from loadgen.traffic.lengths import UNIQUE_TOKENS
+
+QUESTION_SHARE = 0.5
+"""Share of the load's tokens that the questions replace: with both together the service does the work of the
+rate that is asked (our choice)."""
+MOST_PER_S = 32.0
+"""Most questions per second: threads of one process ask them (our choice)."""
+MOST_IN_FLIGHT = 64
+IDLE_IN_FLIGHT = 8
+"""Questions in flight at a service without other load: a small batch (our choice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Questions come `per_s`, or with None as fast as others end, and at most `in_flight` at once.
+
+    `load_qps` is the rate per node of the load beside them.
+    """
+
+    load_qps: float
+    per_s: float | None
+    in_flight: int
+
+    @property
+    def words(self) -> str:
+        """The pace in words."""
+        if self.per_s is None:
+            return f"without other load, {self.in_flight} in flight"
+        return f"{self.per_s:.1f} a second beside {self.load_qps:.2f} QPS per node of load"
+
+
+def gate_pace(experiment: Experiment) -> Pace:
+    """The pace at which questions and load together are the work of the rate `quality.load`."""
+    rate_qps = experiment.quality.rate_qps
+    if not rate_qps:
+        return Pace(0.0, None, IDLE_IN_FLIGHT)
+    workload, quality = experiment.workload, experiment.quality
+    request = workload.input_tokens.mean + workload.output_tokens.mean
+    question = quality.prompt_tokens + quality.answer_tokens
+    whole = rate_qps * experiment.cluster.nodes
+    per_s = min(QUESTION_SHARE * whole * request / question, MOST_PER_S)
+    load = whole - per_s * question / request
+    return Pace(load / experiment.cluster.nodes, per_s, MOST_IN_FLIGHT)
+
+
+def longest_s(experiment: Experiment, pace: Pace) -> float | None:
+    """Seconds of asking both sides all prompts, the first one twice; None if the service decides."""
+    return None if pace.per_s is None else 3 * experiment.quality.prompts / pace.per_s
+
+
+Prompt = tuple[int, ...]
+"""Token ids of one prompt."""
+
+
+def gate_prompts(experiment: Experiment) -> list[Prompt]:
+    """The prompts in the order in which they are asked; the experiment's seed decides them."""
+    build, quality = (
+        Prompts(_plain(experiment.workload), "", experiment.model.vocab, experiment.seed),
+        experiment.quality,
+    )
+    # The tokens that name a prompt are words without a sense: the text begins after them.
+    tokens = quality.prompt_tokens + UNIQUE_TOKENS
+    bodies = (build.body(number, tokens, 1) for number in range(quality.prompts))
+    return [tuple(json.loads(body)["prompt"][UNIQUE_TOKENS:]) for body in bodies]
+
+
+def refuse_synthetic(experiment: Experiment) -> None:
+    """Raise ConfigError if a real model would get prompts of random tokens."""
+    if experiment.engine.kind != "simulated" and not experiment.workload.tokenizer:
+        raise ConfigError(
+            "quality needs prompts of real text, because divergences on random tokens mean nothing: add "
+            "workload.tokenizer=FOLDER of the model"
+        )
+
+
+def _plain(workload: Workload) -> Workload:
+    """The workload whose prompts are plain text as token ids."""
+    return replace(workload, prompt="token_ids", conversations=None, images=Images())
+
 
 THREADS = "question"
 """The beginning of the names of its threads."""
 
 Question = TypeVar("Question")
-Answer = TypeVar("Answer")
+Answered = TypeVar("Answered")
 
 
-class Asking(Generic[Question, Answer]):
+class Asking(Generic[Question, Answered]):
     """Questions under way. Leaving the block asks no more, and waits for answers in flight.
 
     `ask` blocks until a question has its answer; `answered` takes both, one call at a time, and returns True
@@ -26,8 +119,8 @@ class Asking(Generic[Question, Answer]):
         self,
         questions: Iterable[Question],
         pace: Pace,
-        ask: Callable[[Question], Answer],
-        answered: Callable[[Question, Answer], bool],
+        ask: Callable[[Question], Answered],
+        answered: Callable[[Question, Answered], bool],
     ) -> None:
         self._questions, self._pace, self._ask, self._answered = questions, pace, ask, answered
         self._enough = threading.Event()
@@ -35,7 +128,7 @@ class Asking(Generic[Question, Answer]):
         self._one_at_a_time = threading.Lock()
         self._threads = ThreadPoolExecutor(pace.in_flight + 1, thread_name_prefix=THREADS)
 
-    def __enter__(self) -> "Asking[Question, Answer]":
+    def __enter__(self) -> "Asking[Question, Answered]":
         self._feeding: Future[None] = self._threads.submit(self._feed)
         return self
 
@@ -75,3 +168,75 @@ class Asking(Generic[Question, Answer]):
             raise
         finally:
             self._room.release()
+
+
+PATH = "/v1/completions"
+BAD_REQUEST = 400
+"""The status of vLLM's own refusals, of which one says that there are fewer alternatives."""
+SALT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """A prompt by its number; `repeat` is 0 the first time that a side is asked it, and 1 the second."""
+
+    number: int
+    repeat: int
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class AskedService:
+    """The endpoints of a service, which get the questions in turn. Any thread may ask."""
+
+    urls: Sequence[str]
+    access: Access
+    model: str
+    output_tokens: int
+    timeout_s: float
+
+    def ask(self, question: AskedPrompt) -> AnswerRecord:
+        """The answer to a question, or the reason why there is none."""
+        number, repeat, prompt = question.number, question.repeat, question.prompt
+        try:
+            answer, text = self.answer(question)
+        except (AskError, UnusableAnswer) as failed:
+            return AnswerRecord(number, digest(prompt), repeat, None, str(failed))
+        return AnswerRecord(number, digest(prompt), repeat, answer, None, text)
+
+    def answer(self, question: AskedPrompt) -> tuple[Answer, str]:
+        """The answer to a question, and its text. Raises AskError or UnusableAnswer, each with one line.
+
+        Every request has a salt of its own: no answer comes out of a prefix cache that another one filled, be
+        it of the other side at the same endpoint, of the first repeat, or of the request that tried it out.
+        """
+        prompt, tokens = question.prompt, self.output_tokens
+        body = questions.body(self.model, prompt, tokens, secrets.token_hex(SALT_BYTES))
+        got = self.post(question.number, body, questions.most_bytes(len(prompt), tokens))
+        parsed = questions.parse(got, prompt, tokens)
+        return Answer(parsed.tokens, tuple(map(_as_stored, parsed.alternatives))), parsed.text
+
+    def post(self, number: int, body: bytes, most_bytes: int) -> bytes:
+        """The body of an answer to the request with this number, without the key.
+
+        Raises AskError, or UnusableAnswer for a refusal.
+        """
+        url = self.urls[number % len(self.urls)]
+        got = ask(
+            f"{url}{PATH}",
+            self.timeout_s,
+            body=body,
+            headers={"Content-Type": "application/json"},
+            access=self.access,
+            most_bytes=most_bytes,
+        )
+        if got.status == BAD_REQUEST:
+            questions.refuse(got.body)
+        if not got.is_success:
+            raise AskError(got.said)
+        return got.body
+
+
+def _as_stored(likely: dict[int, float]) -> dict[int, float]:
+    """Log probabilities as the file of answers keeps them, so that it gives the same verdict."""
+    return dict(zip(likely, np.array(list(likely.values()), np.float32).tolist(), strict=True))

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from analysis.rows import parquet
-from loadgen.run.folder import finite
+from loadgen.run.run_folder import finite
 
 TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".json")

@@ -21,7 +21,7 @@ from analysis.live.state import WindowSoFar, done_window
 from analysis.live.view import BEGAN, Snapshot
 from conf.io import terminal
 from conf.io.one_line import printable
-from loadgen.run.folder import finite
+from loadgen.run.run_folder import finite
 
 Emit = Callable[..., None]
 """emit(kind, **facts): one event of a run, for the log and for the screen."""

@@ -14,7 +14,7 @@ from conf import ConfigError
 from conf.io.one_line import reason
 from loadgen.drive.plan import Past
 from loadgen.drive.window_health import health_of
-from loadgen.run import folder
+from loadgen.run import run_folder
 from loadgen.run.lifecycle import read_of
 from loadgen.run.run_folder import RunFolder, sha256_of
 from loadgen.search.window_plan import MeasuredWindow, WindowPlan
@@ -122,6 +122,6 @@ def continued(run: Run) -> Past:
 def refuse_links(path: Path) -> None:
     """Raise ConfigError for a folder from which a link leads elsewhere: `resume` would write there."""
     try:
-        folder.refuse_links(path.resolve())
+        run_folder.refuse_links(path.resolve())
     except OSError as error:
         raise ConfigError(f"cannot resume: {reason(error)}") from error

@@ -26,8 +26,8 @@ from conf.specs.experiment import Slo
 from conf.trees import differences
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.run.folder import Folder
 from loadgen.run.jobs import Job, SearchCapacity
+from loadgen.run.run_folder import Folder
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import next_pair, without_evidence

@@ -10,9 +10,9 @@ from typing import Any
 
 from conf import Experiment
 from loadgen.run.endpoint import TargetError
+from loadgen.run.jobs import Service
 from loadgen.run.progress import Emit
-from loadgen.run.service import Service
-from loadgen.studies.matrix_cells import same_service
+from loadgen.studies.matrix_study import same_service
 from loadgen.traffic.traffic import Traffic
 
 Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]

@@ -27,10 +27,9 @@ from conf.compose import dump
 from conf.specs.experiment import Search
 from loadgen.drive.plan import Past
 from loadgen.run import resumption
-from loadgen.run.folder import BusyError, Folder, LinkError
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import RunFolder
+from loadgen.run.run_folder import BusyError, Folder, LinkError, RunFolder
 
 SEEDS = 1_000_000
 """Seeds of later parts are below this: six digits are easily copied."""

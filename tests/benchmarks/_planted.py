@@ -455,7 +455,7 @@ FAULTS = (
     ),
     Fault(
         "key in events.jsonl",
-        "loadgen.run.folder:Folder.event",
+        "loadgen.run.run_folder:Folder.event",
         "facts = self.cleaned(facts)",
         "facts = dict(facts)",
     ),
@@ -490,12 +490,15 @@ FAULTS = (
     Fault("alias bomb", "conf.io.bounded_yaml:refuse_large", "nodes + more[0]", "nodes"),
     Fault(
         "links in a run folder",
-        "loadgen.run.folder:refuse_links",
+        "loadgen.run.run_folder:refuse_links",
         "if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)",
         "if False",
     ),
     Fault(
-        "infinity as a number", "loadgen.run.folder:finite", "None if math.isnan(tree) else str(tree)", "None"
+        "infinity as a number",
+        "loadgen.run.run_folder:finite",
+        "None if math.isnan(tree) else str(tree)",
+        "None",
     ),
     Fault(
         "unreadable shard is deleted",

@@ -27,10 +27,9 @@ from loadgen.cli.deployment import service
 from loadgen.drive import cache_warmup
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
-from loadgen.run.jobs import SearchCapacity
+from loadgen.run.jobs import SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Site
 from loadgen.search.window_plan import Start
 from loadgen.traffic.population import SessionPopulation
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule

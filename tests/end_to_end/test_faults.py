@@ -29,10 +29,9 @@ from loadgen.__main__ import main
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.worker import MISSED_AFTER_NS
-from loadgen.run.jobs import Job, SearchCapacity
+from loadgen.run.jobs import Job, SearchCapacity, Service, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Service, Site
 from loadgen.search.window_plan import Start, Stop, WindowPlan
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, until

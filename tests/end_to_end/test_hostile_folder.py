@@ -20,8 +20,7 @@ from loadgen import __main__ as loading
 from loadgen.cli import output, verbs
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import report_file
-from loadgen.run.folder import LinkError
-from loadgen.run.run_folder import RunFolder
+from loadgen.run.run_folder import LinkError, RunFolder
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
 
 battery = pytest.mark.battery("hostile folder")

@@ -26,11 +26,11 @@ from loadgen import __main__ as root
 from loadgen.cli import arguments, verbs
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
-from loadgen.run.service import Service, Site
+from loadgen.run.jobs import Service, Site
 from loadgen.search.window_plan import Start
-from loadgen.studies import matrix_cells, matrix_study, study
+from loadgen.studies import matrix_study, study
 from loadgen.studies.comparison import PairedReplays
-from loadgen.studies.matrix_cells import Cells
+from loadgen.studies.matrix_study import Cells
 from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import VirtualService, kind_of
 from tests.support.runs.golden import GOLDEN, sweep_json
@@ -105,7 +105,7 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
 
 def cells(out: Path, *words: str) -> Cells:
     given = [*SHARED, f"out={out}", "run=grid", *words]
-    return matrix_cells.cells_of_words(matrix(given), partial(arguments.experiment_of, "sweep", config=None))
+    return matrix_study.cells_of_words(matrix(given), partial(arguments.experiment_of, "sweep", config=None))
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place() -> None:
-    found = matrix_cells.cells_of_words(
+    found = matrix_study.cells_of_words(
         matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense,dp2_tp4_ep4]"]), load
     )
     assert found.axes == ("layout", "slo.tpot_p90_ms")

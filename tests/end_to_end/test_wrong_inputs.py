@@ -13,7 +13,7 @@ from conf.keys import fields_of, keys
 from conf.specs import experiment
 from conf.typed import fits, wrong
 from loadgen.__main__ import main as loadgen
-from loadgen.cli import machine_check
+from loadgen.cli import machine
 from serve_apps.__main__ import main as serve_apps
 
 Main = Callable[[Sequence[str]], int]
@@ -337,5 +337,5 @@ def test_the_nearest_names_come_first_and_what_is_far_is_left_out() -> None:
 
 
 def test_load_actors_may_share_cores_up_to_a_point() -> None:
-    assert not machine_check.crowded(32, 2) and machine_check.shared(3, 2) and not machine_check.shared(2, 2)
-    assert "lower it to at most 32" in machine_check.crowded(1000, 2)
+    assert not machine.crowded(32, 2) and machine.shared(3, 2) and not machine.shared(2, 2)
+    assert "lower it to at most 32" in machine.crowded(1000, 2)

@@ -20,11 +20,9 @@ import aiohttp
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, load_run
 from conf import Experiment, load
-from loadgen.run.folder import created
-from loadgen.run.jobs import Job
+from loadgen.run.jobs import Job, Service, Site
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Service, Site
+from loadgen.run.run_folder import RunFolder, created
 from loadgen.search.window_plan import Start
 from serve_apps.routing.loopback import LOOPBACK, reserved_port
 from serve_apps.vllm_engine.process_server import SERVER, guarded

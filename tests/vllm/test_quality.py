@@ -27,10 +27,9 @@ from analysis.quality.gate import GateRule, judge
 from analysis.quality.gate_verdict import GateVerdict
 from conf import Experiment, load
 from conf.io.access import DEFAULT_ACCESS
-from loadgen.quality import pace, prompts, questions
-from loadgen.quality.asking import Asking
-from loadgen.quality.service import AskedPrompt, AskedService
-from loadgen.studies import gate_evidence, gate_questions
+from loadgen.quality import asking, questions
+from loadgen.quality.asking import AskedPrompt, AskedService, Asking
+from loadgen.studies import quality_study
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, ServedModel
 from serve_apps.vllm_recipes.model_folder import write_folder
@@ -152,8 +151,8 @@ def answers(asked: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[Ans
     """What the endpoint answers, asked at the gate's own pace."""
     found: list[AnswerRecord] = []
     service = AskedService([url], DEFAULT_ACCESS, asked.model.served_name, asked.quality.answer_tokens, 60.0)
-    with Asking(ask, pace.gate_pace(asked), service.ask, lambda _, one: bool(found.append(one))) as asking:
-        while not asking.is_over():
+    with Asking(ask, asking.gate_pace(asked), service.ask, lambda _, one: bool(found.append(one))) as one:
+        while not one.is_over():
             time.sleep(0.1)
     return found
 
@@ -161,7 +160,7 @@ def answers(asked: Experiment, url: str, ask: Sequence[AskedPrompt]) -> list[Ans
 @pytest.fixture(scope="module")
 def base(asked: Experiment, served: Server) -> list[AnswerRecord]:
     """A's answers to all prompts, twice."""
-    return answers(asked, served.url, list(gate_questions.base_questions(asked)))
+    return answers(asked, served.url, list(quality_study.base_questions(asked)))
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class Recorded:
         if name in self.refused:
             pytest.skip(f"this build of vLLM on this CPU: {self.refused[name]}")
         candidate = answer_file.read(self.out / name / answer_file.FILE)
-        return judge(gate_evidence.evidence_of(base, candidate), GateRule(prompts=CANDIDATE_PROMPTS))
+        return judge(quality_study.evidence_of(base, candidate), GateRule(prompts=CANDIDATE_PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +189,7 @@ def recorded(models: Models, asked: Experiment, tmp_path_factory: pytest.TempPat
     }
     tree = {
         "out": str(out),
-        "prompts": prompts.gate_prompts(asked)[:CANDIDATE_PROMPTS],
+        "prompts": asking.gate_prompts(asked)[:CANDIDATE_PROMPTS],
         "tokens": OUTPUT_TOKENS,
         "top": questions.ALTERNATIVES,
         "sides": sides,
@@ -215,8 +214,8 @@ def shown(found: GateVerdict) -> str:
 
 def test_a_model_is_the_same_as_itself(asked: Experiment, served: Server, base: list[AnswerRecord]) -> None:
     """As soon as that can be said at all: after 432 prompts, at the margins of the configuration."""
-    again = answers(asked, served.url, gate_questions.candidate_questions(asked))
-    found = judge(gate_evidence.evidence_of(base, again), GateRule.of(asked.quality))
+    again = answers(asked, served.url, quality_study.candidate_questions(asked))
+    found = judge(quality_study.evidence_of(base, again), GateRule.of(asked.quality))
     assert found.verdict == "SAME", shown(found)
 
 
@@ -265,7 +264,7 @@ def test_no_answer_comes_from_the_prefix_cache(
     """Every prompt was asked twice and more; with one salt, a second answer does come from it."""
     assert {one.error for one in base} == {None}
     assert served.counters(HITS) == [0]
-    prompt = prompts.gate_prompts(asked)[0]
+    prompt = asking.gate_prompts(asked)[0]
     body = questions.body(asked.model.served_name, prompt, OUTPUT_TOKENS, "one-salt")
     found = [questions.parse(post(served.url, body), prompt, OUTPUT_TOKENS) for _ in range(2)]
     assert served.counters(HITS) == [BLOCK_TOKENS]
@@ -273,7 +272,7 @@ def test_no_answer_comes_from_the_prefix_cache(
 
 
 def test_an_answer_is_what_the_gate_reads(asked: Experiment, served: Server) -> None:
-    prompt = prompts.gate_prompts(asked)[0]
+    prompt = asking.gate_prompts(asked)[0]
     body = questions.body(asked.model.served_name, prompt, OUTPUT_TOKENS, "shape")
     answer = post(served.url, body)
     tree = json.loads(answer)["choices"][0]
@@ -302,7 +301,7 @@ def refusals(url: str, body: bytes, model: ServedModel) -> tuple[Any, Any]:
 @pytest.mark.parametrize("salt", ["a" * 128, "a" * 129, "a@b", "a/b", "a\\b", "a\0b", ""])
 def test_our_rules_for_salts_are_vllms(salt: str, asked: Experiment, served: Server) -> None:
     """The question's, and the simulated server's with its words."""
-    name, prompt = asked.model.served_name, prompts.gate_prompts(asked)[0]
+    name, prompt = asked.model.served_name, asking.gate_prompts(asked)[0]
     tree = json.loads(questions.body(name, prompt, 1, "a")) | {"cache_salt": salt}
     model = ServedModel(name, 1024, asked.model.vocab)
     theirs, ours = refusals(served.url, json.dumps(tree).encode(), model)
@@ -318,7 +317,7 @@ def test_more_alternatives_than_vllm_gives_are_refused_with_its_words(
     asked: Experiment, served: Server
 ) -> None:
     name = asked.model.served_name
-    tree = json.loads(questions.body(name, prompts.gate_prompts(asked)[0], 1, "a"))
+    tree = json.loads(questions.body(name, asking.gate_prompts(asked)[0], 1, "a"))
     body = json.dumps(tree | {"logprobs": questions.ALTERNATIVES + 1}).encode()
     theirs, ours = refusals(served.url, body, ServedModel(name, 1024, asked.model.vocab))
     assert ours == theirs and f"max allowed: {questions.ALTERNATIVES}" in theirs["message"]

@@ -15,8 +15,7 @@ import pytest
 from conf import load
 from loadgen.cli.deployment import service
 from loadgen.drive import fixed_rate
-from loadgen.run.jobs import OfferLoad
-from loadgen.run.service import Service
+from loadgen.run.jobs import OfferLoad, Service
 from tests.support.machine import tries
 from tests.support.words.vllm_words import QUEUE, RATE_QPS, WORDS
 from tests.support.words.words import over

@@ -27,7 +27,7 @@ from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
 from loadgen.search.window_plan import Start
-from loadgen.studies import published_ladder, published_ladder_run, published_tables, published_verdict
+from loadgen.studies import published_ladder, published_tables
 from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, published_model_of
 from tests.support.runs.verdict_trees import text_of
@@ -165,7 +165,7 @@ def test_the_workloads_lengths_are_asked_of_every_model_and_nothing_published_st
     alias = of(name, "progressive.lengths=workload", "workload=chat_5600_140", "model.name=another")
     other = published_ladder.levels(alias)
     assert [level.answers.tolist() for level in other] == [level.answers.tolist() for level in levels]
-    found = to_tree(published_verdict.figures(asked, [[FIGURES] * len(levels)], "virtual"))
+    found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)], "virtual"))
     assert (found["fit_rms"], found["rms"]) == (None, None)
     assert "the lengths are the workload's" in found["caution"]
 
@@ -192,7 +192,7 @@ def test_rows_stand_beside_what_was_published_whatever_it_is_called(name: str, c
     assert [level.prompt_tokens for level in levels] == [
         level.prompt_tokens for level in published_ladder.levels(shipped)
     ]
-    found = to_tree(published_verdict.figures(asked, [[FIGURES] * len(levels)], "virtual"))
+    found = to_tree(published_ladder.figures(asked, [[FIGURES] * len(levels)], "virtual"))
     assert "nothing stands beside these" in found["caution"]
 
 
@@ -211,8 +211,8 @@ def concluded(
     asked: Experiment, runs: list[list[LevelFigures]], void: dict[int, str] | None = None
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
-    found = published_verdict.figures(asked, runs, "wall", void)
-    ended = published_verdict.verdict_fields(found, void or {})
+    found = published_ladder.figures(asked, runs, "wall", void)
+    ended = published_ladder.verdict_fields(found, void or {})
     return to_tree(PredictionVerdict(asked=describe(asked), clock="wall", calibration="", **ended))
 
 
@@ -373,8 +373,8 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
         assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
         assert f"{failing} levels are FAILING" in text_of(tree)
         assert judged.rows([from_tree(PredictionVerdict, tree, "a test")]).num_rows == levels
-    assert (published_verdict.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
-    assert published_verdict.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
+    assert (published_ladder.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
+    assert published_ladder.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
 
 
 class Played:
@@ -419,7 +419,7 @@ def driven(experiment: Experiment, kind: type[Played] = Played) -> tuple[Driver,
 def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: dict[str, Any]) -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment)
-    job = published_ladder_run.PlayLadder(experiment)
+    job = published_ladder.PlayLadder(experiment)
     job.load(driver)
     verdict = job.verdict(driver)
     tree = to_tree(verdict)
@@ -429,9 +429,7 @@ def test_a_run_over_a_target_plays_the_same_levels_and_says_the_same(replayed: d
         assert one["total_tok_s"] == pytest.approx(other["total_tok_s"], rel=1e-6)
         assert (one["status"], one["requests"]) == (other["status"], other["requests"])
     study = StudyVerdict(study="progressive", asked=verdict.asked, names=(), parts=(), exit_code=0)
-    together = published_ladder_run.LadderStudy(experiment).conclude(
-        study, {"run-1": verdict, "run-2": verdict}
-    )
+    together = published_ladder.LadderStudy(experiment).conclude(study, {"run-1": verdict, "run-2": verdict})
     found = together.progressive
     assert found and found.runs == 2 and found.levels[3].total_tok_s_spread
     assert found.levels[3].total_tok_s_spread.cov == 0
@@ -450,7 +448,7 @@ def test_answers_that_all_fail_end_it_in_its_first_phase() -> None:
     experiment = of(LLAMA)
     driver, told = driven(experiment, PlayedWithoutUsage)
     with pytest.raises(TargetLost, match=r"warm-up: failed 3 of 3: 3 x truncated no_usage \(no count"):
-        published_ladder_run.PlayLadder(experiment).load(driver)
+        published_ladder.PlayLadder(experiment).load(driver)
     assert told.count("window") == 1 and "level" not in told
 
 

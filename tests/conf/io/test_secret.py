@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf.io.secret import HIDDEN, Secret
 from loadgen.__main__ import main
-from loadgen.run.folder import Folder
+from loadgen.run.run_folder import Folder
 
 KEYS = st.text("".join(map(chr, range(33, 127))), min_size=4, max_size=40)
 

@@ -1,4 +1,4 @@
-"""loadgen.cli.simulated_clock: a sweep on a simulated engine saves time, and slows where it would be void."""
+"""loadgen.cli.machine: a sweep on a simulated engine saves time, and slows where it would be void."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,9 @@ from analysis.results.summary import EXIT_VOID
 from analysis.results.types.run_verdict import RunVerdict
 from conf import Experiment, load
 from loadgen.__main__ import main
-from loadgen.cli import simulated_clock, verbs
-from loadgen.run.jobs import Job
+from loadgen.cli import machine, verbs
+from loadgen.run.jobs import Job, Site
 from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Site
 from loadgen.search.window_plan import Stop, WindowPlan
 from tests.support.runs.golden import GOLDEN
 
@@ -51,32 +50,32 @@ def at(scale: float) -> Experiment:
 def test_the_clock_is_free_where_one_search_runs_on_a_simulated_engine(
     words: list[str], is_free: bool
 ) -> None:
-    assert simulated_clock.is_free(load(words), words) == is_free
+    assert machine.is_free(load(words), words) == is_free
 
 
 @pytest.mark.parametrize(("cores", "nodes", "scale"), [(4, 1, 3.0), (2, 1, 2.0), (2, 4, 1.0), (16, 4, 3.0)])
 def test_the_clock_follows_the_load_and_the_cores(
     cores: int, nodes: int, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulated_clock, "cores", lambda: cores)
+    monkeypatch.setattr(machine, "cores", lambda: cores)
     experiment = PLAIN if nodes == 1 else load(["cluster=laptop_4n"])
-    assert simulated_clock.fast(experiment).time_scale == scale
+    assert machine.fast(experiment).time_scale == scale
 
 
 @pytest.mark.parametrize(("free", "scale"), [(1.6, 3.0), (0.6, 1.0), (0.0, 1.0)])
 def test_beside_busy_neighbours_the_clock_is_the_real_one(
     free: float, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulated_clock, "free_cores", lambda: free)
-    assert simulated_clock.beside_neighbours(at(3.0)).time_scale == scale
+    monkeypatch.setattr(machine, "free_cores", lambda: free)
+    assert machine.beside_neighbours(at(3.0)).time_scale == scale
 
 
 def test_only_an_early_late_window_begins_again() -> None:
-    assert simulated_clock.late_reason([]) == ""
-    assert simulated_clock.late_reason([LATE]) == "engine_late"
-    assert simulated_clock.late_reason([VALID, LATE]) == "engine_late"
-    assert simulated_clock.late_reason([VALID, VOID]) == ""
-    assert simulated_clock.late_reason([VALID, VALID, LATE]) == ""
+    assert machine.late_reason([]) == ""
+    assert machine.late_reason([LATE]) == "engine_late"
+    assert machine.late_reason([VALID, LATE]) == "engine_late"
+    assert machine.late_reason([VALID, VOID]) == ""
+    assert machine.late_reason([VALID, VALID, LATE]) == ""
 
 
 def ended(scale: float, reason: str) -> RunVerdict:
@@ -134,9 +133,9 @@ def stops(scale: float, *judged: Verdict) -> bool:
     driver: Any = SimpleNamespace(plan=SimpleNamespace(time_scale=scale), windows=windows)
     steps: list[WindowPlan | Stop] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated_clock, "focus", lambda _: WindowPlan(0, "window", 1.0, 0.0, 1.0, False, ""))
-        patch.setattr(simulated_clock, "sweep", lambda driver, choose: steps.append(choose(driver)))
-        simulated_clock.SearchOnFastClock(PLAIN).load(driver)
+        patch.setattr(machine, "focus", lambda _: WindowPlan(0, "window", 1.0, 0.0, 1.0, False, ""))
+        patch.setattr(machine, "sweep", lambda driver, choose: steps.append(choose(driver)))
+        machine.SearchOnFastClock(PLAIN).load(driver)
     return isinstance(steps[0], Stop)
 
 
@@ -145,7 +144,7 @@ def test_a_late_search_on_a_fast_clock_loads_no_further_window() -> None:
 
 
 def test_a_dry_run_counts_real_seconds_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(simulated_clock, "cores", lambda: 4)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
     assert main(["sweep", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "simulated clock x3: these are the engine's seconds, 170 real ones" in said

@@ -30,11 +30,10 @@ from conf import load
 from loadgen.cli.deployment import service
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.run.jobs import SearchCapacity
+from loadgen.run.jobs import SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.resumption import continued
 from loadgen.run.run_folder import RunFolder
-from loadgen.run.service import Site
 from loadgen.search.window_plan import Start, Stop, WindowPlan
 from serve_apps.simulated.app import application_name
 from tests.support.machine import tries

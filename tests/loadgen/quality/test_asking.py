@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from loadgen.quality.asking import Asking
-from loadgen.quality.pace import Pace
+from loadgen.quality.asking import Asking, Pace
 
 AT_ONCE = 3
 FAST = Pace(load_qps=0.0, per_s=None, in_flight=AT_ONCE)

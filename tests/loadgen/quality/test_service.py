@@ -1,4 +1,4 @@
-"""loadgen/quality/service.py: the requests that a service gets, and how its refusals are told."""
+"""loadgen/quality/asking.py: the requests that a service gets, and how its refusals are told."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf.io.access import DEFAULT_ACCESS
-from loadgen.quality.service import AskedPrompt, AskedService
+from loadgen.quality.asking import AskedPrompt, AskedService
 from tests.support.quality.gate_answers import PROMPT, good
 from tests.support.servers.threaded_server import Reply, serving
 

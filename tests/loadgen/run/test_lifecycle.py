@@ -15,11 +15,9 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
-from loadgen.run.folder import finite
-from loadgen.run.jobs import Job, SearchCapacity
+from loadgen.run.jobs import Job, SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.run_folder import RunFolder, without_credentials
-from loadgen.run.service import Site
+from loadgen.run.run_folder import RunFolder, finite, without_credentials
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic

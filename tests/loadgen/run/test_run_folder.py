@@ -20,8 +20,7 @@ from analysis.results.types.run_verdict import RunVerdict
 from analysis.rows import gathering, latency_columns, records, shards, time_series
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.run.folder import BusyError
-from loadgen.run.run_folder import RunFolder, sha256_of
+from loadgen.run.run_folder import BusyError, RunFolder, sha256_of
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
 
@@ -232,7 +231,7 @@ def test_a_folder_that_cannot_be_begun_does_not_take_its_name(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr("loadgen.run.folder.lock", full)
+        patch.setattr("loadgen.run.run_folder.lock", full)
         RunFolder.create(tmp_path, "one")
     RunFolder.create(tmp_path, "one").close()
 

@@ -15,9 +15,8 @@ from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import arguments, verbs
 from loadgen.drive.plan import Past
-from loadgen.run.folder import Folder, created
 from loadgen.run.jobs import Job, OfferLoad
-from loadgen.run.run_folder import RunFolder
+from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.studies import calibration_probes, study
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent

@@ -24,9 +24,8 @@ from conf.compose import dump
 from loadgen.cli import verbs
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past
-from loadgen.run.folder import Folder, created
 from loadgen.run.jobs import Job
-from loadgen.run.run_folder import RunFolder
+from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search.next_rate import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan

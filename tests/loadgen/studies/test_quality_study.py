@@ -19,7 +19,7 @@ from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import quality_words, verbs
 from loadgen.run import lifecycle
-from loadgen.run.service import Service, Site
+from loadgen.run.jobs import Service, Site
 from loadgen.search.window_plan import Start
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.servers.answering_server import AnsweringServer, answering

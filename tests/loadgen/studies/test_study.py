@@ -15,9 +15,8 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import arguments, engine_model, verbs
 from loadgen.drive.plan import Past
-from loadgen.run.folder import Folder, created
 from loadgen.run.jobs import Job
-from loadgen.run.run_folder import RunFolder
+from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search import pacing
 from loadgen.studies import study
 from tests.support.runs.verdict_trees import screen_of_folder as concluded

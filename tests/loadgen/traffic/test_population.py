@@ -13,7 +13,7 @@ from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.conversation import Conversations
 from loadgen.fleet.rows import plan_table, planned
-from loadgen.studies import comparison_words, matrix_cells
+from loadgen.studies import comparison_words, matrix_study
 from loadgen.traffic.conversation_means import means_of, resolve
 from loadgen.traffic.lengths import cut_tokens
 from loadgen.traffic.population import SessionPopulation
@@ -361,7 +361,7 @@ def test_what_conversations_cannot_be_is_refused_in_a_line(words: list[str], sai
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
     assert comparison_words.unlike(*both) == comparison_words.CHATS
-    assert "requests of its own" in matrix_cells.unpaired(*both)
+    assert "requests of its own" in matrix_study.unpaired(*both)
     with pytest.raises(ConfigError, match="matrix.KEY"):
         comparison_words.compared(
             ["workload=character", "b.layout=dp2_tp4_ep4"], None, lambda words, _: load(words)
