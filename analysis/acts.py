@@ -18,15 +18,14 @@ from analysis.calibration.forward import ForwardWork
 from analysis.calibration.observed import RecordedLoad, Served
 from analysis.into_service import FLAG, into_service
 from analysis.recommendation import recommended
-from analysis.results import integrity, locations, recount, studies
+from analysis.recommendation.ranking import RecommendationVerdict
+from analysis.results import locations, recount, studies
 from analysis.results.json_border import json_line
+from analysis.results.predictions import GridVerdict, PredictionVerdict
 from analysis.results.recount import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from analysis.results.types.prediction_verdict import GridVerdict, PredictionVerdict
-from analysis.results.types.recommendation import RecommendationVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.verdicts import RunVerdict, Verdict
 from analysis.views import answers, brief, foreign, recommend, side_by_side
 from analysis.views import plan as plan_view
 from conf import ConfigError, Experiment
@@ -45,7 +44,7 @@ def done(verb: str, arguments: argparse.Namespace) -> int:
         return _done(verb, arguments)
     except (RunError, ConfigError) as error:
         terminal.error(error)
-        damaged = isinstance(error, locations.NewerError | integrity.AlteredError)
+        damaged = isinstance(error, locations.NewerError | locations.AlteredError)
         return EXIT_INTERNAL if damaged else EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -67,7 +66,7 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
     Raises what the verb raises, and AlteredError for a folder that holds what no run wrote.
     """
     places = [place for place in _places(arguments) if place.is_dir()]
-    altered = [line for place in places for line in integrity.altered(place)]
+    altered = [line for place in places for line in locations.altered(place)]
     data_only = verb == "export" or getattr(arguments, "json", False)
     for line in altered:
         terminal.tell(f"ALTERED  {line}", sys.stderr if data_only else sys.stdout)
@@ -76,13 +75,13 @@ def _done(verb: str, arguments: argparse.Namespace) -> int:
     except (RunError, ConfigError, pa.ArrowException) as error:
         if not altered:
             raise
-        raise integrity.AlteredError(str(error)) from error
-    except integrity.WRONG_KIND as error:
-        if not altered and all(map(integrity.is_sealed, places)):
+        raise locations.AlteredError(str(error)) from error
+    except locations.WRONG_KIND as error:
+        if not altered and all(map(locations.is_sealed, places)):
             raise  # the files are as they were written: the mistake is ours
         named = ", ".join(map(str, places))
         what = f"{type(error).__name__}: {reason(error)}"
-        raise integrity.AlteredError(f"{named} holds what no run wrote ({what})") from error
+        raise locations.AlteredError(f"{named} holds what no run wrote ({what})") from error
     return EXIT_INTERNAL if altered else code
 
 

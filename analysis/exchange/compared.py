@@ -11,8 +11,7 @@ from analysis.exchange import aiperf, guidellm, vllm_bench
 from analysis.exchange.foreign import Foreign
 from analysis.results import studies, summary
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import MATRIX, StudyVerdict
+from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from conf.io.one_line import reason

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.figures.exhibit import NoData
-from analysis.results import joint
 from analysis.results.runs import Run
-from analysis.results.types.study_verdict import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
+from analysis.results.verdicts import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
 from analysis.stats import estimate
 from analysis.stats.estimate import Estimate, span
 
@@ -88,7 +87,7 @@ def of_run(run: Run, name: str = "capacity") -> CapacityRow:
     capacity = verdict.capacity if run.claims else None
     if capacity is None:
         return CapacityRow(name, None, verdict.reason or "no capacity is claimed")
-    kind, sampling = joint.kind(verdict.asked, capacity), capacity.claimed_of(capacity.sampling)
+    kind, sampling = capacity.kind(verdict.asked), capacity.claimed_of(capacity.sampling)
     return CapacityRow(
         name, capacity.claimed, simulated=kind, sampling=None if sampling.is_open else sampling
     )

@@ -15,7 +15,7 @@ from analysis.figures.capacities import CapacityRow, StudyOrRuns
 from analysis.figures.exhibit import Exhibit, Row, counted, qps
 from analysis.results.runs import Run
 from analysis.results.studies import Study
-from analysis.results.types.study_verdict import PAIRED, UNPAIRED, StudyVerdict
+from analysis.results.verdicts import PAIRED, UNPAIRED, StudyVerdict
 from analysis.stats.estimate import Estimate, interval, middle, span
 from conf.io.one_line import one_line
 

@@ -10,7 +10,7 @@ from analysis.live.address import Address
 from analysis.live.followed import Followed, followed
 from analysis.live.server import LiveServer, invitation, serving
 from analysis.live.view import LiveView
-from analysis.results.integrity import WRONG_KIND
+from analysis.results.locations import WRONG_KIND
 from analysis.results.runs import RunError
 from analysis.views import answers
 from conf import ConfigError

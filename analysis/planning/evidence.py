@@ -16,21 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.capacity.window_table import CountingBasis
-from analysis.results import joint, locations, studies, summary
-from analysis.results.asked import describe
+from analysis.results import locations, studies, summary
+from analysis.results.asked import AskedExperiment, describe
+from analysis.results.energy import PowerFigures
+from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree
+from analysis.results.predictions import GridCell, GridRefusal, GridVerdict, PredictionVerdict, RateForecast
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.types.power_figures import PowerFigures
-from analysis.results.types.prediction_verdict import (
-    GridCell,
-    GridRefusal,
-    GridVerdict,
-    PredictionVerdict,
-    RateForecast,
-)
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.rows import metrics, records
 from analysis.stats.estimate import Estimate
 from conf import ConfigError, Experiment
@@ -292,8 +285,8 @@ def of_predicted(source: Predicted) -> Evidence:
 
 def _simulated(verdict: Measured, capacity: CapacityFigures) -> str:
     """The caution on a simulated capacity; empty for a measured one."""
-    kind = joint.kind(verdict.asked, capacity)
-    return f"simulated, not measured; the interval is {kind}: {joint.held(capacity)}" if kind else ""
+    kind = capacity.kind(verdict.asked)
+    return f"simulated, not measured; the interval is {kind}: {capacity.held}" if kind else ""
 
 
 def _watts(power: PowerFigures) -> MeasuredWatts | None:

@@ -13,8 +13,8 @@ import yaml
 
 from analysis.planning.evidence import answers
 from analysis.planning.sizing import fleet
+from analysis.results.figures import WindowRow
 from analysis.results.runs import Run, RunError
-from analysis.results.types.shared_figures import WindowRow
 from analysis.rows import metrics
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import repeated

@@ -1,16 +1,19 @@
-"""The order of shapes by the nodes they need, over joint draws of capacities.
+"""Shapes of a node in the order of the nodes that they need, over joint draws of their capacities.
 
 Column d of every table is one draw of all constants, the same one for all shapes: what they share cancels.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.planning.sizing import MOST_NODES, FleetCapacity, fleet
+from analysis.results.asked import AskedExperiment
 from analysis.results.runs import RunError
+from analysis.stats.estimate import Estimate
 from conf.specs.planning import Margins
 
 Floats = NDArray[np.float64]
@@ -18,6 +21,102 @@ Ints = NDArray[np.int64]
 
 TOLD_APART = 0.95
 """Share of the draws in which one shape must need strictly fewer nodes to be told from another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedShape:
+    """One shape: a layout with a budget of tokens per step.
+
+    `nodes` are planned ones, `nodes_at` those at each known figure of the capacity. Shapes with equally many
+    share a `rank`. `probability_best` counts a tie in equal parts; `told_apart` is true if it needs strictly
+    fewer or more nodes than the first in 95 % of the draws. `assumed` are the constants that nobody measured,
+    by config key. `cell` names the part of a study that measured it.
+    """
+
+    name: str
+    layout: str
+    budget_tokens: int
+    shape: str
+    gpus: int
+    rank: int
+    tied: bool
+    nodes: int
+    nodes_at: Mapping[str, int]
+    qps_per_node: Estimate
+    binding: str
+    kv_full: bool = False
+    probability_best: float
+    told_apart: bool
+    assumed: tuple[str, ...] = ()
+    draws: int
+    usd_per_hour: float | None = None
+    cell: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnrankedShape:
+    """A shape without a rank, and why: `infeasible`, `not predicted`, `not ranked` (its capacity or nodes
+    are unknown), or of a study `no result`."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedMeasurement:
+    """A command that would help to decide, and how long it loads."""
+
+    command: str
+    shapes: tuple[str, ...]
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeRanking:
+    """All shapes at one hit rate (None: the workload's own), best first.
+
+    `tie_probability` is the share of draws in which several need the fewest nodes, `sd_nodes` the sd of what
+    the first needs.
+    """
+
+    hit: float | None
+    shapes: tuple[RankedShape, ...]
+    unranked: tuple[UnrankedShape, ...]
+    tie_probability: float
+    sd_nodes: float
+    proposed: tuple[ProposedMeasurement, ...] = ()
+
+    @property
+    def first(self) -> RankedShape:
+        """The recommended shape."""
+        return self.shapes[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommendationVerdict:
+    """The ranking at each hit rate for a peak of the whole service, and the margins (`care`) of its plan.
+
+    `rankings` are predicted. `measured` has the same of the shapes that a study in `folder` measured; it is
+    computed when it is read, from recommendation.json and that study's verdict.
+    """
+
+    schema_version: int = 1
+    recommendation: bool = True
+    asked: AskedExperiment
+    clock: str = "virtual"
+    peak_qps: float
+    care: Margins
+    gpus_per_node: int
+    rankings: tuple[ShapeRanking, ...]
+    measured: tuple[ShapeRanking, ...] = ()
+    folder: str = ""
+    measured_with: str = ""
+    notes: tuple[str, ...] = ()
+    valid: bool = True
+    passed: bool = True
+    exit_code: int
+    reason: str = ""
 
 
 def nodes_of(peak_qps: float, service: FleetCapacity, care: Margins, qps_per_node: Floats) -> Ints:
@@ -82,3 +181,47 @@ def places(planned: Sequence[int], best_qps: Sequence[float]) -> list[tuple[int,
     counts = {nodes: planned.count(nodes) for nodes in planned}
     first = {nodes: place for place, nodes in reversed(list(enumerate((planned[i] for i in order), 1)))}
     return [(each, first[planned[each]], counts[planned[each]] > 1) for each in order]
+
+
+TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+RECOMMENDATION = {
+    "prefix_hit": FIGURE,
+    **dict.fromkeys(("name", "layout", "shape"), TEXT),
+    **dict.fromkeys(("budget_tokens", "gpus", "rank"), COUNT),
+    "tied": TRUTH,
+    **dict.fromkeys(("nodes", "nodes_at_low", "nodes_at_certified"), COUNT),
+    **dict.fromkeys(("nodes_at_estimate", "nodes_at_high"), COUNT),
+    **dict.fromkeys(("qps_per_node", "qps_per_node_low", "qps_per_node_high"), FIGURE),
+    "qps_per_node_certified": FIGURE,
+    "binding": TEXT,
+    "kv_full": TRUTH,
+    "probability_best": FIGURE,
+    "told_apart": TRUTH,
+    "draws": COUNT,
+    "usd_per_hour": FIGURE,
+    **dict.fromkeys(("assumed", "unranked", "reason"), TEXT),
+}
+"""Columns of the file that --out names: a row for every shape, those without a rank last."""
+
+
+def recommendation_rows(verdict: RecommendationVerdict) -> pa.Table:
+    """A row for every predicted shape at every hit rate; null where there is no figure."""
+    out: list[dict[str, object]] = []
+    for one in verdict.rankings:
+        out += [{"prefix_hit": one.hit, **_shape_columns(shape)} for shape in one.shapes]
+        out += [
+            {"prefix_hit": one.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
+            for each in one.unranked
+        ]
+    return pa.Table.from_pylist(out, schema=pa.schema(list(RECOMMENDATION.items())))
+
+
+def _shape_columns(shape: RankedShape) -> dict[str, object]:
+    q = shape.qps_per_node
+    return {
+        **{name: getattr(shape, name) for name in RECOMMENDATION if hasattr(shape, name)},
+        **{f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()},
+        "qps_per_node": q.value,
+        **{f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")},
+        "assumed": ", ".join(shape.assumed),
+    }

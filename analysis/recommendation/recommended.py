@@ -12,18 +12,18 @@ from analysis.planning.evidence import Evidence, NotPlannable
 from analysis.planning.plan import plan
 from analysis.planning.verdict import Plan
 from analysis.recommendation import ranking
-from analysis.recommendation.ranking import Floats
-from analysis.results import studies, summary
-from analysis.results.json_border import from_tree
-from analysis.results.locations import read_json
-from analysis.results.runs import RunError
-from analysis.results.types.recommendation import (
+from analysis.recommendation.ranking import (
+    Floats,
     RankedShape,
     RecommendationVerdict,
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.results.types.study_verdict import PAIRED, MatrixCell, StudyVerdict
+from analysis.results import studies, summary
+from analysis.results.json_border import from_tree
+from analysis.results.locations import read_json
+from analysis.results.runs import RunError
+from analysis.results.verdicts import PAIRED, MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf.io.one_line import reason
 from conf.specs.planning import Demand, Margins

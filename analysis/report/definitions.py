@@ -2,7 +2,8 @@
 
 from analysis.report.blocks import Block, Paragraph, Section
 from analysis.report.wording import bound
-from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
+from analysis.results.asked import AskedExperiment
+from analysis.results.figures import CapacityFigures
 from analysis.rows.metrics import METRICS
 from analysis.views.shown import Table
 

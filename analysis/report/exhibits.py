@@ -16,7 +16,7 @@ from analysis.figures.scaling import Scaling
 from analysis.report.blocks import Block, FigureBlock, Missing, Section
 from analysis.report.wording import table
 from analysis.results.runs import Run
-from analysis.results.types.study_verdict import MATRIX, StudyVerdict
+from analysis.results.verdicts import MATRIX, StudyVerdict
 from conf.io.one_line import reason
 
 FIGURES_BYTES = 700_000

@@ -10,14 +10,12 @@ from analysis.report import answers, checks, definitions, exhibits, power, prove
 from analysis.report.blocks import Block, Missing, Page, Paragraph, Section
 from analysis.report.exhibits import Room
 from analysis.report.wording import across, moment, table
-from analysis.results import integrity, tables
-from analysis.results.asked import describe
+from analysis.results import locations, tables
+from analysis.results.asked import AskedExperiment, describe
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
 from analysis.results.studies import Study
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import AskedExperiment
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import answers as views
 from analysis.views import rates
 from analysis.views import study as view
@@ -98,7 +96,7 @@ def of_runs(runs: Sequence[Run]) -> Page:
         definitions.section(_asked(runs[0]), None),
     ]
     names = ", ".join(run.name for run in runs)
-    changed = [line for run in runs for line in integrity.altered(run.path)]
+    changed = [line for run in runs for line in locations.altered(run.path)]
     claim = _altered(changed) if changed else None
     return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, claim, sections)
 
@@ -144,20 +142,20 @@ def _checks(verdict: RunVerdict | StudyVerdict) -> list[Block]:
 
 def _answer(run: Run) -> Answer:
     """The answer of a run, killed or ended."""
-    if found := integrity.altered(run.path):
+    if found := locations.altered(run.path):
         return _altered(found)
     return views.unfinished(run) if run.verdict is None else views.answer(run.verdict)
 
 
 def _of_study(found: Study) -> Answer:
-    changed = integrity.altered(found.path)
+    changed = locations.altered(found.path)
     return _altered(changed) if changed else views.answer(found.verdict)
 
 
 def _altered(found: Sequence[str]) -> Answer:
     """The answer of a folder whose files changed since they were written."""
     headline = "No capacity is claimed: its files are not as they were written"
-    return Answer("ALTERED", "bad", headline, notes=tuple(found[: integrity.MOST_NAMED]))
+    return Answer("ALTERED", "bad", headline, notes=tuple(found[: locations.MOST_NAMED]))
 
 
 def _asked(run: Run) -> AskedExperiment:

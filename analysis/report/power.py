@@ -2,8 +2,7 @@
 
 from analysis.report.blocks import Block, Missing, Paragraph, Section
 from analysis.report.wording import figure
-from analysis.results.energy import WHOLE
-from analysis.results.types.power_figures import NodeFigures, PowerFigures, WindowEnergy
+from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
 from analysis.views.shown import Table
 
 TITLE = "Power and energy"

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.report.blocks import Block, Code, Facts, Section
 from analysis.report.wording import UNKNOWN, figure, moment, value
 from analysis.results.runs import Run
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from analysis.views.shown import Table
 from conf import ConfigError
 from conf.compose import dump

@@ -1,7 +1,7 @@
 """What differs between A and B of a comparison, as a table."""
 
 from analysis.report.wording import value
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from analysis.views.shown import Table
 
 

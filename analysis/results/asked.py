@@ -1,14 +1,64 @@
-"""The question beside an answer: an experiment in the words of its configuration groups."""
+"""The question beside an answer: an experiment in the words of its groups, and what its constants rest on."""
 
-from analysis.results.types.prediction_verdict import ConstantsBasis
-from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
+from dataclasses import dataclass, replace
+
 from conf import kernels
 from conf.compose import UNKNOWN
 from conf.constants import constants, fingerprint
 from conf.labels import workload_name, workload_tokens
+from conf.specs.bounds import Slo
 from conf.specs.engine import SCHEDULER_VERSION
 from conf.specs.experiment import Constant, EmulatedEngine, Experiment, SimulatedEngine
 from conf.transfers import transfers
+
+MODELLED = ("simulated", "vllm_emulated")
+"""Engines whose step times are those of the engine model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedExperiment:
+    """The experiment behind an answer, in the words of its configuration groups.
+
+    `vllm_version` is that of an emulated vLLM, or the one whose scheduling rules a simulated engine follows;
+    `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
+    layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
+    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.labels` says them. `outside` is
+    what the fit behind a simulated engine's constants did not have (`conf.transfers`).
+    """
+
+    engine: str
+    vllm_version: str | None = None
+    constants: str | None = None
+    model: str
+    hardware: str
+    cluster: str = ""
+    layout: str
+    gpus_per_node: int | None = None
+    routing: str
+    data_path: str = ""
+    sessions: int = 0
+    conversations: str = ""
+    workload: str
+    tokens: str = ""
+    arrivals: str = "poisson"
+    search: str = ""
+    nodes: int
+    replicas: int
+    slo: Slo
+    seed: int | None = None
+    time_scale: float = 1.0
+    kernels: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+    @property
+    def load(self) -> str:
+        """The workload with its lengths, as it stands beside a rate."""
+        return f"{self.workload}: {self.tokens}" if self.tokens else self.workload
+
+    @property
+    def is_modelled(self) -> bool:
+        """True of an engine whose step times are those of the engine model."""
+        return self.engine in MODELLED
 
 
 def describe(experiment: Experiment) -> AskedExperiment:
@@ -35,7 +85,7 @@ def describe(experiment: Experiment) -> AskedExperiment:
         search=experiment.search.name,
         nodes=experiment.cluster.nodes,
         replicas=experiment.replicas,
-        slo=AskedBounds.beside(experiment.slo),
+        slo=replace(experiment.slo, name=""),
         seed=experiment.seed,
         time_scale=experiment.time_scale,
         kernels=tuple(kernels.kernel_lines(experiment)),
@@ -59,6 +109,21 @@ def _arrivals(experiment: Experiment) -> str:
     if arrivals.kind == "gamma":
         return f"gamma, burstiness {arrivals.burstiness:g}"
     return f"trace {trace}" if arrivals.kind == "trace" else arrivals.kind
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantsBasis:
+    """The uncertain constants as config keys, by what they rest on, and the fit's own words for its data."""
+
+    measured: tuple[str, ...]
+    fitted: tuple[str, ...]
+    sourced: tuple[str, ...]
+    assumed: tuple[str, ...]
+    rests_on: str
+    transfer: str = ""
+    """Constants of the transfer of KV between the engines of a split node, with their intervals."""
+    outside: tuple[str, ...] = ()
+    """The model, GPU and layout if the fit had others."""
 
 
 ASSUMED = "assumed"

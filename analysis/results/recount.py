@@ -24,12 +24,12 @@ from analysis.capacity.posterior import RECENTRED_SD, Capacity, posterior
 from analysis.capacity.rules import RULES, Facts, WindowEvidence
 from analysis.capacity.validity import worst_by_name
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
-from analysis.results import joint, studies
+from analysis.results import studies
 from analysis.results.asked import describe
+from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run, RunError, load_run
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
 from conf import ConfigError, load
 from conf.specs.bounds import Slo, label, metric_of
@@ -119,7 +119,7 @@ def text(run: Run) -> tuple[str, bool]:
         return "\n".join(lines), False
     figures = CapacityFigures.from_posterior(again.capacity, None)
     if searched:
-        figures = joint.joined_like(figures, searched)
+        figures = figures.joined_like(searched)
     recorded, fresh = to_tree(claimed), to_tree(figures)
     other = list(_other_figures(recorded, fresh, same))
     for name, old in recorded["qps_per_node"].items():

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from analysis.capacity import window_table
-from analysis.results import integrity, locations
+from analysis.results import locations
+from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import gathering, latency_columns, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import plain, reason
@@ -48,7 +48,7 @@ def refuse_out(out: Path | None, *suffixes: str, flag: str = "--out") -> None:
 class Run:
     """A run folder. Tables are read when asked for; `verdict` is None for a run that did not end.
 
-    `altered` are its small files that are not the ones it wrote; `integrity.altered` checks all of them.
+    `altered` are its small files that are not the ones it wrote; `locations.altered` checks all of them.
     Raises RunError for a file that is broken, or missing where a run that began has it.
     """
 
@@ -200,7 +200,7 @@ def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
     try:
         manifest = locations.read_json(folder / locations.MANIFEST)
         tree = locations.read_json(ended) if ended.exists() else None
-        altered = integrity.of_run(folder, manifest, integrity.SMALL_BYTES)
+        altered = locations.altered_files(folder, manifest, locations.SMALL_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
     except OSError as error:

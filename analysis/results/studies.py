@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.results import joint, locations
+from analysis.results import locations
+from analysis.results.figures import CapacityFigures, RequestCounts
 from analysis.results.json_border import from_tree
 from analysis.results.locations import STUDY, part_names, read_json
 from analysis.results.runs import RECORDED, Run, RunError, load_run
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
-from analysis.results.types.study_verdict import DeploymentSpread, PartRow, StudyVerdict
+from analysis.results.verdicts import DeploymentSpread, PartRow, RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import COMMON, Measured, pooled, repeated, student_t
 from conf.io.one_line import reason
@@ -85,7 +84,7 @@ def part_row(name: str, verdict: PartVerdict) -> PartRow:
         reason=verdict.reason,
         qps_per_node=capacity.claimed if capacity else None,
         binding=capacity.binding if capacity else None,
-        simulated=joint.kind(verdict.asked, capacity) if capacity else "",
+        simulated=capacity.kind(verdict.asked) if capacity else "",
     )
 
 
@@ -161,7 +160,7 @@ def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: flo
         binding_probability=probability,
     )
     known = [capacity for capacity in _capacities(parts) if capacity.constants]
-    return joint.joined_like(together, (known or _capacities(parts))[0])
+    return together.joined_like((known or _capacities(parts))[0])
 
 
 def _positive(qps: float | None) -> float | None:

@@ -6,9 +6,8 @@ import pyarrow as pa
 
 from analysis.results.asked import describe as describe
 from analysis.results.locations import KNOWN
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.verdicts import MatrixCell, StudyVerdict, Verdict
 
 SCHEMA_VERSION = KNOWN
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
-from analysis.results import joint, summary
+from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
@@ -161,7 +161,7 @@ def _claimed(run: Run) -> dict[str, Any]:
     return {
         **{f"{name}_qps_per_node": getattr(claimed, name) for name in ("low", "high", "certified")},
         "estimate_qps_per_node": None if claimed.is_bound else claimed.value,
-        "interval_of": joint.kind(run.verdict.asked, capacity) or "sampling noise",
+        "interval_of": capacity.kind(run.verdict.asked) or "sampling noise",
         "binding": capacity.binding,
         "windows_used": len(capacity.windows_used or ()),
     }

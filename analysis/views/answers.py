@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from analysis.results import studies, summary
+from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import Run, load_run
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from analysis.rows import failures
 from analysis.views import capacity, ladder, prediction, probe, quality, study
 from analysis.views.shown import Answer, Fact

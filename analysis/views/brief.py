@@ -5,10 +5,9 @@ from pathlib import Path
 
 from analysis.capacity.check import Check
 from analysis.results import studies
+from analysis.results.figures import CapacityFigures
 from analysis.results.runs import load_run
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
-from analysis.results.types.verdict import Verdict
+from analysis.results.verdicts import RunVerdict, Verdict
 from analysis.stats.estimate import certified, interval, middle
 from analysis.views import answers, capacity, probe, rates
 from analysis.views import verdict as shared

@@ -4,12 +4,11 @@ import math
 
 from analysis.capacity.limit_posterior import MUCH
 from analysis.capacity.node_effects import LEAST_EFFECT
-from analysis.results import joint, summary
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import NodeSpread, RunVerdict
-from analysis.results.types.shared_figures import AskedExperiment, CapacityFigures
-from analysis.results.types.study_verdict import StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results import summary
+from analysis.results.asked import AskedExperiment
+from analysis.results.figures import ALONE, JOINT, CapacityFigures
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.verdicts import NodeSpread, RunVerdict, StudyVerdict, Verdict
 from analysis.stats.estimate import Estimate, certified, interval, middle, number, span
 from analysis.views import rates
 from analysis.views.shown import Fact
@@ -46,8 +45,8 @@ def headline(verdict: Verdict) -> str:
 
 def interval_kind(verdict: Verdict, capacity: CapacityFigures) -> str:
     """The words before the interval of a simulated capacity: whether it holds the constants' uncertainty."""
-    kind = "" if isinstance(verdict, PredictionVerdict) else joint.kind(verdict.asked, capacity)
-    return {joint.JOINT: "joint ", joint.ALONE: f"{joint.ALONE}: "}.get(kind, "")
+    kind = "" if isinstance(verdict, PredictionVerdict) else capacity.kind(verdict.asked)
+    return {JOINT: "joint ", ALONE: f"{ALONE}: "}.get(kind, "")
 
 
 def limited_by(asked: AskedExperiment, capacity: CapacityFigures) -> Fact:
@@ -91,14 +90,14 @@ def at_rate(verdict: RunVerdict, capacity: CapacityFigures) -> list[Fact]:
 
 def kind_facts(verdict: RunVerdict | StudyVerdict, capacity: CapacityFigures) -> list[Fact]:
     """What the interval of a simulated capacity holds, and the interval of the sampling noise alone."""
-    if not joint.kind(verdict.asked, capacity):
+    if not capacity.kind(verdict.asked):
         return []
     noise = f"sampling noise of {'this run' if isinstance(verdict, RunVerdict) else 'these runs'} alone"
     if not capacity.constants:
-        return [(noise, joint.held(capacity))]
+        return [(noise, capacity.held)]
     q = capacity.claimed_of(capacity.sampling)
     sampled = f"{span(q)} QPS per node" if q.is_bound else f"95 % interval {interval(q)}"
-    return [("joint", joint.held(capacity)), (noise, sampled)]
+    return [("joint", capacity.held), (noise, sampled)]
 
 
 def node_facts(spread: NodeSpread) -> list[Fact]:

@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 
-from analysis.results.types.prediction_verdict import (
-    ConstantsBasis,
-    GridCell,
-    PredictionVerdict,
-    SensitivityRow,
-)
+from analysis.results.asked import ConstantsBasis
+from analysis.results.predictions import GridCell, PredictionVerdict, SensitivityRow
 from analysis.stats.estimate import number
 from analysis.views.shown import Fact, Table
 

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from analysis.results.published_ladder import PER_USER
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
 from analysis.results.summary import word
-from analysis.results.types.ladder_figures import LadderFigures, LadderLevel
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.verdicts import Verdict
 from analysis.views.shown import Answer, Fact, Table
 from analysis.views.verdict import lead, tone
 from conf.labels import named

@@ -7,7 +7,7 @@ from dataclasses import replace
 from analysis.planning.money import Cost
 from analysis.planning.verdict import NoPlan, Plan
 from analysis.results import summary
-from analysis.results.types.shared_figures import AskedExperiment
+from analysis.results.asked import AskedExperiment
 from analysis.stats.estimate import Estimate, certified, interval, middle, number, span
 from analysis.views.shown import Answer, Fact, Table
 from conf.labels import named

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from analysis.results.types.prediction_verdict import (
+from analysis.results.asked import AskedExperiment
+from analysis.results.predictions import (
     GridCell,
     GridVerdict,
     PredictionVerdict,
@@ -10,7 +11,6 @@ from analysis.results.types.prediction_verdict import (
     RateForecast,
     ReplayForecast,
 )
-from analysis.results.types.shared_figures import AskedExperiment
 from analysis.stats.estimate import Estimate, interval, middle, number, span
 from analysis.views import capacity, constants, probe
 from analysis.views.shown import Answer, Fact, Table, table_lines

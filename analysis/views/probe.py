@@ -2,13 +2,7 @@
 
 import math
 
-from analysis.results.types.probe_figures import (
-    HoldFigures,
-    ProbeFigures,
-    ProfilePiece,
-    Quantile,
-    RateFigures,
-)
+from analysis.results.figures import HoldFigures, ProbeFigures, ProfilePiece, Quantile, RateFigures
 from analysis.stats.estimate import UNKNOWN, interval, middle, number
 from analysis.stats.quantile_interval import QuantileInterval
 from analysis.views.shown import Fact

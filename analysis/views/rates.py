@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from analysis.capacity import window_table
-from analysis.results.types.shared_figures import WindowRow
+from analysis.results.figures import WindowRow
 from analysis.stats.estimate import number
 from analysis.views.shown import Table
 from conf.specs.bounds import LIMITS, Limit, Slo, allowed_over, column, label

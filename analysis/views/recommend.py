@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from analysis.results.types.recommendation import (
+from analysis.recommendation.ranking import (
     ProposedMeasurement,
     RankedShape,
     RecommendationVerdict,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results.runs import RECORDED
-from analysis.results.types.study_verdict import (
+from analysis.results.verdicts import (
     PAIRED,
     REFERENCE,
     UNPAIRED,

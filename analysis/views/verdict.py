@@ -7,13 +7,12 @@ import numpy as np
 
 from analysis.capacity.check import Check
 from analysis.capacity.rules import REASONS
-from analysis.results import joint, summary
-from analysis.results.types.power_figures import PowerFigures
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import AskedExperiment, RequestCounts, WindowRow
-from analysis.results.types.study_verdict import MATRIX, StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results import summary
+from analysis.results.asked import AskedExperiment
+from analysis.results.energy import PowerFigures
+from analysis.results.figures import LEAD, RequestCounts, WindowRow
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict, Verdict
 from analysis.rows import failures
 from analysis.stats.estimate import UNKNOWN, number, span
 from analysis.views.shown import Answer, Fact, Table
@@ -52,8 +51,8 @@ def lead(verdict: Verdict) -> str:
     if not verdict.valid or isinstance(verdict, PredictionVerdict):
         return ""
     if isinstance(verdict, StudyVerdict) and verdict.is_matrix:
-        return joint.LEAD if any(cell.simulated for cell in verdict.cells or ()) else ""
-    return joint.LEAD if verdict.capacity and joint.kind(verdict.asked, verdict.capacity) else ""
+        return LEAD if any(cell.simulated for cell in verdict.cells or ()) else ""
+    return LEAD if verdict.capacity and verdict.capacity.kind(verdict.asked) else ""
 
 
 def tone(verdict: Verdict) -> str:

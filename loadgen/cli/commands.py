@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from analysis.results import summary
-from analysis.results.integrity import AlteredError
-from analysis.results.locations import NewerError
+from analysis.results.locations import AlteredError, NewerError
 from analysis.results.runs import RunError
 from conf import ConfigError
 from conf.io import terminal

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from analysis.results import summary
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import PlacingPrediction
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.verdicts import PlacingPrediction
 from analysis.stats.estimate import Estimate, middle
 from conf import ConfigError, Experiment
 from conf.io.one_line import reason

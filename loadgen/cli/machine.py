@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.capacity.rules import CLIENT_LIMITED, ENGINE_LATE
 from analysis.capacity.validity import Verdict
 from analysis.results.summary import EXIT_VOID
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from conf import ConfigError, Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model

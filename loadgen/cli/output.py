@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from analysis.results import summary
 from analysis.results.json_border import to_tree
-from analysis.results.types.prediction_verdict import GridVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.predictions import GridVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from analysis.views import brief
 from conf import Experiment
 from conf.compose import UNKNOWN

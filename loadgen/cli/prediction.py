@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from analysis.results import columns
+from analysis.results import predictions
 from analysis.results.json_border import to_tree
+from analysis.results.predictions import GridCell, GridVerdict, PredictionVerdict
 from analysis.results.runs import refuse_out
-from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
 from analysis.views import prediction as prediction_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
@@ -125,7 +125,7 @@ def predict(arguments: argparse.Namespace) -> int:
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
         export.write(
-            arguments.out, columns.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
+            arguments.out, predictions.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
         )
     if isinstance(answer, GridVerdict) and not arguments.json:
         kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))

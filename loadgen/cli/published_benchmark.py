@@ -8,9 +8,9 @@ from functools import partial
 
 import pyarrow as pa
 
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.published_ladder import LevelFigures
 from analysis.results.runs import refuse_out
-from analysis.results.types.ladder_figures import LevelFigures
-from analysis.results.types.prediction_verdict import PredictionVerdict
 from analysis.views import answers
 from conf import ConfigError, Experiment
 from conf.io import terminal

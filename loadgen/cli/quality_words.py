@@ -6,7 +6,7 @@ from pathlib import Path
 from pyarrow import ArrowException
 
 from analysis.quality.gate import GateRule
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment
 from conf.compose import dump
 from conf.io.one_line import reason

@@ -13,21 +13,20 @@ from typing import Any
 
 from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
-from analysis.recommendation import recommended
-from analysis.recommendation.recommended import ShapeCapacity
-from analysis.results import columns, summary
-from analysis.results.asked import describe
-from analysis.results.json_border import to_tree
-from analysis.results.runs import RunError, refuse_out
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.recommendation import (
+from analysis.recommendation import ranking, recommended
+from analysis.recommendation.ranking import (
     ProposedMeasurement,
     RecommendationVerdict,
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.recommendation.recommended import ShapeCapacity
+from analysis.results import summary
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.runs import RunError, refuse_out
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
@@ -79,7 +78,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         return error.exit_code
     if arguments.out:
         tree = {"event": "result", **to_tree(verdict)}
-        export.write(arguments.out, columns.recommendation_rows(verdict), tree)
+        export.write(arguments.out, ranking.recommendation_rows(verdict), tree)
     if arguments.measure:
         return _measure(arguments, question, shapes, verdict)
     return shown(verdict, arguments.json)

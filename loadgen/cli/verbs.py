@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis.results import integrity, studies, summary
+from analysis.results import locations, studies, summary
 from analysis.results.runs import Run, RunError, load_run
 from analysis.results.studies import PartVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment
 from loadgen.cli import machine
 from loadgen.drive.plan import Past
@@ -137,7 +136,7 @@ def resume(path: Path, asked: Callable[[Path], Experiment], site: Site, show: Em
 
     Raises ConfigError with the remedy, or RunError.
     """
-    integrity.refuse_altered(path)
+    locations.refuse_altered(path)
     known = study.result(path)
     if known is not None:
         show("resume", text=f"{path} has ended: nothing to resume")
@@ -170,7 +169,7 @@ def verb(path: Path) -> str:
 
 def left(path: Path, asked: Callable[[Path], Experiment]) -> str:
     """One line about what `resume` would still do in a folder. Raises as `resume` does."""
-    integrity.refuse_altered(path)
+    locations.refuse_altered(path)
     resumption.refuse_links(path)
     if study.result(path) is not None:
         return f"# {path} has ended: nothing to resume"

@@ -13,15 +13,14 @@ import numpy as np
 
 from analysis.results import summary
 from analysis.results.asked import constants_basis, describe
-from analysis.results.types.prediction_verdict import (
+from analysis.results.figures import CapacityFigures, ProbeFigures, Quantile
+from analysis.results.predictions import (
     CapacityDraws,
     NoiseForecast,
     PredictionVerdict,
     RateForecast,
     SessionForecast,
 )
-from analysis.results.types.probe_figures import ProbeFigures, Quantile
-from analysis.results.types.shared_figures import CapacityFigures
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import least_values, quantile
 from conf.specs.bounds import JOINT, LIMITS, Limit, label, metric_of, quantile_of

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from analysis.results.types.prediction_verdict import RateDraws
-from analysis.results.types.probe_figures import Quantile
+from analysis.results.figures import Quantile
+from analysis.results.predictions import RateDraws
 from analysis.stats.estimate import Estimate
 from conf.constants import replaced
 from conf.specs.bounds import Limit

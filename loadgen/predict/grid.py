@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from analysis.results import summary
-from analysis.results.types.prediction_verdict import GridCell, GridRefusal, GridVerdict, PredictionVerdict
+from analysis.results.predictions import GridCell, GridRefusal, GridVerdict, PredictionVerdict
 from analysis.stats.estimate import Estimate
 from conf import ConfigError, Experiment
 from conf.matrix import Matrix

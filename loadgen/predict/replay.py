@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.results import summary
-from analysis.results.types.prediction_verdict import PredictionVerdict, ReplayForecast
-from analysis.results.types.probe_figures import ProbeFigures, Quantile
+from analysis.results.figures import ProbeFigures, Quantile
+from analysis.results.predictions import PredictionVerdict, ReplayForecast
 from analysis.rows import records
 from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.estimate import Estimate

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 
-from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.predictions import PredictionVerdict
 from conf import Experiment
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import MANY_DRAWS, Z95, smoothed

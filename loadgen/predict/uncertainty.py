@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.results.types.prediction_verdict import SensitivityRow
+from analysis.results.predictions import SensitivityRow
 from conf.constants import constants, replaced
 from conf.specs.bounds import Limit
 from conf.specs.experiment import Constant

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from analysis.results import studies, summary
 from analysis.results.locations import SUMS
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 
 Started = TypeVar("Started", bound=RunVerdict | StudyVerdict)
 WITHOUT_EVIDENCE = {

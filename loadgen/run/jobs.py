@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
+from analysis.results.verdicts import PlacingPrediction, RunVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.io.access import DEFAULT_ACCESS, Access

@@ -19,11 +19,11 @@ import pyarrow as pa
 from analysis.capacity import window_table
 from analysis.live import state
 from analysis.live.state import WindowSoFar
-from analysis.results import energy, joint
+from analysis.results import energy
+from analysis.results.energy import PowerFigures
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TARGET, EXIT_VOID
-from analysis.results.types.power_figures import PowerFigures
-from analysis.results.types.run_verdict import PlacingPrediction, RunVerdict
+from analysis.results.verdicts import PlacingPrediction, RunVerdict
 from analysis.rows import gathering, time_series
 from conf import Experiment
 from conf.compose import dump
@@ -315,7 +315,7 @@ class RunLifecycle:
             constants = "interrupted"
         except Exception as error:  # noqa: BLE001  the boundary of a run: its result is there already
             constants = reason(error)
-        return replace(verdict, capacity=joint.joined(verdict.capacity, constants))
+        return replace(verdict, capacity=verdict.capacity.joined(constants))
 
     def _finish(self) -> RunVerdict:
         (self.folder.path / state.FILE).unlink(missing_ok=True)

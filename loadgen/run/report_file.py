@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from analysis import report
 from analysis.results.locations import REPORT
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf.io import terminal
 from conf.io.one_line import reason
 

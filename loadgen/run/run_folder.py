@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.results.integrity import checksums as checksums
-from analysis.results.integrity import sha256_of as sha256_of
 from analysis.results.locations import KNOWN
+from analysis.results.locations import checksums as checksums
+from analysis.results.locations import sha256_of as sha256_of
 from analysis.rows import gathering, latency_columns, parquet, piecewise, records, shards, time_series
 from conf import ConfigError, Experiment
 from conf.compose import refuse_name

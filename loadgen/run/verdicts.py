@@ -17,6 +17,15 @@ from analysis.capacity.validity import Verdict, judge_run, worst_checks
 from analysis.capacity.window_counts import NS, Window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
 from analysis.results.asked import describe
+from analysis.results.figures import (
+    CapacityFigures,
+    HoldFigures,
+    ProbeFigures,
+    ProfilePiece,
+    Quantile,
+    RequestCounts,
+    RequiredRate,
+)
 from analysis.results.summary import (
     EXIT_OK,
     EXIT_OPEN,
@@ -25,15 +34,7 @@ from analysis.results.summary import (
     EXIT_VOID,
     status_counts,
 )
-from analysis.results.types.probe_figures import (
-    HoldFigures,
-    ProbeFigures,
-    ProfilePiece,
-    Quantile,
-    RequiredRate,
-)
-from analysis.results.types.run_verdict import NodeSpread, RunVerdict, ServiceRecovery
-from analysis.results.types.shared_figures import CapacityFigures, RequestCounts
+from analysis.results.verdicts import NodeSpread, RunVerdict, ServiceRecovery
 from analysis.rows import failures, metrics, records
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantile_interval import quantile_interval

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from analysis.results.runs import RECORDED
 from analysis.results.studies import Parts
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
 from loadgen.drive import fixed_rate

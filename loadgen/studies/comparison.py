@@ -18,7 +18,7 @@ from analysis.capacity.window_table import window
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
 from analysis.results.studies import Parts, PartVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from conf.compose import dump

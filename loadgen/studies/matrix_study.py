@@ -8,14 +8,14 @@ from typing import Any
 from analysis.results import studies, summary
 from analysis.results.runs import load_run
 from analysis.results.studies import Parts, PartVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import (
+from analysis.results.verdicts import (
     MATRIX,
     PAIRED,
     REFERENCE,
     UNPAIRED,
     CellRatio,
     MatrixCell,
+    RunVerdict,
     StudyVerdict,
 )
 from analysis.stats.estimate import Estimate

@@ -19,12 +19,10 @@ from analysis.results import published_ladder as judged
 from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.published_ladder import LadderFigures, LadderLevel, LevelFigures, PublishedLevel
 from analysis.results.studies import Parts
-from analysis.results.types.ladder_figures import LadderFigures, LadderLevel, LevelFigures, PublishedLevel
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from conf import ConfigError, Experiment, kernels
 from conf.specs.experiment import Lengths, Workload
 from conf.specs.images import MOST_IMAGES, Images, tokens_of
@@ -380,7 +378,11 @@ def models_tree(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 def write(out: Path | None, verdicts: Sequence[Verdict]) -> None:
     """Write the levels of several models to `out`, in the format of its suffix, if it is given."""
     if out is not None:
-        export.write(out, judged.rows(verdicts), models_tree(verdicts))
+        export.write(
+            out,
+            judged.rows([(one.asked.model, one.progressive) for one in verdicts if one.progressive]),
+            models_tree(verdicts),
+        )
 
 
 def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:

@@ -17,8 +17,7 @@ from analysis.results.asked import describe
 from analysis.results.runs import load_run
 from analysis.results.studies import Parts
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import Experiment, load
 from conf.compose import dump
 from conf.io.http_get import AskError

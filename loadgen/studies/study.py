@@ -15,13 +15,11 @@ import numpy as np
 
 from analysis.results import studies, summary
 from analysis.results.asked import describe
-from analysis.results.integrity import checksums
 from analysis.results.json_border import to_tree
-from analysis.results.locations import SUMS
+from analysis.results.locations import SUMS, checksums
 from analysis.results.runs import RunError, load_run
 from analysis.results.studies import Parts, PartVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import MatrixCell, PartRow, StudyVerdict
+from analysis.results.verdicts import MatrixCell, PartRow, RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.specs.experiment import Search

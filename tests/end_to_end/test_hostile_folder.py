@@ -13,8 +13,8 @@ import pytest
 from analysis import __main__ as reading
 from analysis import load_run
 from analysis.results.asked import describe
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import RequestCounts
+from analysis.results.figures import RequestCounts
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
 from loadgen import __main__ as loading
 from loadgen.cli import output, verbs

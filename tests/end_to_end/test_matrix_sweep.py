@@ -13,10 +13,9 @@ import pytest
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results import studies, summary
 from analysis.results.asked import describe
+from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
-from analysis.results.types.study_verdict import MatrixCell, StudyVerdict
+from analysis.results.verdicts import MatrixCell, RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import study as study_view
 from analysis.views.shown import table_lines

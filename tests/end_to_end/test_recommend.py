@@ -12,13 +12,14 @@ import pytest
 
 from analysis.__main__ import main as analysis
 from analysis.recommendation import recommended
+from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
+from analysis.results.asked import AskedExperiment
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.recommendation import RecommendationVerdict
-from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
-from analysis.results.types.study_verdict import CellRatio, MatrixCell, StudyVerdict
+from analysis.results.verdicts import CellRatio, MatrixCell, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import recommend as recommend_view
+from conf.specs.bounds import Slo
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.shape_words import ShapeQuestion, around
@@ -231,7 +232,7 @@ def measured(cells: list[MatrixCell], code: int = 0) -> StudyVerdict:
         workload="w",
         nodes=1,
         replicas=1,
-        slo=AskedBounds("", 2000.0, 100.0),
+        slo=Slo("", 2000.0, 100.0),
     )
     return StudyVerdict(
         study="matrix", asked=asked, names=(), parts=(), exit_code=code, cells=tuple(cells), folder="runs/x"

@@ -17,7 +17,7 @@ from analysis import load_run
 from analysis.calibration import command
 from analysis.calibration.observed import observe
 from analysis.results.json_border import to_tree
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
 from analysis.stats.map_fit import Z95, Floats, ParameterPrior, around, fit
 from conf import Experiment, load

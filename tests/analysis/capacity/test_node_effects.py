@@ -22,7 +22,7 @@ from analysis.capacity.window_counts import (
     count_by_stream,
 )
 from analysis.results.json_border import to_tree
-from analysis.results.types.run_verdict import NodeSpread
+from analysis.results.verdicts import NodeSpread
 from analysis.rows import records
 from analysis.stats.estimate import Estimate
 from analysis.views import capacity as capacity_view

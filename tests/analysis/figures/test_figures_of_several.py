@@ -12,7 +12,7 @@ from analysis.figures.scaling import Scaling
 from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from tests.support.runs.run_in_memory import RunInMemory, concluded, golden_config
 
 

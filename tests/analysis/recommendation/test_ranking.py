@@ -7,8 +7,8 @@ from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.plan import fleet
 from analysis.planning.sizing import MOST_NODES, FleetCapacity
 from analysis.recommendation import ranking
+from analysis.recommendation.ranking import RankedShape, ShapeRanking
 from analysis.recommendation.recommended import rivals
-from analysis.results.types.recommendation import RankedShape, ShapeRanking
 from analysis.stats.estimate import Estimate
 from conf.specs.planning import Margins
 

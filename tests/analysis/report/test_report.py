@@ -25,11 +25,10 @@ from analysis.figures import NoData, RunData
 from analysis.report import answers, checks, exhibits, pages
 from analysis.report.blocks import FigureBlock, Missing
 from analysis.results import studies
+from analysis.results.figures import ProbeFigures, Quantile
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.types.probe_figures import ProbeFigures, Quantile
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.rows import foreign_words, records
 from analysis.stats.estimate import Estimate
 from analysis.views import answers as views

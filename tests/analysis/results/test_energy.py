@@ -16,11 +16,10 @@ from analysis.report import exhibits
 from analysis.report import power as power_section
 from analysis.report.blocks import Page
 from analysis.results import energy
-from analysis.results.energy import figures
+from analysis.results.energy import PowerFigures, figures
+from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.power_figures import PowerFigures
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import records, time_series
 from analysis.views import verdict as verdict_view
 from analysis.views.plan import answer

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from analysis import figures, load_run, planning, report
-from analysis.results import joint, recount, studies, tables
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import CapacityFigures
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results import recount, studies, tables
+from analysis.results.figures import NOT_RECORDED, CapacityFigures
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import side_by_side
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
@@ -48,7 +47,7 @@ def study_of(kind: str, verdict: RunVerdict) -> StudyVerdict:
 
 
 def test_distances_in_ln_add_as_squares() -> None:
-    found = joint.joined(ALONE, CONSTANTS)
+    found = ALONE.joined(CONSTANTS)
     q = found.qps_per_node
     assert q.value == 3.0 and found.qps_per_replica == q.per(2)
     for end, own, ratio in (
@@ -62,14 +61,14 @@ def test_distances_in_ln_add_as_squares() -> None:
 
 @pytest.mark.parametrize("side", ["open_above", "open_below"])
 def test_the_bound_of_an_open_capacity_moves_by_the_constants(side: str) -> None:
-    q = joint.joined(replace(ALONE, **{side: True}), CONSTANTS).qps_per_node
+    q = replace(ALONE, **{side: True}).joined(CONSTANTS).qps_per_node
     assert (q.low, q.high) == pytest.approx((2.9 * 0.8, 3.2 * 1.25))
 
 
 def test_without_an_answer_of_the_engine_model_the_reason_stands_there() -> None:
-    found = joint.joined(ALONE, "no such engine")
+    found = ALONE.joined("no such engine")
     assert found.qps_per_node == SAMPLING and found.constants is None
-    assert joint.why_unknown(found) == "no such engine" and joint.why_unknown(ALONE) == joint.NOT_RECORDED
+    assert "no such engine" in found.held and NOT_RECORDED in ALONE.held
 
 
 def test_a_simulated_run_leads_with_simulated_and_the_joint_figures() -> None:
@@ -113,11 +112,11 @@ def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: 
     assert not agrees and "qps_per_node.certified recorded 2.5" in text
 
 
-@pytest.mark.parametrize(("engine", "why"), [("simulated", joint.NOT_RECORDED), ("vllm_emulated", "why not")])
+@pytest.mark.parametrize(("engine", "why"), [("simulated", NOT_RECORDED), ("vllm_emulated", "why not")])
 def test_unknown_constants_are_said_where_the_interval_stands(engine: str, why: str) -> None:
     verdict = unjoined(golden())
-    if why != joint.NOT_RECORDED:
-        verdict = replace(verdict, capacity=joint.joined(verdict.capacity, why))
+    if why != NOT_RECORDED:
+        verdict = replace(verdict, capacity=verdict.capacity.joined(why))
     verdict = replace(verdict, asked=replace(verdict.asked, engine=engine))
     first, second, *_ = screen(verdict).splitlines()
     assert first.startswith(

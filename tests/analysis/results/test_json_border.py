@@ -10,7 +10,7 @@ import pytest
 
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.locations import RunError
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import rates
 from tests.support.runs.verdict_trees import verdict_of

@@ -15,9 +15,9 @@ import pytest
 from analysis.results import published_ladder as judged
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.ladder_figures import LevelFigures
-from analysis.results.types.prediction_verdict import PredictionVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.published_ladder import LevelFigures
+from analysis.results.verdicts import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
@@ -372,7 +372,8 @@ def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:
         tree = concluded(asked, [run])
         assert (tree["exit_code"], tree["progressive"]["rms"]) == (3, None)
         assert f"{failing} levels are FAILING" in text_of(tree)
-        assert judged.rows([from_tree(PredictionVerdict, tree, "a test")]).num_rows == levels
+        ladder = from_tree(PredictionVerdict, tree, "a test").progressive
+        assert ladder and judged.rows([("a model", ladder)]).num_rows == levels
     assert (published_ladder.figures(asked, [[good] * levels], "wall").rms or 0.0) > 0
     assert published_ladder.figures(asked, [[good] * levels], "wall", {3: "late"}).rms is None
 

@@ -10,7 +10,7 @@ import pytest
 from analysis import Run, RunError, load_run, rejudge
 from analysis.__main__ import main
 from analysis.results.json_border import from_tree
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from tests.support.runs.golden import GOLDEN, unsealed
 
 

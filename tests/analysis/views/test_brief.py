@@ -12,7 +12,7 @@ from analysis import load_run
 from analysis.__main__ import main
 from analysis.capacity.window_counts import in_window
 from analysis.capacity.window_table import token_rates, window
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
 from analysis.views import answers, brief, rates
 from analysis.views.shown import Table

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from analysis.results.types.recommendation import RankedShape, RecommendationVerdict, ShapeRanking
-from analysis.results.types.shared_figures import AskedBounds, AskedExperiment
+from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking
+from analysis.results.asked import AskedExperiment
 from analysis.stats.estimate import Estimate
 from analysis.views import recommend
+from conf.specs.bounds import Slo
 from conf.specs.planning import Margins
 
 ASKED = AskedExperiment(
@@ -17,7 +18,7 @@ ASKED = AskedExperiment(
     workload="w",
     nodes=1,
     replicas=1,
-    slo=AskedBounds("", 2000.0, 100.0),
+    slo=Slo("", 2000.0, 100.0),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from analysis import load_run
 from analysis.capacity.validity import Verdict
 from analysis.results.summary import EXIT_VOID
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from conf import Experiment, load
 from loadgen.__main__ import main
 from loadgen.cli import machine, verbs

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from analysis.results import summary
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from conf import load
 from loadgen.drive import fixed_rate, require
 from loadgen.drive.loss_recovery import TargetLost

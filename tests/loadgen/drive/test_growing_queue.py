@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.results import summary
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from analysis.stats.estimate import Estimate, span
 from loadgen.drive import fixed_rate
 from loadgen.drive.sweep import sweep

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results.types.probe_figures import Quantile
+from analysis.results.figures import Quantile
 from conf import load
 from loadgen.drive import fixed_rate
 from loadgen.fleet.target import Observation

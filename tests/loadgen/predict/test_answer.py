@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.results import columns, summary
+from analysis.results import predictions, summary
 from analysis.results.json_border import to_tree
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment
@@ -141,8 +141,8 @@ def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     assert fast.split()[1:9] == ["8", "kept", "in", "0", "%", "TPOT", "100", "160"]
     assert len(fast.split()) == 13
     other = {"at": {"rate_qps": 2}, "answer": predict(only_layer(), MODEL, draws=0)}
-    row = columns.grid_rows(cells([other]), False)
-    assert row.schema == columns.grid_rows(cells(tree["cells"]), False).schema
+    row = predictions.grid_rows(cells([other]), False)
+    assert row.schema == predictions.grid_rows(cells(tree["cells"]), False).schema
 
 
 def test_independent_nodes_answer_as_one_and_pooled_ones_together() -> None:
@@ -191,7 +191,7 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     assert tree["exit_code"] == 2
     table = grid_screen(tree).splitlines()
     assert len(table) == 8 and "unknown choice" in table[2]
-    pq.write_table(columns.grid_rows(cells(tree["cells"]), False), tmp_path / "grid.parquet")
+    pq.write_table(predictions.grid_rows(cells(tree["cells"]), False), tmp_path / "grid.parquet")
     rows = pq.read_table(tmp_path / "grid.parquet").to_pylist()
     assert [row["asked.slo.tpot_p90_ms"] for row in rows] == ["100", "100", "50", "50"]
     assert rows[0]["qps_per_node"] == pytest.approx(first["answer"]["capacity"]["qps_per_node"]["value"])

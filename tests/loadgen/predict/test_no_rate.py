@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.results import summary
-from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.predictions import PredictionVerdict
 from conf import Experiment, load
 from loadgen.cli import engine_model
 from loadgen.predict import answer, no_rate

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.results.figures import CapacityFigures, ProbeFigures
+from analysis.results.predictions import PredictionVerdict, RateForecast
 from analysis.results.summary import EXIT_OPEN
-from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
-from analysis.results.types.probe_figures import ProbeFigures
-from analysis.results.types.shared_figures import CapacityFigures
 from conf import ConfigError, Experiment, load
 from loadgen.cli import engine_model
 from loadgen.predict import answer

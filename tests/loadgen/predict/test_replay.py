@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.results import columns, summary
+from analysis.results import predictions, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.stats.estimate import Estimate, span
 from conf import ConfigError, Experiment, load
@@ -165,12 +165,12 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert from_tree(Estimate, tree["cells"][0]["ratio"], "the cell") == Estimate(1.0, 1.0, 1.0)
     assert 1 < ratio["high"] / ratio["low"] < one["high"] / one["low"]
     assert fast.endswith(span(Estimate(**ratio)))
-    rows = columns.grid_rows(cells(tree["cells"]), True)
+    rows = predictions.grid_rows(cells(tree["cells"]), True)
     assert rows.column("ratio_to_first").to_pylist() == [1.0, ratio["value"]]
     assert rows.column("asked.rate_qps").to_pylist() == ["4", "8"]
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
     refused = cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
-    assert rows.schema == columns.grid_rows(refused, True).schema
+    assert rows.schema == predictions.grid_rows(refused, True).schema
     mixed = grid.experiments(
         lambda words: only_layer(*words), matrix(["matrix.requests=[null,9]", "rate_qps=8"])
     )

@@ -9,7 +9,7 @@ import yaml
 
 from analysis.results.asked import constants_basis, describe
 from analysis.results.json_border import from_tree
-from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.predictions import PredictionVerdict
 from analysis.views import constants as constants_view
 from conf import load
 from conf.constants import calibration, constants

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from analysis.results.types.prediction_verdict import PredictionVerdict
+from analysis.results.predictions import PredictionVerdict
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
 from loadgen.predict.shapes import joint_ln_qps

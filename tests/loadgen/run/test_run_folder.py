@@ -16,7 +16,7 @@ from analysis import load_run
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import gathering, latency_columns, records, shards, time_series
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream

@@ -10,7 +10,7 @@ from analysis.results import studies, summary
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import arguments, verbs

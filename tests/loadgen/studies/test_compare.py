@@ -15,8 +15,7 @@ from analysis.capacity.window_pairs import Counted, Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import load_run
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import Floats
 from conf import ConfigError, Experiment, load

@@ -14,7 +14,7 @@ from analysis import report
 from analysis.quality import evidence_table, gate
 from analysis.results import studies, summary
 from analysis.results.json_border import to_tree
-from analysis.results.types.study_verdict import StudyVerdict
+from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
 from loadgen.cli import quality_words, verbs

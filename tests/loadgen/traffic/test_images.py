@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.results.asked import describe
-from analysis.results.types.prediction_verdict import PredictionVerdict, RateForecast
+from analysis.results.predictions import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.images import Images, tokens_of
 from loadgen.cli import engine_model

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.results import columns
+from analysis.results import predictions
 from analysis.results.json_border import to_tree
-from analysis.results.types.prediction_verdict import GridCell
+from analysis.results.predictions import GridCell
 from conf import Experiment, load
 from loadgen.cli import arguments, engine_model
 from loadgen.predict import grid
@@ -130,7 +130,7 @@ def test_sticky_sessions_serve_more_and_the_answer_says_why() -> None:
     text = screen(found[0])
     assert "sessions by consistent_hash: hit rate 9" in text and "(at most 95." in text
     assert "1.00 replicas per session" in text and "3 of 3 nodes simulated, after" in text
-    (row,) = columns.grid_rows([GridCell(at={}, answer=found[1])], False).to_pylist()
+    (row,) = predictions.grid_rows([GridCell(at={}, answer=found[1])], False).to_pylist()
     assert row["replicas_per_session"] > 2
 
 

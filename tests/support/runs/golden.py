@@ -21,11 +21,10 @@ import pyarrow as pa
 from analysis import load_run
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
-from analysis.results.joint import joined_like
+from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
 from analysis.results.runs import Run
-from analysis.results.types.shared_figures import CapacityFigures
 from analysis.rows import latency_columns, parquet, records, time_series
 from conf import load
 from conf.compose import dump
@@ -87,7 +86,7 @@ def concluded(run: Run) -> dict[str, Any]:
     capacity, recorded = recount(run).capacity, run.verdict and run.verdict.capacity
     assert capacity and recorded and recorded.qps_per_replica
     replicas = recorded.qps_per_node.value / recorded.qps_per_replica.value
-    tree: dict[str, Any] = to_tree(joined_like(CapacityFigures.from_posterior(capacity, replicas), recorded))
+    tree: dict[str, Any] = to_tree(CapacityFigures.from_posterior(capacity, replicas).joined_like(recorded))
     return tree
 
 

@@ -13,7 +13,7 @@ from analysis import load_run
 from analysis.capacity import window_table
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.run_verdict import RunVerdict
+from analysis.results.verdicts import RunVerdict
 from analysis.rows import records, time_series
 from conf import Experiment
 

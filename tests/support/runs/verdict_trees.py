@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis.results.json_border import from_tree, to_tree
-from analysis.results.types.prediction_verdict import GridCell, GridVerdict, PredictionVerdict
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.study_verdict import StudyVerdict
-from analysis.results.types.verdict import Verdict
+from analysis.results.predictions import GridCell, GridVerdict, PredictionVerdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from analysis.views import answers, prediction
 from loadgen.predict import answer
 

@@ -1,27 +1,96 @@
-"""The verdict of a study (study.json): several runs that answer one question."""
+"""The verdict of one run (sweep.json), and of a study, several runs that answer one question (study.json)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.capacity.check import Check
+from analysis.capacity.node_effects import NodeEffects
 from analysis.capacity.paired_ratio import Ratio
+from analysis.capacity.window_table import CountingBasis
 from analysis.quality.gate_verdict import GateVerdict
-from analysis.results import joint
-from analysis.results.types.ladder_figures import LadderFigures
-from analysis.results.types.probe_figures import HoldFigures
-from analysis.results.types.run_verdict import RunVerdict
-from analysis.results.types.shared_figures import (
-    AskedExperiment,
-    CapacityFigures,
-    RequestCounts,
-    WindowRow,
-)
+from analysis.results.asked import AskedExperiment
+from analysis.results.energy import PowerFigures
+from analysis.results.figures import CapacityFigures, HoldFigures, ProbeFigures, RequestCounts, WindowRow
+from analysis.results.predictions import PredictionVerdict
+from analysis.results.published_ladder import LadderFigures
 from analysis.stats.estimate import Estimate
 
 MATRIX = "matrix"
 """`study` of a measured grid."""
 REFERENCE, PAIRED, UNPAIRED = "reference", "paired", "unpaired"
 """The origin of a ratio: 1 by definition, common arrivals, or two independent capacities."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpread:
+    """Distance of each node's capacity from the nodes' mean, in percent of it, and the sd between nodes."""
+
+    between_sd_pct: Estimate
+    effects_pct: tuple[Estimate, ...]
+    differing: tuple[int, ...]
+
+    @classmethod
+    def from_effects(cls, effects: NodeEffects) -> "NodeSpread":
+        percent = tuple(effect.times(100) for effect in effects.effects)
+        return cls(effects.between.times(100), percent, effects.differing)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecovery:
+    """One loss of the service: its reason, the windows that felt it, and the seconds until it was whole."""
+
+    reason: str
+    windows: tuple[int, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingPrediction:
+    """The prediction that placed the first window of a sweep."""
+
+    qps_per_node: Estimate
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVerdict:
+    """The verdict of one run. Parts that a verb does not have are None; a void run claims no capacity.
+
+    `checks` are the worst of all windows; `clock` is `wall`, empty of a run that ended early. `replays` names
+    the cell whose requests a cell of a matrix got; `report` is the path of report.html once it is written.
+    """
+
+    schema_version: int = 1
+    asked: AskedExperiment
+    windows: tuple[WindowRow, ...] = ()
+    recoveries: tuple[ServiceRecovery, ...] = ()
+    basis: CountingBasis | None = None
+    clock: str = ""
+    evidence: str = ""
+    checks: tuple[Check, ...] | None = None
+    progressive: LadderFigures | None = None
+    capacity: CapacityFigures | None = None
+    nodes: NodeSpread | None = None
+    hold: HoldFigures | None = None
+    probe: ProbeFigures | None = None
+    valid: bool
+    passed: bool = False
+    exit_code: int
+    reason: str = ""
+    replays: str = ""
+    verb: str = ""
+    run_id: str = ""
+    folder: str = ""
+    prediction: PlacingPrediction | None = None
+    requests: RequestCounts | None = None
+    power: PowerFigures | None = None
+    unreadable: tuple[str, ...] = ()
+    report: str = ""
+
+    def __post_init__(self) -> None:
+        if self.exit_code not in range(256):
+            raise ValueError(f"exit_code {self.exit_code:.3g} is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +165,7 @@ class MatrixCell:
             hold=verdict.hold,
             qps_per_node=capacity.claimed if capacity else None,
             binding=capacity.binding if capacity else None,
-            simulated=joint.kind(verdict.asked, capacity) if capacity else "",
+            simulated=capacity.kind(verdict.asked) if capacity else "",
             sampling_qps=capacity.sampling if capacity and capacity.constants else None,
         )
 
@@ -145,3 +214,7 @@ class StudyVerdict:
     def is_matrix(self) -> bool:
         """True of a measured grid."""
         return self.study == MATRIX
+
+
+Verdict = RunVerdict | StudyVerdict | PredictionVerdict
+"""A verdict on one question; a grid has one for every cell."""
