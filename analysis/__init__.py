@@ -6,7 +6,7 @@ Each name is imported when it is first used.
 
 from typing import TYPE_CHECKING
 
-from conf.io.lazy import lazy
+from conf import lazy
 
 if TYPE_CHECKING:
     from analysis.exchange import compare, export

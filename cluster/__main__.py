@@ -31,11 +31,9 @@ from cluster.command_line import (
     refuse_unused_flags,
     target_of,
 )
-from cluster.manifests.kuberay import KubernetesSite, kuberay
+from cluster.manifests.files import KubernetesSite, assign_hosts, kuberay, ray_up, systemd
 from cluster.manifests.nodes import environment, is_amd, nodes_of
-from cluster.manifests.static_hosts import assign_hosts, ray_up, systemd
-from cluster.ray_session import head_here
-from cluster.ray_session.placement import PlacementError, SessionError
+from cluster.ray_session.placement import NO_CLUSTER, PlacementError, SessionError, head_is_missing
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
@@ -193,8 +191,8 @@ def preflight(arguments: argparse.Namespace) -> int:
     experiment = load(arguments.words)
     if experiment.engine.kind == "external":
         raise ConfigError("engine=external deploys nothing, so there are no nodes to check; leave it out")
-    if experiment.cluster.session == "address" and head_here.is_missing(experiment.cluster.address):
-        raise SessionError(head_here.NO_CLUSTER)
+    if experiment.cluster.session == "address" and head_is_missing(experiment.cluster.address):
+        raise SessionError(NO_CLUSTER)
     from cluster.preflight.preflight import expected_of, inspect
     from cluster.ray_session.session import open_session
 

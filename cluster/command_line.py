@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import ConfigError
-from conf.io.nearest import hint, nearest
-from conf.io.one_line import OneLineParser
+from conf.io.one_line import OneLineParser, hint, nearest
 from conf.words import groups
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130

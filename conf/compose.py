@@ -14,20 +14,19 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from conf import bound_words, constants, kernels, named_files
+from conf import constants, kernels, named_files
 from conf.io.bounded_yaml import DUMPER
 from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line
-from conf.keys import fields_of, with_defaults
+from conf.keys import fields_of, overlaid, value_at, with_defaults
 from conf.named_files import NAMED_FILES
 from conf.specs.conversation import overruled
 from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
 from conf.specs.planning import Planning, Recommendation
-from conf.trees import overlaid, value_at
 from conf.typed import Source, typed
-from conf.word_values import Word, of_keys, parsed
+from conf.word_values import Word, are_listed, of_keys, parsed, spelled
 from conf.words import ROOT, group_file, groups, refuse_twice, split_words
 
 KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
@@ -49,8 +48,8 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> Experiment:
     """
     refusals = Refusals()
     choices, values = split_words(words, refusals)
-    values = bound_words.spelled(values, refusals)
-    saved = named_files.read_saved(base, bound_words.are_listed(words)) if base else {}
+    values = spelled(values, refusals)
+    saved = named_files.read_saved(base, are_listed(words)) if base else {}
     tree = _of_saved(saved, choices, values) if base else _of_defaults()
     for group, name in choices.items():
         with refusals.collected():

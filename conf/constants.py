@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.io.check import ConfigError, require
+from conf.keys import Tree, value_at
 from conf.specs.experiment import (
     Constant,
     Efficiency,
@@ -26,7 +27,6 @@ from conf.specs.experiment import (
     StepTime,
 )
 from conf.transfers import transfers, widened
-from conf.trees import Tree, value_at
 
 _SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 KERNELS = "engine.kernel_ratio"

@@ -1,10 +1,16 @@
-"""The dotted keys of the specs, with the type and the default of each."""
+"""Dotted keys: of the specs, with types and defaults, of plain trees, and those that a shell may offer."""
 
 import dataclasses
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from conf.specs import planning
+from conf.specs.engine import ENGINES
+from conf.specs.experiment import Experiment
+from conf.words import groups
 
 Fields = Mapping[str, Any]
 """Names of a group's keys -> their types."""
@@ -83,3 +89,77 @@ def _defaults(spec: Any) -> Mapping[str, Any]:
         else value
         for name, value in defaults.items()
     }
+
+
+Tree = Mapping[str, Any]
+
+
+def value_at(tree: Tree, key: str) -> Any:
+    """The value of a dotted key; None if the tree has no such key."""
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def overlaid(tree: Tree, change: Tree) -> dict[str, Any]:
+    """The tree with the values of another one over it. Lists are replaced; neither tree is changed."""
+    both = {key for key, value in change.items() if isinstance(value, Mapping)} & tree.keys()
+    inner = {
+        key: overlaid(tree[key], change[key])
+        for key in change
+        if key in both and isinstance(tree[key], Mapping)
+    }
+    return {**tree, **change, **inner}
+
+
+def flat(tree: Tree, above: str = "") -> dict[str, Any]:
+    """The values of a nested tree by dotted key."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return values
+
+
+def differences(a: Experiment, b: Experiment) -> dict[str, list[Any]]:
+    """Dotted keys whose values differ -> the values of A and B; None if one lacks the key."""
+    flat_a, flat_b = flat(asdict(a)), flat(asdict(b))
+    keys = [*flat_a, *(key for key in flat_b if key not in flat_a)]
+    return {key: [flat_a.get(key), flat_b.get(key)] for key in keys if flat_a.get(key) != flat_b.get(key)}
+
+
+def suggested(begun: str) -> list[str]:
+    """Words that begin as `begun` does: groups and plain keys first, dotted keys once a letter is typed."""
+    key, equals, _ = begun.partition("=")
+    if equals:
+        offers = [f"{key}={choice}" for choice in _choices(key)]
+    else:
+        plain = [f"{name}=" for name, kind in _root().items() if fields_of(kind) is None]
+        dotted = [f"{name}=" for name, _ in _keys() if "." in name] if begun else []
+        offers = [f"{group}=" for group in groups()] + plain + dotted
+    return [word for word in dict.fromkeys(offers) if word.startswith(begun)]
+
+
+def _choices(key: str) -> list[str]:
+    """The files of a group, or the values of a key that has few."""
+    if key in groups():
+        return groups()[key]
+    for name, kind in _keys():
+        kind = bare(kind).kind
+        if name == key and kind is bool:
+            return ["true", "false"]
+        if name == key and get_origin(kind) is Literal:
+            return [str(choice) for choice in get_args(kind)]
+    return []
+
+
+def _keys() -> Iterator[tuple[str, Any]]:
+    """The dotted keys that hold a value, of every kind of engine, with their types."""
+    for root in (_root(), *({"engine": engine} for engine in ENGINES.values())):
+        yield from ((name, kind) for name, kind in keys(root) if fields_of(kind) is None)
+
+
+def _root() -> Fields:
+    """The first parts of all keys: of an experiment, a plan and a recommendation."""
+    kinds = (Experiment, planning.Planning, planning.Recommendation)
+    return {name: kind for spec in kinds for name, kind in (fields_of(spec) or {}).items()}

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.compose import UNKNOWN, preset
+from conf.keys import flat
 from conf.specs.workload import Workload
-from conf.trees import flat
 
 LENGTHS = ("input_tokens", "output_tokens")
 SAID_ELSEWHERE = ("arrivals", "trace", "tokenizer", "images.tokens")

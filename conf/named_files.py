@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from conf import bound_words, checkpoint, constants
+from conf import checkpoint, constants
 from conf.io.bounded_yaml import bounded_text
 from conf.io.bounded_yaml import read as read_yaml
 from conf.io.check import ConfigError
 from conf.io.one_line import reason
-from conf.trees import overlaid, value_at
+from conf.keys import overlaid, value_at
+from conf.word_values import nested
 from conf.words import groups
 
 Tree = dict[str, Any]
@@ -58,7 +59,7 @@ def read_saved(path: Path, without_bounds: bool = False) -> Tree:
         raise ConfigError(*(f"{path}: {group} is not a mapping of keys to values" for group in wrong))
     if "slo" not in tree:
         return tree
-    return tree | {"slo": bound_words.nested(tree["slo"]) | ({"at_most_ms": {}} if without_bounds else {})}
+    return tree | {"slo": nested(tree["slo"]) | ({"at_most_ms": {}} if without_bounds else {})}
 
 
 def applied(tree: Tree, key: str) -> Tree:

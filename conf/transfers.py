@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from conf.specs.experiment import Constant, Experiment
-from conf.specs.step_time import Z95
+from conf.specs.model import Z95
 
 DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
 KV_READ = "hardware.efficiency.kv_read"

@@ -10,13 +10,11 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from conf.bound_words import short_key
 from conf.io.check import ConfigError, Refusals
-from conf.io.nearest import MOST, hint, nearest
-from conf.io.one_line import one_line
+from conf.io.one_line import MOST, hint, nearest, one_line
 from conf.io.secret import SECRET_SETTING
 from conf.keys import Fields, bare, fields_of, keys
-from conf.specs.bounds import METRICS
+from conf.specs.bounds import METRICS, short_key
 from conf.specs.engine import ENGINES
 from conf.specs.experiment import Experiment
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from conf.io.check import ConfigError, Refusals
-from conf.io.nearest import hint, nearest
+from conf.io.one_line import hint, nearest
 
 ROOT = Path(__file__).parent
 

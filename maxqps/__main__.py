@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from conf.io.versions import versions
+from conf.io.one_line import versions
 
 ROOMS = {
     "loadgen": (
@@ -88,8 +88,7 @@ def _run(room: str, words: list[str]) -> int:
 
 def _unknown(word: str) -> int:
     from conf.io import terminal
-    from conf.io.nearest import hint, nearest
-    from conf.io.one_line import one_line
+    from conf.io.one_line import hint, nearest, one_line
 
     verbs = list(dict.fromkeys(["schema", *(verb for verbs in ROOMS.values() for verb in verbs)]))
     near = hint(nearest(word, verbs)) or f"; choose from {', '.join(verbs)}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import argcomplete
 
 from analysis.grammar import grammar
-from conf.suggested import suggested
+from conf.keys import suggested
 from loadgen.cli.arguments import parser
 
 FOLDERS = argcomplete.FilesCompleter()

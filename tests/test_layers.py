@@ -25,7 +25,7 @@ CONFINED = {
         "cluster/deployment/failure_text.py",
         "cluster/deployment/removal.py",
         "cluster/deployment/serve_state.py",
-        "cluster/preflight/power_meter.py",
+        "cluster/preflight/power.py",
         "cluster/preflight/preflight.py",
         "serve_apps/simulated/app.py",
         "serve_apps/simulated/configured.py",

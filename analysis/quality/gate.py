@@ -15,7 +15,7 @@ from analysis.quality.answers import PromptEvidence, Side
 from analysis.quality.confidence_sequence import Bools, MeanEnd, Span, fewest_values, grid
 from analysis.quality.divergence import MOST_NATS
 from analysis.quality.gate_verdict import Called, GateVerdict, MeanInterval, figures
-from conf.specs.quality import Quality
+from conf.specs.search import Quality
 
 NATS_SPAN: Span = (-MOST_NATS, MOST_NATS)
 SHARE_SPAN: Span = (-1.0, 1.0)

@@ -21,7 +21,7 @@ from analysis.stats.estimate import span
 from analysis.stats.quantiles import quantile
 from analysis.views import answers, foreign
 from analysis.views.shown import Answer, Fact, Table
-from conf.trees import differences
+from conf.keys import differences
 
 MOST_KEYS = 12
 """Differing keys that are listed; the rest is counted."""

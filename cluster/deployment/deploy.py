@@ -17,11 +17,8 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster.deployment import prefill_replicas
 from cluster.deployment import warmup as warming
-from cluster.deployment.engine_facts import digest, reported_facts
 from cluster.deployment.failure_text import last_words
-from cluster.deployment.prefill_replicas import PrefillReport
 from cluster.deployment.removal import remove
 from cluster.deployment.serve_state import (
     DeployError,
@@ -32,6 +29,7 @@ from cluster.deployment.serve_state import (
     metrics_urls,
     state,
 )
+from cluster.deployment.service_reports import PrefillReport, digest, reported_facts, warm_prefill
 from cluster.deployment.warmup import UNNAMED, ReplicaWarmer, ReplicaWarmup, WarmupError, WarmupRequests
 from cluster.ray_session.session import last_line
 
@@ -296,7 +294,7 @@ class _Start:
             return {}
         # Every replica that answers reports all of them.
         url = next(iter(bases.values()), self.front)
-        reports = prefill_replicas.warm(url, wanted, lambda: self._warm(now, bases, warmer), self.deadline_s)
+        reports = warm_prefill(url, wanted, lambda: self._warm(now, bases, warmer), self.deadline_s)
         if not reports:
             self.progress("prefill replicas are not reported: unknown whether each is warm, and its metrics")
         return reports

@@ -12,8 +12,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cluster.deployment.serve_state import DeployError, ServeReplica, state
-from cluster.ray_session.held_ports import LOOPBACK
-from cluster.ray_session.processes import Process, running, with_descendants
+from cluster.ray_session.own_machine import LOOPBACK, Process, running, with_descendants
 from cluster.ray_session.session import last_line, serve_actor_lives
 from conf.ray_patches import begin_deletion
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from conf.io.access import DEFAULT_ACCESS, Access
-from conf.io.http_get import AskError, HttpAnswer, ask
+from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, HttpAnswer, ask
 
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""

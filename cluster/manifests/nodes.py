@@ -1,13 +1,71 @@
-"""Resources that the nodes of a real cluster offer, their environment, and the words of `ray start`."""
+"""Nodes of a real cluster: their resources, environment and addresses, and the words of `ray start`."""
 
+import ipaddress
 import json
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cluster.manifests import names
 from cluster.ray_session.placement import LOAD_ROLE
 from cluster.ray_session.serve_settings import PRIORITY
 from conf.specs.experiment import Cluster, Engine, Fleet, Hardware, VllmEngine
+
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+"""RFC 1123, for DNS and Kubernetes."""
+_SUBDOMAIN = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
+_FORMS = {
+    "path": (
+        re.compile(r"/[A-Za-z0-9._+@-]+(/[A-Za-z0-9._+@-]+)*/?"),
+        "an absolute path of letters, digits and ._+@-",
+    ),
+    "user": (re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,31}"), "a user of letters, digits and ._-"),
+    "cluster": (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"), "at most 63 letters, digits and ._-"),
+    "resource": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,62}"), "at most 63 letters, digits and _.:/-"),
+    "variable": (re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "letters, digits and _"),
+    "label": (re.compile(LABEL), "at most 63 of a-z, 0-9 and -"),
+    "object": (_SUBDOMAIN, "at most 253 of a-z, 0-9, - and ."),
+    "image": (
+        re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?(@sha256:[0-9a-f]{64})?"),
+        "REPO:TAG@sha256:DIGEST",
+    ),
+}
+
+
+def checked_name(form: str, text: str, what: str) -> str:
+    """The text, if it is a name of this `form`; `what` is its flag or key."""
+    pattern, like = _FORMS[form]
+    if not pattern.fullmatch(text) or ".." in text:
+        raise ValueError(f"{what}={text!r} is not allowed there; use {like}")
+    return text
+
+
+def host_address(text: str, what: str) -> str:
+    """The IP address of a host, without a zone, which may be any text.
+
+    A host name is refused: on its own host it often means 127.0.0.1 or another network (/etc/hosts).
+    """
+    with suppress(ValueError):
+        ipaddress.ip_address(text)
+        if "%" not in text:
+            return text
+    raise ValueError(
+        f"{what}={text!r} is no IP address; use the one under which the other hosts reach this host, "
+        "as `hostname -I` prints it there"
+    )
+
+
+def check_setting(name: str, value: str) -> None:
+    """Raise ValueError for an environment variable that no file of settings can hold."""
+    checked_name("variable", name, "the environment variable")
+    if not value.isprintable():
+        raise ValueError(f"{name}={value!r} has a control character; leave it out")
+
+
+def authority(text: str) -> str:
+    """A host as written before a port: an IPv6 address in brackets."""
+    return f"[{text}]" if ":" in text else text
+
 
 HEAD = "head"
 GPU = "gpu"
@@ -68,7 +126,7 @@ def nodes_of(
     load_cpus = math.ceil(fleet.actors * fleet.cpus_per_actor)
     named = engine.node_resource if isinstance(engine, VllmEngine) else ""
     resource = named or f"{hardware.name.split()[0].lower()}_node"
-    names.checked("resource", resource, "engine.node_resource" if named else "hardware.name")
+    checked_name("resource", resource, "engine.node_resource" if named else "hardware.name")
     shared = 0 if load_nodes else load_cpus + DRIVER_CPUS
     gpu = NodeGroup(GPU, cluster.nodes, gpu_cpus + shared, cluster.gpus_per_node, {resource: 1})
     if not load_nodes:
@@ -91,7 +149,7 @@ def environment(serve: dict[str, str]) -> dict[str, str]:
         **dict(sorted(serve.items())),
     }
     for name, value in made.items():
-        names.setting(name, value)
+        check_setting(name, value)
     return made
 
 
@@ -103,7 +161,7 @@ def ray_start(nodes: NodeGroup, head_address: str, own_address: str) -> list[str
     if nodes.role == HEAD:
         own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]
     else:
-        own = [f"--address={names.authority(head_address)}:{GCS_PORT}"]
+        own = [f"--address={authority(head_address)}:{GCS_PORT}"]
     own += [f"--node-ip-address={own_address}", f"--num-cpus={nodes.cpus}", f"--num-gpus={nodes.gpus}"]
     own.append(f"--labels=role={nodes.role}")
     if nodes.resources:

@@ -20,8 +20,8 @@ from importlib import util
 from pathlib import Path
 
 from cluster.preflight.gpu_facts import IMPORT_TIMEOUT_S, Gpu, file_integer, file_text, read_gpus, run_tool
+from conf.io.one_line import version
 from conf.io.secret import SECRET_VARIABLE
-from conf.io.versions import version
 
 LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)

@@ -4,7 +4,7 @@ import os
 import resource
 from pathlib import Path
 
-from cluster.ray_session.held_ports import HeldPorts
+from cluster.ray_session.own_machine import HeldPorts
 from conf.specs.experiment import Routing
 
 LEAST_FILES = 1024

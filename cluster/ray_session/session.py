@@ -28,11 +28,9 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation
 
-from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
 from cluster.ray_session.host_watch import WatchedHost, hosts_of
+from cluster.ray_session.own_machine import LOOPBACK, HeldPorts, kill_processes_of, new_folder
 from cluster.ray_session.placement import LOAD_ROLE, SessionError, require_nodes
-from cluster.ray_session.private_folder import new_folder
-from cluster.ray_session.processes import kill_processes_of
 from cluster.ray_session.serve_settings import (
     FRONT_S,
     NO_DEVICES,
@@ -286,6 +284,7 @@ def _join(address: str, environment: dict[str, str], routing: Routing | None, st
     runtime_env = {"env_vars": environment}
     remedy = "check cluster.address, and `ray status` there"
     with as_session_error(f"join the Ray cluster at {address}", remedy):
+        ray_patches.forget_session_settings()
         _try_head(address)
         with _handlers_kept():
             ray.init(

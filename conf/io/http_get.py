@@ -2,23 +2,135 @@
 
 It goes straight to its server, as the load does: through no proxy, and a redirect is refused, because it
 would give the key to another server. The standard library's client reads the answer (at most 100 headers of
-64 KiB); time and bytes are counted at the socket below it, so that no answer can trickle past the bounds.
-"""
+64 KiB); time and bytes are counted at the socket below it, so that no answer can trickle past the bounds."""
 
 import io
+import re
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
-from conf.io.access import DEFAULT_ACCESS, Access, failure_text
-from conf.io.inflate import PLAIN, unpacked
 from conf.io.one_line import one_line
+from conf.io.secret import Secret
+
+MOST_CA_BYTES = 2**20
+"""Longest file of certificates that is read; the system's own list has a quarter of it (our choice)."""
+UNTRUSTED = (18, 19, 20, 21)
+"""OpenSSL's codes (X509_V_ERR_...) for a certificate that no trusted CA has signed."""
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The key that servers get, and the CA certificates that they are trusted by.
+
+    `ca` is the PEM text of the only trusted certificates. If it is empty, the system's are trusted, or those
+    of the file that SSL_CERT_FILE names.
+    """
+
+    key: Secret | None = None
+    ca: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that carry the key."""
+        return {"Authorization": self.key.authorization} if self.key else {}
+
+    def redact(self, text: str) -> str:
+        """A server's text without the key. Redact before cutting a text, or a part of the key would stay."""
+        return self.key.redact(text) if self.key else text
+
+    def tls(self) -> ssl.SSLContext:
+        """The context of connections over TLS; to load certificates takes tens of milliseconds."""
+        return ssl.create_default_context(cadata=self.ca or None)
+
+
+DEFAULT_ACCESS = Access()
+
+
+def certificates(path: Path) -> str:
+    """The certificates of a PEM file without the rest of it, which may be a private key.
+
+    Raises ValueError, or OSError for a file that cannot be read.
+    """
+    with path.open("rb") as file:
+        text = file.read(MOST_CA_BYTES + 1)
+    if len(text) > MOST_CA_BYTES:
+        raise ValueError(f"longer than {MOST_CA_BYTES} bytes")
+    pem = "\n".join(_CERTIFICATE.findall(text.decode("ascii", errors="ignore")))
+    if not pem:
+        raise ValueError("no certificate in PEM form (-----BEGIN CERTIFICATE-----)")
+    try:
+        Access(ca=pem).tls()
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError("a certificate in it is damaged") from error
+    return pem
+
+
+def failure_text(error: Exception) -> str:
+    """The message of a failed connection, with the remedy if no trusted CA has signed the certificate."""
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in UNTRUSTED:
+        return (
+            f"the certificate is not trusted ({error.verify_message}); for a private CA give "
+            "target.ca_file=PATH, or SSL_CERT_FILE=PATH in the environment"
+        )
+    return str(error)
+
+
+PLAIN = "identity"
+UNPACKED = ("", "none", PLAIN)
+"""Encodings that change nothing; `none` keeps proxies from compressing a stream."""
+ENCODINGS = ("gzip", "x-gzip", "deflate")
+EITHER_FORMAT = zlib.MAX_WBITS + 32
+"""zlib reads from the first bytes which of gzip and zlib they are."""
+
+
+def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    """A whole body with this Content-Encoding, decompressed. Raises ValueError as `Inflater` does."""
+    return Inflater(encoding, most_bytes).feed(body) if is_packed(encoding) else body
+
+
+def is_packed(encoding: str) -> bool:
+    """True for a Content-Encoding under which a body is not its own bytes."""
+    return encoding.strip().lower() not in UNPACKED
+
+
+class Inflater:
+    """Decompresses one body with this Content-Encoding; each piece may give at most `most_bytes` bytes.
+
+    Raises ValueError for an encoding other than gzip and deflate.
+    """
+
+    __slots__ = ("_decoder", "_most_bytes")
+
+    def __init__(self, encoding: str, most_bytes: int) -> None:
+        if encoding.strip().lower() not in ENCODINGS:
+            raise ValueError(
+                f"Content-Encoding: {encoding} cannot be read, only gzip and deflate; switch compression off"
+            )
+        self._decoder = zlib.decompressobj(EITHER_FORMAT)
+        self._most_bytes = most_bytes
+
+    def feed(self, piece: bytes) -> bytes:
+        """The bytes that a further piece gives. Raises ValueError for damage, and for more than the bound."""
+        if self._decoder.eof:
+            raise ValueError("the compressed answer goes on after its end")
+        try:
+            plain = self._decoder.decompress(piece, self._most_bytes + 1)
+        except zlib.error as error:
+            raise ValueError(f"the compressed answer is damaged: {error}") from error
+        if len(plain) > self._most_bytes:
+            raise ValueError(f"the compressed answer is longer than {self._most_bytes} bytes")
+        return plain
+
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer

@@ -110,6 +110,12 @@ def column(limit: Limit) -> str:
     return f"{limit}_p{PERCENT}_ms" if limit in LIMITS else f"{limit}_ms"
 
 
+def short_key(key: str) -> str:
+    """A key as a user writes it: `slo.itl_p99_ms` for `slo.at_most_ms.itl_p99`."""
+    limit = key.removeprefix("slo.at_most_ms.")
+    return key if limit == key else f"slo.{limit}_ms"
+
+
 def label(limit: Limit) -> str:
     """The limited quantile in a text: `p90 TTFT`."""
     metric, quantile = parsed(limit)

@@ -5,12 +5,10 @@ Every function raises ValueError with one line.
 
 from conf.io.check import require
 from conf.specs.engine import Engine, SimulatedEngine
-from conf.specs.images import Images, tokens_of
-from conf.specs.layout import Layout
-from conf.specs.machines import Cluster
+from conf.specs.layout import Cluster, Layout
 from conf.specs.model import Model
-from conf.specs.routing import SESSION_POLICIES, TEXT_POLICIES, Routing
-from conf.specs.target import Endpoints
+from conf.specs.request_sizes import Images, tokens_of
+from conf.specs.routing import SESSION_POLICIES, TEXT_POLICIES, Endpoints, Routing
 from conf.specs.workload import Workload
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from conf.io.check import require
-from conf.specs.lengths import Lengths
 from conf.specs.ranges import AtLeastOne, NotNegative, Positive, Range, Whole
+from conf.specs.request_sizes import Lengths
 
 NAMING_TOKENS = 8
 """Unique tokens at the beginning of a character, a persona and a truncated history."""

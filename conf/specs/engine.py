@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from conf.io.check import require
 from conf.io.secret import require_public
+from conf.specs.model import KernelRatio
 from conf.specs.ranges import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole
-from conf.specs.step_time import KernelRatio
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,12 @@ from conf.io.check import require
 from conf.specs import combinations
 from conf.specs.bounds import Slo
 from conf.specs.engine import ByKind, EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
-from conf.specs.layout import Layout, PrefillEngines, TransferTime
-from conf.specs.lengths import Lengths
-from conf.specs.machines import Cluster, Fleet, Hardware
-from conf.specs.model import Model
-from conf.specs.published_ladder import Progressive
-from conf.specs.quality import Quality
+from conf.specs.layout import Cluster, Fleet, Hardware, Layout, PrefillEngines, TransferTime
+from conf.specs.model import Constant, Efficiency, KernelRatio, Model, StepTime
 from conf.specs.ranges import Range
-from conf.specs.routing import Routing
-from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Search
-from conf.specs.step_time import Constant, Efficiency, KernelRatio, StepTime
-from conf.specs.target import Endpoints
+from conf.specs.request_sizes import Lengths
+from conf.specs.routing import Endpoints, Routing
+from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Progressive, Quality, Search
 from conf.specs.workload import Arrivals, Workload
 
 __all__ = [

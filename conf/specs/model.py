@@ -1,11 +1,139 @@
-"""The spec of a model: its architecture and the constants of its step time."""
+"""The spec of a model: its architecture, and the constants of its step time with their evidence."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Literal
 
 from conf.io.check import require
 from conf.specs.ranges import AtLeastOne, Whole
-from conf.specs.step_time import Posterior, StepTime
+
+Z95 = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number with its evidence, exact or with a 95 % interval from `low` to `high`.
+
+    An uncertain constant is normal in ln, with an sd of its own to each side of `value`.
+    """
+
+    value: float
+    unit: str
+    source: str
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        text = f"value={self.value:g} {self.unit}"
+        require(0 <= self.value < math.inf, f"{text}: a constant must be finite and not negative")
+        if self.is_share:
+            require(0 < self.value <= 1, f"{text}: a share must be above 0 and at most 1")
+        require((self.low is None) == (self.high is None), f"{text}: give low and high together, or neither")
+        if self.low is not None and self.high is not None:
+            require(
+                0 < self.low <= self.value <= self.high < math.inf,
+                f"{text} must lie between low={self.low:g} and high={self.high:g}, which are positive",
+            )
+
+    @property
+    def is_share(self) -> bool:
+        """True for a share, which is above 0 and at most 1."""
+        return self.unit.startswith("share")
+
+    @property
+    def least(self) -> float:
+        """The lower limit of its value: 1 for a ratio of the fullest to the mean, else 0."""
+        return 1.0 if self.unit.endswith("of at least 1") else 0.0
+
+    @property
+    def ln_sd(self) -> tuple[float, float]:
+        """Standard deviations of ln value below and above `value`; both 0 if it is exact."""
+        if self.low is None or self.high is None:
+            return 0.0, 0.0
+        return math.log(self.value / self.low) / Z95, math.log(self.high / self.value) / Z95
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Reached share of the peak (0 to 1) of each resource of the accelerator, and its pace.
+
+    `compute` is how much faster it multiplies matrices than the accelerator that the model was fitted on, at
+    equal peaks of the data sheet: a higher power limit, for example, keeps clocks up.
+    """
+
+    hbm: Constant
+    kv_read: Constant
+    attention: Constant
+    link: Constant
+    compute: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Constants of the step-time model that belong to a model (engine-model equation terms).
+
+    Prefill tokens reach `gemm_prefill` after about `gemm_rise_tokens` of a step, the first at `gemm_decode`.
+    A step that holds prefill lasts `prefill_layer_us` longer for each layer, which sets in over the same
+    tokens, and each of its prefill tokens `prefill_token_us`, however many GPUs share the work.
+    `expert_spread` is the share of a step's tokens that choose their experts independently of each other. The
+    front end needs `front_end_ms` for each request, one after the other, and adds `front_end_latency_ms` to
+    each, which delays no other request. Two ratios multiply every step: `deployment_scale` is that of another
+    deployment (GPU, vLLM version, team) over the fitted ones, `layout_scale` that of a layout over the time
+    from the constants. `image_token_us` is the front end's time for an image that is in no cache (decoding,
+    resizing, vision encoder), per image token.
+    """
+
+    step_ms: Constant
+    layer_us: Constant
+    gemm_decode: Constant
+    gemm_prefill: Constant
+    expert_read: Constant
+    expert_imbalance: Constant
+    host_per_sequence_us: Constant
+    front_end_ms: Constant
+    gemm_rise_tokens: Constant = Constant(0.0, "tokens", "none in runs saved before it was known")
+    expert_spread: Constant = Constant(1.0, "share of tokens", "unique prompts route independently")
+    image_token_us: Constant = Constant(0.0, "us per image token", "a model without vision")
+    prefill_layer_us: Constant = Constant(0.0, "us per layer", "none in runs saved before it was known")
+    prefill_token_us: Constant = Constant(0.0, "us per token", "none in runs saved before it was known")
+    front_end_latency_ms: Constant = Constant(0.0, "ms per request", "none in runs saved before it was known")
+    deployment_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+    layout_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRatio:
+    """Time with other kernels over that with the kernels that the constants were fitted with.
+
+    `kv_read` multiplies reads of KV, `attention` the attention of prefill, and `step` then the whole step.
+    """
+
+    step: Constant
+    kv_read: Constant
+    attention: Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior:
+    """The evidence of a fit, and the correlations between its constants.
+
+    `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8),
+    `engines` the software with its minor version (such as vLLM 0.16), `weights` and `kv_cache` the precision,
+    and `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
+    constants is a transfer (`conf.transfers`). `correlations[a][j]` is the correlation of the normals behind
+    ln of the constants with config key a and the j-th key. Constants of the hardware are correlated on the
+    named `hardware` only; elsewhere they have their own intervals.
+    """
+
+    rests_on: str = ""
+    hardware: list[str] = field(default_factory=list)
+    correlations: dict[str, list[float]] = field(default_factory=dict)
+    model: str = ""
+    layouts: list[str] = field(default_factory=list)
+    engines: list[str] = field(default_factory=list)
+    weights: str = ""
+    kv_cache: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from conf.io.check import require
 from conf.specs.conversation import Conversations
-from conf.specs.images import Images
-from conf.specs.lengths import Lengths
 from conf.specs.ranges import BelowOne, NotNegative, Positive, Range, Whole
+from conf.specs.request_sizes import Images, Lengths
 
 MOST_SESSIONS = 10_000_000
 """Most sessions: their numbers fit into the 32 bits of a row, and their set into a driver's memory."""

@@ -13,8 +13,8 @@ from analysis.live.address import Address
 from conf.io.check import ConfigError
 from conf.io.one_line import OneLineParser
 from conf.matrix import PREFIX
-from conf.specs.images import tokens_of
-from conf.specs.published_ladder import Progressive
+from conf.specs.request_sizes import tokens_of
+from conf.specs.search import Progressive
 from conf.words import groups
 from loadgen.cli.short_words import spelled
 

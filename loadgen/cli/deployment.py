@@ -13,15 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
-from cluster.deployment.routing_check import check_router
+from cluster.deployment.service_reports import check_router
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
-from cluster.preflight.power_meter import PowerMeter
+from cluster.preflight.power import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
 from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.placement import PlacementError, SessionError
 from cluster.ray_session.session import Session, open_session, watched_hosts
 from conf import Experiment
-from conf.io.access import DEFAULT_ACCESS, Access
+from conf.io.http_get import DEFAULT_ACCESS, Access
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.fleet.host_outage import HostOutage
 from loadgen.prompts.bodies import Prompts

@@ -8,8 +8,8 @@ from typing import Any
 from conf import Experiment, load
 from conf.compose import dump
 from conf.io.one_line import one_line
+from conf.keys import differences, flat
 from conf.specs.conversation import Conversations
-from conf.trees import differences, flat
 from loadgen.cli import machine
 from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
 from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from conf.io.access import Access
-from conf.io.inflate import PLAIN
+from conf.io.http_get import PLAIN, Access
 
 MASK_64 = 2**64 - 1
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conf import Experiment
-from conf.io.access import DEFAULT_ACCESS, Access
+from conf.io.http_get import DEFAULT_ACCESS, Access
 from conf.specs.experiment import Workload
-from conf.specs.target import Endpoints
+from conf.specs.routing import Endpoints
 from loadgen.fleet.gap_record import EVERY_GAP, GapRecord
 from loadgen.fleet.parent_watch import WatchedProcess, own
 

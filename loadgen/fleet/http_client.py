@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from conf.io.access import failure_text
+from conf.io.http_get import failure_text
 from loadgen.fleet.addresses import chosen, server
 from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.http_connection import Connection

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from conf.io.http_get import NOWHERE, REDIRECTS, redirect_text
-from conf.io.inflate import PLAIN, Inflater, is_packed
+from conf.io.http_get import NOWHERE, PLAIN, REDIRECTS, Inflater, is_packed, redirect_text
 from conf.io.one_line import printable
 from loadgen.fleet.sse import STAMP_DIGITS, WORD_CHARS, ErrorReader, EventReader, Exchange, StampedReader
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 from conf.specs.experiment import Workload
-from conf.specs.target import Endpoints
+from conf.specs.routing import Endpoints
 from loadgen.prompts import text_pool
 from loadgen.prompts.images import ImageParts
 from loadgen.prompts.token_pool import PromptLevel, TokenBytes, synthetic

@@ -11,7 +11,7 @@ from base64 import b64encode
 
 import numpy as np
 
-from conf.specs.images import Images
+from conf.specs.request_sizes import Images
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOURS = 16

@@ -14,10 +14,9 @@ import numpy as np
 from analysis.quality.answer_file import AnswerRecord, digest
 from analysis.quality.answers import Answer
 from conf import ConfigError, Experiment
-from conf.io.access import Access
-from conf.io.http_get import AskError, ask
+from conf.io.http_get import Access, AskError, ask
 from conf.specs.experiment import Workload
-from conf.specs.images import Images
+from conf.specs.request_sizes import Images
 from loadgen.prompts.bodies import Prompts
 from loadgen.quality import questions
 from loadgen.quality.questions import UnusableAnswer

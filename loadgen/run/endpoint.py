@@ -10,11 +10,10 @@ from typing import Any
 
 from conf import ConfigError, Experiment
 from conf.compose import UNKNOWN
-from conf.io.access import Access, certificates
-from conf.io.http_get import AskError, ask
+from conf.io.http_get import Access, AskError, ask, certificates
 from conf.io.one_line import one_line, reason
 from conf.io.secret import Secret
-from conf.specs.target import Endpoints
+from conf.specs.routing import Endpoints
 
 READY_TIMEOUT_S = 10.0
 NAMES_TIMEOUT_S = 1.0

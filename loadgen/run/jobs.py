@@ -9,7 +9,7 @@ from typing import Any
 from analysis.results.verdicts import PlacingPrediction, RunVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment
-from conf.io.access import DEFAULT_ACCESS, Access
+from conf.io.http_get import DEFAULT_ACCESS, Access
 from loadgen.drive import fixed_rate
 from loadgen.drive import require as required_rate
 from loadgen.drive.driver import Driver

@@ -23,9 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from analysis.rows import time_series
-from conf.io.access import DEFAULT_ACCESS, Access
-from conf.io.http_get import SUCCESSES
-from conf.io.inflate import PLAIN, unpacked
+from conf.io.http_get import DEFAULT_ACCESS, PLAIN, SUCCESSES, Access, unpacked
 from conf.io.one_line import one_line
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.traffic.schedule import NS

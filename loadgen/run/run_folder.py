@@ -29,8 +29,8 @@ from analysis.rows import gathering, latency_columns, parquet, piecewise, record
 from conf import ConfigError, Experiment
 from conf.compose import refuse_name
 from conf.io import durable
+from conf.io.one_line import version
 from conf.io.secret import Secret
-from conf.io.versions import version
 from loadgen.fleet.arrow_stream import ArrowStream, lock
 from loadgen.fleet.rows import plan_table
 from loadgen.traffic.schedule import ArrivalSchedule

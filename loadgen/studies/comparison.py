@@ -22,8 +22,8 @@ from analysis.results.verdicts import StudyVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
 from conf.compose import dump
+from conf.keys import differences
 from conf.specs.experiment import Slo
-from conf.trees import differences
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.run.jobs import Job, SearchCapacity

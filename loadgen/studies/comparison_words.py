@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf import ConfigError, Experiment
-from conf.trees import differences
+from conf.keys import differences
 
 SHARED = ("workload", "slo", "search", "fleet")
 """Groups that both sides must share, since B would otherwise answer another question."""

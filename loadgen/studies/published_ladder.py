@@ -25,8 +25,8 @@ from analysis.results.studies import Parts
 from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from conf import ConfigError, Experiment, kernels
 from conf.specs.experiment import Lengths, Workload
-from conf.specs.images import MOST_IMAGES, Images, tokens_of
-from conf.specs.published_ladder import Progressive
+from conf.specs.request_sizes import MOST_IMAGES, Images, tokens_of
+from conf.specs.search import Progressive
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import refuse_failing, warm_up

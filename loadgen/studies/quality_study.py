@@ -21,8 +21,8 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import Experiment, load
 from conf.compose import dump
 from conf.io.http_get import AskError
-from conf.specs.quality import Quality
-from conf.trees import differences
+from conf.keys import differences
+from conf.specs.search import Quality
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import warm_up
 from loadgen.quality import asking

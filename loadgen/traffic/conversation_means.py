@@ -10,7 +10,7 @@ import numpy as np
 
 from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
 from conf.specs.experiment import Workload
-from conf.specs.lengths import Lengths
+from conf.specs.request_sizes import Lengths
 from loadgen.traffic.lengths import cut_tokens
 from loadgen.traffic.processes import Floats
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Lengths
-from conf.specs.images import Images
+from conf.specs.request_sizes import Images
 
 UNIQUE_TOKENS = 8
 """Tokens that name a request, a session, a character or a cut."""

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from conf.specs.images import tokens_of
+from conf.specs.request_sizes import tokens_of
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel, invalid
 
 PREFIX = "data:image/png;base64,"

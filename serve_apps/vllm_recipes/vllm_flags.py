@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.io import bounded_yaml
-from conf.io.nearest import hint, nearest
+from conf.io.one_line import hint, nearest
 
 Version = tuple[int, int, int]
 

@@ -678,7 +678,7 @@ FAULTS = (
     ),
     Fault(
         "router that spreads sessions passes",
-        "cluster.deployment.routing_check:verdict",
+        "cluster.deployment.service_reports:verdict",
         "max(met) > 1",
         "max(met) > 99",
     ),
@@ -696,17 +696,17 @@ FAULTS = (
     ),
     Fault(
         "variable expanded by Kubernetes",
-        "cluster.manifests.templates:kubernetes_literal",
+        "cluster.manifests.files:kubernetes_literal",
         'value.replace("$(", "$$(")',
         "value",
     ),
     Fault(
         "host name as an address",
-        "cluster.manifests.names:address",
+        "cluster.manifests.nodes:host_address",
         "ipaddress.ip_address(text)",
         "str(text)",
     ),
-    Fault("path with two dots", "cluster.manifests.names:checked", 'or ".." in text', ""),
+    Fault("path with two dots", "cluster.manifests.nodes:checked_name", 'or ".." in text', ""),
     # quality
     Fault(
         "divergence without its floor",

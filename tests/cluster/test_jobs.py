@@ -19,8 +19,7 @@ import ray
 
 from analysis.results import summary
 from analysis.results.runs import load_run
-from cluster.ray_session.held_ports import LOOPBACK, HeldPorts
-from cluster.ray_session.processes import running, with_descendants
+from cluster.ray_session.own_machine import LOOPBACK, HeldPorts, running, with_descendants
 from tests.support.machine import tries
 from tests.support.runs.golden import sweep_json
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.ray_session.processes import with_descendants
+from cluster.ray_session.own_machine import with_descendants
 from tests.support.machine.shared_session import SharedSession
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from analysis import load_run
 from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.rows import gathering
-from cluster.ray_session.processes import process_of
+from cluster.ray_session.own_machine import process_of
 from conf import Experiment, load
 from loadgen.__main__ import main
 from loadgen.drive.driver import Driver

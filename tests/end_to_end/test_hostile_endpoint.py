@@ -24,12 +24,11 @@ import pytest
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
-from cluster.deployment import engine_facts, warmup
-from cluster.deployment.engine_facts import reported_facts as told_by
+from cluster.deployment import service_reports, warmup
+from cluster.deployment.service_reports import reported_facts as told_by
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from conf import load
-from conf.io.access import Access
-from conf.io.http_get import MOST_BYTES
+from conf.io.http_get import MOST_BYTES, Access
 from conf.io.secret import HIDDEN, Secret
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.sse import Exchange
@@ -374,7 +373,7 @@ def meeting(names: Sequence[str], folder: Path, deadline_s: float) -> Met:
     outcomes: dict[str, dict[str, Outcome]] = {}
     with pytest.MonkeyPatch.context() as patch, HostileServer({"any": plays(whole(b"{}"))}) as thief:
         patch.setattr(socket.socket, "connect", connected)
-        patch.setattr(engine_facts, "TIMEOUT_S", deadline_s)
+        patch.setattr(service_reports, "TIMEOUT_S", deadline_s)
         patch.setattr(warmup, "LAST_S", deadline_s)
         patch.setattr(metrics_scraper, "TIMEOUT_S", deadline_s)
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.__main__ import main as analysis
 from cluster.__main__ import main as cluster
-from conf.io.nearest import nearest
+from conf.io.one_line import nearest
 from conf.keys import fields_of, keys
 from conf.specs import experiment
 from conf.typed import fits, wrong

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from cluster.ray_session.held_ports import HeldPorts
+from cluster.ray_session.own_machine import HeldPorts
 from conf import load
 from conf.specs.experiment import EmulatedEngine
 from serve_apps.vllm_emulated.gpu import EmulatedGpu, emulated

@@ -26,7 +26,7 @@ from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateRule, judge
 from analysis.quality.gate_verdict import GateVerdict
 from conf import Experiment, load
-from conf.io.access import DEFAULT_ACCESS
+from conf.io.http_get import DEFAULT_ACCESS
 from loadgen.quality import asking, questions
 from loadgen.quality.asking import AskedPrompt, AskedService, Asking
 from loadgen.studies import quality_study

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from cluster.deployment.serve_state import details, metrics_urls, state
-from cluster.ray_session.held_ports import HeldPorts
+from cluster.ray_session.own_machine import HeldPorts
 from cluster.ray_session.serve_settings import front_streams
 from conf import load
 from conf.words import groups

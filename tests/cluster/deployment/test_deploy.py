@@ -24,7 +24,7 @@ from analysis.rows.time_series import SERVER
 from cluster.deployment import serve_state
 from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
 from cluster.deployment.warmup import one_token
-from cluster.ray_session.processes import with_descendants
+from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
 from loadgen.quality import questions

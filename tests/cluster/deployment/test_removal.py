@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.deployment import removal
-from cluster.ray_session.processes import process_of, running, with_descendants
+from cluster.ray_session.own_machine import process_of, running, with_descendants
 from tests.support.machine.patience import until
 
 PARENT = """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.deployment import warmup
-from cluster.deployment.engine_facts import digest, reported_facts
+from cluster.deployment.service_reports import digest, reported_facts
 from cluster.deployment.warmup import (
     ReplicaWarmer,
     ReplicaWarmup,

@@ -1,4 +1,4 @@
-"""What is typed for `render` and could be more than a name is refused before it stands in a command."""
+"""Words with a meaning for a shell, systemd or Kubernetes reach no file."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,10 @@ import pytest
 import yaml
 
 from cluster import __main__ as command
-from cluster.manifests import names, static_hosts
+from cluster.manifests import files
+from cluster.manifests.files import KubernetesSite, kuberay
+from cluster.manifests.nodes import checked_name, host_address
+from conf import load
 from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
 from tests.support.words.manifest_words import HOSTS, IMAGE, KUBERAY, SERVICE
@@ -73,22 +76,22 @@ def test_what_is_more_than_a_name_is_refused(asked, payload, capsys: pytest.Capt
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("form", GOOD)
 def test_no_form_of_a_name_holds_more(form: str, payload: str) -> None:
-    assert names.checked(form, GOOD[form], "--flag") == GOOD[form]
+    assert checked_name(form, GOOD[form], "--flag") == GOOD[form]
     with pytest.raises(ValueError, match="^--flag=.* is not allowed there"):
-        names.checked(form, f"{GOOD[form]}{payload}", "--flag")
+        checked_name(form, f"{GOOD[form]}{payload}", "--flag")
     with pytest.raises(ValueError, match="is no IP address"):
-        names.address(f"10.0.0.1{payload}", "--hosts")
+        host_address(f"10.0.0.1{payload}", "--hosts")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1"])
 def test_hosts_are_addresses(host: str) -> None:
-    assert names.address(host, "--hosts") == host
+    assert host_address(host, "--hosts") == host
 
 
 @pytest.mark.parametrize("host", ["", "10.0.0.300", "node-1", "1node", "fe80::1%eth0", "[::1]", "10.0.0.1:1"])
 def test_what_is_no_address_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="is no IP address"):
-        names.address(host, "--hosts")
+        host_address(host, "--hosts")
 
 
 def test_a_name_that_yaml_would_read_as_something_else_stays_text(
@@ -110,7 +113,7 @@ def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str
 
 
 def test_a_settings_file_holds_values_as_they_are() -> None:
-    text = static_hosts.environment_file({"A": 'x"; $HOME `id` \\'})
+    text = files.environment_file({"A": 'x"; $HOME `id` \\'})
     assert text.splitlines()[0] == r'A="x\"; \$HOME \`id\` \\"'
 
 
@@ -125,8 +128,8 @@ def test_a_resource_is_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_typed_word_stays_within_its_comment(tmp_path: Path) -> None:
     words = [*KUBERAY, *SERVICE, "--out", str(tmp_path)]
     heading = "render a\nkind: Evil\x1b[2J\x85b"
-    hosts = static_hosts.Hosts("a", ("b",), ())
-    text = "".join(static_hosts.systemd(hosts, (), {}, heading, "/opt/x", True).values())
+    hosts = files.Hosts("a", ("b",), ())
+    text = "".join(files.systemd(hosts, (), {}, heading, "/opt/x", True).values())
     assert [line for line in text.splitlines() if "Evil" in line and not line.startswith("# ")] == []
     assert "\x1b" not in text
     assert command.main(["render", *words]) == 0
@@ -143,3 +146,20 @@ def test_what_a_shell_reads_is_quoted() -> None:
 def test_an_environment_variable_has_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_command.main(["render", f'engine.env={{"{name}": "x"}}']) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [("path", "/srv/../etc"), ("path", "/.."), ("image", "a..b"), ("path", "/a b")]
+)
+def test_a_name_that_leads_elsewhere_is_refused_with_its_flag(form: str, text: str) -> None:
+    with pytest.raises(ValueError, match="--folder="):
+        checked_name(form, text, "--folder")
+    assert checked_name("path", "/srv/x..".rstrip("."), "--folder") == "/srv/x"
+
+
+def test_kubernetes_expands_no_variable_in_a_value() -> None:
+    site = KubernetesSite(image=f"ray:2@sha256:{'0' * 64}")
+    (text,) = kuberay(site, [], load([]).hardware, {"A": "$(SECRET) and $HOME"}, "", None).values()
+    _, made = yaml.safe_load_all(text)
+    container = made["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert {"name": "A", "value": "$$(SECRET) and $HOME"} in container["env"]

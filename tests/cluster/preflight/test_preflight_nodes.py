@@ -14,7 +14,7 @@ import ray
 
 from cluster.preflight import preflight
 from cluster.preflight.checks import InspectedNode, Node
-from cluster.preflight.power_meter import PowerMeter
+from cluster.preflight.power import PowerMeter
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices
 from cluster.ray_session.node_tasks import gather
 from conf import load

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.preflight import node_facts
 from cluster.ray_session import serve_settings
-from cluster.ray_session.held_ports import HeldPorts
+from cluster.ray_session.own_machine import HeldPorts
 from cluster.ray_session.serve_settings import (
     FILES_OF_A_STREAM,
     LEAST_FILES,

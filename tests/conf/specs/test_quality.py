@@ -3,7 +3,7 @@
 import pytest
 
 from conf import load
-from conf.specs.quality import Quality
+from conf.specs.search import Quality
 
 
 def test_the_file_says_what_the_spec_says() -> None:

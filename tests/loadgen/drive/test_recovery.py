@@ -25,7 +25,7 @@ from analysis.results.json_border import to_tree
 from analysis.rows import gathering
 from cluster.deployment.serve_state import state
 from cluster.ray_session import session
-from cluster.ray_session.held_ports import HeldPorts
+from cluster.ray_session.own_machine import HeldPorts
 from conf import load
 from loadgen.cli.deployment import service
 from loadgen.drive.driver import Driver

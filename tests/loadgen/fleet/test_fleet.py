@@ -13,7 +13,7 @@ import ray
 
 from analysis.rows import gathering, records
 from conf import load
-from conf.io.access import Access
+from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.clock_offset import ClockOffset

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conf import load
-from conf.io.access import Access
+from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet import http_connection
 from loadgen.fleet.http_connection import UNPACKED_BYTES_LIMIT

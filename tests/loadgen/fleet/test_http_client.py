@@ -19,7 +19,7 @@ import httptools
 import pytest
 import uvloop
 
-from conf.io.access import Access, certificates
+from conf.io.http_get import Access, certificates
 from conf.io.secret import Secret
 from loadgen.fleet import http_client
 from loadgen.fleet.http_client import Client

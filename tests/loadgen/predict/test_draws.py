@@ -17,7 +17,7 @@ from conf.compose import dump
 from conf.constants import calibration, constants, correlation
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
-from conf.specs.step_time import Posterior
+from conf.specs.model import Posterior
 from conf.words import groups
 from loadgen.predict import answer, grid
 from loadgen.predict.draws import NORMAL, drawn, layout_name

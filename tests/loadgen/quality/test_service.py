@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conf.io.access import DEFAULT_ACCESS
+from conf.io.http_get import DEFAULT_ACCESS
 from loadgen.quality.asking import AskedPrompt, AskedService
 from tests.support.quality.gate_answers import PROMPT, good
 from tests.support.servers.threaded_server import Reply, serving

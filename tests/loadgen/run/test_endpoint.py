@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from conf import ConfigError, load
-from conf.io.access import DEFAULT_ACCESS, Access
+from conf.io.http_get import DEFAULT_ACCESS, Access
 from conf.io.secret import Secret
-from conf.specs.target import Endpoints
+from conf.specs.routing import Endpoints
 from loadgen.cli.short_words import spelled
 from loadgen.run.endpoint import TargetError, access_to, located, models_of, with_served_model
 from tests.support.servers.certificates import self_signed

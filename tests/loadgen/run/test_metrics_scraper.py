@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
-from conf.io.access import Access
+from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run import metrics_scraper

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from analysis.results.asked import describe
 from analysis.results.predictions import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
-from conf.specs.images import Images, tokens_of
+from conf.specs.request_sizes import Images, tokens_of
 from loadgen.cli import engine_model
 from loadgen.cli.arguments import experiment_of as asked
 from loadgen.cli.arguments import with_image_tokens

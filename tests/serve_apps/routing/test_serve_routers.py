@@ -19,8 +19,8 @@ from ray import serve
 from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
-from cluster.deployment.routing_check import check_router, verdict
 from cluster.deployment.serve_state import DeployError
+from cluster.deployment.service_reports import check_router, verdict
 from cluster.ray_session.serve_settings import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load

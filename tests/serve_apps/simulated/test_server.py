@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from conf.specs.images import MOST_IMAGES, MOST_PX, Images
+from conf.specs.request_sizes import MOST_IMAGES, MOST_PX, Images
 from loadgen.prompts.images import ImageParts
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import openai_request

@@ -9,7 +9,7 @@ import numpy as np
 from conf import Experiment, load
 from conf.constants import constants
 from conf.specs.experiment import Constant
-from conf.specs.step_time import Posterior
+from conf.specs.model import Posterior
 from loadgen.predict.answer import EngineModel, NodePeaks
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule

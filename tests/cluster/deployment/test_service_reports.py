@@ -6,8 +6,8 @@ from http import HTTPStatus
 
 import pytest
 
-from cluster.deployment import prefill_replicas
-from cluster.deployment.prefill_replicas import PrefillReport, reports, warm
+from cluster.deployment import service_reports
+from cluster.deployment.service_reports import PrefillReport, reports, warm_prefill
 from cluster.deployment.warmup import WarmupError
 from conf.io.http_get import HttpAnswer
 
@@ -20,8 +20,8 @@ class Pages:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *pages: object) -> None:
         self.asked: list[str] = []
         self._pages = list(pages)
-        monkeypatch.setattr(prefill_replicas, "ask", self._ask)
-        monkeypatch.setattr(prefill_replicas, "RETRY_S", 0.0)
+        monkeypatch.setattr(service_reports, "ask", self._ask)
+        monkeypatch.setattr(service_reports, "RETRY_S", 0.0)
 
     def _ask(self, url: str, *_: object) -> HttpAnswer:
         self.asked.append(url)
@@ -35,7 +35,7 @@ class Pages:
 def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = Pages(monkeypatch, {"a": A}, {"a": A, "b": B}, {"a": A, "b": B | {"prompts": 1}, "old": A})
     sent: list[int] = []
-    found = warm("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
+    found = warm_prefill("http://x", {"a", "b"}, lambda: sent.append(1), time.monotonic() + 60)
     assert found == {"a": PrefillReport("http://a:1", 3), "b": PrefillReport("http://b:1", 1)}
     assert len(sent) == 1, "one that is not known yet gets nothing by more requests"
     assert set(pages.asked) == {"http://x/maxqps/prefill"}
@@ -45,10 +45,10 @@ def test_requests_are_sent_until_each_has_computed_a_prompt(monkeypatch: pytest.
 def test_a_server_that_does_not_tell_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, page: object) -> None:
     Pages(monkeypatch, page)
     assert reports("http://x") is None
-    assert warm("http://x", {"a"}, lambda: pytest.fail("nothing to send"), 0.0) == {}
+    assert warm_prefill("http://x", {"a"}, lambda: pytest.fail("nothing to send"), 0.0) == {}
 
 
 def test_one_that_never_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     Pages(monkeypatch, {"a": A, "b": B})
     with pytest.raises(WarmupError, match="1 of 2 prefill replicas never computed a prompt"):
-        warm("http://x", {"a", "b"}, lambda: None, 0.0)
+        warm_prefill("http://x", {"a", "b"}, lambda: None, 0.0)
