@@ -32,8 +32,7 @@ from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.cost.forward import forward_s
-from serve_apps.engine_model.cost.step_time import Batch
+from serve_apps.engine_model.cost.step_time import Batch, forward_s
 
 PAGES = (".html", ".htm")
 

@@ -15,7 +15,7 @@ from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from loadgen.cli.arguments import experiment_of
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
+from serve_apps.engine_model.cost.node import refuse_experts, refuse_small
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm

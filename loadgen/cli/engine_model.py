@@ -28,10 +28,17 @@ from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from serve_apps.engine_model.cost import node
-from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gaps_s
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import BlockPrefixes, Prefixes, SharedBeginnings
-from serve_apps.engine_model.service.service import Replicas, Requests, all_work, kind_of, serve
+from serve_apps.engine_model.service.service import (
+    LATE_GAP,
+    Replicas,
+    Requests,
+    all_work,
+    kind_of,
+    late_gaps_s,
+    serve,
+)
 
 HOUR_S = 3600.0
 """Virtual time of the prediction that places the first window."""

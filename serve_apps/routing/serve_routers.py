@@ -5,10 +5,12 @@ router here.
 """
 
 import json
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -18,12 +20,11 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 from ray.serve.schema import LoggingConfig
 
-from conf.ray_patches import chosen_replica, init_handle, with_ingress_router
+from conf.ray_patches import LOOPBACK as LOOPBACK
+from conf.ray_patches import chosen_replica, init_handle, replica_ports_on_loopback, with_ingress_router
 from conf.specs.experiment import Routing
 from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
-from serve_apps.routing.hash_ring import bound
-from serve_apps.routing.loopback import stay_on_loopback
-from serve_apps.routing.router_options import router_options
+from serve_apps.routing.policies import bound, router_options
 
 SESSION_HEADER = b"x-session-id"
 """Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
@@ -144,3 +145,27 @@ class RouteApp:
         session = next((value for name, value in headers if name == SESSION_HEADER), None)
         engines = self._engines if session is None else self._engines.options(session_id=session.decode())
         return await chosen_replica(engines)
+
+
+def stay_on_loopback() -> None:
+    """Bind the replica's own gRPC port to the loopback address if the Ray node has that address."""
+    if ray.util.get_node_ip_address() == LOOPBACK:
+        replica_ports_on_loopback()
+
+
+def reserved_port() -> socket.socket:
+    """A socket that holds a free port of the loopback address, for a server that sets SO_REUSEADDR.
+
+    Until it is closed no other process is given the port; a server may listen on it, for this one does not.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((LOOPBACK, 0))
+    return holder
+
+
+def listener(host: str) -> socket.socket:
+    """A socket bound to a free port of an address of this machine, for a server to listen on."""
+    bound = socket.socket()
+    bound.bind((host, 0))
+    return bound

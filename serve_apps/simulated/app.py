@@ -21,8 +21,7 @@ from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEng
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.engine_model.engine.kinds import EngineKind
-from serve_apps.routing.loopback import listener, stay_on_loopback
-from serve_apps.routing.serve_routers import behind_router, request_router
+from serve_apps.routing.serve_routers import behind_router, listener, request_router, stay_on_loopback
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp

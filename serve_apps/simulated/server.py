@@ -12,10 +12,9 @@ from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import ApiError, ApiRequest, OpenAiAnswer, ServedModel
-from serve_apps.simulated.openai_images import SeenImages
-from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.openai_request import SeenImages
+from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
 from serve_apps.simulated.revealed_answers import RevealedAnswer
-from serve_apps.simulated.stream import EngineDead, Stream
 
 NS = 1_000_000_000
 

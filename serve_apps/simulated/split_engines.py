@@ -14,9 +14,8 @@ from typing import Literal
 from serve_apps.engine_model.cost.transfer import KvLink
 from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
-from serve_apps.simulated.openai_images import SeenImages
-from serve_apps.simulated.realtime_engine import RealtimeEngine
-from serve_apps.simulated.stream import EngineDead, Stream
+from serve_apps.simulated.openai_request import SeenImages
+from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
 
 HELD_S = 480.0
 """Longest time that a prompt's blocks are held for an engine that never fetches them (vLLM's default of

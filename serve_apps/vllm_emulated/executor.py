@@ -17,8 +17,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from serve_apps.vllm_emulated import connector
 from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch
-from serve_apps.vllm_emulated.kv_transfer import Transfers
-from serve_apps.vllm_emulated.side_channel import SideChannel
+from serve_apps.vllm_emulated.kv_transfer import SideChannel, Transfers
 
 TOKEN = 1000
 """Every token that is sampled: a word of any tokeniser, never the end of a text, so answers end by length."""

@@ -3,14 +3,14 @@
 A sweep deploys these arguments and `render` prints them, so that what is rendered is what was measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
 
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from conf.specs.routing import TEXT_POLICIES
-from serve_apps.routing.router_options import router_options
+from serve_apps.routing.policies import router_options
 from serve_apps.vllm_recipes.kv_transfer import Side
 from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, llm_config, pd_configs
 
@@ -116,3 +116,31 @@ def _server(config: Mapping[str, Any]) -> str:
     """Ray's class of engines; the other one keeps the ranks of a group together."""
     ranks = config["engine_kwargs"].get("data_parallel_size", 1)
     return f"{SERVERS}:{'DPServer' if ranks > 1 else 'LLMServer'}"
+
+
+NUMA_NODES = 2
+"""NUMA nodes of an MI325X node, each with half of its GPUs: DigitalOcean's post on Character.ai of
+13 January 2026."""
+CACHES = ("TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
+"""Cache folders written while kernels are compiled; replicas that share them disturb each other.
+
+XDG_CACHE_HOME stays as it is: downloaded weights lie below it, which all replicas share.
+"""
+
+
+def own_caches(devices: Sequence[int | str], home: str) -> dict[str, str]:
+    """Variables of the caches of the replica on `devices`, below `home`; empty without devices.
+
+    The same devices find the same caches again, so that only the first start compiles.
+    """
+    if not devices:
+        return {}
+    gpus = "-".join(map(str, devices))
+    return {name: f"{home}/.cache/maxqps/gpus-{gpus}/{name.lower()}" for name in CACHES}
+
+
+def near(devices: Sequence[int], gpus_per_node: int) -> list[str]:
+    """`numactl` for devices of one NUMA node; empty if they are in several."""
+    half = max(1, gpus_per_node // NUMA_NODES)
+    nodes = {device // half for device in devices}
+    return ["numactl", f"--cpunodebind={min(nodes)}", f"--membind={min(nodes)}"] if len(nodes) == 1 else []

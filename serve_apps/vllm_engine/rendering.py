@@ -16,7 +16,7 @@ import yaml
 from conf.io.one_line import one_line
 from conf.specs.experiment import Cluster, Hardware, Layout, Model, Routing, VllmEngine
 from serve_apps.vllm_engine import config_file
-from serve_apps.vllm_engine.node_share import near, own_caches
+from serve_apps.vllm_engine.config_file import near, own_caches
 from serve_apps.vllm_engine.prepared import recipe_of
 from serve_apps.vllm_recipes import kv_transfer
 from serve_apps.vllm_recipes.kv_transfer import EXTRA, TRANSFER, Side

@@ -15,8 +15,8 @@ from ray.serve.llm.deployment import DPServer, LLMServer, PDDecodeServer, PDPref
 from ray.serve.llm.ingress import OpenAiIngress
 
 from conf import ray_patches
-from serve_apps.routing.loopback import stay_on_loopback
-from serve_apps.vllm_engine.forwarding import StampedApp
+from serve_apps.routing.asgi import StampedApp
+from serve_apps.routing.serve_routers import stay_on_loopback
 
 PREFILL_FACTS_S = 5.0
 """Longest wait for the facts of a prefill engine; the client waits `engine_facts.TIMEOUT_S`."""

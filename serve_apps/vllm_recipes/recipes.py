@@ -11,7 +11,7 @@ from typing import Any
 
 from conf import kernels
 from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, SimulatedEngine, VllmEngine
-from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small
+from serve_apps.engine_model.cost.node import refuse_experts, refuse_small
 from serve_apps.vllm_recipes import kv_transfer, published, refusals, vllm_flags
 from serve_apps.vllm_recipes.kv_transfer import TRANSFER, Side
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backend_of

@@ -618,10 +618,10 @@ FAULTS = (
         "if each != loss.replica",
         "if True",
     ),
-    Fault("bound of the ring rounded down", "serve_apps.routing.hash_ring:bound", "math.ceil", "math.floor"),
+    Fault("bound of the ring rounded down", "serve_apps.routing.policies:bound", "math.ceil", "math.floor"),
     Fault(
         "session starts behind its home",
-        "serve_apps.routing.hash_ring:starts",
+        "serve_apps.routing.policies:starts",
         'side="right")',
         'side="right") + 1',
     ),

@@ -29,9 +29,8 @@ from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from loadgen.predict.grid import Asked, ratio
 from loadgen.predict.uncertainty import drawn_quantile
 from loadgen.traffic.processes import Floats, bench_arrivals_s
-from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gaps_s
 from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
+from serve_apps.engine_model.service.service import LATE_GAP, Replicas, Requests, kind_of, late_gaps_s, serve
 
 COUNT, INPUT, OUTPUT = 100, 2000, 1000
 """Requests of the blog's experiment, and their tokens."""

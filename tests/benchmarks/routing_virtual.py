@@ -28,7 +28,7 @@ from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import Balance, Loss
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
-from serve_apps.routing import hash_ring
+from serve_apps.routing import policies
 
 POLICIES = ("consistent_hash", "client_side", "bounded_hash", "leastconn", "pow2", "round_robin")
 FLEETS, LOSSES = (4, 64, 3000), (4, 64)
@@ -94,7 +94,7 @@ def _row(policy: str, nodes: int, found: Any, took_s: float) -> str:
 def rings(fleets: tuple[int, ...], vnodes: int = 1000) -> None:
     """The share of the busiest replica of one ring of every size, if all sessions are alike."""
     for nodes in fleets:
-        places, owners = hash_ring.ring([f"1-{each}" for each in range(nodes)], vnodes)
+        places, owners = policies.ring([f"1-{each}" for each in range(nodes)], vnodes)
         arcs = np.diff(places, prepend=places[-1:]).astype(np.float64)  # unsigned: the first one wraps around
         share = np.bincount(owners, arcs, nodes) / arcs.sum() * nodes
         print(f"ring of {nodes} x {vnodes}: busiest {share.max():.2f} of the mean, sd {share.std():.3f}")

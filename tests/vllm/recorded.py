@@ -10,7 +10,7 @@ import pytest
 from conf import load
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.engine import groups
+from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.engine import Engine, RequestState
 from tests.support.virtual.books import check_integrity, chosen
 from tests.vllm.real_core import Limits, Log, Work
@@ -97,12 +97,12 @@ class RecordedEngine(Engine):
         return self.states[-1]
 
     def begin_step(self, now_s: float) -> float | None:
-        begun = groups.begin(self.arrays.address, 0, now_s)
+        begun = steps.begin(self.arrays.address, 0, now_s)
         self._note()
         if not begun:
             return None
         self.starts.append(now_s)
-        groups.begin_ahead(self.arrays.address, 0)
+        steps.begin_ahead(self.arrays.address, 0)
         self._note()
         return float(self.arrays.groups["end_s"][0])
 

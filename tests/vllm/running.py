@@ -24,8 +24,8 @@ from loadgen.run.jobs import Job, Service, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder, created
 from loadgen.search.window_plan import Start
-from serve_apps.routing.loopback import LOOPBACK, reserved_port
-from serve_apps.vllm_engine.process_server import SERVER, guarded
+from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
+from serve_apps.vllm_engine.app import SERVER, guarded
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S, until
 from tests.support.words.words import over

@@ -26,7 +26,7 @@ from cluster.ray_session.serve_settings import front_streams
 from conf import load
 from conf.words import groups
 from serve_apps.__main__ import main
-from serve_apps.routing.router_options import router_options
+from serve_apps.routing.policies import router_options
 from serve_apps.vllm_engine.config_file import RAY_BUILDER
 from serve_apps.vllm_recipes.model_folder import write_folder
 from tests.support.machine.patience import START_S, until

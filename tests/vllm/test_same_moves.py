@@ -19,7 +19,7 @@ from conf import load
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
 from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
-from serve_apps.engine_model.engine import groups
+from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.kinds import EngineKind, SplitKind, empty_arrays
 from serve_apps.engine_model.service import loop
 from serve_apps.engine_model.service.balancer import Balance, choice
@@ -90,14 +90,14 @@ class RecordedService:
     def _serve(self, g: int, at_s: float, ends: bool) -> None:
         address = self._arrays.address
         if ends:
-            groups.end(address, g)
+            steps.end(address, g)
             loop.finish(address, g)
         else:
-            begun = groups.begin(address, g, at_s)
+            begun = steps.begin(address, g, at_s)
             self._note(g)
             if begun:
                 self._logs[g].steps.append((at_s, []))
-                groups.begin_ahead(address, g)
+                steps.begin_ahead(address, g)
                 self._note(g)
             loop.start(address, g)
         loop.refresh(address, g)
@@ -211,7 +211,7 @@ def test_requests_go_to_the_ranks_that_vllm_takes(seed: int) -> None:
             client.engine_inflight[client.core_engines[rank]] -= 1
         request = SimpleNamespace(request_id=f"{number}", data_parallel_rank=None, pooling_params=None)
         theirs = client.core_engines.index(client.get_core_engine_for_request(request))
-        rank = int(groups.choose_rank(arrays.address, 0, 0.0))
+        rank = int(steps.choose_rank(arrays.address, 0, 0.0))
         engines["open"][rank] += 1
         assert rank == theirs, number
         taken.append(theirs)

@@ -3,22 +3,8 @@ decoders."""
 
 from typing import Any
 
-from serve_apps.engine_model.engine import kv, memory
-from serve_apps.engine_model.engine.lists import NONE, append, insert_after, remove
-from serve_apps.engine_model.engine.native import inlined, native
-from serve_apps.engine_model.engine.records import (
-    DUE,
-    ENDS,
-    LOADING,
-    NOWHERE,
-    PARTIAL,
-    PARTIALS,
-    PLACES,
-    RUNNING,
-    TOUCHED,
-    TOUCHES,
-    WAITING,
-)
+from serve_apps.engine_model.engine import kv, state
+from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, remove
 
 
 @inlined
@@ -65,25 +51,25 @@ def hashed(engine: Any, request: Any) -> Any:
 @native
 def join(arrays: Any, r: Any, i: Any, step: Any) -> None:
     """The request's next token is computed in `step`, and one more in each that follows."""
-    request = memory.request(arrays, i)
+    request = state.request(arrays, i)
     request.joined = request.most
     request.ahead = request.most + 1 - step
     request.most = request.output
     request.decoding = 1
     _touch(arrays, r, i, step)
-    memory.emits(arrays, r, step & 1).count += 1
+    state.emits(arrays, r, step & 1).count += 1
     _count(arrays, r, request, 1)
-    ending, links = _ending(arrays, r, request), memory.links(arrays)
+    ending, links = _ending(arrays, r, request), state.links(arrays)
     before = ending.tail  # those that end in one step are freed in the order of their admission
-    while before != NONE and memory.request(arrays, before).order > request.order:
-        before = links[before, ENDS].previous
-    insert_after(ending, links, ENDS, before, i)
+    while before != NONE and state.request(arrays, before).order > request.order:
+        before = links[before, state.ENDS].previous
+    insert_after(ending, links, state.ENDS, before, i)
 
 
 @native
 def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
     """The request gets no token beyond those already scheduled."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     if request.ahead + engine.completed > request.joined:
         request.last_s = engine.at_s
     request.most = request.ahead + engine.scheduled
@@ -96,40 +82,40 @@ def leave(arrays: Any, r: Any, i: Any, last_in_flight: Any) -> None:
         _touch(arrays, r, i, last_in_flight)
     _count(arrays, r, request, -1)
     if request.most < request.output:
-        remove(_ending(arrays, r, request), memory.links(arrays), ENDS, i)
+        remove(_ending(arrays, r, request), state.links(arrays), state.ENDS, i)
 
 
 @native
 def drop_emissions(arrays: Any, r: Any, i: Any) -> None:
     """The steps in flight emit nothing of this request."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     for step in range(engine.completed + 1, engine.scheduled + 1):
         if emits_in(request, step):
-            memory.emits(arrays, r, step & 1).count -= 1
+            state.emits(arrays, r, step & 1).count -= 1
 
 
 @native
 def set_partial(arrays: Any, r: Any, i: Any, kind: Any) -> None:
     """The request runs without decoding (`records.WHOLE`, `DUE`), or else does not (0)."""
-    request, queue = memory.request(arrays, i), memory.queue(arrays, r, PARTIAL)
+    request, queue = state.request(arrays, i), state.queue(arrays, r, state.PARTIAL)
     if kind and not request.partial:
-        append(queue, memory.links(arrays), PARTIALS, i)
+        append(queue, state.links(arrays), state.PARTIALS, i)
     elif request.partial and not kind:
-        remove(queue, memory.links(arrays), PARTIALS, i)
+        remove(queue, state.links(arrays), state.PARTIALS, i)
     request.partial = kind
 
 
 @inlined
 def partials(arrays: Any, r: Any) -> Any:
-    return memory.count(arrays, r, PARTIAL)
+    return state.count(arrays, r, state.PARTIAL)
 
 
 @inlined
 def _touch(arrays: Any, r: Any, i: Any, step: Any) -> None:
     """The request's times change when `step` is complete."""
-    if not memory.request(arrays, i).touched:
-        memory.request(arrays, i).touched = 1
-        append(memory.queue(arrays, r, TOUCHED + (step & 1)), memory.links(arrays), TOUCHES, i)
+    if not state.request(arrays, i).touched:
+        state.request(arrays, i).touched = 1
+        append(state.queue(arrays, r, state.TOUCHED + (step & 1)), state.links(arrays), state.TOUCHES, i)
 
 
 @inlined
@@ -141,37 +127,37 @@ def _ending(arrays: Any, r: Any, request: Any) -> Any:
 @inlined
 def ring_bucket(arrays: Any, r: Any, step: Any) -> Any:
     """The decoders that end in a step that is not scheduled yet."""
-    return memory.bucket(arrays, r, step & (memory.ring(arrays).shape[1] - 1))
+    return state.bucket(arrays, r, step & (state.ring(arrays).shape[1] - 1))
 
 
 @native
 def _count(arrays: Any, r: Any, request: Any, one: Any) -> None:
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     base = request.prompt + request.ahead - 1
     engine.decoders += one
     engine.contexts += one * base
-    memory.needing(arrays, r, -base % engine.block).count += one
+    state.needing(arrays, r, -base % engine.block).count += one
 
 
 @native
 def put(arrays: Any, r: Any, i: Any, place: Any) -> None:
     """Take a request from its place to the end of another one, or `NOWHERE`."""
-    request = memory.request(arrays, i)
-    if request.place != NOWHERE:
-        remove(memory.queue(arrays, r, request.place), memory.links(arrays), PLACES, i)
+    request = state.request(arrays, i)
+    if request.place != state.NOWHERE:
+        remove(state.queue(arrays, r, request.place), state.links(arrays), state.PLACES, i)
     request.place = place
-    if place != NOWHERE:
-        append(memory.queue(arrays, r, place), memory.links(arrays), PLACES, i)
+    if place != state.NOWHERE:
+        append(state.queue(arrays, r, place), state.links(arrays), state.PLACES, i)
 
 
 @native
 def compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
     """Compute `new` of the missing tokens, for which there are blocks."""
-    request, batch, engine = memory.request(arrays, i), memory.batch(arrays, r), memory.engine(arrays, r)
+    request, batch, engine = state.request(arrays, i), state.batch(arrays, r), state.engine(arrays, r)
     before = request.computed
     request.last_step, request.new = number, new
     batch.context += before
-    if request.partial == DUE or (not request.partial and before < request.prompt + request.most - 1):
+    if request.partial == state.DUE or (not request.partial and before < request.prompt + request.most - 1):
         engine.prefill_step = number
     if new == 1 and before >= request.own:
         batch.decode += 1
@@ -181,7 +167,7 @@ def compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
     request.computed = before + new
     kv.extend(arrays, r, i, before + new)
     if request.computed < request.prompt + request.most:
-        set_partial(arrays, r, i, DUE)
+        set_partial(arrays, r, i, state.DUE)
         return
     set_partial(arrays, r, i, 0)
     join(arrays, r, i, number)
@@ -190,8 +176,8 @@ def compute(arrays: Any, r: Any, i: Any, new: Any, number: Any) -> None:
 @native
 def long_prefill_limit(arrays: Any, r: Any) -> Any:
     """Tokens of one prompt per step; a request that is alone may have all."""
-    engine, open_requests = memory.engine(arrays, r), 0
-    for place in (RUNNING, WAITING, LOADING):
-        open_requests += memory.count(arrays, r, place)
+    engine, open_requests = state.engine(arrays, r), 0
+    for place in (state.RUNNING, state.WAITING, state.LOADING):
+        open_requests += state.count(arrays, r, place)
     alone = open_requests <= 1
     return engine.max_tokens if alone or not engine.long_prefill else engine.long_prefill

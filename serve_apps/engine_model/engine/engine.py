@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model.engine import groups, kinds, records, rules, steps
+from serve_apps.engine_model.engine import kinds, rules, state, steps
 from serve_apps.engine_model.engine.kinds import EngineKind
-from serve_apps.engine_model.engine.lists import NONE
-from serve_apps.engine_model.engine.records import ARRIVING, KEPT, LOADING, NOWHERE, RUNNING, WAITING
+from serve_apps.engine_model.engine.native import NONE
+from serve_apps.engine_model.engine.state import Arrays
 
 Kv = Literal["own", "held", "remote"]
 """Whose KV a request decodes with: its own; its own, which another engine takes over; another engine's."""
-KV: dict[Kv, int] = {"own": records.OWN, "held": records.HELD, "remote": records.REMOTE}
+KV: dict[Kv, int] = {"own": state.OWN, "held": state.HELD, "remote": state.REMOTE}
 ROOM = 64
 """Requests for which a new engine has room; more is taken when it is needed."""
 LARGEST_NAME = (1 << 62) - 1
@@ -49,35 +49,34 @@ class GenerateRequest:
 
 
 class RequestState:
-    """What an engine knows of a request; times in seconds, None before they are."""
+    """A request as an engine's arrays have it; times in seconds, None before they are."""
 
-    def __init__(self, engine: "Engine", request: GenerateRequest, row: int) -> None:
-        self.request_id = request.request_id
-        self.prompt_tokens, self.output_tokens = request.input_tokens, request.output_tokens
-        self.kv = request.kv
-        self._engine, self.row = engine, row
-        self._last: Any = None
+    def __init__(self, arrays: Arrays, row: int, request_id: int = 0) -> None:
+        self._arrays, self.row, self.request_id = arrays, row, request_id
+        self._end: Any = None
 
     @property
     def _now(self) -> Any:
-        return self._engine.arrays.requests[self.row] if self._last is None else self._last
+        return self._arrays.requests[self.row] if self._end is None else self._end
 
     def end(self) -> None:
         """Keep what is known now: the engine forgets the request."""
-        self._last = self._now.copy()
+        self._end = self._now.copy()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(self._now["prompt"])
 
     @property
     def emitted(self) -> int:
         """Output tokens that exist."""
         now = self._now
-        completed = self._engine.arrays.engines["completed"][now["engine"]]
-        if self._last is not None:
-            return int(now["most"])
+        completed = self._arrays.engines["completed"][now["engine"]]
         return int(max(now["joined"], min(now["most"], now["ahead"] + completed)))
 
     @property
     def finished(self) -> bool:
-        return self.emitted == self.output_tokens
+        return bool(self.emitted == self._now["output"])
 
     @property
     def first_token_s(self) -> float | None:
@@ -85,10 +84,10 @@ class RequestState:
 
     @property
     def last_token_s(self) -> float | None:
-        """Time of the latest token; None before the first."""
+        """Time of the latest token."""
         now = self._now
-        if self._last is None and now["decoding"] and self.emitted > now["joined"]:
-            return float(self._engine.arrays.engines["at_s"][now["engine"]])
+        if now["decoding"] and self.emitted > now["joined"]:
+            return float(self._arrays.engines["at_s"][now["engine"]])
         return _known(now["last_s"])
 
     @property
@@ -127,7 +126,7 @@ class Engine:
     ) -> None:
         self.kind = kind = EngineKind.of(spec, model, hardware, layout)
         arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
-        arrays.set(**records.empty_books(kind.blocks * kind.width, ROOM))
+        arrays.set(**state.empty_books(kind.blocks * kind.width, ROOM))
         self.arrays = arrays
         self._states: dict[int, RequestState] = {}
         self._rows: dict[int, RequestState] = {}
@@ -135,7 +134,6 @@ class Engine:
         self._free: list[int] = []
         self._leaving: list[tuple[int, int]] = []  # rows that a step in flight may still name, and its number
         self._added = self._names = self._most_cells = 0
-        self._out = np.zeros(0, np.int64)
 
     def add(self, request: GenerateRequest, now_s: float) -> RequestState:
         """Pass the front end, then wait in turn; returns the request's live state, to be read only.
@@ -145,39 +143,34 @@ class Engine:
         """
         if request.request_id in self._states or request.request_id in self._ids:
             raise ValueError(f"request {request.request_id} is open already; ids must be unique")
-        self.check(request)
-        rank = int(groups.choose_rank(self.arrays.address, 0, now_s))
-        self._refuse_beyond_limits(rank)
-        row = self._new_row()
-        state = self._states[request.request_id] = self._rows[row] = RequestState(self, request, row)
-        self._fill(row, request)
-        steps.add(self.arrays.address, rank, row, now_s, request.new_image_tokens * self.kind.image_token_s)
-        return state
-
-    def check(self, request: GenerateRequest) -> None:
-        """Raise ValueError for a request that this engine can never serve."""
         self.kind.refuse_impossible(
             f"request {request.request_id}", request.input_tokens, request.output_tokens
         )
+        rank = int(steps.choose_rank(self.arrays.address, 0, now_s))
+        self._refuse_beyond_limits(rank)
+        row = self._new_row()
+        self._fill(row, request)
+        request_state = RequestState(self.arrays, row, request.request_id)
+        self._states[request.request_id] = self._rows[row] = request_state
+        steps.add(self.arrays.address, rank, row, now_s, request.new_image_tokens * self.kind.image_token_s)
+        return request_state
 
     def abort(self, request_id: int) -> None:
         """Drop a request and free its blocks; unknown or finished ids are ignored.
 
         Blocks for which KV is on its way stay until `kv_arrived`.
         """
-        state = self._states.pop(request_id, None)
-        if state is None:
-            return
-        rank = self._rank(state)
-        steps.abort(self.arrays.address, rank, state.row)
-        self._forget(state, int(self.arrays.engines["scheduled"][rank]))
+        if request := self._states.pop(request_id, None):
+            rank = self._rank(request)
+            steps.abort(self.arrays.address, rank, request.row)
+            self._forget(request, int(self.arrays.engines["scheduled"][rank]))
 
     def loading(self) -> list[RequestState]:
         """Requests that took blocks since the last call: the transfer of `tokens_to_load` may begin."""
-        found = []
+        loading = []
         while (row := steps.pop_started(self.arrays.address, 0)) != NONE:
-            found.append(self._rows[row])
-        return found
+            loading.append(self._rows[row])
+        return loading
 
     def kv_arrived(self, request_id: int, at_s: float) -> None:
         """The transfer to a request ends at `at_s`, which may lie ahead; ids that await none are ignored.
@@ -185,9 +178,8 @@ class Engine:
         vLLM's workers look for it when a step is handed to them, and its scheduler learns it when that step
         is over (`KVConnectorOutput.finished_recving`).
         """
-        state = self._states.get(request_id)
-        row = self._ids.get(request_id, NONE) if state is None else state.row
-        self._transfer_ends(row, at_s)
+        request = self._states.get(request_id)
+        self._transfer_ends(self._ids.get(request_id, NONE) if request is None else request.row, at_s)
 
     def release(self, request_id: int, at_s: float = -math.inf) -> None:
         """The transfer from a finished `held` request ends at `at_s`; others are ignored.
@@ -200,34 +192,31 @@ class Engine:
 
     def begin_step(self, now_s: float) -> float | None:
         """Start a step at `now_s`; returns its end, at which `end_step` is due, or None without work."""
-        if groups.lacks_noise(self.arrays.address, 0):
-            kinds.draw(self.arrays, 0, self._noise)
-        if not groups.begin(self.arrays.address, 0, now_s):
+        if steps.lacks_noise(self.arrays.address, 0):
+            self._noise.draw(self.arrays, 0)
+        if not steps.begin(self.arrays.address, 0, now_s):
             return None
-        groups.begin_ahead(self.arrays.address, 0)
+        steps.begin_ahead(self.arrays.address, 0)
         return float(self.arrays.groups["end_s"][0])
 
     def emitting(self) -> list[RequestState]:
         """The requests that get a token from the step begun last; valid until `end_step`."""
-        if len(self._out) < len(self.arrays.requests):
-            self._out = np.zeros(len(self.arrays.requests), np.int64)
-        found = []
+        rows, emitting = np.empty(len(self.arrays.requests), np.int64), []
         for rank in range(self.kind.width):
             if self.arrays.engines["stepping"][rank]:
-                count = rules.emitting(self.arrays.address, rank, self._out)
-                found += [self._rows[row] for row in self._out[:count].tolist()]
-        return found
+                count = rules.emitting(self.arrays.address, rank, rows)
+                emitting += [self._rows[row] for row in rows[:count].tolist()]
+        return emitting
 
     def end_step(self) -> list[RequestState]:
         """Emit the tokens of the step begun last; returns the requests that finished."""
-        groups.end(self.arrays.address, 0)
+        steps.end(self.arrays.address, 0)
         finished = []
         for rank in range(self.kind.width):
             while (row := steps.pop_finished(self.arrays.address, rank)) != NONE:
-                state = self._rows[row]
-                del self._states[state.request_id]
-                self._forget(state, 0)
-                finished.append(state)
+                finished.append(self._rows[row])
+                del self._states[finished[-1].request_id]
+                self._forget(finished[-1], 0)
         if self._leaving:
             self._recycle()
         return finished
@@ -238,17 +227,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return self._count(RUNNING)
+        return self._count(state.RUNNING)
 
     @property
     def waiting(self) -> int:
         """Requests in the front end, queued, or without the KV that another engine computes."""
-        return self._count(ARRIVING) + self._count(WAITING) + self._count(LOADING)
-
-    @property
-    def kv_blocks(self) -> int:
-        """KV blocks of one rank, which a request must fit."""
-        return self.kind.blocks
+        return self._count(state.ARRIVING) + self._count(state.WAITING) + self._count(state.LOADING)
 
     @property
     def block_size(self) -> int:
@@ -261,100 +245,99 @@ class Engine:
         return float(1 - self.arrays.engines["free"].sum() / self.arrays.engines["blocks"].sum())
 
     def total(self, counter: str) -> int:
-        """A counter of `records.ENGINE`, such as preemptions, over all ranks."""
+        """A counter of `state.ENGINE`, such as preemptions, over all ranks."""
         return int(self.arrays.engines[counter].sum())
 
-    def _rank(self, state: RequestState) -> int:
-        return int(self.arrays.requests["engine"][state.row])
+    def _rank(self, request: RequestState) -> int:
+        return int(self.arrays.requests["engine"][request.row])
 
     def _count(self, place: int) -> int:
         return int(self.arrays.queues["count"][:, place].sum())
 
     def _refuse_beyond_limits(self, rank: int) -> None:
         """vLLM's check_admission: all open requests count, and the whole prompts still in prefill."""
-        spec = self.kind.spec
-        if spec.max_num_queued_reqs is None and spec.max_num_queued_tokens is None:
+        most, most_tokens = self.kind.spec.max_num_queued_reqs, self.kind.spec.max_num_queued_tokens
+        if most is None and most_tokens is None:
             return
-        mine = [state for state in self._states.values() if rank == self._rank(state)]
-        if spec.max_num_queued_reqs is not None and len(mine) >= spec.max_num_queued_reqs:
-            raise QueueFull(
-                "The engine is currently busy and cannot accept new requests. "
-                "Please try again later or on a different instance."
-            )
-        in_prefill = sum(state.prompt_tokens for state in mine if state.first_token_s is None)
-        if spec.max_num_queued_tokens is not None and in_prefill >= spec.max_num_queued_tokens:
-            raise QueueFull(
-                "The engine has reached its prefill token backlog limit. "
-                "Please try again later or on a different instance."
-            )
+        own = [request for request in self._states.values() if rank == self._rank(request)]
+        in_prefill = sum(request.prompt_tokens for request in own if request.first_token_s is None)
+        if most is not None and len(own) >= most:
+            reason = "The engine is currently busy and cannot accept new requests."
+        elif most_tokens is not None and in_prefill >= most_tokens:
+            reason = "The engine has reached its prefill token backlog limit."
+        else:
+            return
+        raise QueueFull(f"{reason} Please try again later or on a different instance.")
 
     def _new_row(self) -> int:
         if not self._free:
             held = len(self.arrays.requests)
-            self.arrays.extend(**records.empty_requests(max(ROOM, held)))
+            self.arrays.extend(**state.empty_requests(max(ROOM, held)))
             self._free = list(range(len(self.arrays.requests) - 1, held - 1, -1))
         row = self._free.pop()
-        self.arrays.requests[row : row + 1] = records.empty_requests(1)["requests"]
+        self.arrays.requests[row : row + 1] = state.empty_requests(1)["requests"]
         return row
 
     def _fill(self, row: int, request: GenerateRequest) -> None:
-        kind, hashes = self.kind, request.hashes[: request.input_tokens // self.block_size]
-        names = [_name(each) for each in hashes] if kind.spec.enable_prefix_caching else []
+        caching, hashes = self.kind.spec.enable_prefix_caching, request.hashes
+        names = [_name(each) for each in hashes[: request.input_tokens // self.block_size] if caching]
         at = self._room_for_names(len(names))
         self.arrays.names[at : at + len(names)] = names
         self.arrays.ends[at : at + len(names)] = np.arange(1, len(names) + 1)
-        state = self.arrays.requests[row]
-        state["serial"], state["piece"], state["pieces"] = self._added, at, len(names)
-        state["prompt"], state["output"] = request.input_tokens, request.output_tokens
-        state["kv"] = KV[request.kv]
+        fields = self.arrays.requests[row]
+        fields["serial"], fields["piece"], fields["pieces"] = self._added, at, len(names)
+        fields["prompt"], fields["output"] = request.input_tokens, request.output_tokens
+        fields["kv"] = KV[request.kv]
         self._added += 1
         self._names += len(names)
-        # No request has more cells than blocks, and those of open requests are all that there are.
-        self._most_cells += 2 + (request.input_tokens + request.output_tokens) // self.block_size
+        self._most_cells += self._cells(row)
         if len(self.arrays.cells) <= self._most_cells:
-            self.arrays.extend(cells=np.zeros(self._most_cells + 1, records.CELL))
+            self.arrays.extend(cells=np.zeros(self._most_cells + 1, state.CELL))
+
+    def _cells(self, row: int) -> int:
+        """Room for the cells of an open request: it has no more of them than blocks."""
+        request = self.arrays.requests[row]
+        return 2 + int(request["prompt"] + request["output"]) // self.block_size
 
     def _room_for_names(self, count: int) -> int:
         """The first row for so many names; those of requests that are gone are left out if all are full."""
         if self._names + count > len(self.arrays.names):
-            kept = [(row, self.arrays.requests[row]) for row in self._rows]
-            parts = [(row, slice(each["piece"], each["piece"] + each["pieces"])) for row, each in kept]
-            names = np.concatenate([np.zeros(0, np.int64), *(self.arrays.names[part] for _, part in parts)])
-            ends = np.concatenate([np.zeros(0, np.int64), *(self.arrays.ends[part] for _, part in parts)])
-            self._names = 0
-            for row, part in parts:
-                self.arrays.requests["piece"][row] = self._names
-                self._names += part.stop - part.start
+            rows = list(self._rows)
+            pieces, counts = (self.arrays.requests[name][rows] for name in ("piece", "pieces"))
+            kept = np.repeat(pieces - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            self.arrays.requests["piece"][rows] = np.cumsum(counts) - counts
+            self._names = len(kept)
             room = np.zeros(self._names + 2 * count + ROOM, np.int64)
-            both = (np.concatenate([each, room]) for each in (names, ends))
-            self.arrays.set(**dict(zip(("names", "ends"), both, strict=True)))
+            for name in ("names", "ends"):
+                self.arrays.set(**{name: np.concatenate([getattr(self.arrays, name)[kept], room])})
         return self._names
 
     def _transfer_ends(self, row: int, at_s: float) -> None:
         if row == NONE:
             return
-        state = self.arrays.requests[row]
-        if state["place"] in (LOADING, KEPT) and not state["loaded"] and math.isnan(state["moved_s"]):
-            steps.transfer_ends(self.arrays.address, int(state["engine"]), row, at_s)
+        request = self.arrays.requests[row]
+        awaited = request["place"] in (state.LOADING, state.KEPT) and not request["loaded"]
+        if awaited and math.isnan(request["moved_s"]):
+            steps.transfer_ends(self.arrays.address, int(request["engine"]), row, at_s)
 
-    def _forget(self, state: RequestState, step: int) -> None:
+    def _forget(self, request: RequestState, step: int) -> None:
         """A request is over; its row is free once no step up to `step` is in flight and its blocks are
         free."""
-        if self.arrays.requests["place"][state.row] == KEPT:
-            self._ids[state.request_id] = state.row
-        state.end()
-        self._leaving.append((state.row, step))
+        if self.arrays.requests["place"][request.row] == state.KEPT:
+            self._ids[request.request_id] = request.row
+        request.end()
+        self._leaving.append((request.row, step))
 
     def _recycle(self) -> None:
         leaving, self._leaving = self._leaving, []
         for row, step in leaving:
             request = self.arrays.requests[row]
-            if request["place"] != NOWHERE or self.arrays.engines["completed"][request["engine"]] < step:
+            completed = self.arrays.engines["completed"][request["engine"]]
+            if request["place"] != state.NOWHERE or completed < step:
                 self._leaving.append((row, step))
                 continue
-            state = self._rows.pop(row)
-            self._ids.pop(state.request_id, None)
-            self._most_cells -= 2 + (state.prompt_tokens + state.output_tokens) // self.block_size
+            self._ids.pop(self._rows.pop(row).request_id, None)
+            self._most_cells -= self._cells(row)
             self._free.append(row)
 
 

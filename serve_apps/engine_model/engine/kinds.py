@@ -1,6 +1,7 @@
 """What kinds of engines there are: their limits, KV blocks and step time, and arrays of them that are
 empty."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,10 @@ from numpy.typing import NDArray
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
-from serve_apps.engine_model.cost.noise import CHUNK_STEPS, Noise
 from serve_apps.engine_model.cost.step_time import ranks_time, roofline
 from serve_apps.engine_model.cost.transfer import TransferSeconds
-from serve_apps.engine_model.engine import records
-from serve_apps.engine_model.engine.lists import NONE
-from serve_apps.engine_model.engine.memory import Arrays
+from serve_apps.engine_model.engine import state
+from serve_apps.engine_model.engine.native import NONE
 
 Ints = NDArray[np.int64]
 
@@ -120,66 +119,79 @@ class SplitKind:
         )
 
 
+CHUNK_STEPS = 4096
+
+
+class Noise:
+    """Draws of what lengthens steps: `step_noise_cv`, `drift_sd` and `stall_every_steps`; 0 is none.
+
+    Each source has a generator of its own, so that switching one on leaves the others' draws as they were.
+    """
+
+    def __init__(self, spec: SimulatedEngine, seed: int) -> None:
+        variance = math.log1p(spec.step_noise_cv**2)
+        self._mu, self._sigma = -variance / 2, math.sqrt(variance)
+        self._stall_share = 1 / spec.stall_every_steps if spec.stall_every_steps else 0.0
+        self._stall_s = spec.stall_mean_s
+        self._steps, self._drifts, self._stalls = (
+            np.random.default_rng([seed, source]) for source in (1, 2, 3)
+        )
+        self.silent = not (self._sigma or spec.drift_sd or self._stall_share)
+        self.drift = spec.drift_sd * float(self._drifts.standard_normal())
+
+    def draw(self, arrays: state.Arrays, g: int) -> None:
+        """The noise of the next steps of a replica: factors of durations, stalls, and what drives drift."""
+        size = CHUNK_STEPS
+        factors = np.exp(self._mu + self._sigma * self._steps.standard_normal(size))
+        gauss = self._drifts.standard_normal(size)
+        stalls = self._stalls.random(size) < self._stall_share
+        stalls_s = np.where(stalls, self._stalls.exponential(self._stall_s, size), 0.0)
+        arrays.noise[g], arrays.groups["drawn"][g] = np.column_stack([factors, stalls_s, gauss]), 0
+
+
 def empty_arrays(
-    kinds: Sequence[tuple[EngineKind, int]],
-    longest_output: int,
-    seeds: Sequence[int],
-) -> tuple[Arrays, list[Noise]]:
+    kinds: Sequence[tuple[EngineKind, int]], longest_output: int, seeds: Sequence[int]
+) -> tuple[state.Arrays, list[Noise]]:
     """So many replicas of each kind that have seen nothing, without requests, and the noise of each.
 
     `longest_output` is in tokens. Of two kinds the second one only computes prompts.
     """
     first, last = kinds[0][0], kinds[-1][0]
     widths = np.array([kind.width for kind, count in kinds for _ in range(count)])
-    groups, engines = np.zeros(len(widths), records.GROUP), np.zeros(widths.sum(), records.ENGINE)
+    groups, engines = np.zeros(len(widths), state.GROUP), np.zeros(widths.sum(), state.ENGINE)
     groups["width"], groups["first"] = widths, np.cumsum(widths) - widths
     noises = [Noise(first.spec, seed) for seed in seeds]
     groups["drift"] = [noise.drift for noise in noises]
-    at, empty = 0, np.array((NONE, NONE, 0), records.QUEUE)
+    at, empty = 0, np.array((NONE, NONE, 0), state.QUEUE)
     for place, (kind, count) in enumerate(kinds):
         _fill(engines[at : at + count * kind.width], kind, place)
         at += count * kind.width
-    noisy = not noises[0].silent
-    chunk = CHUNK_STEPS if noisy else 0
-    queues = np.full((len(engines), records.QUEUES), empty, records.QUEUE)
-    ring = np.full((len(engines), 1 << (longest_output + 2).bit_length()), empty, records.QUEUE)
-    groups["drawn"] = chunk
-    service = np.zeros(1, records.SERVICE)
-    service["drift_sd"], service["drift_memory_s"] = noises[0].drift_sd, noises[0].memory_s
-    service["noisy"] = noisy
-    arrays = Arrays(
+    service = np.zeros(1, state.SERVICE)
+    service["drift_sd"], service["drift_memory_s"] = first.spec.drift_sd, first.spec.drift_memory_s
+    service["noisy"] = not noises[0].silent
+    groups["drawn"] = chunk = 0 if noises[0].silent else CHUNK_STEPS
+    ring = 1 << (longest_output + 2).bit_length()
+    arrays = state.Arrays(
         service=service,
         engines=engines,
         groups=groups,
-        batches=np.zeros(len(engines), records.BATCH),
-        queues=queues,
-        needing=np.zeros((len(engines), first.spec.block_size), records.COUNT),
-        ring=ring,
-        emits=np.zeros((len(engines), 2), records.COUNT),
+        batches=np.zeros(len(engines), state.BATCH),
+        queues=np.full((len(engines), state.QUEUES), empty, state.QUEUE),
+        needing=np.zeros((len(engines), first.spec.block_size), state.COUNT),
+        ring=np.full((len(engines), ring), empty, state.QUEUE),
+        emits=np.zeros((len(engines), 2), state.COUNT),
         noise=np.zeros((len(groups), chunk, 3)),
         costs=np.array([first.costs, last.costs, first.shared_costs], np.float64),
     )
     return arrays, noises
 
 
-def draw(arrays: Arrays, g: int, noise: Noise) -> None:
-    """The noise of the next steps of a replica."""
-    arrays.noise[g], arrays.groups["drawn"][g] = _chunk(noise), 0
-
-
-def _chunk(noise: Noise) -> Any:
-    noise.draw()
-    return np.column_stack([noise.factors, noise.stalls_s, noise.gauss])
-
-
 def _fill(engines: Any, kind: EngineKind, place: int) -> None:
     spec = kind.spec
     engines["max_tokens"], engines["max_seqs"] = spec.max_num_batched_tokens, spec.max_num_seqs
     engines["long_prefill"] = spec.long_prefill_token_threshold
-    engines["interval"], engines["prefill_step"] = (
-        spec.prefill_schedule_interval,
-        -spec.prefill_schedule_interval,
-    )
+    engines["interval"] = spec.prefill_schedule_interval
+    engines["prefill_step"] = -spec.prefill_schedule_interval
     engines["asynchronous"], engines["caching"] = spec.async_scheduling, spec.enable_prefix_caching
     engines["block"], engines["blocks"], engines["kind"] = spec.block_size, kind.blocks, place
     engines["front_end_s"], engines["latency_s"] = kind.front_end_s, kind.latency_s

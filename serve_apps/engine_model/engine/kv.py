@@ -9,18 +9,8 @@ and the place of the block in it. Of runs with the same blocks the one that was 
 
 from typing import Any
 
-from serve_apps.engine_model.engine import memory
-from serve_apps.engine_model.engine.lists import NONE, append, insert_after, remove
-from serve_apps.engine_model.engine.native import inlined, native
-from serve_apps.engine_model.engine.records import (
-    FREE_CELL,
-    FREE_RUN,
-    FRESH_CELL,
-    FRESH_RUN,
-    IDLE,
-    RUNS_IDLE,
-    RUNS_NAMED,
-)
+from serve_apps.engine_model.engine import state
+from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, remove
 
 MIX, MIX_SHIFT = -7046029254386353131, 24
 """Multiplicative hashing (Knuth, volume 3, 6.4): 2**64 over the golden ratio."""
@@ -38,8 +28,8 @@ def blocks_for(engine: Any, tokens: Any) -> Any:
 @native
 def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
     """Blocks of request `i` that are cached, at most `limit`, and how many of them nobody holds."""
-    request, at, idle = memory.request(arrays, i), 0, 0
-    if not memory.engine(arrays, r).caching:
+    request, at, idle = state.request(arrays, i), 0, 0
+    if not state.engine(arrays, r).caching:
         return 0, 0
     for piece in range(request.pieces + 1):
         name, end = _piece(arrays, request, piece)
@@ -52,7 +42,7 @@ def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
             if run == 0:
                 return at, idle
             upto = min(end, _agreed(arrays, slot, run, at))
-            if memory.run(arrays, run).refs == 0:
+            if state.run(arrays, run).refs == 0:
                 idle += upto - at
             at = upto
     return at, idle
@@ -61,8 +51,8 @@ def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
 @native
 def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
     """Give the `found` blocks to request `i`, which holds none."""
-    request, at = memory.request(arrays, i), 0
-    idle, links = memory.queue(arrays, r, IDLE), memory.run_links(arrays)
+    request, at = state.request(arrays, i), 0
+    idle, links = state.queue(arrays, r, state.IDLE), state.run_links(arrays)
     for piece in range(request.pieces + 1):
         name, end = _piece(arrays, request, piece)
         end, run = min(end, found), 0
@@ -72,11 +62,11 @@ def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
         while at < end:
             run = _covering(arrays, slot, at, run)
             upto = min(end, _agreed(arrays, slot, run, at))
-            if at > memory.run(arrays, run).start:
+            if at > state.run(arrays, run).start:
                 head = _split(arrays, slot, run, at)
-                if memory.run(arrays, run).refs == 0:  # the first blocks are evicted last
-                    insert_after(idle, links, RUNS_IDLE, run, head)
-            held = run if upto == memory.run(arrays, run).end else _split(arrays, slot, run, upto)
+                if state.run(arrays, run).refs == 0:  # the first blocks are evicted last
+                    insert_after(idle, links, state.RUNS_IDLE, run, head)
+            held = run if upto == state.run(arrays, run).end else _split(arrays, slot, run, upto)
             _take_up(arrays, r, request, held, at, held == run)
             run, at = held, upto
     request.blocks = request.named = found
@@ -85,11 +75,11 @@ def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
 @native
 def take(arrays: Any, r: Any, blocks: Any) -> None:
     """Allocate free blocks, which must exist, and forget what they cached."""
-    engine, idle = memory.engine(arrays, r), memory.queue(arrays, r, IDLE)
+    engine, idle = state.engine(arrays, r), state.queue(arrays, r, state.IDLE)
     engine.free -= blocks
     engine.blank -= blocks
     while engine.blank < 0:
-        oldest, run = idle.head, memory.run(arrays, idle.head)
+        oldest, run = idle.head, state.run(arrays, idle.head)
         # Blocks that no request can find are as good as blank once they are the next to go.
         evicted = run.end - run.start
         if run.name != NAMELESS:
@@ -98,25 +88,25 @@ def take(arrays: Any, r: Any, blocks: Any) -> None:
         if evicted < run.end - run.start:
             run.end -= evicted
             continue
-        remove(idle, memory.run_links(arrays), RUNS_IDLE, oldest)
+        remove(idle, state.run_links(arrays), state.RUNS_IDLE, oldest)
         if run.name != NAMELESS:
             _forget(arrays, r, oldest)
-        memory.run_link(arrays, oldest, RUNS_IDLE).next = memory.pool(arrays)[FREE_RUN]
-        memory.pool(arrays)[FREE_RUN] = oldest
+        state.run_link(arrays, oldest, state.RUNS_IDLE).next = state.pool(arrays)[state.FREE_RUN]
+        state.pool(arrays)[state.FREE_RUN] = oldest
 
 
 @native
 def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
     """Enter the first `blocks` of a request into the cache, as far as they have hashes."""
-    request = memory.request(arrays, i)
-    if not memory.engine(arrays, r).caching:
+    request = state.request(arrays, i)
+    if not state.engine(arrays, r).caching:
         return
     for piece in range(request.pieces + 1):
         text, end = _piece(arrays, request, piece)
         end = min(end, blocks)
         if request.named < end:
             run = _new_run(arrays, text, request.named, end)
-            memory.run(arrays, run).refs = 1
+            state.run(arrays, run).refs = 1
             _enter(arrays, r, run)
             _push_cell(arrays, request, run, request.named)
             request.named = end
@@ -125,15 +115,15 @@ def name(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
 @native
 def name_all(arrays: Any, r: Any, i: Any, blocks: Any) -> None:
     """The same, with hashes that no other request has beyond those that it has."""
-    if memory.engine(arrays, r).caching:
-        memory.request(arrays, i).own_blocks = max(blocks, memory.request(arrays, i).own_blocks)
+    if state.engine(arrays, r).caching:
+        state.request(arrays, i).own_blocks = max(blocks, state.request(arrays, i).own_blocks)
         name(arrays, r, i, blocks)
 
 
 @native
 def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
     """Allocate the blocks that a request lacks for its first `tokens`, and cache the full ones."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     blocks = blocks_for(engine, tokens)
     if blocks > request.blocks:
         take(arrays, r, blocks - request.blocks)
@@ -145,27 +135,27 @@ def extend(arrays: Any, r: Any, i: Any, tokens: Any) -> None:
 @native
 def free(arrays: Any, r: Any, i: Any, hashed: Any) -> None:
     """Return all blocks of a request, of which the first `hashed` are hashed; the last ones go first."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
-    idle, links, pool = memory.queue(arrays, r, IDLE), memory.run_links(arrays), memory.pool(arrays)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    idle, links, pool = state.queue(arrays, r, state.IDLE), state.run_links(arrays), state.pool(arrays)
     hashed = max(hashed, request.named) if engine.caching else 0
     engine.blank += request.blocks - hashed
     engine.free += request.blocks - request.named
     if hashed > request.named:
-        append(idle, links, RUNS_IDLE, _new_run(arrays, NAMELESS, request.named, hashed))
+        append(idle, links, state.RUNS_IDLE, _new_run(arrays, NAMELESS, request.named, hashed))
     while request.cell:
-        cell, number = memory.cell(arrays, request.cell), request.cell
+        cell, number = state.cell(arrays, request.cell), request.cell
         held = cell.run
         while True:
-            run = memory.run(arrays, held)
+            run = state.run(arrays, held)
             run.refs -= 1
             if run.refs == 0:
                 engine.free += run.end - run.start
-                append(idle, links, RUNS_IDLE, held)
+                append(idle, links, state.RUNS_IDLE, held)
             if run.start <= cell.start:
                 break
             held = run.before
-        request.cell, cell.below = cell.below, pool[FREE_CELL]
-        pool[FREE_CELL] = number
+        request.cell, cell.below = cell.below, pool[state.FREE_CELL]
+        pool[state.FREE_CELL] = number
     request.blocks = request.named = 0
 
 
@@ -174,7 +164,7 @@ def _piece(arrays: Any, request: Any, piece: Any) -> Any:
     """The name of a piece of a request and the block where it ends; the last piece is the request's own."""
     if piece == request.pieces:
         return -1 - request.serial, request.own_blocks
-    return memory.names(arrays)[request.piece + piece], memory.ends(arrays)[request.piece + piece]
+    return state.names(arrays)[request.piece + piece], state.ends(arrays)[request.piece + piece]
 
 
 @inlined
@@ -185,9 +175,9 @@ def _home(key: Any, mask: Any) -> Any:
 @native
 def _place_of(arrays: Any, r: Any, text: Any) -> Any:
     """The row of the table that a name of engine `r` has, or that it gets."""
-    key, mask = text * len(memory.engines(arrays)) + r, len(memory.table(arrays)) - 1
+    key, mask = text * len(state.engines(arrays)) + r, len(state.table(arrays)) - 1
     at = _home(key, mask)
-    while memory.named(arrays, at).count and memory.named(arrays, at).key != key:
+    while state.named(arrays, at).count and state.named(arrays, at).key != key:
         at = (at + 1) & mask
     return at
 
@@ -195,60 +185,60 @@ def _place_of(arrays: Any, r: Any, text: Any) -> Any:
 @native
 def _covering(arrays: Any, slot: Any, at: Any, last: Any) -> Any:
     """The first run of a name that has block `at`; `last` is where the search was before. 0 is none."""
-    named = memory.named(arrays, slot)
+    named = state.named(arrays, slot)
     if not named.count:
         return 0
     if last and not named.twins:
-        after = memory.run_link(arrays, last, RUNS_NAMED).next
+        after = state.run_link(arrays, last, state.RUNS_NAMED).next
         if after != NONE and _covers(arrays, after, at):
             return after
     run = named.head
     while run != NONE and not _covers(arrays, run, at):
-        run = memory.run_link(arrays, run, RUNS_NAMED).next
+        run = state.run_link(arrays, run, state.RUNS_NAMED).next
     return max(run, 0)
 
 
 @inlined
 def _covers(arrays: Any, run: Any, at: Any) -> bool:
-    return memory.run(arrays, run).start <= at < memory.run(arrays, run).end  # type: ignore[no-any-return]
+    return state.run(arrays, run).start <= at < state.run(arrays, run).end  # type: ignore[no-any-return]
 
 
 @native
 def _agreed(arrays: Any, slot: Any, run: Any, at: Any) -> Any:
     """The block up to which a look-up block by block would take `run`, from `at` on."""
-    named, end = memory.named(arrays, slot), memory.run(arrays, run).end
+    named, end = state.named(arrays, slot), state.run(arrays, run).end
     if named.twins:
         older = named.head
         while older != run:
-            if at < memory.run(arrays, older).start < end:
-                end = memory.run(arrays, older).start
-            older = memory.run_link(arrays, older, RUNS_NAMED).next
+            if at < state.run(arrays, older).start < end:
+                end = state.run(arrays, older).start
+            older = state.run_link(arrays, older, state.RUNS_NAMED).next
     return end
 
 
 @native
 def _split(arrays: Any, slot: Any, number: Any, at: Any) -> Any:
     """Cut the blocks before `at` off a run, which keeps its place in the queue; returns the new run."""
-    run, links = memory.run(arrays, number), memory.run_links(arrays)
+    run, links = state.run(arrays, number), state.run_links(arrays)
     head = _new_run(arrays, run.name, run.start, at)
-    memory.run(arrays, head).refs, memory.run(arrays, head).before = run.refs, run.before
+    state.run(arrays, head).refs, state.run(arrays, head).before = run.refs, run.before
     run.start, run.before = at, head
-    before = memory.run_link(arrays, number, RUNS_NAMED).previous
-    insert_after(memory.named(arrays, slot), links, RUNS_NAMED, before, head)
+    before = state.run_link(arrays, number, state.RUNS_NAMED).previous
+    insert_after(state.named(arrays, slot), links, state.RUNS_NAMED, before, head)
     return head
 
 
 @inlined
 def _take_up(arrays: Any, r: Any, request: Any, number: Any, start: Any, queued: Any) -> None:
     """A request holds a run from now on; one that nobody held leaves the free queue, if it is `queued`."""
-    run, top = memory.run(arrays, number), request.cell
+    run, top = state.run(arrays, number), request.cell
     if run.refs == 0:
         if queued:
-            remove(memory.queue(arrays, r, IDLE), memory.run_links(arrays), RUNS_IDLE, number)
-        memory.engine(arrays, r).free -= run.end - run.start
+            remove(state.queue(arrays, r, state.IDLE), state.run_links(arrays), state.RUNS_IDLE, number)
+        state.engine(arrays, r).free -= run.end - run.start
     run.refs += 1
-    if top and run.before and run.before == memory.cell(arrays, top).run:
-        memory.cell(arrays, top).run = number
+    if top and run.before and run.before == state.cell(arrays, top).run:
+        state.cell(arrays, top).run = number
     else:
         _push_cell(arrays, request, number, start)
 
@@ -256,26 +246,26 @@ def _take_up(arrays: Any, r: Any, request: Any, number: Any, start: Any, queued:
 @inlined
 def _enter(arrays: Any, r: Any, number: Any) -> None:
     """Put a run behind all others of its name."""
-    run = memory.run(arrays, number)
-    named = memory.named(arrays, _place_of(arrays, r, run.name))
+    run = state.run(arrays, number)
+    named = state.named(arrays, _place_of(arrays, r, run.name))
     if not named.count:
-        named.key, named.twins = run.name * len(memory.engines(arrays)) + r, 0
+        named.key, named.twins = run.name * len(state.engines(arrays)) + r, 0
         named.head = named.tail = NONE
     other = named.head
     while other != NONE and not named.twins:
-        if memory.run(arrays, other).start < run.end and run.start < memory.run(arrays, other).end:
+        if state.run(arrays, other).start < run.end and run.start < state.run(arrays, other).end:
             named.twins = 1
-        other = memory.run_link(arrays, other, RUNS_NAMED).next
-    append(named, memory.run_links(arrays), RUNS_NAMED, number)
+        other = state.run_link(arrays, other, state.RUNS_NAMED).next
+    append(named, state.run_links(arrays), state.RUNS_NAMED, number)
 
 
 @inlined
 def _forget(arrays: Any, r: Any, number: Any) -> None:
     """Take a run out of the index."""
-    slot = _place_of(arrays, r, memory.run(arrays, number).name)
-    remove(memory.named(arrays, slot), memory.run_links(arrays), RUNS_NAMED, number)
-    if not memory.named(arrays, slot).count:
-        _vacate(memory.table(arrays), slot)
+    slot = _place_of(arrays, r, state.run(arrays, number).name)
+    remove(state.named(arrays, slot), state.run_links(arrays), state.RUNS_NAMED, number)
+    if not state.named(arrays, slot).count:
+        _vacate(state.table(arrays), slot)
 
 
 @inlined
@@ -294,31 +284,31 @@ def _vacate(table: Any, hole: Any) -> None:
 
 @native
 def _new_run(arrays: Any, text: Any, start: Any, end: Any) -> Any:
-    pool = memory.pool(arrays)
-    number = pool[FREE_RUN]
+    pool = state.pool(arrays)
+    number = pool[state.FREE_RUN]
     if number:
-        pool[FREE_RUN] = memory.run_link(arrays, number, RUNS_IDLE).next
+        pool[state.FREE_RUN] = state.run_link(arrays, number, state.RUNS_IDLE).next
     else:
-        number = pool[FRESH_RUN]
-        if number == len(memory.runs(arrays)):
+        number = pool[state.FRESH_RUN]
+        if number == len(state.runs(arrays)):
             raise MemoryError(NO_ROOM)
-        pool[FRESH_RUN] += 1
-    run = memory.run(arrays, number)
+        pool[state.FRESH_RUN] += 1
+    run = state.run(arrays, number)
     run.name, run.start, run.end, run.refs, run.before = text, start, end, 0, 0
     return number
 
 
 @native
 def _push_cell(arrays: Any, request: Any, run: Any, start: Any) -> None:
-    pool = memory.pool(arrays)
-    number = pool[FREE_CELL]
+    pool = state.pool(arrays)
+    number = pool[state.FREE_CELL]
     if number:
-        pool[FREE_CELL] = memory.cell(arrays, number).below
+        pool[state.FREE_CELL] = state.cell(arrays, number).below
     else:
-        number = pool[FRESH_CELL]
-        if number == len(memory.cells(arrays)):
+        number = pool[state.FRESH_CELL]
+        if number == len(state.cells(arrays)):
             raise MemoryError(NO_ROOM)
-        pool[FRESH_CELL] += 1
-    cell = memory.cell(arrays, number)
+        pool[state.FRESH_CELL] += 1
+    cell = state.cell(arrays, number)
     cell.run, cell.start, cell.below = run, start, request.cell
     request.cell = number

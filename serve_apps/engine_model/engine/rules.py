@@ -8,7 +8,7 @@ computed.
 
 from typing import Any
 
-from serve_apps.engine_model.engine import admission, kv, memory
+from serve_apps.engine_model.engine import kv, rules, state
 from serve_apps.engine_model.engine.decoders import (
     compute,
     context,
@@ -25,55 +25,45 @@ from serve_apps.engine_model.engine.decoders import (
     scheduled,
     set_partial,
 )
-from serve_apps.engine_model.engine.lists import NONE, insert_after, move_all, pop_first
-from serve_apps.engine_model.engine.lists import remove as unlink
-from serve_apps.engine_model.engine.native import inlined, native
-from serve_apps.engine_model.engine.records import (
-    DUE,
-    ENDING,
-    ENDS,
-    HELD,
-    KEPT,
-    LOADING,
-    NOWHERE,
-    PARTIAL,
-    PARTIALS,
-    PLACES,
-    RUNNING,
-    TOUCHED,
-    TOUCHES,
-    WAITING,
-    WHOLE,
+from serve_apps.engine_model.engine.native import (
+    NONE,
+    append,
+    inlined,
+    insert_after,
+    move_all,
+    native,
+    pop_first,
 )
+from serve_apps.engine_model.engine.native import remove as unlink
 
 
 @native
 def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the tokens of the next step, in `batches`; False where nothing can be computed."""
-    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
+    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
     batch.decode = batch.prefill = batch.context = batch.sequences = 0
     batch.pairs = 0.0
     preemptions, last = engine.preemptions, engine.scheduled
     number = last + 1
-    memory.emits(arrays, r, number & 1).count = 0
+    state.emits(arrays, r, number & 1).count = 0
     held = engine.interval > 1 and _holds_prefills(arrays, r, number)
     if (held and partials(arrays, r)) or not _continue_all(arrays, r, number):
         _walk(arrays, r, number, held)
     if engine.preemptions == preemptions:
-        if memory.count(arrays, r, WAITING) or engine.loaded:
-            admission.admit(arrays, r, number, now_s, held)
+        if state.count(arrays, r, state.WAITING) or engine.loaded:
+            rules.admit(arrays, r, number, now_s, held)
         if not held:
-            engine.backed_up = 1 if memory.count(arrays, r, WAITING) else 0
+            engine.backed_up = 1 if state.count(arrays, r, state.WAITING) else 0
     if not batch.decode + batch.prefill:
         return False
     engine.scheduled = number
-    batch.sequences = memory.emits(arrays, r, number & 1).count
-    ending = memory.queue(arrays, r, ENDING + (number & 1))
+    batch.sequences = state.emits(arrays, r, number & 1).count
+    ending = state.queue(arrays, r, state.ENDING + (number & 1))
     move_all(ring_bucket(arrays, r, number), ending)
     i = ending.head
     while i != NONE:
         leave(arrays, r, i, last)
-        i = memory.link(arrays, i, ENDS).next
+        i = state.link(arrays, i, state.ENDS).next
     return True
 
 
@@ -81,27 +71,27 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
 def complete(arrays: Any, r: Any, at_s: Any) -> None:
     """The oldest scheduled step ends at `at_s`: its tokens exist; the finished are left in its queue
     `ENDING`."""
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     step = engine.completed + 1
     engine.completed, engine.at_s = step, at_s
-    engine.generation_tokens += memory.emits(arrays, r, step & 1).count
-    touched = memory.queue(arrays, r, TOUCHED + (step & 1))
+    engine.generation_tokens += state.emits(arrays, r, step & 1).count
+    touched = state.queue(arrays, r, state.TOUCHED + (step & 1))
     while touched.count:
-        request = memory.request(arrays, pop_first(touched, memory.links(arrays), TOUCHES))
+        request = state.request(arrays, pop_first(touched, state.links(arrays), state.TOUCHES))
         request.touched = 0
         if request.most:  # 0: aborted
             request.last_s = at_s
             if request.first_s != request.first_s:
                 request.first_s = at_s
                 engine.prompt_tokens += request.prompt
-    ending = memory.queue(arrays, r, ENDING + (step & 1))
+    ending = state.queue(arrays, r, state.ENDING + (step & 1))
     i = ending.head
     while i != NONE:
-        after, request = memory.link(arrays, i, ENDS).next, memory.request(arrays, i)
+        after, request = state.link(arrays, i, state.ENDS).next, state.request(arrays, i)
         if request.most == request.output:
             _finish(arrays, r, i, at_s)
         else:  # aborted
-            unlink(ending, memory.links(arrays), ENDS, i)
+            unlink(ending, state.links(arrays), state.ENDS, i)
         i = after
 
 
@@ -111,13 +101,13 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
 
     Blocks that a transfer still writes are kept until it ends.
     """
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     drop_emissions(arrays, r, i)
     place = request.place
-    put(arrays, r, i, KEPT if place == LOADING else NOWHERE)
-    if place == RUNNING:
+    put(arrays, r, i, state.KEPT if place == state.LOADING else state.NOWHERE)
+    if place == state.RUNNING:
         _release(arrays, r, i)
-    elif place == LOADING and request.loaded:
+    elif place == state.LOADING and request.loaded:
         request.loaded = 0
         engine.loaded -= 1
         transferred(arrays, r, i)
@@ -127,48 +117,48 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
 @native
 def transferred(arrays: Any, r: Any, i: Any) -> None:
     """A transfer to or from this request is known to be over: it may be computed, or its blocks go."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
-    if request.place == LOADING:
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    if request.place == state.LOADING:
         engine.loaded += 1 - request.loaded
         request.loaded = 1
-    elif request.place == KEPT:
-        put(arrays, r, i, NOWHERE)
+    elif request.place == state.KEPT:
+        put(arrays, r, i, state.NOWHERE)
         kv.free(arrays, r, i, request.computed // engine.block)
 
 
 @native
 def emitting(arrays: Any, r: Any, out: Any) -> Any:
     """The requests that get a token when the oldest scheduled step completes; returns their number."""
-    step, count = memory.engine(arrays, r).completed + 1, 0
-    i = memory.queue(arrays, r, RUNNING).head
+    step, count = state.engine(arrays, r).completed + 1, 0
+    i = state.queue(arrays, r, state.RUNNING).head
     while i != NONE:
-        if emits_in(memory.request(arrays, i), step):
+        if emits_in(state.request(arrays, i), step):
             out[count] = i
             count += 1
-        i = memory.link(arrays, i, PLACES).next
-    for queue, family in ((TOUCHED, TOUCHES), (ENDING, ENDS)):
-        i = memory.queue(arrays, r, queue + (step & 1)).head
+        i = state.link(arrays, i, state.PLACES).next
+    for queue, family in ((state.TOUCHED, state.TOUCHES), (state.ENDING, state.ENDS)):
+        i = state.queue(arrays, r, queue + (step & 1)).head
         while i != NONE:
-            request = memory.request(arrays, i)
-            if request.place != RUNNING and emits_in(request, step):
-                twice = family == ENDS and request.touched
+            request = state.request(arrays, i)
+            if request.place != state.RUNNING and emits_in(request, step):
+                twice = family == state.ENDS and request.touched
                 if not twice:
                     out[count] = i
                     count += 1
-            i = memory.link(arrays, i, family).next
+            i = state.link(arrays, i, family).next
     return count
 
 
 @inlined
 def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     request.last_s = at_s
     engine.open -= 1
-    running = request.place == RUNNING
-    if running and request.kv == HELD:
-        put(arrays, r, i, KEPT)
+    running = request.place == state.RUNNING
+    if running and request.kv == state.HELD:
+        put(arrays, r, i, state.KEPT)
         return
-    put(arrays, r, i, NOWHERE)
+    put(arrays, r, i, state.NOWHERE)
     set_partial(arrays, r, i, 0)
     if running:  # else preempted while its last token was computed
         kv.free(arrays, r, i, request.computed // engine.block)
@@ -180,23 +170,23 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
 
     Returns False, and does nothing, where not all requests fit, so that order matters.
     """
-    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
+    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
     budget = engine.max_tokens - engine.decoders
     cut = partials(arrays, r)
     if engine.long_prefill or budget < 0 or cut > 1:
         return False
-    opened = memory.needing(arrays, r, engine.scheduled % engine.block).count
+    opened = state.needing(arrays, r, engine.scheduled % engine.block).count
     needed, new = opened, 0
-    i = memory.queue(arrays, r, PARTIAL).head
+    i = state.queue(arrays, r, state.PARTIAL).head
     if cut:
-        request = memory.request(arrays, i)
+        request = state.request(arrays, i)
         new = min(missing(request), budget)
         needed += kv.blocks_for(engine, request.computed + new) - request.blocks
     if needed > engine.free:
         return False
     batch.decode = engine.decoders
     batch.context = engine.contexts + engine.scheduled * engine.decoders
-    memory.emits(arrays, r, number & 1).count = engine.decoders
+    state.emits(arrays, r, number & 1).count = engine.decoders
     if opened:
         kv.take(arrays, r, opened)
     if cut and budget:
@@ -210,25 +200,25 @@ def _holds_prefills(arrays: Any, r: Any, number: Any) -> bool:
 
     Where the last pass could not admit all, nothing is held back.
     """
-    engine, i, due = memory.engine(arrays, r), memory.queue(arrays, r, PARTIAL).head, 0
+    engine, i, due = state.engine(arrays, r), state.queue(arrays, r, state.PARTIAL).head, 0
     if engine.backed_up or number - engine.prefill_step >= engine.interval:
         return False
     while i != NONE:
-        due += 1 if memory.request(arrays, i).partial == DUE else 0
-        i = memory.link(arrays, i, PARTIALS).next
-    return memory.count(arrays, r, RUNNING) > due  # type: ignore[no-any-return]
+        due += 1 if state.request(arrays, i).partial == state.DUE else 0
+        i = state.link(arrays, i, state.PARTIALS).next
+    return state.count(arrays, r, state.RUNNING) > due  # type: ignore[no-any-return]
 
 
 @native
 def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
     """Schedule the missing tokens of one running request after the other, while the budget lasts."""
-    engine, batch = memory.engine(arrays, r), memory.batch(arrays, r)
+    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
     budget, limit = engine.max_tokens, long_prefill_limit(arrays, r)
-    i = memory.queue(arrays, r, RUNNING).head
+    i = state.queue(arrays, r, state.RUNNING).head
     while i != NONE:
-        request = memory.request(arrays, i)
+        request = state.request(arrays, i)
         new = min(1 if request.decoding else missing(request), min(limit, budget))
-        if scheduled(engine, request) != request.output and not (held and request.partial == DUE):
+        if scheduled(engine, request) != request.output and not (held and request.partial == state.DUE):
             if new and not _make_room(arrays, r, i, new):
                 _pause_from(arrays, r, i)
                 return
@@ -239,11 +229,11 @@ def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
                 batch.decode += 1
                 batch.context += context(engine, request)
                 kv.take(arrays, r, _blocks_lacking(engine, request, 1))
-                memory.emits(arrays, r, number & 1).count += 1
+                state.emits(arrays, r, number & 1).count += 1
             else:
                 _pause(arrays, r, i)
             budget -= new
-        i = memory.link(arrays, i, PLACES).next
+        i = state.link(arrays, i, state.PLACES).next
 
 
 @inlined
@@ -252,11 +242,11 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
 
     False also where a step in flight writes the blocks of the last, and the engine receives KV.
     """
-    engine, request = memory.engine(arrays, r), memory.request(arrays, i)
+    engine, request = state.engine(arrays, r), state.request(arrays, i)
     while _blocks_lacking(engine, request, new) > engine.free:
-        last = memory.queue(arrays, r, RUNNING).tail
+        last = state.queue(arrays, r, state.RUNNING).tail
         if engine.receives:
-            it = memory.request(arrays, last)
+            it = state.request(arrays, last)
             if (engine.scheduled if it.decoding else it.last_step) > engine.completed:
                 return False
         _preempt(arrays, r, last)
@@ -268,41 +258,41 @@ def _make_room(arrays: Any, r: Any, i: Any, new: Any) -> bool:
 @inlined
 def _pause_from(arrays: Any, r: Any, i: Any) -> None:
     """Compute nothing of a running request in this step, nor of those behind it."""
-    if memory.request(arrays, i).place != RUNNING:
+    if state.request(arrays, i).place != state.RUNNING:
         return  # preempted, as all behind it
     while i != NONE:
-        if memory.request(arrays, i).decoding:
+        if state.request(arrays, i).decoding:
             _pause(arrays, r, i)
-        i = memory.link(arrays, i, PLACES).next
+        i = state.link(arrays, i, state.PLACES).next
 
 
 @native
 def _pause(arrays: Any, r: Any, i: Any) -> None:
     """Give a decoder no token in this step."""
-    leave(arrays, r, i, memory.engine(arrays, r).scheduled)
-    set_partial(arrays, r, i, WHOLE)
+    leave(arrays, r, i, state.engine(arrays, r).scheduled)
+    set_partial(arrays, r, i, state.WHOLE)
 
 
 @inlined
 def _preempt(arrays: Any, r: Any, i: Any) -> None:
     """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
-    put(arrays, r, i, NOWHERE)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    put(arrays, r, i, state.NOWHERE)
     kv.name_all(arrays, r, i, hashed(engine, request))
     _release(arrays, r, i)
-    if request.kv == HELD:  # KV that is to be handed on is gone: tokens in flight count for nothing
+    if request.kv == state.HELD:  # KV that is to be handed on is gone: tokens in flight count for nothing
         drop_emissions(arrays, r, i)
         request.most = emitted(engine, request)
     request.computed = 0
-    request.place = WAITING
-    insert_after(memory.queue(arrays, r, WAITING), memory.links(arrays), PLACES, NONE, i)
+    request.place = state.WAITING
+    insert_after(state.queue(arrays, r, state.WAITING), state.links(arrays), state.PLACES, NONE, i)
     engine.preemptions += 1
 
 
 @native
 def _release(arrays: Any, r: Any, i: Any) -> None:
     """Give back the blocks of a request that runs no longer."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     known = hashed(engine, request)
     if request.decoding:
         leave(arrays, r, i, engine.scheduled)
@@ -315,3 +305,107 @@ def _blocks_lacking(engine: Any, request: Any, new: Any) -> Any:
     has = context(engine, request) if request.decoding else request.computed
     blocks = kv.blocks_for(engine, has) if request.decoding else request.blocks
     return kv.blocks_for(engine, has + new) - blocks
+
+
+@native
+def admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
+    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
+    waiting, running = state.queue(arrays, r, state.WAITING), state.queue(arrays, r, state.RUNNING)
+    limit = long_prefill_limit(arrays, r)
+    budget = engine.max_tokens - batch.decode - batch.prefill
+    if engine.loaded:
+        budget = _admit_loaded(arrays, r, budget, number, now_s)
+    while waiting.count and budget and running.count < engine.max_seqs:
+        i = waiting.head
+        request = state.request(arrays, i)
+        tokens = request.prompt + request.most
+        found = idle = 0
+        if request.pieces or request.own_blocks:
+            found, idle = kv.find(arrays, r, i, (tokens - 1) // engine.block)
+        needed = kv.blocks_for(engine, tokens) - found + idle
+        if request.kv == state.REMOTE:
+            if needed + _reserved_blocks(arrays, r) > engine.free:
+                return
+            _load(arrays, r, i, found)
+            continue
+        if needed > engine.free or (held and found * engine.block < tokens - 1):
+            return
+        _start(arrays, r, i, number, now_s)
+        if found:
+            kv.hold(arrays, r, i, found)
+        request.computed = found * engine.block
+        if request.cached < 0:
+            request.cached = request.computed
+            _count_hits(engine, request, tokens)
+        new = min(tokens - request.computed, min(limit, budget))
+        compute(arrays, r, i, new, number)
+        budget -= new
+
+
+@native
+def _start(arrays: Any, r: Any, i: Any, number: Any, now_s: Any) -> None:
+    """Give a request a slot."""
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    put(arrays, r, i, state.RUNNING)
+    engine.admitted += 1
+    request.order = engine.admitted
+    request.first_step = number
+    if request.scheduled_s != request.scheduled_s:
+        request.scheduled_s = now_s
+    if engine.ahead_first == NONE:
+        engine.ahead_first = i
+
+
+@inlined
+def _count_hits(engine: Any, request: Any, tokens: Any) -> None:
+    if engine.caching:
+        engine.prefix_queries += tokens
+        engine.prefix_hits += request.computed
+
+
+@inlined
+def _load(arrays: Any, r: Any, i: Any, found: Any) -> None:
+    """Take blocks for the whole prompt and wait for what is not cached."""
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    if found:
+        kv.hold(arrays, r, i, found)
+    request.computed = found * engine.block
+    request.to_load = request.prompt - request.computed
+    blocks = kv.blocks_for(engine, request.prompt)
+    kv.take(arrays, r, blocks - found)
+    request.blocks = blocks
+    _count_hits(engine, request, request.prompt)
+    request.kv = state.OWN
+    put(arrays, r, i, state.LOADING)
+    append(state.queue(arrays, r, state.STARTED), state.links(arrays), state.MOVES, i)
+    request.moving = 1
+
+
+@inlined
+def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> Any:
+    """Compute the last token of the prompts whose KV is there; returns what is left of the budget."""
+    engine = state.engine(arrays, r)
+    i = state.queue(arrays, r, state.LOADING).head
+    while i != NONE and budget and state.count(arrays, r, state.RUNNING) < engine.max_seqs:
+        after, request = state.link(arrays, i, state.PLACES).next, state.request(arrays, i)
+        if request.loaded:
+            request.loaded = 0
+            engine.loaded -= 1
+            _start(arrays, r, i, number, now_s)
+            request.cached = request.computed = request.own = request.prompt - 1
+            compute(arrays, r, i, 1, number)
+            budget -= 1
+        i = after
+    return budget
+
+
+@inlined
+def _reserved_blocks(arrays: Any, r: Any) -> Any:
+    """Blocks that the prompts in computation still need, which a transfer must leave them."""
+    i, blocks = state.queue(arrays, r, state.PARTIAL).head, 0
+    while i != NONE:
+        request = state.request(arrays, i)
+        if request.partial == state.DUE:
+            blocks += kv.blocks_for(state.engine(arrays, r), request.prompt + request.most) - request.blocks
+        i = state.link(arrays, i, state.PARTIALS).next
+    return blocks

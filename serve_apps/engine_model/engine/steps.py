@@ -11,86 +11,61 @@ empty steps, a sleep apart.
 import math
 from typing import Any
 
-from serve_apps.engine_model.engine import memory, rules
+from numba.np.unsafe.ndarray import to_fixed_tuple
+
+from serve_apps.engine_model.cost.step_time import step_terms, total_s
+from serve_apps.engine_model.engine import rules, state
 from serve_apps.engine_model.engine.decoders import emits_in, put
-from serve_apps.engine_model.engine.lists import NONE, append, insert_after, pop_first
-from serve_apps.engine_model.engine.lists import remove as unlink
-from serve_apps.engine_model.engine.native import inlined, native
-from serve_apps.engine_model.engine.records import (
-    ARRIVING,
-    ENDED,
-    ENDING,
-    ENDS,
-    KEPT,
-    LOADING,
-    MOVES,
-    NOWHERE,
-    OWN,
-    PLACES,
-    REMOTE,
-    RUNNING,
-    SEEN,
-    STARTED,
-    UNREAD,
-    WAITING,
-)
+from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, pop_first
+from serve_apps.engine_model.engine.native import remove as unlink
 
 IDLE_POLL_S = 1e-3
 """Sleep of vLLM's core when a step has nothing to compute (engine/core.py, _process_engine_step)."""
 
 
-def free_again_s(now_s: float, free_s: float, work_s: float) -> float:
-    """End of the serial front end's work on a request that comes at `now_s`, while it is busy until
-    `free_s`."""
-    return max(now_s, free_s) + work_s
-
-
-_free_again_s = native(free_again_s)
-
-
 @native
 def add(arrays: Any, r: Any, i: Any, now_s: Any, more_s: Any) -> None:
     """Request `i` passes the front end, with `more_s` of work for its images; then it waits in turn."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
-    engine.front_free_s = _free_again_s(now_s, engine.front_free_s, engine.front_end_s + more_s)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
+    engine.front_free_s = max(now_s, engine.front_free_s) + (engine.front_end_s + more_s)
     request.ready_s = engine.front_free_s + engine.latency_s
     request.engine = r
     request.own = request.prompt
     engine.open += 1
-    if request.kv != OWN:
+    if request.kv != state.OWN:
         engine.moves = 1
-    put(arrays, r, i, ARRIVING)
+    put(arrays, r, i, state.ARRIVING)
 
 
 @native
 def abort(arrays: Any, r: Any, i: Any) -> None:
     """Drop an open request and free its blocks; those for which KV is on its way stay until it is there."""
-    engine, request = memory.engine(arrays, r), memory.request(arrays, i)
+    engine, request = state.engine(arrays, r), state.request(arrays, i)
     engine.open -= 1
-    if request.place == ARRIVING:
-        put(arrays, r, i, NOWHERE)
+    if request.place == state.ARRIVING:
+        put(arrays, r, i, state.NOWHERE)
     else:
         rules.abort(arrays, r, i)
         engine.stalled = 0
 
 
 @native
-def choose(arrays: Any, r: Any, now_s: Any) -> bool:
+def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the work of the step that begins now; its figures are in `batches`. False without any.
 
     The work of an engine with a step ahead was chosen before; its figures come from the caller.
     """
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     if engine.stalled and now_s < _next_look_s(arrays, r):
         return False
-    arriving = memory.queue(arrays, r, ARRIVING)
+    arriving = state.queue(arrays, r, state.ARRIVING)
     while arriving.count:
-        i, request = arriving.head, memory.request(arrays, arriving.head)
+        i, request = arriving.head, state.request(arrays, arriving.head)
         if request.ready_s > now_s:
             break
         request.queued_s = now_s
-        engine.receives |= 1 if request.kv == REMOTE else 0
-        put(arrays, r, i, WAITING)
+        engine.receives |= 1 if request.kv == state.REMOTE else 0
+        put(arrays, r, i, state.WAITING)
     if not engine.ahead:
         engine.ahead_first = NONE
         if now_s < engine.idle_until_s or not _schedule(arrays, r, now_s):
@@ -101,25 +76,25 @@ def choose(arrays: Any, r: Any, now_s: Any) -> bool:
 
 
 @native
-def choose_ahead(arrays: Any, r: Any, now_s: Any) -> None:
+def _choose_ahead(arrays: Any, r: Any, now_s: Any) -> None:
     """With asynchronous scheduling, choose the work of the step after the one that begins now."""
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     if engine.asynchronous:
         engine.ahead_first = NONE
         engine.ahead = 1 if _schedule(arrays, r, now_s) else 0
 
 
 @native
-def end(arrays: Any, r: Any, at_s: Any) -> None:
+def _end(arrays: Any, r: Any, at_s: Any) -> None:
     """The tokens of the step begun last exist; the finished requests are in the queue `ENDING` of that
     step."""
-    engine = memory.engine(arrays, r)
-    if len(memory.tokens(arrays)):
+    engine = state.engine(arrays, r)
+    if len(state.tokens(arrays)):
         _note_tokens(arrays, r, at_s)
     rules.complete(arrays, r, at_s)
     if engine.moves:
         engine.stalled = 0
-        _learn(arrays, r, memory.queue(arrays, r, SEEN + (engine.completed & 1)))
+        _learn(arrays, r, state.queue(arrays, r, state.SEEN + (engine.completed & 1)))
     if engine.asynchronous and not engine.ahead:
         engine.idle_until_s = at_s + IDLE_POLL_S
 
@@ -127,68 +102,68 @@ def end(arrays: Any, r: Any, at_s: Any) -> None:
 @native
 def pop_finished(arrays: Any, r: Any) -> Any:
     """The next request that finished in the step that ended last; `NONE` after the last."""
-    queue = memory.queue(arrays, r, ENDING + (memory.engine(arrays, r).completed & 1))
-    return pop_first(queue, memory.links(arrays), ENDS) if queue.count else NONE
+    queue = state.queue(arrays, r, state.ENDING + (state.engine(arrays, r).completed & 1))
+    return pop_first(queue, state.links(arrays), state.ENDS) if queue.count else NONE
 
 
 @native
 def pop_started(arrays: Any, r: Any) -> Any:
     """The next request that took blocks for the KV of another engine; `NONE` after the last."""
-    queue = memory.queue(arrays, r, STARTED)
+    queue = state.queue(arrays, r, state.STARTED)
     if not queue.count:
         return NONE
-    i = pop_first(queue, memory.links(arrays), MOVES)
-    memory.request(arrays, i).moving = 0
+    i = pop_first(queue, state.links(arrays), state.MOVES)
+    state.request(arrays, i).moving = 0
     return i
 
 
 @native
 def transfer_ends(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
     """The transfer to or from a request ends at `at_s`, which may lie ahead."""
-    request, queue, links = memory.request(arrays, i), memory.queue(arrays, r, ENDED), memory.links(arrays)
+    request, queue, links = state.request(arrays, i), state.queue(arrays, r, state.ENDED), state.links(arrays)
     if request.moving:
-        unlink(memory.queue(arrays, r, STARTED), links, MOVES, i)
+        unlink(state.queue(arrays, r, state.STARTED), links, state.MOVES, i)
     request.moving, request.moved_s = 1, at_s
     before = queue.tail
-    while before != NONE and memory.request(arrays, before).moved_s > at_s:
-        before = links[before, MOVES].previous
-    insert_after(queue, links, MOVES, before, i)
+    while before != NONE and state.request(arrays, before).moved_s > at_s:
+        before = links[before, state.MOVES].previous
+    insert_after(queue, links, state.MOVES, before, i)
 
 
 @native
 def ready_s(arrays: Any, r: Any) -> Any:
     """Earliest time a step has work: -inf when it is there already, inf when the engine is empty."""
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     if engine.ahead:
         return -math.inf
     if engine.stalled:
         return _next_look_s(arrays, r)
-    if memory.count(arrays, r, RUNNING) or memory.count(arrays, r, WAITING) or _awaiting(arrays, r):
+    if state.count(arrays, r, state.RUNNING) or state.count(arrays, r, state.WAITING) or _awaiting(arrays, r):
         return engine.idle_until_s
-    arriving = memory.queue(arrays, r, ARRIVING)
+    arriving = state.queue(arrays, r, state.ARRIVING)
     if arriving.count:
-        return max(memory.request(arrays, arriving.head).ready_s, engine.idle_until_s)
+        return max(state.request(arrays, arriving.head).ready_s, engine.idle_until_s)
     return math.inf
 
 
 @native
 def _schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     """Choose the next step; of an engine that sends or receives KV also empty ones."""
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     if not engine.moves:
         return rules.schedule(arrays, r, now_s)  # type: ignore[no-any-return]
-    preemptions, unread = engine.preemptions, memory.queue(arrays, r, UNREAD)
-    works, ended = rules.schedule(arrays, r, now_s), memory.queue(arrays, r, ENDED)
+    preemptions, unread = engine.preemptions, state.queue(arrays, r, state.UNREAD)
+    works, ended = rules.schedule(arrays, r, now_s), state.queue(arrays, r, state.ENDED)
     learned = unread.count > 0
     _learn(arrays, r, unread)
-    target = memory.queue(arrays, r, SEEN + (engine.scheduled & 1)) if works else unread
-    while ended.count and memory.request(arrays, ended.head).moved_s <= now_s:
-        append(target, memory.links(arrays), MOVES, pop_first(ended, memory.links(arrays), MOVES))
+    target = state.queue(arrays, r, state.SEEN + (engine.scheduled & 1)) if works else unread
+    while ended.count and state.request(arrays, ended.head).moved_s <= now_s:
+        append(target, state.links(arrays), state.MOVES, pop_first(ended, state.links(arrays), state.MOVES))
     if not works and not engine.asynchronous:
         learned = unread.count > 0
         _learn(arrays, r, unread)
     engine.stalled = 0
-    open_requests = memory.count(arrays, r, WAITING) + memory.count(arrays, r, RUNNING)
+    open_requests = state.count(arrays, r, state.WAITING) + state.count(arrays, r, state.RUNNING)
     if not works and (open_requests or _awaiting(arrays, r)):
         engine.idle_until_s = now_s + IDLE_POLL_S
         idle = not learned and not unread.count and engine.preemptions == preemptions
@@ -199,26 +174,26 @@ def _schedule(arrays: Any, r: Any, now_s: Any) -> bool:
 @native
 def _learn(arrays: Any, r: Any, queue: Any) -> None:
     while queue.count:
-        i = pop_first(queue, memory.links(arrays), MOVES)
-        memory.request(arrays, i).moving = 0
+        i = pop_first(queue, state.links(arrays), state.MOVES)
+        state.request(arrays, i).moving = 0
         rules.transferred(arrays, r, i)
 
 
 @inlined
 def _awaiting(arrays: Any, r: Any) -> bool:
     """True if blocks are held for a transfer."""
-    return memory.count(arrays, r, LOADING) + memory.count(arrays, r, KEPT) > 0  # type: ignore[no-any-return]
+    return state.count(arrays, r, state.LOADING) + state.count(arrays, r, state.KEPT) > 0  # type: ignore[no-any-return]
 
 
 @native
 def _next_look_s(arrays: Any, r: Any) -> Any:
     """The first look of an idle core at which something will have happened."""
-    engine, due_s = memory.engine(arrays, r), math.inf
-    arriving, ended = memory.queue(arrays, r, ARRIVING), memory.queue(arrays, r, ENDED)
+    engine, due_s = state.engine(arrays, r), math.inf
+    arriving, ended = state.queue(arrays, r, state.ARRIVING), state.queue(arrays, r, state.ENDED)
     if arriving.count:
-        due_s = memory.request(arrays, arriving.head).ready_s
+        due_s = state.request(arrays, arriving.head).ready_s
     if ended.count:
-        due_s = min(due_s, memory.request(arrays, ended.head).moved_s)
+        due_s = min(due_s, state.request(arrays, ended.head).moved_s)
     if due_s == math.inf:
         return due_s
     sleeps = math.ceil(max(0.0, due_s - engine.idle_until_s) / IDLE_POLL_S)
@@ -228,22 +203,177 @@ def _next_look_s(arrays: Any, r: Any) -> Any:
 @inlined
 def _note_begin(arrays: Any, r: Any, now_s: Any) -> None:
     """The step that begins computes those that it admitted from now on."""
-    i = memory.engine(arrays, r).ahead_first
+    i = state.engine(arrays, r).ahead_first
     while i != NONE:
-        if memory.request(arrays, i).first_step == memory.engine(arrays, r).completed + 1:
-            memory.request(arrays, i).begun_s = now_s
-        i = memory.link(arrays, i, PLACES).next
+        if state.request(arrays, i).first_step == state.engine(arrays, r).completed + 1:
+            state.request(arrays, i).begun_s = now_s
+        i = state.link(arrays, i, state.PLACES).next
 
 
 @inlined
 def _note_tokens(arrays: Any, r: Any, at_s: Any) -> None:
     """Keep the time of every token of the step that ends."""
-    engine = memory.engine(arrays, r)
+    engine = state.engine(arrays, r)
     step = engine.completed + 1
-    for queue in (RUNNING, WAITING):
-        i = memory.queue(arrays, r, queue).head
+    for queue in (state.RUNNING, state.WAITING):
+        i = state.queue(arrays, r, queue).head
         while i != NONE:
-            request = memory.request(arrays, i)
+            request = state.request(arrays, i)
             if emits_in(request, step):
-                memory.tokens(arrays)[request.token + request.ahead + step - 1] = at_s
-            i = memory.link(arrays, i, PLACES).next
+                state.tokens(arrays)[request.token + request.ahead + step - 1] = at_s
+            i = state.link(arrays, i, state.PLACES).next
+
+
+PUBLISH_S = 0.1
+"""Interval at which the ranks' counts reach the balancer (vLLM v1/engine/coordinator.py,
+min_stats_update_interval_ms)."""
+KV_PENALTY = 6.0
+"""Weight of a waiting request per share of KV in use beyond a half (vLLM v1/engine/core_client.py,
+DPLBAsyncMPClient.get_core_engine_for_request)."""
+SHARED = 2
+"""The place of the costs of shared experts in `Arrays.costs`."""
+COSTS = 15
+"""Costs of a step (`cost.step_time.Roofline`)."""
+
+_step_terms, _total_s = native(step_terms), native(total_s)
+
+
+@native
+def due_s(arrays: Any, g: Any) -> Any:
+    """The end of the step that runs, or else the earliest time at which one may begin."""
+    group = state.group(arrays, g)
+    if group.in_flight:
+        return group.end_s
+    earliest_s = math.inf
+    for r in range(group.first, group.first + group.width):
+        earliest_s = min(earliest_s, ready_s(arrays, r))
+    return max(group.free_s, earliest_s)
+
+
+@native
+def lacks_noise(arrays: Any, g: Any) -> bool:
+    """The noise of the group's next step is not drawn yet."""
+    return state.service(arrays, 0).noisy and state.group(arrays, g).drawn == state.noise(arrays).shape[1]  # type: ignore[no-any-return]
+
+
+@native
+def begin(arrays: Any, g: Any, now_s: Any) -> bool:
+    """Start a step of all ranks; False without work. A rank without work takes part all the same."""
+    group = state.group(arrays, g)
+    ranks = range(group.first, group.first + group.width)
+    if group.width > 1:
+        publish(arrays, g, now_s)
+    works, slowest_s, decode, prefill = 0, 0.0, 0, 0
+    for r in ranks:
+        engine, batch = state.engine(arrays, r), state.batch(arrays, r)
+        engine.stepping = 1 if _choose(arrays, r, now_s) else 0
+        if not engine.stepping:
+            batch.decode, batch.prefill, batch.context, batch.sequences, batch.pairs = 1, 0, 0, 0, 0.0
+        works += engine.stepping
+        costs = to_fixed_tuple(state.costs(arrays)[engine.kind], COSTS)
+        work = batch.decode, batch.prefill, batch.context, batch.pairs, batch.sequences
+        slowest_s = max(slowest_s, _total_s(_step_terms(costs, *work)))
+        decode, prefill = decode + batch.decode, prefill + batch.prefill
+    group.began_s = now_s
+    if not works:
+        return False
+    if group.width > 1:
+        slowest_s += _total_s(
+            _step_terms(to_fixed_tuple(state.costs(arrays)[SHARED], COSTS), decode, prefill, 0, 0.0, 0)
+        )
+    took_s = _lengthened_s(arrays, g, slowest_s, now_s)
+    group.end_s, group.in_flight = now_s + took_s, 1
+    group.steps += 1
+    group.busy_s += took_s
+    for r in ranks:
+        if state.engine(arrays, r).stepping:
+            _add_up(arrays, r, took_s)
+    return True
+
+
+@native
+def begin_ahead(arrays: Any, g: Any) -> None:
+    """With asynchronous scheduling, choose the work of the step after the one that just began."""
+    group = state.group(arrays, g)
+    for r in range(group.first, group.first + group.width):
+        if state.engine(arrays, r).stepping:
+            _choose_ahead(arrays, r, group.began_s)
+
+
+@native
+def end(arrays: Any, g: Any) -> None:
+    """The tokens of the step that runs exist."""
+    group, ahead = state.group(arrays, g), 0
+    ranks = range(group.first, group.first + group.width)
+    if group.width > 1:
+        publish(arrays, g, group.end_s)
+    group.free_s, group.in_flight = group.end_s, 0
+    for r in ranks:
+        if state.engine(arrays, r).stepping:
+            _end(arrays, r, group.end_s)
+            ahead += state.engine(arrays, r).ahead
+    if ahead and group.width > 1:  # a rank whose peers are busy looks for work in the next step
+        for r in ranks:
+            state.engine(arrays, r).idle_until_s = -math.inf
+
+
+@native
+def publish(arrays: Any, g: Any, now_s: Any) -> None:
+    """Publish the ranks' counts as they have been up to now, if `PUBLISH_S` is over."""
+    group = state.group(arrays, g)
+    if now_s // PUBLISH_S <= group.looks:
+        return
+    group.looks = now_s // PUBLISH_S
+    for r in range(group.first, group.first + group.width):
+        engine = state.engine(arrays, r)
+        engine.told_waiting = state.count(arrays, r, state.WAITING)
+        engine.told_running = state.count(arrays, r, state.RUNNING)
+        engine.told_usage, engine.sent_since = 1 - engine.free / engine.blocks, 0
+
+
+@native
+def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
+    """The engine of replica `g` that gets a request now."""
+    group = state.group(arrays, g)
+    if group.width == 1:
+        return group.first
+    publish(arrays, g, now_s)
+    found, least = group.first, math.inf
+    for k in range(group.width):
+        r = group.first + (group.start + k) % group.width
+        engine = state.engine(arrays, r)
+        waiting = engine.told_waiting + engine.sent_since
+        score = float(max(engine.open, waiting + engine.told_running))
+        score += waiting * KV_PENALTY * max(0.0, engine.told_usage - 0.5)
+        if score < least:
+            found, least = r, score
+    group.start = (group.start + 1) % group.width
+    state.engine(arrays, found).sent_since += 1
+    return found
+
+
+@inlined
+def _lengthened_s(arrays: Any, g: Any, duration_s: Any, now_s: Any) -> Any:
+    """The duration of a step that begins at `now_s`, with its noise."""
+    group, seconds = state.group(arrays, g), state.service(arrays, 0)
+    if not seconds.noisy:
+        return duration_s
+    factor, stall_s, gauss = state.noise(arrays)[g, group.drawn]
+    gap_s, group.drifted_at_s = now_s - group.drifted_at_s, now_s
+    group.drawn += 1
+    if seconds.drift_sd > 0:  # a stationary AR(1) process (Ornstein and Uhlenbeck)
+        kept = math.exp(-max(0.0, gap_s) / seconds.drift_memory_s)
+        group.drift = kept * group.drift + seconds.drift_sd * math.sqrt(1 - kept * kept) * gauss
+    return duration_s * factor * math.exp(group.drift) + stall_s
+
+
+@inlined
+def _add_up(arrays: Any, r: Any, took_s: Any) -> None:
+    """Add the step that begins to the sums."""
+    engine, batch = state.engine(arrays, r), state.batch(arrays, r)
+    engine.decode_sum += batch.decode
+    engine.prefill_sum += batch.prefill
+    engine.context_sum += batch.context
+    engine.pair_sum += batch.pairs
+    engine.sequence_sum += batch.sequences
+    engine.kv_token_seconds += took_s * engine.block * (engine.blocks - engine.free)

@@ -1,7 +1,7 @@
 """The routing policies' choice of a replica, for one request and for arrays of them.
 
 Behind HAProxy or a Serve proxy the same rules decide; the ring, its hash and its bound are theirs
-(`serve_apps.routing.hash_ring`).
+(`serve_apps.routing.policies`).
 """
 
 from collections.abc import Callable
@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_apps.engine_model.service.choice import BOUNDED, FEWER, GIVEN, LEAST
-from serve_apps.routing import hash_ring
+from serve_apps.engine_model.engine import state
+from serve_apps.engine_model.engine.native import NONE, inlined, native
+from serve_apps.routing import policies
+from serve_apps.routing.policies import bound
 
 Ints = NDArray[np.int64]
 BY_SESSION = ("consistent_hash", "bounded_hash", "client_side")
@@ -152,10 +154,96 @@ def _known(session: Ints | None) -> Ints:
 @lru_cache(maxsize=8)
 def _ring(balance: Balance, replicas: tuple[int, ...], seed: int) -> tuple[Any, Ints]:
     """The ring of replicas whose names carry the seed, as every deployment has names of its own."""
-    places, owners = hash_ring.ring([f"{seed}-{each}" for each in replicas], balance.vnodes)
+    places, owners = policies.ring([f"{seed}-{each}" for each in replicas], balance.vnodes)
     return places, np.array(replicas, np.int64)[owners]
 
 
 def _starts(places: Any, session: Ints) -> Ints:
     known, inverse = np.unique(session, return_inverse=True)
-    return hash_ring.starts(places, map(hash_ring.session_key, known.tolist()))[inverse]
+    return policies.starts(places, map(policies.session_key, known.tolist()))[inverse]
+
+
+LEAST, GIVEN, FEWER, BOUNDED = range(4)
+"""Ways to choose: the least busy of all; as given; the less busy of two; the next on the ring with room."""
+
+_bound = native(bound)
+
+
+@native
+def choose(arrays: Any, side: Any, k: Any) -> Any:
+    """The replica, by its number in the service, of the `k`-th of the requests that are due."""
+    balancer, opened = state.balancer(arrays, side), state.open_counts(arrays)
+    if balancer.mode == LEAST:
+        return balancer.first + _least_busy(arrays, side)
+    one = state.choices(arrays)[2 * side, k]
+    if balancer.mode == BOUNDED:
+        return balancer.first + _next_with_room(arrays, side, one)
+    if balancer.mode == FEWER:
+        other = state.choices(arrays)[2 * side + 1, k]
+        if opened[balancer.first + other] < opened[balancer.first + one]:
+            one = other
+    return balancer.first + one
+
+
+@native
+def recount(arrays: Any, side: Any, g: Any, change: Any) -> None:
+    """So many more requests are open on replica `g`."""
+    balancer, opened = state.balancer(arrays, side), state.open_counts(arrays)
+    before = opened[g]
+    opened[g] = before + change
+    if g - balancer.first != _gone(arrays, side):
+        replicas_with = state.replicas_with(arrays)[side]
+        replicas_with[before] -= 1
+        replicas_with[before + change] += 1
+        balancer.in_flight += change
+        balancer.fewest = min(balancer.fewest, before + change)
+
+
+@native
+def lose(arrays: Any, now_s: Any) -> None:
+    """A replica that answers is passed over once it is lost, and its open requests count no longer."""
+    balancer = state.balancer(arrays, 0)
+    if balancer.lost != NONE and _gone(arrays, 0) == NONE and now_s >= balancer.lost_s:
+        opened = state.open_counts(arrays)[balancer.lost]
+        balancer.alive -= 1
+        balancer.in_flight -= opened
+        state.replicas_with(arrays)[0, opened] -= 1
+
+
+@native
+def _of(arrays: Any, side: Any) -> Any:
+    """The open requests of the replicas of a side."""
+    balancers, opened = state.balancers(arrays), state.open_counts(arrays)
+    end = balancers[1].first if side == 0 and len(balancers) > 1 else len(opened)
+    return opened[balancers[side].first : end]
+
+
+@native
+def _gone(arrays: Any, side: Any) -> Any:
+    """The replica that is lost by now, by its number on its side, or none."""
+    balancer = state.balancer(arrays, side)
+    return balancer.lost if balancer.alive < len(_of(arrays, side)) else NONE
+
+
+@inlined
+def _least_busy(arrays: Any, side: Any) -> Any:
+    """The first replica in turn of those with the fewest open requests."""
+    balancer, opened = state.balancer(arrays, side), _of(arrays, side)
+    while state.replicas_with(arrays)[side, balancer.fewest] == 0:
+        balancer.fewest += 1
+    at, gone = balancer.turn, _gone(arrays, side)
+    while opened[at] != balancer.fewest or at == gone:
+        at = at + 1 if at + 1 < len(opened) else 0
+    balancer.turn = at + 1 if at + 1 < len(opened) else 0
+    return at
+
+
+@inlined
+def _next_with_room(arrays: Any, side: Any, start: Any) -> Any:
+    """The first replica on the ring, from `start` on, that is neither full nor lost."""
+    balancer, opened, owners = state.balancer(arrays, side), _of(arrays, side), state.owners(arrays)
+    most, at = _bound(balancer.in_flight, balancer.alive, balancer.load_factor), start
+    gone = _gone(arrays, side)
+    while opened[owners[at]] >= most or owners[at] == gone:
+        at = at + 1 if at + 1 < len(owners) else 0
+    return owners[at]

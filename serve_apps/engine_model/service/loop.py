@@ -8,10 +8,9 @@ import math
 from typing import Any
 
 from serve_apps.engine_model.cost.transfer import left_s
-from serve_apps.engine_model.engine import groups, kv, memory, steps
-from serve_apps.engine_model.engine.lists import NONE
-from serve_apps.engine_model.engine.native import inlined, native
-from serve_apps.engine_model.service.choice import choose, lose, recount
+from serve_apps.engine_model.engine import kv, state, steps
+from serve_apps.engine_model.engine.native import NONE, inlined, native
+from serve_apps.engine_model.service.balancer import choose, lose, recount
 
 REACHED, OUT_OF_NOISE, STANDSTILL = range(3)
 """Results: the instant is reached; more noise is due; requests are open that no event will serve."""
@@ -22,20 +21,20 @@ _left_s = native(left_s)
 @native
 def run(arrays: Any, until_s: Any) -> int:
     """Send what is due by `until_s`, end every step that ends by then, begin none at that instant."""
-    service, due_s = memory.service(arrays, 0), memory.due_s(arrays)
-    while service.arrived < min(service.closed, memory.due(arrays).shape[1]):
+    service, due_s = state.service(arrays, 0), state.due_s(arrays)
+    while service.arrived < min(service.closed, state.due(arrays).shape[1]):
         send(arrays, 0.0)
     while True:
         comes = service.arrived < len(due_s) and not service.closed and due_s[service.arrived] <= until_s
         horizon_s = due_s[service.arrived] if comes else until_s
-        g = memory.heap(arrays)[0]
-        group = memory.group(arrays, g)
+        g = state.heap(arrays)[0]
+        group = state.group(arrays, g)
         waits = group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s)
         if comes and (service.apart or waits):
             lose(arrays, horizon_s)
             send(arrays, horizon_s)
         elif waits:
-            stands = group.due_s == math.inf and memory.balancer(arrays, 0).in_flight > 0
+            stands = group.due_s == math.inf and state.balancer(arrays, 0).in_flight > 0
             return STANDSTILL if stands else REACHED
         elif not _serve(arrays, g, horizon_s):
             return OUT_OF_NOISE
@@ -44,8 +43,8 @@ def run(arrays: Any, until_s: Any) -> int:
 @native
 def refresh(arrays: Any, g: Any) -> None:
     """Find the next event of a replica anew, and its place among those of all."""
-    memory.group(arrays, g).due_s = groups.due_s(arrays, g)
-    heap, at = memory.heap(arrays), memory.group(arrays, g).place
+    state.group(arrays, g).due_s = steps.due_s(arrays, g)
+    heap, at = state.heap(arrays), state.group(arrays, g).place
     while at > 0 and _before(arrays, g, heap[(at - 1) >> 1]):
         _put(arrays, at, heap[(at - 1) >> 1])
         at = (at - 1) >> 1
@@ -63,7 +62,7 @@ def refresh(arrays: Any, g: Any) -> None:
 @inlined
 def _before(arrays: Any, g: Any, other: Any) -> bool:
     """Order of events: by time, ends before begins, then by number."""
-    one, two = memory.group(arrays, g), memory.group(arrays, other)
+    one, two = state.group(arrays, g), state.group(arrays, other)
     if one.due_s != two.due_s:
         return one.due_s < two.due_s  # type: ignore[no-any-return]
     if one.in_flight != two.in_flight:
@@ -73,8 +72,8 @@ def _before(arrays: Any, g: Any, other: Any) -> bool:
 
 @inlined
 def _put(arrays: Any, at: Any, g: Any) -> None:
-    memory.heap(arrays)[at] = g
-    memory.group(arrays, g).place = at
+    state.heap(arrays)[at] = g
+    state.group(arrays, g).place = at
 
 
 @native
@@ -83,21 +82,21 @@ def _serve(arrays: Any, g: Any, horizon_s: Any) -> bool:
 
     False if its noise has to be drawn.
     """
-    group, coupled = memory.group(arrays, g), memory.service(arrays, 0).coupled
+    group, coupled = state.group(arrays, g), state.service(arrays, 0).coupled
     drawn = True
     while True:
         if group.in_flight:
-            groups.end(arrays, g)
+            steps.end(arrays, g)
             finish(arrays, g)
-        elif groups.lacks_noise(arrays, g):
+        elif steps.lacks_noise(arrays, g):
             drawn = False
             break
-        elif groups.begin(arrays, g, group.due_s):
-            groups.begin_ahead(arrays, g)
+        elif steps.begin(arrays, g, group.due_s):
+            steps.begin_ahead(arrays, g)
             start(arrays, g)
         else:
             start(arrays, g)
-        group.due_s = groups.due_s(arrays, g)
+        group.due_s = steps.due_s(arrays, g)
         if coupled or group.due_s > horizon_s or (not group.in_flight and group.due_s == horizon_s):
             break
     refresh(arrays, g)
@@ -107,10 +106,10 @@ def _serve(arrays: Any, g: Any, horizon_s: Any) -> bool:
 @native
 def send(arrays: Any, now_s: Any) -> None:
     """Send the next request: choose, and hand it to the engine, or to both of a split node."""
-    service, k = memory.service(arrays, 0), memory.service(arrays, 0).arrived
+    service, k = state.service(arrays, 0), state.service(arrays, 0).arrived
     service.arrived += 1
-    i, g = memory.due(arrays)[0, k], memory.due(arrays)[1, k]
-    request = memory.request(arrays, i)
+    i, g = state.due(arrays)[0, k], state.due(arrays)[1, k]
+    request = state.request(arrays, i)
     if g == NONE:
         g = choose(arrays, 0, k)
     request.sent_s = now_s
@@ -132,14 +131,14 @@ def send(arrays: Any, now_s: Any) -> None:
 @native
 def _hand_over(arrays: Any, g: Any, i: Any, now_s: Any) -> None:
     """Give a request to a replica."""
-    steps.add(arrays, groups.choose_rank(arrays, g, now_s), i, now_s, 0.0)
+    steps.add(arrays, steps.choose_rank(arrays, g, now_s), i, now_s, 0.0)
     refresh(arrays, g)
 
 
 @inlined
 def _fill_caches(arrays: Any, g: Any, i: Any, k: Any) -> None:
     """The request is in the cache of its replica from now on, and nothing else happens."""
-    request, group = memory.request(arrays, i), memory.group(arrays, g)
+    request, group = state.request(arrays, i), state.group(arrays, g)
     _cache(arrays, group.first + k % group.width, i)
     if request.mate != NONE:
         _cache(arrays, choose(arrays, 1, k), request.mate)
@@ -148,7 +147,7 @@ def _fill_caches(arrays: Any, g: Any, i: Any, k: Any) -> None:
 @native
 def _cache(arrays: Any, r: Any, i: Any) -> None:
     """Take blocks for a whole request, and give them back."""
-    request, engine = memory.request(arrays, i), memory.engine(arrays, r)
+    request, engine = state.request(arrays, i), state.engine(arrays, r)
     request.engine = r
     if engine.caching:
         found, _ = kv.find(arrays, r, i, (request.prompt - 1) // engine.block)
@@ -160,22 +159,22 @@ def _cache(arrays: Any, r: Any, i: Any) -> None:
 @inlined
 def finish(arrays: Any, g: Any) -> None:
     """What the ends of requests trigger: the next one of a closed loop, or the decoding of a prompt."""
-    group, service = memory.group(arrays, g), memory.service(arrays, 0)
+    group, service = state.group(arrays, g), state.service(arrays, 0)
     for r in range(group.first, group.first + group.width):
-        if not memory.engine(arrays, r).stepping:
+        if not state.engine(arrays, r).stepping:
             continue
         i = steps.pop_finished(arrays, r)
         while i != NONE:
             recount(arrays, group.side, g, -1)
-            request = memory.request(arrays, i)
+            request = state.request(arrays, i)
             if group.side == 1:
-                memory.request(arrays, request.mate).computed_s = group.end_s
+                state.request(arrays, request.mate).computed_s = group.end_s
                 if service.writes:
                     _transfer(arrays, request.mate)
                 else:
-                    decode = memory.request(arrays, request.mate).engine
+                    decode = state.request(arrays, request.mate).engine
                     _hand_over(arrays, decode, request.mate, group.end_s)
-            elif service.closed and service.arrived < memory.due(arrays).shape[1]:
+            elif service.closed and service.arrived < state.due(arrays).shape[1]:
                 send(arrays, group.end_s)
             i = steps.pop_finished(arrays, r)
 
@@ -183,10 +182,10 @@ def finish(arrays: Any, g: Any) -> None:
 @inlined
 def start(arrays: Any, g: Any) -> None:
     """Blocks were taken for the KV of some requests: it may come."""
-    group = memory.group(arrays, g)
+    group = state.group(arrays, g)
     i = steps.pop_started(arrays, group.first)
     while i != NONE:
-        memory.request(arrays, i).taken_s = group.began_s
+        state.request(arrays, i).taken_s = group.began_s
         _transfer(arrays, i)
         i = steps.pop_started(arrays, group.first)
 
@@ -194,12 +193,12 @@ def start(arrays: Any, g: Any) -> None:
 @native
 def _transfer(arrays: Any, i: Any) -> None:
     """Carry the KV of request `i` over as soon as it is computed and has blocks to go to."""
-    request, service = memory.request(arrays, i), memory.service(arrays, 0)
+    request, service = state.request(arrays, i), state.service(arrays, 0)
     ready_s = max(request.computed_s, request.taken_s)
     if not (request.computed_s < math.inf and request.taken_s < math.inf):  # nan: not yet
         return
-    prompt = memory.request(arrays, request.mate)
-    work_s, engine = request.to_load * service.token_s, memory.engine(arrays, request.engine)
+    prompt = state.request(arrays, request.mate)
+    work_s, engine = request.to_load * service.token_s, state.engine(arrays, request.engine)
     if service.writes:
         work_s = _left_s(work_s, service.last_share, prompt.begun_s, request.computed_s, request.taken_s)
     engine.link_free_s = max(engine.link_free_s, ready_s) + work_s

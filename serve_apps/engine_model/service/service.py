@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
-from serve_apps.engine_model.engine import kinds, records
+from serve_apps.engine_model.engine import kinds, state
 from serve_apps.engine_model.engine.kinds import EngineKind, Ints, SplitKind
-from serve_apps.engine_model.engine.lists import NONE
+from serve_apps.engine_model.engine.native import NONE, native
 from serve_apps.engine_model.service import loop
-from serve_apps.engine_model.service.balancer import Balance, Choice, Loss, choice
-from serve_apps.engine_model.service.choice import FEWER, GIVEN
+from serve_apps.engine_model.service.balancer import FEWER, GIVEN, Balance, Choice, Loss, choice
 from serve_apps.engine_model.service.prefixes import SharedBeginnings
 
 Floats = NDArray[np.float64]
@@ -131,7 +130,7 @@ class Service:
 
     def _set_balancers(self, total: int) -> None:
         """A balancer for each side, over engines without requests."""
-        balancer = np.zeros(len(self._counts), records.BALANCER)
+        balancer = np.zeros(len(self._counts), state.BALANCER)
         balancer["first"] = (0, self._counts[0])[: len(self._counts)]
         balancer["alive"], balancer["lost"] = self._counts, NONE
         replicas_with = np.zeros((len(self._counts), 2), np.int64)
@@ -176,7 +175,7 @@ class Service:
         if self.split:
             decode, prefill = requests[::2], requests[1::2]
             decode["mate"], prefill["mate"] = prefill["serial"], decode["serial"]
-            decode["kv"], prefill["kv"] = records.REMOTE, records.HELD
+            decode["kv"], prefill["kv"] = state.REMOTE, state.HELD
             prefill["output"] = 1
         self.count += count
         self._names += count * levels
@@ -208,7 +207,7 @@ class Service:
         service["arrived"], service["from_s"] = 0, routed.from_s
         while (why := loop.run(self.arrays.address, until_s)) == loop.OUT_OF_NOISE:
             for g in np.flatnonzero(self.arrays.groups["drawn"] == self.arrays.noise.shape[1]).tolist():
-                kinds.draw(self.arrays, g, self._noises[g])
+                self._noises[g].draw(self.arrays, g)
         if why == loop.STANDSTILL:
             raise ValueError(STANDSTILL)
 
@@ -225,7 +224,7 @@ class Service:
         held, rows = len(self.arrays.requests), count * self.rows_each
         if rows > held:
             size = max(rows, 2 * held) - held
-            self.arrays.extend(**records.empty_requests(size))
+            self.arrays.extend(**state.empty_requests(size))
             counts = np.zeros((len(self._counts), size), np.int64)
             self.arrays.set(replicas_with=np.concatenate([self.arrays.replicas_with, counts], axis=1))
         named = self._names + (count - self.count) * levels
@@ -234,10 +233,10 @@ class Service:
             self.arrays.extend(names=spare, ends=spare.copy())
         if not len(self.arrays.runs):
             runs = self.blocks if room is None else min(self.blocks, room)
-            self.arrays.set(**records.empty_books(runs, runs if room else 0))
+            self.arrays.set(**state.empty_books(runs, runs if room else 0))
         cells = rows * (2 * levels + SPARE_RUNS)
         if room is None and cells > len(self.arrays.cells):
-            self.arrays.extend(cells=np.zeros(2 * cells - len(self.arrays.cells), records.CELL))
+            self.arrays.extend(cells=np.zeros(2 * cells - len(self.arrays.cells), state.CELL))
 
 
 def serve(
@@ -341,4 +340,42 @@ def all_work(times: Times) -> dict[str, float]:
     found: dict[str, float] = times.work._asdict()
     if times.prefill_work is not None:
         found |= {f"{PREFILL}{name}": value for name, value in times.prefill_work._asdict().items()}
+    return found
+
+
+LATE_GAP = 0.99
+"""The gap that stands for a request is its own 99 % quantile, as other tools print it."""
+
+
+@native
+def late_gap_s(ends: Any, share: Any) -> Any:
+    """The quantile `share` of the gaps between the times `ends`, of which there are two or more.
+
+    By numpy's `linear` rule; the largest gaps alone are kept, for there may be millions of requests.
+    """
+    count = len(ends) - 1
+    place = share * (count - 1)
+    low = int(place)
+    largest = np.zeros(count - low)
+    for i in range(count):
+        gap = ends[i + 1] - ends[i]
+        if i < len(largest) or gap > largest[0]:
+            at = 0 if i >= len(largest) else len(largest) - 1 - i
+            while at + 1 < len(largest) and largest[at + 1] < gap:
+                largest[at] = largest[at + 1]
+                at += 1
+            largest[at] = gap
+    if len(largest) == 1:
+        return largest[0]
+    return largest[0] + (place - low) * (largest[1] - largest[0])
+
+
+@native
+def late_gaps_s(tokens: Any, outputs: Any, share: Any) -> Any:
+    """The same of every request, whose tokens lie one after the other; nan of one token alone."""
+    found, at = np.full(len(outputs), np.nan), 0
+    for i in range(len(outputs)):
+        if outputs[i] > 1:
+            found[i] = late_gap_s(tokens[at : at + outputs[i]], share)
+        at += outputs[i]
     return found

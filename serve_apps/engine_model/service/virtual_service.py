@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serve_apps.engine_model.engine.kinds import SplitKind
-from serve_apps.engine_model.engine.lists import NONE
+from serve_apps.engine_model.engine.native import NONE
 from serve_apps.engine_model.service.balancer import Balance, Choice, choice
 from serve_apps.engine_model.service.service import AnyKind, Replicas, Service
 

@@ -15,9 +15,8 @@ from conf.specs.engine import FITTED_BACKEND
 from loadgen.predict.draws import LAYOUT_SCALE
 from loadgen.traffic.processes import bench_arrivals_s
 from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
-from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gaps_s
 from serve_apps.engine_model.service import service
-from serve_apps.engine_model.service.service import AnyKind, serve, serve_closed
+from serve_apps.engine_model.service.service import LATE_GAP, AnyKind, late_gaps_s, serve, serve_closed
 from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded, machine, service_kind
 
 FOLDER = Path(__file__).parent.with_name("published")

@@ -30,7 +30,7 @@ from conf import load
 from loadgen.quality import questions
 from loadgen.run import metrics_scraper
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app
-from serve_apps.simulated.greedy_text import GreedyText
+from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
 from tests.support.servers.sockets import LOOPBACK, listening

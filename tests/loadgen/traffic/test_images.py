@@ -29,7 +29,7 @@ from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
-from serve_apps.simulated.openai_images import PREFIX, SeenImages
+from serve_apps.simulated.openai_request import PREFIX, SeenImages
 from tests.support.runs.verdict_trees import screen
 
 SEEING = ["workload=vision_100_200", "model=qwen3_vl_235b_bf16", "layout=dp1_tp8"]

@@ -26,7 +26,7 @@ from cluster.ray_session.session import Session, open_session
 from conf import load
 from conf.specs.experiment import Cluster, Routing
 from conf.specs.routing import DATA_PATHS, TEXT_POLICIES
-from serve_apps.routing.hash_ring import bound, ring, session_key, starts
+from serve_apps.routing.policies import bound, ring, session_key, starts
 from serve_apps.routing.serve_routers import (
     BoundedHashRouter,
     RouteApp,

@@ -1,4 +1,4 @@
-"""serve_apps/simulated/greedy_text.py: the same text everywhere, like a model's, wrong where a defect is."""
+"""serve_apps/simulated/revealed_answers.py: a text, the same everywhere, like a model's, with its defects."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_apps.simulated.greedy_text import CANDIDATES, GreedyText, token_ids
+from serve_apps.simulated.revealed_answers import CANDIDATES, GreedyText, token_ids
 
 VOCAB = 151_936
 
@@ -33,7 +33,7 @@ def divergence(p: dict[int, float], q: dict[int, float]) -> float:
 @pytest.mark.slow
 def test_other_processes_write_the_same_text() -> None:
     program = (
-        "import json; from serve_apps.simulated.greedy_text import GreedyText, token_ids\n"
+        "import json; from serve_apps.simulated.revealed_answers import GreedyText, token_ids\n"
         "text = GreedyText(token_ids(['two', 'words'], 1000), 1000, 'salt', .1); text.write(40)\n"
         "print(json.dumps([text.tokens, [list(top.items()) for top in text.tops]]))"
     )

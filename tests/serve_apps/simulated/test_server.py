@@ -11,7 +11,7 @@ from loadgen.prompts.images import ImageParts
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps
-from serve_apps.simulated.stream import EngineDead, Stream
+from serve_apps.simulated.realtime_engine import EngineDead, Stream
 from tests.support.virtual.engines import check_integrity
 from tests.support.virtual.simulated_service import (
     ARRIVALS,

@@ -14,7 +14,7 @@ from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import split_engines
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
-from serve_apps.simulated.realtime_engine import RealtimeEngine
+from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import (
     Answers,
@@ -25,7 +25,6 @@ from serve_apps.simulated.split_engines import (
     Refused,
     RemotePrompts,
 )
-from serve_apps.simulated.stream import EngineDead
 from tests.support.virtual.engines import check_integrity
 from tests.support.virtual.simulated_service import SERVED, SPECS, Call, run
 

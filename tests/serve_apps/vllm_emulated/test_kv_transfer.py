@@ -20,10 +20,11 @@ from serve_apps.vllm_emulated.kv_transfer import (
     Orders,
     Peer,
     Push,
+    SideChannel,
     Transfers,
     addressed,
+    parsed,
 )
-from serve_apps.vllm_emulated.side_channel import SideChannel, parsed
 from tests.support.machine.patience import until
 
 SPECS = load(["engine=vllm_emulated", "layout=1p1d_tp4_ep4"])

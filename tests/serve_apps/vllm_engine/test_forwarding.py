@@ -1,4 +1,4 @@
-"""serve_apps/vllm_engine/forwarding.py: nothing is held back, and who leaves is missed."""
+"""serve_apps/routing/asgi.py: nothing is held back, and who leaves is missed."""
 
 import asyncio
 import json
@@ -9,8 +9,7 @@ import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestServer
 
-from serve_apps.routing.asgi import Message
-from serve_apps.vllm_engine.forwarding import DESCRIPTION_PATH, Forwarding, StampedApp
+from serve_apps.routing.asgi import DESCRIPTION_PATH, Forwarding, Message, StampedApp
 from tests.support.machine.patience import PATIENCE_S
 
 BODY = b'{"prompt": [1, 2]}'

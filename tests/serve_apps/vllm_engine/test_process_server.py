@@ -1,4 +1,4 @@
-"""serve_apps/vllm_engine/process_server.py: a server ends with its starter; its port is its own."""
+"""serve_apps/vllm_engine/app.py: a server ends with its starter; its port is its own."""
 
 import asyncio
 import os
@@ -15,11 +15,10 @@ import pytest
 
 from conf.specs.experiment import VllmEngine
 from serve_apps.routing.asgi import Message
-from serve_apps.routing.loopback import LOOPBACK, reserved_port
-from serve_apps.vllm_engine import process_server
-from serve_apps.vllm_engine.app import engines_prefix, vllm_app
-from serve_apps.vllm_engine.node_share import near, own_caches
-from serve_apps.vllm_engine.process_server import VllmProcessReplica, guarded
+from serve_apps.routing.serve_routers import LOOPBACK, reserved_port
+from serve_apps.vllm_engine import app
+from serve_apps.vllm_engine.app import VllmProcessReplica, engines_prefix, guarded, vllm_app
+from serve_apps.vllm_engine.config_file import near, own_caches
 from tests.support.words.recipe_words import PROCESS, QWEN, TP4, experiment, resolve
 
 LEADER = """
@@ -132,8 +131,8 @@ def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for the module `fake_server` in vLLM's place, and for logs; Serve and Ray are stand-ins."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(process_server, "SERVER", "fake_server")
-    monkeypatch.setattr(process_server, "stay_on_loopback", lambda: None)
+    monkeypatch.setattr(app, "SERVER", "fake_server")
+    monkeypatch.setattr(app, "stay_on_loopback", lambda: None)
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r1"))
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
     monkeypatch.setattr("ray.get_gpu_ids", lambda: [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from serve_apps.simulated.greedy_text import GreedyText
+from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.servers.threaded_server import Reply, reply, serving
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from serve_apps.engine_model.engine.lists import NONE
-from serve_apps.engine_model.engine.memory import Arrays
-from serve_apps.engine_model.engine.records import IDLE, KEPT, LOADING, RUNNING, RUNS_IDLE
+from serve_apps.engine_model.engine.native import NONE
+from serve_apps.engine_model.engine.state import IDLE, KEPT, LOADING, RUNNING, RUNS_IDLE, Arrays
 
 
 def chosen(arrays: Arrays, step: int, engine: int = 0) -> dict[int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from conf import load
 from conf.specs.experiment import Constant, Experiment, SimulatedEngine
 from serve_apps.engine_model import Engine, EngineKind, VirtualService
-from serve_apps.engine_model.engine.gaps import late_gap_s
+from serve_apps.engine_model.service.service import late_gap_s
 from tests.support.virtual.books import check_integrity
 
 QWEN = "qwen3_235b_a22b_fp8"

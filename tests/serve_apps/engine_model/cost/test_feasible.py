@@ -4,7 +4,7 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.cost.feasible import refuse_experts, refuse_small, sides
+from serve_apps.engine_model.cost.node import refuse_experts, refuse_small, sides
 
 
 def judged(*words: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, EngineKind, GenerateRequest
 from serve_apps.engine_model.cost.step_time import Batch, ranks_time
-from serve_apps.engine_model.engine import groups
+from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.engine import QueueFull, RequestState
 from serve_apps.engine_model.engine.kinds import empty_arrays
 from tests.support.virtual.engines import run_step, specs
@@ -105,7 +105,7 @@ class Ranks:
         self.engines = self._arrays.engines
 
     def choose(self) -> int:
-        rank = int(groups.choose_rank(self._arrays.address, 0, 0.0))
+        rank = int(steps.choose_rank(self._arrays.address, 0, 0.0))
         self.engines["open"][rank] += 1
         return rank
 

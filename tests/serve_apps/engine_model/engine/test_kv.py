@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_apps.engine_model.engine import kv, records
-from serve_apps.engine_model.engine.lists import NONE
-from serve_apps.engine_model.engine.memory import Arrays
-from serve_apps.engine_model.engine.records import RUNNING
+from serve_apps.engine_model.engine import kv, state
+from serve_apps.engine_model.engine.native import NONE
+from serve_apps.engine_model.engine.state import RUNNING, Arrays
 from tests.support.virtual.books import check_integrity
 
 Pieces = Sequence[tuple[int, int]]
@@ -22,14 +21,14 @@ class Pool:
     """The books of one engine, and the requests that hold blocks in them by number."""
 
     def __init__(self, blocks: int, caching: bool = True) -> None:
-        engines = np.zeros(1, records.ENGINE)
+        engines = np.zeros(1, state.ENGINE)
         engines["blocks"] = engines["free"] = engines["blank"] = blocks
         engines["block"], engines["caching"] = 16, caching
-        queues = np.array([[(NONE, NONE, 0)] * records.QUEUES], records.QUEUE)
-        requests = records.empty_requests(100)
+        queues = np.array([[(NONE, NONE, 0)] * state.QUEUES], state.QUEUE)
+        requests = state.empty_requests(100)
         requests["requests"]["serial"] = np.arange(100)
         names, ends = np.zeros(1000, np.int64), np.zeros(1000, np.int64)
-        books = records.empty_books(blocks, 1000)
+        books = state.empty_books(blocks, 1000)
         self.arrays = Arrays(engines=engines, queues=queues, names=names, ends=ends, **requests, **books)
         self._names = self._held = 0
 
@@ -109,7 +108,7 @@ def test_an_own_text_is_nobody_elses() -> None:
 
 def test_room_that_is_used_up_is_an_error_and_not_a_wrong_answer() -> None:
     pool = Pool(10)
-    pool.arrays.set(cells=np.zeros(3, records.CELL))
+    pool.arrays.set(cells=np.zeros(3, state.CELL))
     pool.hold([(1, 1), (2, 2)], 2)
     try:
         pool.hold([(3, 1)], 1)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from serve_apps.engine_model import Engine, GenerateRequest
 from serve_apps.engine_model.engine import rules as compiled
 from serve_apps.engine_model.engine.engine import Kv, RequestState
-from serve_apps.engine_model.engine.lists import NONE
-from serve_apps.engine_model.engine.records import KEPT, LOADING, PLACES, WAITING
+from serve_apps.engine_model.engine.native import NONE
+from serve_apps.engine_model.engine.state import KEPT, LOADING, PLACES, WAITING
 from serve_apps.engine_model.engine.steps import IDLE_POLL_S
 from tests.support.virtual.books import check_integrity
 from tests.support.virtual.engines import engine

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.fleet.addresses import chosen
-from serve_apps.engine_model.engine import records
-from serve_apps.engine_model.engine.memory import Arrays
-from serve_apps.engine_model.service import choice as compiled
+from serve_apps.engine_model.engine.state import BALANCER, Arrays
+from serve_apps.engine_model.service import balancer as compiled
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss, choice, pairs
 
 GIVEN = ("roundrobin", "round_robin", "random", "consistent_hash", "client_side")
@@ -41,7 +40,7 @@ def chosen_by(policy: str, in_flight: list[int], session: int = 0, number: int =
     """The replica of a request, with so many in flight on each."""
     count = len(in_flight)
     routed = choice(balance(policy), count, seed, np.zeros(1), np.array([session]), first=number)
-    state, columns = np.zeros(1, records.BALANCER), np.zeros((4, 1), np.int64)
+    state, columns = np.zeros(1, BALANCER), np.zeros((4, 1), np.int64)
     state["mode"], state["load_factor"], state["lost"] = routed.mode, routed.load_factor, -1
     state["alive"], state["in_flight"], state["fewest"] = count, sum(in_flight), min(in_flight)
     for row, column in enumerate((routed.one, routed.other)):

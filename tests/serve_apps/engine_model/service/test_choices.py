@@ -1,8 +1,8 @@
-"""`serve_apps.routing.hash_ring`: known choices."""
+"""`serve_apps.routing.policies`: known choices."""
 
 import pytest
 
-from serve_apps.routing import hash_ring
+from serve_apps.routing import policies
 
 
 @pytest.mark.parametrize(
@@ -12,4 +12,4 @@ from serve_apps.routing import hash_ring
 def test_a_replica_is_full_at_the_factor_times_the_mean_rounded_up(
     in_flight: int, replicas: int, factor: float, full: int
 ) -> None:
-    assert hash_ring.bound(in_flight, replicas, factor) == full
+    assert policies.bound(in_flight, replicas, factor) == full

@@ -12,12 +12,14 @@ from numpy.testing import assert_allclose
 
 from conf.specs.experiment import SimulatedEngine
 from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, kind_of
-from serve_apps.engine_model.engine.gaps import LATE_GAP, late_gap_s, late_gaps_s
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import (
+    LATE_GAP,
     Replicas,
     Requests,
     Times,
+    late_gap_s,
+    late_gaps_s,
     serve,
     serve_closed,
 )
