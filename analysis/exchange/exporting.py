@@ -1,6 +1,6 @@
 """Write every planned request of a run as a line of CSV or JSON, in batches that fit the memory.
 
-The columns are those of requests/*.parquet (schema `latency_columns.FILE`) and `void_reason`. Infinite (a
+The columns are those of requests/*.parquet (schema `metrics.FILE`) and `void_reason`. Infinite (a
 failed request) is `inf` in CSV and the string "inf" in JSON, where a null would let failures fall out of a
 quantile unseen; unknown is empty, or null. Words of a server stay as they came in JSON; in CSV, which opens
 in spreadsheets, one that begins like a formula has an apostrophe before it.
@@ -20,7 +20,7 @@ import pyarrow.csv
 from analysis.results import studies
 from analysis.results.locations import local
 from analysis.results.runs import Run, RunError, load_run, refuse_out
-from analysis.rows import latency_columns, records
+from analysis.rows import metrics, records
 from conf.io import terminal
 from conf.io.one_line import reason
 
@@ -38,7 +38,7 @@ SERVER_WORDS = ("error", "error_kind", "finish_reason", "replica_id")
 """Columns with words of the server."""
 FORMULA = r"^([=+\-@\t\r])"
 """Beginning of a formula in a spreadsheet; an apostrophe before it makes it text."""
-LATENCIES = tuple(name for name in latency_columns.FILE.names if name not in records.REQUESTS.names)
+LATENCIES = tuple(name for name in metrics.FILE.names if name not in records.REQUESTS.names)
 
 
 def export(run: Run | Path | str, format: str, out: Path | str | None = None) -> None:
@@ -96,9 +96,9 @@ def batches(run: Run) -> Iterator[pa.Table]:
     empty = True
     for rows in _stored(run):
         empty = False
-        yield _marked(latency_columns.with_latencies(rows), void)
+        yield _marked(metrics.with_latencies(rows), void)
     if empty:
-        yield _marked(latency_columns.with_latencies(records.REQUESTS.empty_table()), void)
+        yield _marked(metrics.with_latencies(records.REQUESTS.empty_table()), void)
 
 
 def _stored(run: Run) -> Iterator[pa.Table]:

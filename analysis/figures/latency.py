@@ -13,7 +13,7 @@ from analysis.figures.canvas import Axes, Figure, Look, Style
 from analysis.figures.exhibit import Exhibit, NoData, Row, counted, ms, qps
 from analysis.figures.run_data import RunData, WindowRows, draw_points
 from analysis.results.runs import Run
-from analysis.stats.quantile_interval import quantile_interval
+from analysis.stats.dispersion import quantile_interval
 from analysis.views.rates import UNKNOWN, VOID
 from conf.specs.bounds import LIMITS, QUANTILE, Limit, allowed_over, column, label
 

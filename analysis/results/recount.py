@@ -19,8 +19,7 @@ from analysis.capacity import window_table
 from analysis.capacity.check import Check
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import RECENTRED_SD, Capacity, posterior
+from analysis.capacity.posterior import RECENTRED_SD, Capacity, including, node_effects, posterior
 from analysis.capacity.rules import RULES, Facts, WindowEvidence
 from analysis.capacity.validity import worst_by_name
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream

@@ -21,7 +21,7 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree
 from analysis.results.locations import RunError as RunError
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import gathering, latency_columns, records, shards, time_series
+from analysis.rows import metrics, records, shards, time_series
 from conf import Experiment, load
 from conf.io.one_line import plain, reason
 
@@ -110,9 +110,9 @@ class Run:
         """
         _refuse_columns(columns)
         if latencies:
-            shown = [*(records.REQUESTS.names if columns is None else columns), *latency_columns.NAMES]
-            read = columns and tuple(dict.fromkeys((*columns, *latency_columns.NEEDED)))
-            return latency_columns.with_latencies(self.requests(window_index, read, phase)).select(shown)
+            shown = [*(records.REQUESTS.names if columns is None else columns), *metrics.NAMES]
+            read = columns and tuple(dict.fromkeys((*columns, *metrics.NEEDED)))
+            return metrics.with_latencies(self.requests(window_index, read, phase)).select(shown)
         asked_for = {"window_index": window_index, "phase": phase}
         wanted = [pc.field(name) == value for name, value in asked_for.items() if value is not None]
         where = wanted[0] & wanted[-1] if wanted else None
@@ -120,7 +120,7 @@ class Run:
             if self.is_collected:
                 return records.read(self.path / "requests", columns, where)
             asked = list(records.REQUESTS.names if columns is None else columns)
-            rows = gathering.requests(self.path, list(dict.fromkeys([*asked, "window_index", "phase"])))
+            rows = shards.requests(self.path, list(dict.fromkeys([*asked, "window_index", "phase"])))
         return (rows if where is None else rows.filter(where)).select(asked)
 
     @property
@@ -137,27 +137,27 @@ class Run:
             ended_with = self.verdict.requests.rows if self.verdict and self.verdict.requests else 0
             if ended_with and not rows:
                 raise RunError(f"{self.path}/requests holds no row: the run ended with {ended_with}")
-            plans = gathering.plan_files(self.path)
+            plans = shards.plan_files(self.path)
             return not plans or _count(plans) <= rows
 
     def clients(self) -> pa.Table:
         """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
         with _readable(self.path):
-            return gathering.series(
+            return shards.series(
                 self.path, "clients.parquet", time_series.CLIENTS, "client_id", shards.read(self.path)
             )
 
     def timeseries(self) -> pa.Table:
         """The servers' own figures: one row per replica and second (schema `series.SERVER`)."""
         with _readable(self.path):
-            return gathering.series(
+            return shards.series(
                 self.path, "timeseries.parquet", time_series.SERVER, "replica", shards.read(self.path)
             )
 
     def power(self) -> pa.Table:
         """The power of the nodes: one row per node and sample (schema `time_series.POWER`)."""
         with _readable(self.path):
-            return gathering.series(
+            return shards.series(
                 self.path, "power.parquet", time_series.POWER, "node", shards.read(self.path)
             )
 

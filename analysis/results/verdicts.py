@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.capacity.check import Check
-from analysis.capacity.node_effects import NodeEffects
 from analysis.capacity.paired_ratio import Ratio
+from analysis.capacity.posterior import NodeEffects
 from analysis.capacity.window_table import CountingBasis
 from analysis.quality.gate_verdict import GateVerdict
 from analysis.results.asked import AskedExperiment

@@ -4,6 +4,7 @@ All results are float64 in ms: a failed request is +inf, a pending or not applic
 never 0).
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -159,17 +160,12 @@ def _engine_reports(requests: pa.Table) -> Bools:
 
 
 def _too_fast(requests: pa.Table) -> Bools:
-    """Mask of answers whose tokens were read faster than any engine makes them."""
-    return _read_pace(requests) < BURST_PACE_MS
-
-
-def _read_pace(requests: pa.Table) -> Floats:
-    """Real time in ms per token after the first read, as it was read; nan where an engine reports its own."""
+    """Mask of answers read faster than an engine makes tokens; none where it reports its own times."""
     first, last = (numbers(requests, f"{which}_token_offset_ns") for which in ("first", "last"))
     after = np.maximum(streamed_tokens(requests) - first_read_tokens(requests), 1)
     pace = (last - first) / time_scale(requests) / after / NS_PER_MS
     reads_known = ~np.isnan(numbers(requests, "reads"))
-    return np.where(reads_known & ~_engine_reports(requests), pace, np.nan)
+    return reads_known & ~_engine_reports(requests) & (pace < BURST_PACE_MS)
 
 
 def ttft(requests: pa.Table) -> Floats:
@@ -307,12 +303,9 @@ class Metric:
     of: Callable[[pa.Table], Floats]
 
 
-TOKEN_COUNTS = (
-    *("output_tokens", "requested_output_tokens", "reads", "first_read_tokens", "streamed_tokens"),
-)
-"""Columns that say how many tokens the time between first and last token stands for."""
 _FIRST = ("status", "time_scale", "turn_blocked_ns", "first_token_offset_ns", "engine_first_token_ns")
 _LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "engine_last_token_ns")
+TOKEN_COUNTS = ("output_tokens", "requested_output_tokens", "reads", "first_read_tokens", "streamed_tokens")
 METRICS = (
     Metric(
         "send_lag",
@@ -375,3 +368,33 @@ Where the engine reported its own time, token offsets are that time plus `path` 
 multiplies what the engine does, and must not multiply what the machine in front of it does. Only `itl` is
 as it was read, in seconds of the run's clock: a fast one multiplies in it the jitter of the way too.
 """
+
+LATENCIES = tuple(m for m in METRICS if m.name in ("send_lag", "ttft", "tpot", "e2e"))
+NAMES = tuple(f"{metric.name}_ms" for metric in LATENCIES)
+"""Names of the latency columns."""
+NEEDED = tuple(dict.fromkeys(("phase", *(name for metric in LATENCIES for name in metric.columns))))
+"""Columns of the record that the latencies are made of."""
+
+
+def _field(metric: Metric) -> pa.Field:
+    infinite = "never sent" if metric.name == "send_lag" else "failed"
+    doc = f"{metric.meaning}; infinite: {infinite}; null: unknown"
+    metadata = {"unit": "ms", "doc": doc, "formula": metric.formula}
+    return pa.field(f"{metric.name}_ms", pa.float32(), metadata=metadata)
+
+
+FILE = pa.schema(
+    [*records.REQUESTS, *map(_field, LATENCIES)],
+    metadata={**records.REQUESTS.metadata, b"formulas": json.dumps({m.name: m.formula for m in METRICS})},
+)
+"""Arrow schema of requests/*.parquet: the record and, after it, these latencies."""
+
+
+def with_latencies(requests: pa.Table) -> pa.Table:
+    """A table that has the columns `NEEDED` with its latencies after them, in the fields of schema `FILE`."""
+    withdrawn = word_in(requests, "phase", "retracted")
+    latencies = [metric.of(requests) for metric in LATENCIES]
+    # nan is null, and a request that the search retracted before it was due has no latency.
+    columns = [pa.array(ms.astype(np.float32), mask=withdrawn | np.isnan(ms)) for ms in latencies]
+    fields = [FILE.field(name) for name in (*requests.column_names, *NAMES)]
+    return pa.table([*requests.columns, *columns], schema=pa.schema(fields, metadata=FILE.metadata))

@@ -1,21 +1,30 @@
-"""Schemas with a unit and a meaning for every column, and tables written as Parquet, whole or not at all.
+"""Schemas with a unit and a meaning for every column; tables written as Parquet, and taken in pieces.
 
-`tests/benchmarks/parquet.py` measures what it chooses beside what Parquet would choose itself.
+Arrow's own `take` joins all chunks of a list into one, which fails beyond 2^31 elements: 4 h of 1000 answers
+of 140 tokens a second. `tests/benchmarks/parquet.py` measures what is chosen beside Parquet's own choice.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conf.io import durable
 from conf.io.one_line import one_line
 
-ROW_GROUP = 32_768
-"""Rows that are read or skipped together: 18 MB of the gaps of answers of 140 tokens."""
+MOST_ROWS = 32_768
+"""Rows of a row group of Parquet, and of a piece: 18 MB of the gaps of answers of 140 tokens."""
+MOST_ELEMENTS = 2**26
+"""Elements of the lists of a piece: where answers are long it has fewer rows (our choice)."""
 Column = tuple[str, pa.DataType, str, str]
 """Name, type, unit (may be empty) and meaning."""
+Ints = npt.NDArray[np.int64]
 
 
 def schema(columns: Iterable[Column], metadata: Mapping[str, str] | None = None) -> pa.Schema:
@@ -57,7 +66,7 @@ def write_pieces(pieces: Iterable[pa.Table], schema: pa.Schema, path: Path) -> N
         ) as writer,
     ):
         for piece in pieces:
-            writer.write_table(piece, row_group_size=ROW_GROUP)
+            writer.write_table(piece, row_group_size=MOST_ROWS)
 
 
 def _grows(kind: pa.DataType) -> bool:
@@ -67,3 +76,50 @@ def _grows(kind: pa.DataType) -> bool:
     Spark 4.0 and fastparquet cannot read it.
     """
     return bool(pa.types.is_int64(kind) or pa.types.is_timestamp(kind))
+
+
+def taken(
+    tables: Sequence[pa.Table],
+    index: Ints,
+    schema: pa.Schema,
+    most_rows: int = MOST_ROWS,
+    most_elements: int = MOST_ELEMENTS,
+) -> Iterator[pa.Table]:
+    """The rows numbered by `index`, counted through all tables, in that order, as tables of `schema`.
+
+    The tables have its columns, of types that can be cast to its own.
+    """
+    batches = [batch for table in tables for batch in table.select(schema.names).to_batches() if len(batch)]
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    elements = np.concatenate([[0], np.cumsum(_elements(batches, schema)[index])])
+    start = 0
+    while start < len(index):
+        fits = int(np.searchsorted(elements, elements[start] + most_elements, side="right")) - 1
+        end = max(start + 1, min(start + most_rows, fits))
+        yield _piece(batches, starts, index[start:end], schema)
+        start = end
+
+
+def column(tables: Sequence[pa.Table], name: str) -> Ints:
+    """A column of whole numbers of all tables, one after the other."""
+    return np.concatenate([np.zeros(0, np.int64), *(table[name].to_numpy() for table in tables)])
+
+
+def _elements(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Ints:
+    found = np.zeros(sum(len(batch) for batch in batches), np.int64)
+    for name in [field.name for field in schema if pa.types.is_list(field.type)]:
+        lengths = [pc.fill_null(pc.list_value_length(batch[name]), 0) for batch in batches]
+        found += np.concatenate([np.zeros(0, np.int64), *lengths])
+    return found
+
+
+def _piece(batches: Sequence[pa.RecordBatch], starts: Ints, index: Ints, schema: pa.Schema) -> pa.Table:
+    order = np.argsort(index, kind="stable")
+    rows = index[order]
+    at = np.searchsorted(starts, rows, side="right") - 1
+    changes = np.flatnonzero(np.diff(at)) + 1
+    spans = zip([0, *changes], [*changes, len(rows)], strict=True)
+    own = [batches[at[start]].take(pa.array(rows[start:end] - starts[at[start]])) for start, end in spans]
+    # One cast for batches alike: a run has as many of them as seconds.
+    alike = (pa.Table.from_batches(list(some)) for _, some in groupby(own, attrgetter("schema")))
+    return pa.concat_tables([table.cast(schema) for table in alike]).take(pa.array(np.argsort(order)))

@@ -1,7 +1,7 @@
 """The request record: one row for every planned request, whatever its outcome.
 
 Raw monotonic offsets are the truth; latencies are derived from them in `metrics`, and written beside them
-by `latency_columns` for other readers.
+by `metrics.with_latencies` for other readers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.rows import arrow_stream, foreign_words, parquet, piecewise
+from analysis.rows import foreign_words, parquet
 from analysis.rows.parquet import Column
 
 SCHEMA_VERSION = 4
@@ -29,6 +29,11 @@ KEYS = ("seq", "window_index", "phase", "status", "due_ns")
 
 PARQUET = b"PAR1"
 """First and last bytes of a Parquet file."""
+
+MESSAGE_MARK = b"\xff\xff\xff\xff"
+"""First bytes of every message of an Arrow stream; the size of its head follows."""
+MOST_HEAD_BYTES = 2**20
+"""Most bytes of the head of one of our batches (our choice)."""
 
 KEYS_OF_ROWS = ("seq", "due_ns")
 """Columns that no row of a shard of requests lacks."""
@@ -290,7 +295,7 @@ def by_due(requests: pa.Table) -> pa.Table:
     if (due_ns[1:] >= due_ns[:-1]).all():
         return requests
     order = np.argsort(due_ns, kind="stable")
-    return pa.concat_tables(piecewise.taken([requests], order, requests.schema))
+    return pa.concat_tables(parquet.taken([requests], order, requests.schema))
 
 
 def read_shard(path: Path) -> pa.Table:
@@ -308,11 +313,66 @@ def read_known(path: Path, schema: pa.Schema) -> tuple[pa.Table, bool]:
 
     Columns that it lacks are null. Raises OSError if it cannot be opened.
     """
-    batches, is_whole = arrow_stream.batches(path)
+    batches, is_whole = _batches(path)
     try:
         return _conformed(batches, schema), is_whole
     except (pa.ArrowException, TypeError):
         return schema.empty_table(), False
+
+
+def _batches(path: Path) -> tuple[list[pa.RecordBatch], bool]:
+    """The batches up to the first that cannot be read, and whether a torn end or nothing follows them.
+
+    A kill leaves a torn end; anything else that cannot be read is damage. The batches are views of the file.
+    Raises OSError if it cannot be opened.
+    """
+    if not path.stat().st_size:
+        return [], True
+    with pa.memory_map(str(path)) as file:
+        return _read_stream(file)
+
+
+def _read_stream(file: pa.MemoryMappedFile) -> tuple[list[pa.RecordBatch], bool]:
+    found, end = [], 0
+    try:
+        stream = pa.ipc.open_stream(file)
+        end = file.tell()
+        for batch in stream:
+            batch.validate(full=True)  # offsets that lead out of the file would end the process
+            found.append(batch)
+            end = file.tell()
+    except (pa.ArrowException, OSError, EOFError):
+        pass  # what came before is whole
+    file.seek(end)
+    return found, _is_torn_end(file.read_buffer())
+
+
+def _is_torn_end(rest: pa.Buffer) -> bool:
+    """True for nothing, for zeros (a file that grew unwritten), and for the start of one message."""
+    head = rest.slice(0, min(8, rest.size)).to_pybytes()
+    if not head.startswith(MESSAGE_MARK):
+        return MESSAGE_MARK.startswith(head) or (not any(head) and not any(rest.to_pybytes()))
+    if len(head) < 8:
+        return True
+    head_bytes = int.from_bytes(head[4:], "little")
+    if not 0 < head_bytes <= MOST_HEAD_BYTES or 8 + head_bytes >= rest.size:
+        return 0 <= head_bytes <= MOST_HEAD_BYTES
+    return bool(8 + head_bytes + _body_bytes(rest.slice(8, head_bytes).to_pybytes()) > rest.size)
+
+
+def _body_bytes(head: bytes) -> int:
+    """Bytes that follow the head of a message: the fourth field of Arrow's flatbuffer `Message`.
+
+    0 where the head is no such thing, so that what follows counts as damage.
+    """
+
+    def number(at: int, width: int) -> int:
+        return int.from_bytes(head[at : at + width], "little", signed=width > 2)
+
+    root = number(0, 4)
+    fields = root - number(root, 4)
+    offset = number(fields + 10, 2) if fields >= 0 and number(fields, 2) > 10 else 0
+    return max(0, number(root + offset, 8)) if offset else 0
 
 
 def _conformed(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Table:

@@ -3,7 +3,7 @@
 import math
 
 from analysis.capacity.limit_posterior import MUCH
-from analysis.capacity.node_effects import LEAST_EFFECT
+from analysis.capacity.posterior import LEAST_EFFECT
 from analysis.results import summary
 from analysis.results.asked import AskedExperiment
 from analysis.results.figures import ALONE, JOINT, CapacityFigures

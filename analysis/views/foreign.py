@@ -10,7 +10,7 @@ from analysis.exchange.foreign import Foreign, Trio
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats
-from analysis.stats.quantile_interval import quantile_interval
+from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from analysis.views.probe import unknown_interval
 from analysis.views.shown import Answer, Fact, Table

@@ -3,8 +3,8 @@
 import math
 
 from analysis.results.figures import HoldFigures, ProbeFigures, ProfilePiece, Quantile, RateFigures
+from analysis.stats.dispersion import QuantileInterval
 from analysis.stats.estimate import UNKNOWN, interval, middle, number
-from analysis.stats.quantile_interval import QuantileInterval
 from analysis.views.shown import Fact
 from conf.specs.bounds import JOINT, Limit, label, metric_of, quantile_of
 

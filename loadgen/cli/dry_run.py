@@ -11,8 +11,7 @@ from conf.io.one_line import one_line
 from conf.keys import differences, flat
 from conf.specs.conversation import Conversations
 from loadgen.cli import machine
-from loadgen.drive.cache_warmup import LONGEST_S, PIECE_S, pace_s
-from loadgen.drive.prepared_load import STEADY_E2E, WARMUP_QPS
+from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
 from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
 from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.conversation_means import means_of
@@ -213,7 +212,7 @@ def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
         return []
     when, ramp = "before the first window", ""
     if experiment.workload.has_sessions:
-        ramp = f"{PIECE_S:.0f} s at each rate on the way there and "
+        ramp = f"{CACHE_PIECE_S:.0f} s at each rate on the way there and "
     if experiment.workload.conversations:
         when = "before each window above all rates so far"
         if guess_qps:

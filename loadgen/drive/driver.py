@@ -16,11 +16,16 @@ from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.service_loss import DEAD_LEAST, heard_ns, in_flight, silent
-from loadgen.drive.window_watch import WATCH_S, so_far
-from loadgen.drive.windows import Windows
+from loadgen.drive.windows import WATCH_S, Windows, so_far
 from loadgen.fleet.target import Target
-from loadgen.search.overload import ABORT_EVERY_S, ABORT_FROM_S, RAMP_LOOK_S, plainly_bad, should_abort
-from loadgen.search.window_plan import WindowPlan
+from loadgen.search.window_plan import (
+    ABORT_EVERY_S,
+    ABORT_FROM_S,
+    RAMP_LOOK_S,
+    WindowPlan,
+    plainly_bad,
+    should_abort,
+)
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 

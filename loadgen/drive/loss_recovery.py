@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from analysis.rows import metrics
-from loadgen.drive import host_loss
+from loadgen.drive import service_loss
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.service_loss import DEAD_LEAST, MOST_RECOVERIES, affected_windows, death, in_flight
 from loadgen.drive.windows import Windows
@@ -57,7 +57,7 @@ class LossRecovery:
 
     def _with_network(self, rows: pa.Table) -> pa.Table:
         outages = [outage for outage in self.windows.outages() if outage.clients]
-        return metrics.chosen(rows, ~host_loss.own_fault(outages, rows)) if outages else rows
+        return metrics.chosen(rows, ~service_loss.own_fault(outages, rows)) if outages else rows
 
     def _outages(self, since_ns: float) -> Sequence[HostOutage]:
         """Outages since an instant, none of an earlier loss among them."""
@@ -67,13 +67,13 @@ class LossRecovery:
     def cut_load_hosts(self, since_ns: float) -> str | None:
         """The load hosts that could not be reached since then, and why; or None."""
         outages = [outage for outage in self._outages(since_ns) if outage.loads]
-        return f"load host {host_loss.described(outages)}" if outages else None
+        return f"load host {service_loss.described(outages)}" if outages else None
 
     def refuse_unreachable(self, since_ns: float) -> None:
         """Raise TargetLost if a host of the service could not be reached since then."""
         outages = [one for one in self._outages(since_ns) if one.serves and not one.loads]
         if outages:
-            self.lose(f"node {host_loss.described(outages)}")
+            self.lose(f"node {service_loss.described(outages)}")
 
     def refuse_dead(self, index: int, least: int = DEAD_LEAST) -> None:
         """Raise TargetLost when almost nothing of a window is answered, and its loss is not known yet."""

@@ -1,10 +1,10 @@
-"""Tells a dead service from an overloaded one by its answers, and which windows may have felt its loss.
+"""Tells a dead service from an overloaded one, and which windows felt its loss or the outage of a host.
 
 An overloaded service is slow or refuses some requests; a dead one refuses everything or says nothing.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.capacity.check import at_most
-from analysis.capacity.rules import LOAD_HOST_LOST, NODE_LOST, REPLICA_LOST
+from analysis.capacity.rules import LOAD_HOST_LOST, NODE_LOST, REPLICA_LOST, WindowEvidence
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
 from conf.io.one_line import one_line
+from loadgen.fleet.host_outage import HostOutage
 from loadgen.search.window_plan import MeasuredWindow
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS
@@ -116,3 +117,55 @@ def invalidated(verdict: Verdict) -> Verdict:
     is_host = verdict.reason in (LOAD_HOST_LOST.name, NODE_LOST.name)
     reason = verdict.reason if is_host else REPLICA_LOST.name
     return replace(verdict, valid=False, reason=reason, checks=(lost, *verdict.checks))
+
+
+def felt(outages: Iterable[HostOutage], rows: pa.Table, window: Window) -> list[HostOutage]:
+    """The outages that lasted while a window, or the answers to its requests (`rows`), did."""
+    ended_ns = _ended_ns(rows)
+    last_ns = max(window.window_end_ns, float(np.max(ended_ns, initial=-math.inf)))
+    return [outage for outage in outages if outage.lasted_at(window.start_ns, last_ns)]
+
+
+def added(
+    evidence: WindowEvidence, outages: Sequence[HostOutage], rows: pa.Table, window: Window
+) -> WindowEvidence:
+    """The evidence on a window with the hosts that could not be reached while it lasted."""
+    if not outages:
+        return evidence
+    seen = felt(outages, rows, window)
+    load = names(outage for outage in seen if outage.loads)
+    nodes = names(outage for outage in seen if outage.serves and not outage.loads)
+    return replace(
+        evidence,
+        lost_load_hosts=tuple(dict.fromkeys((*evidence.lost_load_hosts, *load))),
+        lost_nodes=tuple(dict.fromkeys((*evidence.lost_nodes, *nodes))),
+    )
+
+
+def own_fault(outages: Sequence[HostOutage], rows: pa.Table) -> Bools:
+    """Requests that were under way while the host of their own load actor had no network."""
+    due_ns, ended_ns = metrics.numbers(rows, "due_ns"), _ended_ns(rows)
+    client = metrics.numbers(rows, "client_id")
+    mask = np.zeros(rows.num_rows, dtype=np.bool_)
+    for outage in outages:
+        until_ns = math.inf if outage.until_ns is None else outage.until_ns
+        meanwhile = (due_ns <= until_ns) & (ended_ns >= outage.from_ns)
+        mask |= meanwhile & np.isin(client, list(outage.clients))
+    return mask
+
+
+def names(outages: Iterable[HostOutage]) -> tuple[str, ...]:
+    """The hosts, each once."""
+    return tuple(dict.fromkeys(map(str, outages)))
+
+
+def described(outages: Sequence[HostOutage]) -> str:
+    """The hosts that cannot be reached, and why."""
+    return f"{' and '.join(names(outages))} cannot be reached: {outages[-1].reason}"
+
+
+def _ended_ns(rows: pa.Table) -> np.ndarray:
+    """When each request ended on the run's clock; +inf for one in flight, its due time where unknown."""
+    due_ns = metrics.numbers(rows, "due_ns")
+    ended_ns = due_ns + np.nan_to_num(metrics.numbers(rows, "end_offset_ns"))
+    return np.where(metrics.status_in(rows, records.PENDING), math.inf, ended_ns)

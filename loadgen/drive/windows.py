@@ -1,4 +1,4 @@
-"""Counts and judges the windows of a run, and does it again when late answers change them."""
+"""Counts and judges the windows of a run, also the running one, and again when late answers change them."""
 
 import dataclasses
 import math
@@ -9,32 +9,41 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import window_table
+from analysis.capacity import client_checks, window_table
 from analysis.capacity.growing_queue import upper_side
-from analysis.capacity.node_effects import NodeEffects, including, node_effects
-from analysis.capacity.posterior import Capacity, posterior
+from analysis.capacity.posterior import Capacity, NodeEffects, including, node_effects, posterior
 from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.validity import judge_window
 from analysis.capacity.window_counts import (
+    NS,
     Window,
     count,
     count_by_stream,
     in_window,
+    latency_so_far,
+    parts_over,
     waiting,
     without_lag,
 )
-from analysis.rows import failures, metrics
+from analysis.live.state import LatencySoFar, WindowSoFar
+from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
-from conf.specs.bounds import allowed_over
-from loadgen.drive import host_loss
+from conf.specs.bounds import PER_REQUEST, Bound, Slo, allowed_over, metric_of
+from loadgen.drive import service_loss
+from loadgen.drive.load_feed import Ledger
 from loadgen.drive.plan import LoadPlan, Past
-from loadgen.drive.request_ledger import Ledger
 from loadgen.drive.service_loss import invalidated
 from loadgen.fleet.host_outage import HostOutage
-from loadgen.search.overload import bad_step, long_queue, plainly_bad
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
-from loadgen.search.window_plan import MeasuredWindow, WindowPlan, counted_windows
+from loadgen.search.window_plan import (
+    MeasuredWindow,
+    WindowPlan,
+    bad_step,
+    counted_windows,
+    long_queue,
+    plainly_bad,
+)
 
 
 @dataclass(slots=True)
@@ -98,7 +107,7 @@ class Windows:
         blocks."""
         last = len(self.outcomes) - 1
         for i, old in enumerate(self.outcomes):
-            is_cut = host_loss.added(old.evidence, self.outages(), old.rows, old.counts) != old.evidence
+            is_cut = service_loss.added(old.evidence, self.outages(), old.rows, old.counts) != old.evidence
             if is_cut or old.index in self.ledger.touched or i == last:
                 self.outcomes[i] = new = self._recounted(old, now_ns)
                 if new.void != old.void or is_cut:
@@ -144,7 +153,7 @@ class Windows:
         )
         counts, rows = count(table, window, slo, workload, now_ns), in_window(table, window)
         evidence = dataclasses.replace(
-            host_loss.added(evidence, self.outages(), rows, window),
+            service_loss.added(evidence, self.outages(), rows, window),
             planned=self.ledger.planned(window.index, window.window_start_ns, window.window_end_ns),
             block_tokens=self.plan.block_tokens,
             unloaded=self._warmup_before(window),
@@ -264,3 +273,59 @@ def window_word(window: MeasuredWindow) -> str:
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
+
+
+WATCH_S = 2.0
+"""Real seconds between two updates for a watcher (our choice)."""
+
+
+def so_far(
+    rows: pa.Table,
+    window: Window,
+    slo: Slo,
+    health: Sequence[dict[str, Any]],
+    now_ns: int,
+    elapsed_s: float,
+) -> WindowSoFar:
+    """The window at `now_ns`, in a run that has used `elapsed_s`; `rows` are those planned for it."""
+    inside = in_window(rows, window)
+    inside = metrics.chosen(inside, metrics.numbers(inside, "due_ns") <= now_ns)
+    ok, pending = (metrics.status_in(inside, status) for status in (records.OK, records.PENDING))
+    seconds = max(0.0, (min(now_ns, window.window_end_ns) - window.window_start_ns) / NS)
+    newest = {one["client_id"]: one.get("in_flight") for one in health}
+    counts = [count for count in newest.values() if count is not None]
+    return WindowSoFar(
+        index=window.index,
+        kind=window.kind,
+        rate_qps_per_node=None if window.concurrency else window.rate_qps / window.nodes,
+        achieved_qps_per_node=inside.num_rows / seconds / window.nodes if seconds else None,
+        now_s=now_ns / NS,
+        window_start_s=window.window_start_ns / NS,
+        window_end_s=window.planned_end_ns / NS,
+        sent=inside.num_rows,
+        answered=int(ok.sum()),
+        failed=int((~ok & ~pending).sum()),
+        pending=int(pending.sum()),
+        in_flight=round(sum(counts)) if counts else None,
+        latencies={bound.column: _latency(inside, slo, bound, now_ns) for bound in slo.bounds},
+        lag_p99_ms=quantile(metrics.send_lag(inside), 0.99),
+        lag_gate_ms=client_checks.lag_gate_ms(inside, slo),
+        elapsed_s=elapsed_s,
+        budget_s=None,
+        failures=failures.kinds(inside),
+    )
+
+
+def _latency(rows: pa.Table, slo: Slo, bound: Bound, now_ns: int) -> LatencySoFar:
+    over, known = parts_over(rows, slo, bound, now_ns)
+    total = float(known.sum())
+    latency = np.empty(0)
+    if metric_of(bound.limit) in PER_REQUEST:
+        latency = latency_so_far(rows, bound, now_ns)
+    return LatencySoFar(
+        bound_ms=bound.ms,
+        known=round(total),
+        p50_ms=quantile(latency, 0.5),
+        p90_ms=quantile(latency, 0.9),
+        over_pct=100 * float(over.sum()) / total if total else None,
+    )

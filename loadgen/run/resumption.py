@@ -12,8 +12,8 @@ from analysis.results.runs import Run, RunError
 from analysis.rows import metrics, records
 from conf import ConfigError
 from conf.io.one_line import reason
+from loadgen.drive.load_feed import health_of
 from loadgen.drive.plan import Past
-from loadgen.drive.window_health import health_of
 from loadgen.run import run_folder
 from loadgen.run.lifecycle import read_of
 from loadgen.run.run_folder import RunFolder, sha256_of

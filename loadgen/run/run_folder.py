@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from analysis.results.locations import KNOWN
 from analysis.results.locations import checksums as checksums
 from analysis.results.locations import sha256_of as sha256_of
-from analysis.rows import gathering, latency_columns, parquet, piecewise, records, shards, time_series
+from analysis.rows import metrics, parquet, records, shards, time_series
 from conf import ConfigError, Experiment
 from conf.compose import refuse_name
 from conf.io import durable
@@ -222,7 +222,7 @@ class RunFolder(Folder):
     @staticmethod
     def planned_in(path: Path) -> int:
         """Requests planned so far in the run at `path`, by its saved plans."""
-        return sum(pq.read_metadata(file).num_rows for file in gathering.plan_files(path))
+        return sum(pq.read_metadata(file).num_rows for file in shards.plan_files(path))
 
     @property
     def unreadable(self) -> list[str]:
@@ -242,11 +242,11 @@ class RunFolder(Folder):
         with _locked(shards.files(self.path)):
             shards_found = shards.read(self.path)
             self._keep_torn_aside(bool(shards_found))
-            self._write_requests(gathering.recorded(self.path, shards_found, wall_start_ns, time_scale))
+            self._write_requests(shards.recorded(self.path, shards_found, wall_start_ns, time_scale))
             for file, (schema, source) in SERIES.items():
                 if any(shard.rows.num_rows for shard in shards_found if shard.schema is schema):
                     time_series.write(
-                        gathering.series(self.path, file, schema, source, shards_found), self.path / file
+                        shards.series(self.path, file, schema, source, shards_found), self.path / file
                     )
             for shard in shards_found:
                 if shard.is_whole:
@@ -263,12 +263,12 @@ class RunFolder(Folder):
         saved = records.read(folder, ["seq"])["seq"].to_numpy()
         names = (f"part-{n:03d}.parquet" for n in itertools.count())
         free = (name for name in names if not (folder / name).exists())
-        most_rows = min(self.most_rows, piecewise.MOST_ROWS)
+        most_rows = min(self.most_rows, parquet.MOST_ROWS)
         bounded = [records.joined(tables)] if tables else []
-        pieces = gathering.joined(bounded, records.REQUESTS, saved, most_rows)
+        pieces = shards.joined(bounded, records.REQUESTS, saved, most_rows)
         for first in pieces:
-            part = map(latency_columns.with_latencies, _next_rows(first, pieces, self.most_rows))
-            parquet.write_pieces(part, latency_columns.FILE, folder / next(free))
+            part = map(metrics.with_latencies, _next_rows(first, pieces, self.most_rows))
+            parquet.write_pieces(part, metrics.FILE, folder / next(free))
 
     def _keep_torn_aside(self, shards_exist: bool) -> None:
         """Take Parquet that a power cut tore out of the way, where shards still have its rows."""

@@ -36,8 +36,8 @@ from analysis.results.summary import (
 )
 from analysis.results.verdicts import NodeSpread, RunVerdict, ServiceRecovery
 from analysis.rows import failures, metrics, records
+from analysis.stats.dispersion import quantile_interval
 from analysis.stats.estimate import Estimate
-from analysis.stats.quantile_interval import quantile_interval
 from analysis.stats.quantiles import Floats, quantile
 from conf.specs.bounds import (
     PER_REQUEST,

@@ -7,8 +7,7 @@ from itertools import accumulate
 from typing import Literal
 
 from analysis.capacity.limit_posterior import Prior, fit
-from analysis.capacity.node_effects import including, node_effects
-from analysis.capacity.posterior import LEAST_REQUESTS, Capacity, posterior
+from analysis.capacity.posterior import LEAST_REQUESTS, Capacity, including, node_effects, posterior
 from analysis.capacity.window_counts import WindowCounts
 from analysis.stats.alpha_spending import LEVEL, tail_at
 from conf.specs.bounds import Limit

@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 
 from conf.specs.experiment import Search
-from loadgen.search.next_rate import CLEAN_SHARE, MOST_CLEAN_STEP, STEP_UP
 from loadgen.search.pacing import TRANSITION_E2E
-from loadgen.search.policy import NEAR
+from loadgen.search.policy import CLEAN_SHARE, MOST_CLEAN_STEP, NEAR, STEP_UP
 from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan, overloaded, share_over
 
 TRIES = 2

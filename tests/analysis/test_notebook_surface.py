@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import analysis
-from analysis.rows import latency_columns
+from analysis.rows import metrics
 from tests.support.runs.golden import GOLDEN
 from tests.support.runs.run_in_memory import RunInMemory, concluded, failed, request, window
 from tests.support.runs.study_folder import studied
@@ -40,11 +40,11 @@ def test_latencies_are_columns_as_in_the_file() -> None:
     run = analysis.load_run(GOLDEN)
     rows = run.requests(latencies=True)
     written = pq.read_table(GOLDEN / "requests").sort_by("due_ns")
-    for name in latency_columns.NAMES:
+    for name in metrics.NAMES:
         ours, file = (table[name].to_numpy(zero_copy_only=False) for table in (rows, written))
         np.testing.assert_allclose(ours, file, rtol=1e-6)
     frame = run.requests(window_index=2, columns=["seq"], latencies=True).to_pandas()
-    assert list(frame.columns) == ["seq", *latency_columns.NAMES]
+    assert list(frame.columns) == ["seq", *metrics.NAMES]
     assert frame.ttft_ms.min() > 0 and np.isfinite(frame.tpot_ms).any()
 
 
@@ -79,4 +79,4 @@ class OneRun(RunInMemory):
 
     def requests(self, columns=None, latencies=False):  # type: ignore[no-untyped-def]
         table = super().requests(columns)
-        return latency_columns.with_latencies(table) if latencies else table
+        return metrics.with_latencies(table) if latencies else table

@@ -12,7 +12,7 @@ import pytest
 
 from analysis import load_run
 from analysis.results import tables
-from analysis.rows import latency_columns, records
+from analysis.rows import metrics, records
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.runs.made_tables import DOCUMENTS, PAGES, SCHEMAS, document
 
@@ -56,9 +56,7 @@ def failing(tmp_path: Path) -> Path:
     for line in lines:
         if line["window_index"] in every and line["seq"] % every[line["window_index"]] == 0:
             line["status"] = "timeout"
-    records.write(
-        latency_columns.with_latencies(records.table(lines)), path / "requests" / "part-000.parquet"
-    )
+    records.write(metrics.with_latencies(records.table(lines)), path / "requests" / "part-000.parquet")
     return path
 
 

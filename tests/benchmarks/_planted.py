@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         "interval of a quantile without what a stretch hides",
-        "analysis.stats.quantile_interval:quantile_interval",
+        "analysis.stats.dispersion:quantile_interval",
         "(1 + UNSEEN / seen.freedom)",
         "(1 + 0 / seen.freedom)",
     ),
@@ -191,19 +191,17 @@ FAULTS = (
     ),
     Fault(
         "first record of a request does not count",
-        "analysis.rows.gathering:joined",
+        "analysis.rows.shards:joined",
         "return_index=True)[1])",
         "return_index=True)[1][::-1])",
     ),
     Fault(
         "known requests come twice",
-        "analysis.rows.gathering:joined",
+        "analysis.rows.shards:joined",
         "first = first[~np.isin(seqs[first], known)]",
         "first = first[seqs[first] >= 0]",
     ),
-    Fault(
-        "torn end counts as damage", "analysis.rows.arrow_stream:_is_torn_end", "return True", "return False"
-    ),
+    Fault("torn end counts as damage", "analysis.rows.records:_is_torn_end", "return True", "return False"),
     # void rules
     Fault(
         "send lag never voids",
@@ -430,11 +428,11 @@ FAULTS = (
     ),
     Fault(
         "next rate without a largest step",
-        "loadgen.search.next_rate:next_rate",
+        "loadgen.search.policy:next_rate",
         "if clean else STEP_UP)",
         "if clean else 99)",
     ),
-    Fault("missed windows by chance", "loadgen.search.next_rate:missed_bound", "> MISSED_SHARE", "> 0"),
+    Fault("missed windows by chance", "loadgen.search.policy:missed_bound", "> MISSED_SHARE", "> 0"),
     # files and secrets
     Fault("no fsync of the folder", "conf.io.durable:replacing", "sync_folder(path.parent)", "pass"),
     Fault("no fsync of the file", "conf.io.durable:replacing", "os.fsync(file.fileno())", "pass"),
@@ -514,7 +512,7 @@ FAULTS = (
     ),
     Fault(
         "reported by two actors",
-        "loadgen.drive.request_ledger:Ledger._unreported",
+        "loadgen.drive.load_feed:Ledger._unreported",
         '~np.isin(rows["seq"].to_numpy(),',
         'np.isin(rows["seq"].to_numpy() * 0 - 1,',
     ),

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from analysis.capacity import paired_ratio
-from analysis.stats.quantile_interval import quantile_interval
+from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
 from loadgen.drive.driver import Driver

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from analysis import load_run
 from analysis.results import tables
 from analysis.results.runs import Run
-from analysis.rows import latency_columns, parquet, records
+from analysis.rows import metrics, parquet, records
 from analysis.rows.metrics import METRICS
 from tests.support.runs.golden import GOLDEN
 
@@ -111,9 +111,7 @@ def write(folder: Path, rows: int, with_gaps: bool) -> float:
     for number, first in enumerate(range(0, rows, PART[with_gaps])):
         part = requests(first, min(PART[with_gaps], rows - first), rows, with_gaps)
         begun_s = time.process_time()
-        records.write(
-            latency_columns.with_latencies(part), folder / "requests" / f"part-{number:03d}.parquet"
-        )
+        records.write(metrics.with_latencies(part), folder / "requests" / f"part-{number:03d}.parquet")
         spent_s += time.process_time() - begun_s
     return spent_s
 
@@ -192,7 +190,7 @@ def encodings() -> None:
     """Print size and CPU seconds of our encodings beside those that Parquet chooses itself, at zstd 3."""
     run = load_run(GOLDEN)
     for name, table in (
-        ("requests", latency_columns.with_latencies(requests(0, 200_000, 200_000, with_gaps=True))),
+        ("requests", metrics.with_latencies(requests(0, 200_000, 200_000, with_gaps=True))),
         ("clients", longer(run.clients())),
         ("timeseries", longer(run.timeseries())),
     ):

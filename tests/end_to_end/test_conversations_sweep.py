@@ -24,7 +24,7 @@ from cluster.ray_session.session import Session
 from conf import Experiment
 from loadgen.cli import arguments, verbs
 from loadgen.cli.deployment import service
-from loadgen.drive import cache_warmup
+from loadgen.drive import prepared_load
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
 from loadgen.run.jobs import SearchCapacity, Site
@@ -136,8 +136,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
     experiment = arguments.experiment_of("sweep", WORDS, None)
     out, runs = tmp_path_factory.mktemp("runs"), list[Ran]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_warmup, "PIECE_S", 5.0)
-        patch.setattr(cache_warmup, "LONGEST_S", 10.0)
+        patch.setattr(prepared_load, "CACHE_PIECE_S", 5.0)
+        patch.setattr(prepared_load, "LONGEST_S", 10.0)
         patch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", PATIENCE_S)
         patch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
@@ -218,7 +218,7 @@ def test_caches_are_filled_anew_after_the_resume(ran: Ran) -> None:
 
     assert filled(first)[0] > 0
     # No rate above those of the first session: only that it is another session asks for it.
-    assert 0 < filled(second)[0] <= max(filled(first)) * (1 + cache_warmup.AGREE)
+    assert 0 < filled(second)[0] <= max(filled(first)) * (1 + prepared_load.AGREE)
     rows = load_run(ran.folder).requests()
     assert (metrics.prefix_hit(rows) or 0.0) > 0.5
 

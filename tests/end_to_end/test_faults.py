@@ -22,7 +22,7 @@ import pytest
 from analysis import load_run
 from analysis.results import summary
 from analysis.results.json_border import to_tree
-from analysis.rows import gathering
+from analysis.rows import shards
 from cluster.ray_session.own_machine import process_of
 from conf import Experiment, load
 from loadgen.__main__ import main
@@ -137,7 +137,7 @@ searched = SearchCapacity
 
 def answered(folder: Path, index: int) -> int:
     """Number of answers of a window that are on disk."""
-    rows = gathering.requests(folder).to_pylist()
+    rows = shards.requests(folder).to_pylist()
     ended = ("ok", index, "window")
     return sum((row["status"], row["window_index"], row["phase"]) == ended for row in rows)
 
@@ -434,7 +434,7 @@ def test_a_second_ctrl_c_cuts_what_the_first_waits_for(tmp_path: Path) -> None:
         return [head(), token(), 600.0] if slow.is_set() else good(body)
 
     def rows_of(kind: str) -> list[dict[str, Any]]:
-        rows = gathering.requests(folder).to_pylist()
+        rows = shards.requests(folder).to_pylist()
         return [row for row in rows if row["error_kind"] == kind]
 
     with serving(script) as server:

@@ -21,14 +21,14 @@ from analysis import load_run
 from analysis.capacity import window_table
 from analysis.results import recount
 from analysis.results.runs import RunError
-from analysis.rows import latency_columns, metrics, parquet, records, time_series
+from analysis.rows import metrics, parquet, records, time_series
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import checksums
 from tests.benchmarks import parquet as benchmark
 from tests.support.runs.golden import GOLDEN
 
 SCHEMAS = {
-    "requests": latency_columns.FILE,
+    "requests": metrics.FILE,
     "windows": window_table.WINDOWS,
     "timeseries": time_series.SERVER,
     "clients": time_series.CLIENTS,
@@ -109,11 +109,11 @@ def test_the_golden_run_is_whole_small_and_of_no_place() -> None:
 
 def test_the_file_says_its_version_and_every_formula() -> None:
     formulas = {metric.name: metric.formula for metric in metrics.METRICS}
-    now, then = latency_columns.FILE.metadata, pq.read_schema(REQUESTS).metadata
+    now, then = metrics.FILE.metadata, pq.read_schema(REQUESTS).metadata
     assert json.loads(now[b"formulas"]) == formulas
     assert then == now and int(now[b"schema_version"]) == records.SCHEMA_VERSION
-    for metric in latency_columns.LATENCIES:
-        assert told(latency_columns.FILE.field(f"{metric.name}_ms"), "formula") == metric.formula
+    for metric in metrics.LATENCIES:
+        assert told(metrics.FILE.field(f"{metric.name}_ms"), "formula") == metric.formula
 
 
 def encodings(file: Path) -> dict[str, set[str]]:
@@ -137,7 +137,7 @@ each read such a file whole. DELTA_BINARY_PACKED was tried for 64 bits only."""
 @pytest.mark.slow
 def test_the_request_table_has_encodings_that_every_reader_knows(tmp_path: Path) -> None:
     rows = benchmark.requests(0, 40_000, 40_000, with_gaps=True)
-    records.write(latency_columns.with_latencies(rows), tmp_path / "rows.parquet")
+    records.write(metrics.with_latencies(rows), tmp_path / "rows.parquet")
     used = encodings(tmp_path / "rows.parquet")
     assert set().union(*used.values()) <= EVERYWHERE
     for name in ("due_ns", "scheduled_at", "send_offset_ns", "last_token_offset_ns", "engine_first_token_ns"):
@@ -151,7 +151,7 @@ def test_the_request_table_has_encodings_that_every_reader_knows(tmp_path: Path)
 
 
 def told_number(path: str) -> bool:
-    kind = latency_columns.FILE.field(path.partition(".")[0]).type
+    kind = metrics.FILE.field(path.partition(".")[0]).type
     return not pa.types.is_dictionary(kind) and not pa.types.is_string(kind)
 
 
@@ -171,7 +171,7 @@ def test_duckdb_reads_times_without_a_package_for_time_zones(
     """For a time with a zone its Python client imports pytz, which is not among what it requires."""
     monkeypatch.setitem(sys.modules, "pytz", None)
     rows = load_run(GOLDEN).requests()
-    records.write(latency_columns.with_latencies(rows), tmp_path / "rows.parquet")
+    records.write(metrics.with_latencies(rows), tmp_path / "rows.parquet")
     ask = f"select max(scheduled_at), count(*) from '{tmp_path}/rows.parquet'"
     assert duckdb.sql(ask).fetchall() == [(datetime(2026, 11, 23, 13, 1, 53, 425975), len(rows))]
     assert len(duckdb.sql(f"select * from '{tmp_path}/rows.parquet'").fetchall()) == len(rows)
@@ -182,7 +182,7 @@ def test_derived_columns_are_the_metrics_and_unknown_is_null() -> None:
     written = pq.read_table(REQUESTS)
     back = metrics.word_in(rows, "phase", "retracted")
     assert back.sum() == 3
-    for metric in latency_columns.LATENCIES:
+    for metric in metrics.LATENCIES:
         latency = np.where(back, np.nan, metric.of(rows)).astype(np.float32)
         column = written[f"{metric.name}_ms"]
         np.testing.assert_array_equal(column.to_numpy(), latency)
@@ -194,7 +194,7 @@ def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() 
     rows = records.table(
         [answer, answer | {"status": "missed"}, answer | {"phase": "retracted", "status": "missed"}]
     )
-    found = latency_columns.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
+    found = metrics.with_latencies(rows).select(["ttft_ms", "tpot_ms", "send_lag_ms"]).to_pydict()
     assert found == {
         "ttft_ms": [1000.0, np.inf, None],
         "tpot_ms": [None, None, None],
@@ -205,7 +205,7 @@ def test_a_latency_that_does_not_apply_is_null_and_that_of_a_failure_infinite() 
 def test_nothing_reads_the_derived_columns_back(tmp_path: Path) -> None:
     path = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     written = pq.read_table(REQUESTS)
-    for metric in latency_columns.LATENCIES:
+    for metric in metrics.LATENCIES:
         name = f"{metric.name}_ms"
         place = written.schema.get_field_index(name)
         written = written.set_column(place, name, pa.nulls(written.num_rows, pa.float32()))

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.capacity import node_effects
 from analysis.capacity.limit_posterior import Prior
-from analysis.capacity.node_effects import NodeEffects
-from analysis.capacity.posterior import posterior
+from analysis.capacity.posterior import NodeEffects, including, node_effects, posterior
 from analysis.capacity.window_counts import (
     LOOK_AHEAD,
     LOOK_BACK,
@@ -213,13 +211,13 @@ def test_the_posterior_rests_on_the_streams_and_not_twice_on_the_whole() -> None
 def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
     windows = [counts(i, s, 0.1) for s in range(4) for i in range(8)]
     prior = Prior(math.log(5))
-    effects, capacity = node_effects.node_effects(windows, prior), posterior(windows, prior)
+    effects, capacity = node_effects(windows, prior), posterior(windows, prior)
     assert effects is not None and effects.differing == ()
     assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
-    assert node_effects.including(capacity, effects) == replace(capacity, windows=tuple(range(8)))
+    assert including(capacity, effects) == replace(capacity, windows=tuple(range(8)))
     assert "no node is shown to differ" in capacity_view.node_facts(NodeSpread.from_effects(effects))[-1][1]
-    assert node_effects.node_effects([counts(i, None, 0.1) for i in range(8)], prior) is None
-    assert node_effects.including(capacity, None) is capacity
+    assert node_effects([counts(i, None, 0.1) for i in range(8)], prior) is None
+    assert including(capacity, None) is capacity
 
 
 def test_one_slow_node_is_named_and_widens_the_interval() -> None:
@@ -228,11 +226,11 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
         counts(i, s, share(rates[i % 4], capacities[s]), rates[i % 4]) for s in range(4) for i in range(40)
     ]
     prior = Prior(math.log(5))
-    effects, capacity = node_effects.node_effects(windows, prior), posterior(windows, prior)
+    effects, capacity = node_effects(windows, prior), posterior(windows, prior)
     assert effects is not None and 2 in effects.differing
     slow = effects.effects[2]
     assert slow.value < -0.04 and slow.low < slow.value < slow.high < 0
-    wide = node_effects.including(capacity, effects)
+    wide = including(capacity, effects)
     assert wide.low < capacity.low < wide.qps_per_node == capacity.qps_per_node < capacity.high < wide.high
     assert wide.low < wide.certified < capacity.certified
     sd = effects.between.value / 2

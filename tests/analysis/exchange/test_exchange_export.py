@@ -14,7 +14,7 @@ import pytest
 from analysis import RunError, load_run
 from analysis.capacity import window_table
 from analysis.exchange import FORMATS, export, exporting
-from analysis.rows import latency_columns, metrics, parquet, records
+from analysis.rows import metrics, parquet, records
 from analysis.stats.quantiles import quantile
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden_run"
@@ -39,7 +39,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows[place]["first_token_offset_ns"] = None
         if status == "missed":
             rows[place]["send_offset_ns"] = None
-    records.write(latency_columns.with_latencies(records.table(rows)), path / "requests" / "part-000.parquet")
+    records.write(metrics.with_latencies(records.table(rows)), path / "requests" / "part-000.parquet")
     return path
 
 
@@ -64,7 +64,7 @@ def test_csv_has_every_request_and_failures_as_inf(run_path: Path, tmp_path: Pat
     out = tmp_path / "rows.csv"
     export(run_path, "csv", out)
     table, rows = pd.read_csv(out), load_run(run_path).requests()
-    assert list(table.columns) == [*latency_columns.FILE.names, "void_reason"]
+    assert list(table.columns) == [*metrics.FILE.names, "void_reason"]
     assert len(table) == rows.num_rows
     for name, of in (("ttft_ms", metrics.ttft), ("tpot_ms", metrics.tpot), ("e2e_ms", metrics.e2e)):
         counted = ~metrics.word_in(rows, "phase", "retracted")
@@ -142,7 +142,7 @@ def test_a_servers_words_are_no_formula_in_csv_and_themselves_in_json(tmp_path: 
     for row, word in zip(rows, words, strict=True):
         row |= {"status": "http_error", "error": word, "replica_id": word}
     shutil.rmtree(path / "schedule")
-    records.write(latency_columns.with_latencies(records.table(rows)), path / "requests" / "part-000.parquet")
+    records.write(metrics.with_latencies(records.table(rows)), path / "requests" / "part-000.parquet")
     for format, run in (("csv", load_run(path)), ("jsonl", str(path))):
         export(run, format, str(tmp_path / format))
     with (tmp_path / "csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""analysis.rows.piecewise: more rows than one Arrow list counts, joined in pieces, in order, once each."""
+"""analysis.rows.parquet: more rows than one Arrow list counts, joined in pieces, in order, once each."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load_run
-from analysis.rows import gathering, piecewise, records
+from analysis.rows import parquet, records, shards
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import RunFolder
 
@@ -22,7 +22,7 @@ def rows(*seqs: int) -> pa.Table:
 def test_rows_come_in_order_in_pieces_of_few_rows_and_elements(most_rows: int, most_elements: int) -> None:
     table = pa.concat_tables([rows(*range(0, 20, 2)), rows(*range(1, 20, 2))])
     order = np.argsort(table["seq"].to_numpy())
-    pieces = list(piecewise.taken([table], order, records.SHARD, most_rows, most_elements))
+    pieces = list(parquet.taken([table], order, records.SHARD, most_rows, most_elements))
     assert pa.concat_tables(pieces).to_pylist() == rows(*range(20)).to_pylist()
     assert all(len(piece) <= most_rows for piece in pieces)
     gaps = [sum(map(len, piece["itl_us"].to_pylist())) for piece in pieces]
@@ -36,7 +36,7 @@ def test_more_gaps_than_a_list_can_count_are_no_obstacle() -> None:
     table = pa.table({"seq": np.arange(3000), "itl_us": pa.chunked_array([one] * 3000)})
     with pytest.raises(pa.ArrowInvalid, match="offset overflow"):
         table.take(pa.array([0, 2999]))
-    pieces = piecewise.taken([table], np.array([2999, 0, 1500]), table.schema, most_elements=count)
+    pieces = parquet.taken([table], np.array([2999, 0, 1500]), table.schema, most_elements=count)
     assert [piece["seq"].to_pylist() for piece in pieces] == [[2999], [0], [1500]]
 
 
@@ -77,7 +77,7 @@ def test_a_table_that_a_power_cut_tore_costs_no_row_that_shards_have(
     (tmp_path / torn).parent.mkdir()
     (tmp_path / torn).write_bytes(left)
     assert load_run(tmp_path).requests()["seq"].to_pylist() == [0, 1]
-    assert gathering.requests(tmp_path)["seq"].to_pylist() == [0, 1]
+    assert shards.requests(tmp_path)["seq"].to_pylist() == [0, 1]
     assert folder.collect()["seq"].to_pylist() == [0, 1]
     assert folder.unreadable == [f"shards/unreadable-{Path(torn).name}"]
     assert load_run(tmp_path).requests()["seq"].to_pylist() == [0, 1]
@@ -91,4 +91,4 @@ def test_of_two_records_of_a_request_the_first_counts(tmp_path: Path) -> None:
         again = pa.Table.from_pylist([{"seq": 3, "due_ns": 30, "status": status}], schema=records.SHARD)
         shard.append(again.to_batches()[0])
     shard.close()
-    assert gathering.requests(tmp_path)["status"].to_pylist() == ["ok"]
+    assert shards.requests(tmp_path)["status"].to_pylist() == ["ok"]

@@ -1,4 +1,4 @@
-"""`stats.quantile_interval` and `stats.pooling` of analysis: no interval of random values is impossible."""
+"""`stats.dispersion` and `stats.pooling` of analysis: no interval of random values is impossible."""
 
 import math
 
@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from analysis.stats.dispersion import quantile_interval
 from analysis.stats.pooling import Measured, pooled, repeated
-from analysis.stats.quantile_interval import quantile_interval
 from analysis.stats.quantiles import least_values, quantile
 
 rates = st.floats(0.01, 1000.0)

@@ -1,4 +1,4 @@
-"""analysis.stats.quantile_interval against known answers: independent values, busy periods, failures."""
+"""`quantile_interval` of analysis.stats.dispersion: independent values, busy periods, failures."""
 
 import math
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.stats.dispersion import overdispersion
+from analysis.stats.dispersion import UNSEEN, overdispersion, quantile_interval
 from analysis.stats.pooling import student_t
-from analysis.stats.quantile_interval import UNSEEN, quantile_interval
 from analysis.stats.quantiles import quantile
 
 TRUTH = math.log(10)

@@ -1,4 +1,4 @@
-"""loadgen/drive/cache_warmup.py: caches are warm before a window counts, and no longer warmed than that."""
+"""loadgen/drive/prepared_load.py: caches are warm before a window counts, and no longer warmed than that."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 
 from analysis.rows import metrics, records
 from conf import Experiment, load
-from loadgen.drive import cache_warmup
+from loadgen.drive import prepared_load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import LossRecovery, TargetLost
 from loadgen.drive.prepared_load import UNREPORTED, load_prepared, warm_up
@@ -158,7 +158,7 @@ def test_answers_that_take_longer_than_a_piece_do_not_end_the_warm_up() -> None:
 
 def test_pieces_are_settled_by_their_hits_and_their_time() -> None:
     def is_settled(*pieces: tuple[float, float]) -> bool:
-        return cache_warmup.settled([cache_warmup.WarmupPiece(*each) for each in pieces])
+        return prepared_load.settled([prepared_load.WarmupPiece(*each) for each in pieces])
 
     assert is_settled((0.5, 900.0), (0.93, 1000.0), (0.935, 950.0))
     assert is_settled((0.93, 900.0), (0.93, 2000.0)), "a queue that grows is no reason to go on"
@@ -239,7 +239,7 @@ def test_what_never_settles_is_measured_as_it_is_and_told() -> None:
     warm_up(drive)
     load_prepared(drive, window_plan(0, 7.5))
     assert "still change" in texts[-1]
-    assert drive.feed.target.now_ns() < (cache_warmup.LONGEST_S + 250) * NS
+    assert drive.feed.target.now_ns() < (prepared_load.LONGEST_S + 250) * NS
 
 
 def test_prompts_of_one_beginning_are_cached_by_the_service_warm_up() -> None:
@@ -276,14 +276,14 @@ def test_prompts_without_reuse_need_no_warm_up() -> None:
 def test_the_way_up_begins_where_the_service_was_or_where_it_can_cold(
     asked: float, offered: float, cold: float | None, first: float | None
 ) -> None:
-    rates = cache_warmup.ramp_rates(asked, offered, cold)
+    rates = prepared_load.ramp_rates(asked, offered, cold)
     assert (rates[0] if rates else None) == first
     assert all(rate < asked for rate in rates)
 
 
 def test_on_the_way_up_newcomers_ask_for_half_of_what_a_cold_service_can_do() -> None:
-    rates = [10.0, *cache_warmup.ramp_rates(20.0, 10.0, 8.0, 50.0)]
-    newcomers_per_s = np.diff(rates) * 50.0 / cache_warmup.PIECE_S
+    rates = [10.0, *prepared_load.ramp_rates(20.0, 10.0, 8.0, 50.0)]
+    newcomers_per_s = np.diff(rates) * 50.0 / prepared_load.CACHE_PIECE_S
     assert newcomers_per_s == pytest.approx(np.full(len(rates) - 1, 4.0))
-    assert cache_warmup.ramp_rates(20.0, 0.0, 8.0, 50.0)[0] == 4.0
-    assert cache_warmup.ramp_rates(20.0, 19.0, 8.0, 50.0) == []
+    assert prepared_load.ramp_rates(20.0, 0.0, 8.0, 50.0)[0] == 4.0
+    assert prepared_load.ramp_rates(20.0, 19.0, 8.0, 50.0) == []

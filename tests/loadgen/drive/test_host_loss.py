@@ -12,7 +12,7 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import load
-from loadgen.drive import host_loss
+from loadgen.drive import service_loss
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.host_outage import HostOutage
@@ -138,15 +138,15 @@ def rows(*lines: tuple[int, float, float | None]) -> pa.Table:
 def test_a_window_feels_an_outage_while_it_or_its_answers_last(
     from_s: float, until_s: float | None, last: float | None, expected: bool
 ) -> None:
-    felt = host_loss.felt([outage(from_s, until_s)], rows((1, 99, last)), WINDOW)
+    felt = service_loss.felt([outage(from_s, until_s)], rows((1, 99, last)), WINDOW)
     assert bool(felt) is expected
     before = dataclasses.replace(WINDOW, start_ns=200 * NS, window_start_ns=200 * NS, window_end_ns=300 * NS)
-    assert until_s is None or not host_loss.felt([outage(from_s, until_s)], rows(), before)
+    assert until_s is None or not service_loss.felt([outage(from_s, until_s)], rows(), before)
 
 
 def test_only_requests_of_the_cut_host_are_its_own_fault() -> None:
     table = rows((1, 40, 5.0), (1, 49, 5.0), (0, 55, 1.0), (1, 55, None), (1, 61, 1.0))
-    assert host_loss.own_fault([outage(50, 60)], table).tolist() == [False, True, False, True, False]
+    assert service_loss.own_fault([outage(50, 60)], table).tolist() == [False, True, False, True, False]
 
 
 class Gone(Cut):

@@ -19,9 +19,8 @@ from loadgen.drive import fixed_rate, require
 from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
 from loadgen.search import pacing
-from loadgen.search.overload import long_queue
 from loadgen.search.pacing import RAMP_SHARE, paced
-from loadgen.search.window_plan import Start
+from loadgen.search.window_plan import Start, long_queue
 from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import EDGES, truths
 from tests.support.search.search_windows import window_of

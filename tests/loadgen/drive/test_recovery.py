@@ -22,7 +22,7 @@ import ray
 from analysis import load_run
 from analysis.results import summary
 from analysis.results.json_border import to_tree
-from analysis.rows import gathering
+from analysis.rows import shards
 from cluster.deployment.serve_state import state
 from cluster.ray_session import session
 from cluster.ray_session.own_machine import HeldPorts
@@ -121,7 +121,7 @@ class Saboteur:
         self.fault(self.nodes)
 
     def _answered(self) -> bool:
-        rows = gathering.requests(self.folder).to_pylist()
+        rows = shards.requests(self.folder).to_pylist()
         return any(
             (row["window_index"], row["phase"], row["status"]) == (STRUCK, "window", "ok") for row in rows
         )

@@ -1,4 +1,4 @@
-"""loadgen/drive/request_ledger.py: each request once; what ended stays, what died is lost."""
+"""Ledger of loadgen/drive/load_feed.py: each request once; what ended stays, what died is lost."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from analysis.rows import records
 from conf import load
-from loadgen.drive.request_ledger import Ledger
+from loadgen.drive.load_feed import Ledger
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic

@@ -1,4 +1,4 @@
-"""loadgen/drive/window_watch.py: a watcher sees the running window and changes none of its figures."""
+"""loadgen/drive/windows.py: a watcher sees the running window and changes none of its figures."""
 
 from functools import cache
 from typing import Any

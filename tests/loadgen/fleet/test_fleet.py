@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from analysis.rows import gathering, records
+from analysis.rows import records, shards
 from conf import load
 from conf.io.http_get import Access
 from conf.io.secret import Secret
@@ -175,8 +175,8 @@ def test_an_unfinished_run_reads_like_a_finished_one(url: str, tmp_path: Path) -
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
     target.run(schedule, start_ns + NS)
-    until(lambda: "lost" not in statuses(gathering.requests(folder.path)))
-    rows = gathering.requests(folder.path)
+    until(lambda: "lost" not in statuses(shards.requests(folder.path)))
+    rows = shards.requests(folder.path)
     assert sorted(rows["seq"].to_pylist()) == schedule.seq.tolist()
     check_sent(rows)
     target.finish(0.1)
@@ -205,4 +205,4 @@ def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path) -> None:
     kept.write_text("kept")
     target.finish(PATIENCE_S)
     assert list(folder.shards.iterdir()) == [kept], "what was fetched is deleted there, and nothing else"
-    assert sorted(gathering.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
+    assert sorted(shards.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()

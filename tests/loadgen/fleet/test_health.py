@@ -9,7 +9,7 @@ import pytest
 
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
-from loadgen.drive.window_health import health_of
+from loadgen.drive.load_feed import health_of
 from loadgen.fleet import health
 from loadgen.fleet.health import HealthSampler
 from loadgen.fleet.rows import Clock

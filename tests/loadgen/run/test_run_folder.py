@@ -17,7 +17,7 @@ from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.runs import Run
 from analysis.results.verdicts import RunVerdict
-from analysis.rows import gathering, latency_columns, records, shards, time_series
+from analysis.rows import metrics, records, shards, time_series
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.run_folder import BusyError, RunFolder, sha256_of
@@ -74,7 +74,7 @@ def test_what_the_driver_was_told_stands_where_the_shard_is_out_of_reach(folder:
     folder.tell(rows(records.PROGRESS, "timeout"))
     folder.tell(rows(records.PROGRESS, "timeout", 3, 3))
     expected = [(0, "ok"), (1, "ok"), (2, "truncated"), (3, "timeout"), (4, "lost"), (5, "lost")]
-    assert states(gathering.requests(folder.path)) == expected, "on the disk at once, without a close"
+    assert states(shards.requests(folder.path)) == expected, "on the disk at once, without a close"
     collected = folder.collect()
     saved = records.read(folder.path / "requests")
     assert states(saved) == expected and collected.equals(saved.drop_columns("itl_us"))
@@ -89,10 +89,7 @@ def test_collected_requests_have_their_latencies_beside_them(folder: RunFolder) 
     folder.tell(rows(records.PROGRESS, "timeout", 1, **answer))
     folder.collect()
     written = pq.read_table(folder.path / "requests" / "part-000.parquet")
-    assert (
-        written.schema.equals(latency_columns.FILE)
-        and written.schema.metadata == latency_columns.FILE.metadata
-    )
+    assert written.schema.equals(metrics.FILE) and written.schema.metadata == metrics.FILE.metadata
     assert written["ttft_ms"].to_pylist() == [250.0, np.inf, np.inf]
 
 

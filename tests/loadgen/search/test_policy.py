@@ -12,9 +12,8 @@ from conf import load
 from conf.specs.bounds import allowed_over
 from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
-from loadgen.search.next_rate import MOST_ABOVE
-from loadgen.search.overload import bad_step, should_abort
-from loadgen.search.window_plan import MeasuredWindow, Start, Stop
+from loadgen.search.policy import MOST_ABOVE
+from loadgen.search.window_plan import MeasuredWindow, Start, Stop, bad_step, should_abort
 from tests.support.search.scenarios import truths
 from tests.support.search.search_windows import window_of
 from tests.support.search.searches import searched

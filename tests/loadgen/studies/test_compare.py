@@ -25,7 +25,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.run.jobs import Job
 from loadgen.run.run_folder import Folder, RunFolder, created
-from loadgen.search.next_rate import MOST_CLEAN_STEP
+from loadgen.search.policy import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan
 from loadgen.studies import comparison, comparison_words, study

@@ -25,7 +25,7 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
 from analysis.results.recount import recount
 from analysis.results.runs import Run
-from analysis.rows import latency_columns, parquet, records, time_series
+from analysis.rows import metrics, parquet, records, time_series
 from conf import load
 from conf.compose import dump
 from loadgen.run.run_folder import checksums
@@ -37,7 +37,7 @@ def make(source: Path, target: Path) -> None:
     """A run folder like `source` that does not say where it was made."""
     run = load_run(source)
     shutil.copytree(source / "schedule", target / "schedule")
-    records.write(latency_columns.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
+    records.write(metrics.with_latencies(run.requests()), target / "requests" / "part-000.parquet")
     time_series.write(run.clients(), target / "clients.parquet")
     time_series.write(run.timeseries(), target / "timeseries.parquet")
     windows, table = counted(run), run.windows()

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.rules import REASONS, RULES
-from analysis.rows import latency_columns, time_series
+from analysis.rows import metrics, time_series
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 PAGES = {
@@ -18,7 +18,7 @@ PAGES = {
     "exit_codes.md": ("reasons",),
 }
 SCHEMAS = {
-    "requests": latency_columns.FILE,
+    "requests": metrics.FILE,
     "windows": window_table.WINDOWS,
     "timeseries": time_series.SERVER,
     "clients": time_series.CLIENTS,

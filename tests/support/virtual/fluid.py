@@ -12,9 +12,8 @@ from analysis.capacity.posterior import Capacity, posterior
 from analysis.capacity.window_counts import BLOCK_S, LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf.specs.bounds import LIMITS, allowed_over
 from conf.specs.experiment import Search
-from loadgen.search.overload import bad_step
 from loadgen.search.policy import next_window, prior
-from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan, counted_windows
+from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan, bad_step, counted_windows
 
 DRAWS = 200_000
 """Of load and drift for a true capacity: they know it to 1e-4 (our choice)."""
