@@ -10,16 +10,13 @@ from conf import lazy
 
 if TYPE_CHECKING:
     from analysis.exchange import compare, export
-    from analysis.figures.cdf import plot_cdf
     from analysis.figures.client import plot_client_lag
-    from analysis.figures.comparison import plot_compare
+    from analysis.figures.comparison import plot_compare, plot_scaling
     from analysis.figures.exhibit import NoData
-    from analysis.figures.latency import plot_latency
-    from analysis.figures.pareto import plot_pareto
+    from analysis.figures.latency import plot_cdf, plot_latency
     from analysis.figures.plan import plot_plan
-    from analysis.figures.replicas import plot_replica_balance
-    from analysis.figures.scaling import plot_scaling
     from analysis.figures.search import plot_search
+    from analysis.figures.service import plot_pareto, plot_replica_balance
     from analysis.figures.timeline import plot_timeseries
     from analysis.planning import cost, plan, scaling
     from analysis.report import build_report
@@ -80,14 +77,14 @@ _HOMES = {
     "over_bound": "analysis.results.tables",
     "percentiles": "analysis.results.tables",
     "plan": "analysis.planning",
-    "plot_cdf": "analysis.figures.cdf",
+    "plot_cdf": "analysis.figures.latency",
     "plot_client_lag": "analysis.figures.client",
     "plot_compare": "analysis.figures.comparison",
     "plot_latency": "analysis.figures.latency",
-    "plot_pareto": "analysis.figures.pareto",
+    "plot_pareto": "analysis.figures.service",
     "plot_plan": "analysis.figures.plan",
-    "plot_replica_balance": "analysis.figures.replicas",
-    "plot_scaling": "analysis.figures.scaling",
+    "plot_replica_balance": "analysis.figures.service",
+    "plot_scaling": "analysis.figures.comparison",
     "plot_search": "analysis.figures.search",
     "plot_timeseries": "analysis.figures.timeline",
     "rejudge": "analysis.results.recount",

@@ -1,22 +1,29 @@
 """The act of each verb of `python -m analysis`; what ends it is an exit code, and one line if it failed."""
 
-# A composition root: `calibrate` and `plan` ask the engine model.
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analysis import exchange, planning
 from analysis import report as pages
-from analysis.calibration import command as calibration
-from analysis.calibration.forward import ForwardWork
+from analysis.calibration.fit import calibrate as calibrate_probes
+from analysis.calibration.forward import ForwardWork, calibrate_forward
 from analysis.calibration.observed import RecordedLoad, Served
-from analysis.into_service import FLAG, into_service
+from analysis.planning.serve_scaling import (
+    ServeFront,
+    ServeSettings,
+    mean_life,
+    serve_file,
+    serve_scaling,
+    working_qps_per_node,
+)
+from analysis.planning.verdict import Plan
 from analysis.recommendation import recommended
 from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import locations, recount, studies
@@ -29,12 +36,16 @@ from analysis.results.verdicts import RunVerdict, Verdict
 from analysis.views import answers, brief, foreign, recommend, side_by_side
 from analysis.views import plan as plan_view
 from conf import ConfigError, Experiment
+from conf.compose import dump
 from conf.io import terminal
 from conf.io.one_line import reason
-from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model.cost.step_time import Batch, forward_s
+from conf.specs.experiment import SimulatedEngine, VllmEngine
+
+# A composition root: `calibrate` and `plan` ask the engine model, `--serve-config` for an application of it.
 
 PAGES = (".html", ".htm")
+FLAG = "--serve-config"
+Tree = dict[str, Any]
 
 
 def done(verb: str, arguments: argparse.Namespace) -> int:
@@ -192,9 +203,7 @@ def calibrate(arguments: argparse.Namespace) -> int:
     """Fit the engine model's constants to probes of a machine."""
     words, file, out = arguments.words, arguments.forward, arguments.out
     terminal.tell(
-        calibration.calibrate_forward(words, file, out, _forward_s)
-        if file
-        else calibration.calibrate(words, out, _serve)
+        calibrate_forward(words, file, out, _forward_s) if file else calibrate_probes(words, out, _serve)
     )
     return EXIT_OK
 
@@ -202,9 +211,9 @@ def calibrate(arguments: argparse.Namespace) -> int:
 def live(arguments: argparse.Namespace) -> int:
     """Serve a page that follows a run or a study, until Ctrl-C."""
     # An HTTP server, which no other verb needs.
-    from analysis.live import command
+    from analysis.live import followed
 
-    command.live(arguments.run, arguments.port)
+    followed.live(arguments.run, arguments.port)
     return EXIT_OK
 
 
@@ -220,6 +229,9 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
 
 def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
     """Seconds of a forward pass of the engine model."""
+    # The engine model brings numba, for which the other verbs do not wait.
+    from serve_apps.engine_model.cost.step_time import Batch, forward_s
+
     batch = Batch(len(work.decode_contexts), context_tokens=sum(work.decode_contexts))
     for new, context in work.chunks:
         batch.add_chunk(new, context)
@@ -228,7 +240,6 @@ def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
 
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
-    # numba takes a second to come, which `show` must not pay.
     from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve, serve_closed
 
     spec, replicas = experiment.engine, experiment.replicas
@@ -245,6 +256,77 @@ def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
         times = serve_closed(machine, held, [column[share] for column in tokens])
         found[:, share] = times.sent_s, times.first_token_s, times.last_token_s
     return Served(*found)
+
+
+def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
+    """Write the file of a plan on the run in `source`. Raises RunError or ConfigError for what it lacks."""
+    run = load_run(source)
+    experiment = run.config
+    certified, working = working_qps_per_node(plan)
+    scaling = serve_scaling(plan, mean_life(run, working, certified), experiment.layout.replicas_per_node)
+    application, front = _application(experiment)
+    file.write_text(serve_file(scaling, application, run.name, front))
+    return ServeSettings(str(file), scaling.config, scaling, front.notes)
+
+
+def _application(asked: Experiment) -> tuple[Tree, ServeFront]:
+    """The application of a run's engines in Serve's config format, and what stands around it.
+
+    Raises ConfigError where it has none.
+    """
+    if asked.layout.prefill is not None or asked.layout.data_parallel > 1:
+        raise ConfigError(f"{FLAG} scales engines that are alike and alone, not layout={asked.layout.name}")
+    if isinstance(asked.engine, SimulatedEngine):
+        return _engine_model(asked)
+    if isinstance(asked.engine, VllmEngine) and asked.engine.kind == "vllm":
+        return _vllm(asked, asked.engine)
+    raise ConfigError(f"{FLAG} knows engine=simulated and engine=vllm, not {asked.engine.kind}")
+
+
+def _engine_model(asked: Experiment) -> tuple[Tree, ServeFront]:
+    from cluster.ray_session.serve_settings import serve_environment
+    from serve_apps.simulated import configured
+    from serve_apps.simulated.app import ENGINES
+    from serve_apps.vllm_engine.rendering import BY_CLIENT, KEEP_ALIVE_S, LOOPBACK
+
+    application = {
+        "name": "maxqps",
+        "route_prefix": "/",
+        "import_path": configured.BUILDER,
+        "args": {"bundles": [asked.layout.replica_resources], "experiment": dump(asked)},
+        "deployments": [{"name": ENGINES, "autoscaling_config": {}}],
+    }
+    # One front on the head node, as in a sweep, so that one balancer sees all requests.
+    http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
+    options = {"proxy_location": "HeadOnly", "http_options": http}
+    routing = asked.routing
+    notes = (BY_CLIENT.format(routing.policy),) if routing.data_path == "direct" else ()
+    return application, ServeFront(options, serve_environment(routing), notes)
+
+
+def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
+    from cluster.ray_session.serve_settings import serve_environment
+    from serve_apps.vllm_engine.config_file import environment
+    from serve_apps.vllm_engine.rendering import RenderingInput, render
+    from serve_apps.vllm_recipes import vllm_flags
+
+    version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
+    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
+    rendering = render(RenderingInput(*parts, version))
+    if rendering.application is None:
+        raise RunError(f"{FLAG}: {rendering.notes[0]}")
+    options = dict(rendering.application)
+    [application] = options.pop("applications")
+    variables = serve_environment(asked.routing) | environment(engine, asked.routing)
+    return _scaled_vllm(application), ServeFront(options, variables, rendering.notes)
+
+
+def _scaled_vllm(application: Tree) -> Tree:
+    """The same, with room for autoscaling instead of a fixed number of engines."""
+    for config in application["args"]["llm_configs"]:
+        config["deployment_config"].pop("num_replicas", None)
+        config["deployment_config"]["autoscaling_config"] = {}
+    return application
 
 
 ACTS: dict[str, Callable[[argparse.Namespace], int]] = {

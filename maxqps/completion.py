@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import argcomplete
 
-from analysis.grammar import grammar
+from analysis.__main__ import grammar
 from conf.keys import suggested
 from loadgen.cli.arguments import parser
 

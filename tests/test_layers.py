@@ -56,7 +56,6 @@ CONFINED = {
 }
 ROOTS = {
     "analysis/acts.py",
-    "analysis/into_service.py",
     "cluster/__main__.py",
     "serve_apps/__main__.py",
     "loadgen/cli/config_check.py",

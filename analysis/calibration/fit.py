@@ -4,14 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from analysis.calibration.observed import Observed, Serve
-from analysis.results.runs import RunError
+from analysis.calibration.observed import Observed, Serve, observe
+from analysis.results import studies
+from analysis.results.runs import RunError, refuse_out
 from analysis.stats.map_fit import Floats, ParameterFit, ParameterPrior, fit
-from conf import Experiment
+from conf import Experiment, load
 from conf.constants import KERNELS, Covariance, bounded, calibration, constants, covariance, replaced
 from conf.specs.experiment import Constant, SimulatedEngine
 
@@ -62,7 +65,7 @@ class Calibrated:
         return calibration(self.experiment, self.constants(), known)
 
 
-def calibrate(runs: Sequence[Observed], serve: Serve) -> Calibrated:
+def fit_runs(runs: Sequence[Observed], serve: Serve) -> Calibrated:
     """Fit every constant that has an interval, and say how well runs are met that were not fitted.
 
     Closed loops are fitted and open ones checked; where there is only one kind, each run in turn is left
@@ -159,7 +162,7 @@ def _measured(runs: Sequence[Observed]) -> Floats:
     return np.concatenate([run.measured for run in runs])
 
 
-def text(found: Calibrated, serve: Serve) -> str:
+def fit_text(found: Calibrated, serve: Serve) -> str:
     """Constants, what is not identified, and every figure measured and predicted."""
     fit = found.fit
     count = len(fit.residuals)
@@ -203,3 +206,57 @@ def _held_out(found: Calibrated) -> str:
     if math.isnan(found.error):
         return "no held-out error: it takes a second run"
     return f"held out {100 * found.error:.1f} % ({found.check})"
+
+
+MACHINE = ("engine", "model", "hardware", "layout")
+"""Groups of words that may add what a run did not know of the service it measured."""
+
+
+def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
+    """Fit the constants to the probes that `words` name, write them to `out`, and return the text.
+
+    Raises RunError for wrong words, for folders that are no probes of one machine, and for an existing `out`.
+    """
+    overrides = [word for word in words if "=" in word]
+    paths = [path for word in words if "=" not in word for path in studies.parts(Path(word))]
+    _refuse(paths, overrides)
+    refuse_out(out, ".yaml", ".yml")
+    runs = [observe(path, partial(simulated, overrides)) for path in paths]
+    try:
+        found = fit_runs(runs, serve)
+        text = fit_text(found, serve)
+    except ValueError as error:
+        raise RunError(f"the engine model cannot serve these runs: {error}") from error
+    if out is None:
+        return text
+    out.write_text(yaml.safe_dump(found.tree(), sort_keys=False))
+    return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
+
+
+def _refuse(paths: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Raise RunError for no folder, for one that is given twice, and for a word about what a run recorded."""
+    if not paths:
+        raise RunError("calibrate needs the folder of a run; see --help")
+    refuse_words(overrides)
+    resolved = [path.resolve() for path in paths]
+    for path in paths:
+        if resolved.count(path.resolve()) > 1:
+            raise RunError(f"{path} is given twice; a run counts once")
+
+
+def refuse_words(words: Sequence[str]) -> None:
+    """Raise RunError for a word that is not of the machine."""
+    for word in words:
+        if word.partition("=")[0].partition(".")[0] not in MACHINE:
+            raise RunError(
+                f"'{word}' is not of the machine; calibrate takes {', '.join(MACHINE)} words, "
+                "the runs say the rest"
+            )
+
+
+def simulated(words: Sequence[str], config: Path) -> Experiment:
+    """The experiment of a run on the engine model, without noise because its figures are of many steps."""
+    chosen = [] if load(base=config).engine.kind == "simulated" else ["engine=simulated"]
+    given = {word.partition("=")[0] for word in words}
+    quiet = [*chosen, "engine.step_noise_cv=0", "engine.drift_sd=0", "engine.stall_every_steps=0"]
+    return load([*(word for word in quiet if word.partition("=")[0] not in given), *words], config)

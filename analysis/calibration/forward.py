@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis.calibration.fit import LEARNT, prior_of
+from analysis.calibration.fit import LEARNT, prior_of, refuse_words
 from analysis.results.runs import RunError, refuse_out
 from analysis.stats.map_fit import Floats, ParameterFit, fit
-from conf import Experiment
+from conf import Experiment, load
 from conf.constants import Covariance, bounded, calibration, constants, replaced
 from conf.specs.experiment import Constant, SimulatedEngine
 
@@ -174,11 +174,16 @@ def _measured(cases: Sequence[Case]) -> Floats:
     return np.log([case.seconds for case in cases])
 
 
-def calibrate(experiment: Experiment, file: Path, out: Path | None, forward: Forward) -> str:
-    """Fit the constants of an experiment's machine to a file, write them to `out`, and return the text.
+def calibrate_forward(words: Sequence[str], file: Path, out: Path | None, forward: Forward) -> str:
+    """Fit the constants of the machine of `words` to a file of `vllm bench forward`, and return the text.
 
-    Raises RunError for a file that is none, for a machine that is not timed so, and for an existing `out`.
+    Raises RunError for other words, for a file or a machine that is not timed so, and for an existing `out`.
     """
+    folders = [word for word in words if "=" not in word]
+    if folders:
+        raise RunError(f"'{folders[0]}' is a folder; with --forward the file alone is measured, leave it out")
+    refuse_words(words)
+    experiment = load(list(words))
     refuse_out(out, ".yaml", ".yml")
     if not isinstance(experiment.engine, SimulatedEngine):
         raise RunError(

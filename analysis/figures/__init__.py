@@ -3,14 +3,11 @@
 Nothing of matplotlib is imported before something is drawn.
 """
 
-from analysis.figures.cdf import Cdf
 from analysis.figures.client import ClientLag
-from analysis.figures.exhibit import Exhibit, NoData
-from analysis.figures.latency import Latency, ShareOver
-from analysis.figures.pareto import Pareto
-from analysis.figures.replicas import ReplicaBalance
-from analysis.figures.run_data import RunData
+from analysis.figures.exhibit import Exhibit, NoData, RunData
+from analysis.figures.latency import Cdf, Latency, ShareOver
 from analysis.figures.search import Search
+from analysis.figures.service import Pareto, ReplicaBalance
 from analysis.figures.timeline import Timeline
 
 EXHIBITS: tuple[type[Exhibit], ...] = (

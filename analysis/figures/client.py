@@ -14,8 +14,7 @@ from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row, counted, ms, qps, share
-from analysis.figures.run_data import RunData, WindowRows
+from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, WindowRows, counted, ms, qps, share
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile

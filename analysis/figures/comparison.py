@@ -1,24 +1,24 @@
-"""Figure of capacities side by side, of all together, and of their ratios to the first.
-
-Runs without common arrivals are independent estimates.
-"""
+"""Figures of several capacities: side by side with their ratios to the first, and the scaling efficiency."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from analysis.capacity import paired_ratio
-from analysis.figures import canvas, capacities
+from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.capacities import CapacityRow, StudyOrRuns
-from analysis.figures.exhibit import Exhibit, Row, counted, qps
-from analysis.results.runs import Run
+from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, qps, run_capacity
+from analysis.planning.sizing import ScalingEfficiency, scaling
+from analysis.results.runs import Run, RunError
 from analysis.results.studies import Study
-from analysis.results.verdicts import PAIRED, UNPAIRED, StudyVerdict
+from analysis.results.verdicts import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
 from analysis.stats.estimate import Estimate, interval, middle, span
 from conf.io.one_line import one_line
 
+StudyOrRuns = StudyVerdict | Sequence[Run]
 ROW_IN, MARGIN_IN = 0.42, 0.8
 """Height of a row with its words above it, and of what is around the rows."""
 MOST_LETTERS, MOST_WORDS = 22, 44
@@ -39,7 +39,7 @@ class Comparison(Exhibit):
 
     @classmethod
     def read(cls, subject: StudyOrRuns) -> Self:
-        parts, together = _with_ratios(subject), capacities.together(subject)
+        parts, together = _with_ratios(subject), pooled_rows(subject)
         return cls([_row(part) for part in (*parts, *together)], parts, together)
 
     @property
@@ -159,7 +159,7 @@ def _within(estimate: Estimate, left: float, right: float) -> tuple[float, float
 
 def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
     """The parts, with their ratios to the first: the study's, or those of two closed intervals of runs."""
-    parts = capacities.parts(subject)
+    parts = capacity_rows(subject)
     if not isinstance(subject, StudyVerdict):
         first, *others = parts
         for place, part in enumerate(others, 1):
@@ -185,3 +185,117 @@ def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
     if part.certified is not None:
         mark: Look = {"marker": "|", "markersize": 10, "color": canvas.INK, "linestyle": ""}
         ax.plot([part.certified], [place], **mark, label="certified")
+
+
+def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
+    """The parts of a study or the runs, in their order. Raises NoData where none has a capacity."""
+    if isinstance(subject, StudyVerdict):
+        rows = [_from_part(part) for part in subject.cells or subject.parts]
+    else:
+        rows = [run_capacity(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+    if not any(part.claim for part in rows):
+        raise NoData("no part has a capacity")
+    return rows
+
+
+def pooled_rows(subject: StudyOrRuns) -> list[CapacityRow]:
+    """The capacity of a whole study as a row, if both ends of it are known; runs have none."""
+    capacity = subject.capacity if isinstance(subject, StudyVerdict) and subject.valid else None
+    if not isinstance(subject, StudyVerdict) or capacity is None or capacity.claimed.is_open:
+        return []
+    rule = "mean of the repeats" if subject.variation_pct else "pooled (random effects)"
+    simulated = next((part.simulated for part in subject.parts if part.simulated), "")
+    return [CapacityRow(rule, capacity.claimed, simulated=simulated)]
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Names of the folders, with the folder above where two are the same."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return ["/".join(run.path.resolve().parts[-2:]) for run in runs]
+
+
+def _from_part(part: PartRow | MatrixCell) -> CapacityRow:
+    why = part.reason or ("not measured yet" if part.exit_code is None else "no result")
+    # A part keeps the posterior of a void run too, which is no capacity.
+    claim = part.qps_per_node if part.exit_code in (0, 6) else None
+    ratio = part.ratio if isinstance(part, MatrixCell) else None
+    if ratio is None or ratio.how not in (PAIRED, UNPAIRED):
+        return CapacityRow(part.name, claim, why if claim is None else "", simulated=part.simulated)
+    return CapacityRow(part.name, claim, "", ratio.estimate, ratio.how, part.simulated)
+
+
+EfficiencyOrRuns = ScalingEfficiency | Sequence[Run]
+"""Runs of one service at several node counts, or what `scaling` made of them."""
+
+BEYOND = 2.0
+"""The assumption beyond the last measured count is shown up to so many times that count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling(Exhibit):
+    """E(n), measured at two node counts at least."""
+
+    efficiency: ScalingEfficiency
+
+    name = "scaling"
+    title = "Scaling efficiency"
+    source = "sweep.json of each run: asked.nodes, capacity"
+
+    @classmethod
+    def read(cls, subject: EfficiencyOrRuns) -> Self:
+        try:
+            efficiency = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
+        except RunError as error:
+            raise NoData(str(error)) from error
+        if efficiency.assumed:
+            only = counted(efficiency.fewest, "node")
+            raise NoData(f"only {only} was measured, so that E(n) = 1 is an assumption")
+        return cls(_rows(efficiency), efficiency)
+
+    def draw(self, figure: Figure) -> None:
+        ax = figure.subplots()
+        rows, most = self.rows, self.efficiency.most
+        end = round(BEYOND * most)
+        ax.set_xlim(self.efficiency.fewest / 1.1, end * 1.03)
+        ax.axhline(1, color=canvas.PALE, linewidth=1, linestyle=":", label="E = 1")
+        nodes, beyond = [row["nodes"] for row in rows], np.geomspace(most, end, 20)
+        dot: Look = {"marker": "o", "color": canvas.BLUE, "linewidth": 1.3}
+        ax.plot(nodes, [row["e"] for row in rows], **dot, label="measured, 95 % interval")
+        dashed: Look = {"color": canvas.PURPLE, "linewidth": 1.3, "linestyle": "--"}
+        ax.plot(beyond, self.efficiency.at(beyond), **dashed, label="ASSUMED")
+        ends = [[row["nodes"]] * 2 for row in rows[1:]], [[row["e_low"], row["e_high"]] for row in rows[1:]]
+        canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1)
+        canvas.log_axis(ax, "x")
+        ax.set_xticks([*nodes, end])
+        canvas.label(ax, "nodes n", "E(n)")
+
+    def alt(self) -> str:
+        """E at the most nodes measured, with its interval."""
+        first, *_, last = self.rows
+        return (
+            f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['e']:.3f} of"
+            f" what it serves at {counted(first['nodes'], 'node')} (95 % interval {last['e_low']:.3f} to"
+            f" {last['e_high']:.3f})."
+        )
+
+
+def plot_scaling(subject: EfficiencyOrRuns) -> Figure:
+    """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
+
+    Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
+    where one node count was measured, or where runs differ in more than it.
+    """
+    return Scaling.read(subject).figure()
+
+
+def _rows(efficiency: ScalingEfficiency) -> list[Row]:
+    """QPS per node, and E(n) with a 95 % interval; at the fewest nodes it is 1."""
+    rows: list[Row] = []
+    for point in efficiency.points:
+        e = efficiency.figure(point.nodes)
+        low, high = (None, None) if point.nodes == efficiency.fewest else (e.low, e.high)
+        row = {"nodes": point.nodes, "qps_per_node": point.qps_per_node, "e": e.value}
+        rows.append(row | {"e_low": low, "e_high": high})
+    return rows

@@ -1,18 +1,26 @@
-"""An exhibit: a figure's data, its drawing, the table under it, the same in words, and its source.
-
-`analysis.figures` lists the exhibits there are.
-"""
+"""An exhibit: a figure's data, drawing, table and words, from one read of a run."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import pyarrow as pa
 
+from analysis.capacity import window_table
+from analysis.capacity.window_counts import Window, in_window
 from analysis.figures import canvas
-from analysis.figures.canvas import Figure
+from analysis.figures.canvas import Axes, Figure, Floats, Look
+from analysis.results.runs import Run
+from analysis.rows import metrics, records
+from analysis.stats import estimate
+from analysis.stats.estimate import Estimate, span
+from analysis.views import rates
+from analysis.views.rates import COUNTED, FAIL, PASS, UNKNOWN, VOID
+from conf.specs.bounds import LIMITS, Limit, Slo
 
 Row = dict[str, Any]
 """A row of a table, by column."""
@@ -101,3 +109,210 @@ def share(value: float) -> str:
     if 0.9995 <= value < 1:
         return "over 99.9 %"
     return f"{100 * value:.3g} %"
+
+
+COLUMNS = (
+    *("due_ns", "window_index", "phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
+    *("end_offset_ns", "first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns"),
+    *("engine_last_token_ns", *metrics.TOKEN_COUNTS),
+)
+"""Columns of a request that figures are made of."""
+LATENCIES = {"ttft": metrics.ttft, "tpot": metrics.tpot}
+WORDS = {
+    PASS: "within the bounds",
+    FAIL: "over a bound",
+    VOID: "void, not counted",
+    UNKNOWN: "latency unknown",
+}
+FILLS = {PASS: canvas.BLUE, FAIL: canvas.PAPER, UNKNOWN: canvas.GRID}
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRow:
+    """What is claimed in QPS per node, or `why` nothing is.
+
+    `ratio` is that to the first part and `how` how it came about. `simulated` is the kind of a simulated
+    interval, `sampling` the capacity by sampling noise alone.
+    """
+
+    name: str
+    claim: Estimate | None
+    why: str = ""
+    ratio: Estimate | None = None
+    how: str = ""
+    simulated: str = ""
+    sampling: Estimate | None = None
+
+    @property
+    def closed(self) -> Estimate | None:
+        """The claim where both ends of its interval are known."""
+        return self.claim if self.claim and not self.claim.is_open else None
+
+    @property
+    def low(self) -> float | None:
+        return self.claim.low if self.claim else None
+
+    @property
+    def high(self) -> float | None:
+        return self.claim.high if self.claim else None
+
+    @property
+    def certified(self) -> float | None:
+        """The certified rate of a closed interval."""
+        return self.closed.certified if self.closed else None
+
+    @property
+    def words(self) -> str:
+        """The capacity as text, or why there is none."""
+        kind = f" (simulated, {self.simulated})" if self.simulated else ""
+        return f"{span(self.claim)}{kind}" if self.claim else self.why or "no result"
+
+    @property
+    def certified_words(self) -> str:
+        """The certified rate, rounded down."""
+        return f"certified {estimate.certified(self.closed)}" if self.closed else ""
+
+
+def run_capacity(run: Run, name: str = "capacity") -> CapacityRow:
+    """The capacity of a run, or why it claims none."""
+    verdict = run.verdict
+    if verdict is None:
+        return CapacityRow(name, None, "the run did not end")
+    capacity = verdict.capacity if run.claims else None
+    if capacity is None:
+        return CapacityRow(name, None, verdict.reason or "no capacity is claimed")
+    kind, sampling = capacity.kind(verdict.asked), capacity.claimed_of(capacity.sampling)
+    return CapacityRow(
+        name, capacity.claimed, simulated=kind, sampling=None if sampling.is_open else sampling
+    )
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """A window with its line of windows.parquet and its requests by due time."""
+
+    line: Mapping[str, Any]
+    window: Window
+    rows: pa.Table
+
+    @property
+    def rate(self) -> float:
+        """Offered, in QPS per node."""
+        return float(self.line["rate_qps_per_node"])
+
+    @property
+    def load(self) -> float:
+        """The load that arrived, as QPS per node of mean requests; the offered rate where no row tells it."""
+        return rates.load(self.line)
+
+    @property
+    def void(self) -> bool:
+        return not self.line["valid"]
+
+    @cached_property
+    def latency_ms(self) -> Mapping[Limit, Floats]:
+        """TTFT and TPOT of each request; infinite of a failed one, nan if unknown."""
+        return {limit: LATENCIES[limit](self.rows) for limit in LIMITS}
+
+    @cached_property
+    def lag_ms(self) -> Floats:
+        """Send lag of each request; infinite if it never left, nan if unknown."""
+        return metrics.send_lag(self.rows)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run as its figures read it, every file once; `columns` of requests are all for a whole report."""
+
+    run: Run
+    columns: Sequence[str] = COLUMNS
+
+    @classmethod
+    def whole(cls, run: Run) -> "RunData":
+        """With every column of the requests, the gaps between tokens among them."""
+        return cls(run, records.REQUESTS.names)
+
+    @cached_property
+    def all_lines(self) -> list[dict[str, Any]]:
+        """The rows of windows.parquet by start."""
+        table = self.run.windows()
+        lines = table.to_pylist() if table.num_rows else []
+        return sorted(lines, key=lambda line: line["window_start_ns"])
+
+    def lines(self, kinds: Collection[str] = COUNTED) -> list[dict[str, Any]]:
+        """The rows of windows.parquet of these kinds, by start. Raises NoData where there are none."""
+        lines = [line for line in self.all_lines if line["kind"] in kinds]
+        if not lines:
+            raise NoData("the run has no finished window")
+        return lines
+
+    @property
+    def ramp(self) -> list[dict[str, Any]]:
+        """The lines of the ramp's steps, which are no measurements."""
+        return [line for line in self.all_lines if line["kind"] == "ramp"]
+
+    @cached_property
+    def requests(self) -> pa.Table:
+        """Every planned request by due time. Raises NoData for a run without requests."""
+        rows = self.run.requests(columns=self.columns)
+        if not rows.num_rows:
+            raise NoData("the run has no requests")
+        return rows
+
+    @cached_property
+    def windows(self) -> Sequence[WindowRows]:
+        """Every counted window by start. Raises NoData where there is none."""
+        lines = self.lines()
+        # Cut by due time first: the definition then looks at the rows of one window, not of the whole run.
+        due = metrics.numbers(self.requests, "due_ns")
+        return [_window_rows(line, self.requests, due) for line in lines]
+
+    @property
+    def valid_by_rate(self) -> list[WindowRows]:
+        """The windows that are not void, by offered rate. Raises NoData without one."""
+        valid = sorted((w for w in self.windows if not w.void), key=lambda window: window.rate)
+        if not valid:
+            raise NoData("every window is void")
+        return valid
+
+    @cached_property
+    def bounds(self) -> Slo:
+        """The bounds that the run's verdict was asked for, or those of its configuration."""
+        return self.run.verdict.asked.slo if self.run.verdict else self.run.config.slo
+
+    @property
+    def bounds_ms(self) -> dict[Limit, float]:
+        """The most in ms of every bound by its name; infinite of one on a share."""
+        return {bound.limit: float(bound.ms) for bound in self.bounds.bounds}
+
+    @cached_property
+    def capacity(self) -> CapacityRow:
+        """The capacity of the run, or why it claims none."""
+        return run_capacity(self.run)
+
+    def outcome(self, line: Mapping[str, Any], limits: Collection[Limit] | None = None) -> str:
+        """`rates.outcome` of a window by the bounds of this run."""
+        return rates.outcome(line, self.bounds_ms, limits)
+
+
+def mark(ended: str, shape: str = "o") -> Look:
+    """Keywords of `Axes.plot` for the windows that ended so."""
+    if ended == VOID:
+        cross: Look = {"marker": "x", "markersize": 7, "markeredgewidth": 1.6}
+        return {"linestyle": "", "markeredgecolor": canvas.PALE, **cross}
+    look: Look = {"linestyle": "", "marker": shape, "markersize": 6.5, "zorder": 3}
+    return {**look, "markerfacecolor": FILLS[ended], "markeredgecolor": canvas.BLUE}
+
+
+def draw_points(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Marks at (x, y) by outcome."""
+    for ended, words in WORDS.items():
+        at = [(x, y) for x, y, point_ended in points if point_ended == ended]
+        if at:
+            ax.plot(*zip(*at, strict=True), **mark(ended), label=words)
+
+
+def _window_rows(line: dict[str, Any], rows: pa.Table, due: Floats) -> WindowRows:
+    window = window_table.window(line)
+    first, end = np.searchsorted(due, (window.window_start_ns, window.window_end_ns))
+    return WindowRows(line, window, in_window(rows.slice(int(first), int(end - first)), window))

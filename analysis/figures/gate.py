@@ -12,8 +12,7 @@ from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.exhibit import Exhibit, NoData, Row, counted
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
-from analysis.quality.gate import GateMoment, GateRule
-from analysis.quality.gate_verdict import GateVerdict, MeanInterval
+from analysis.quality.gate import GateMoment, GateRule, GateVerdict, MeanInterval
 
 SHOWN_MARGINS = 6.0
 """Ends of an interval are drawn up to so many margins: the first ones are anywhere (our choice)."""

@@ -6,7 +6,7 @@ from typing import Self
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.exhibit import Exhibit, counted
-from analysis.planning.day import Day
+from analysis.planning.money import Day
 from analysis.planning.verdict import Plan
 
 HOURS = 24

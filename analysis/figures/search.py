@@ -7,9 +7,7 @@ from typing import Any, Self
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.capacities import CapacityRow
-from analysis.figures.exhibit import Exhibit, Row, counted, qps
-from analysis.figures.run_data import WORDS, RunData, mark
+from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, Row, RunData, counted, mark, qps
 from analysis.results.runs import Run
 from analysis.views.rates import VOID
 

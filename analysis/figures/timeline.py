@@ -10,8 +10,7 @@ import pyarrow as pa
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row, counted, ms
-from analysis.figures.run_data import COLUMNS, LATENCIES, RunData
+from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData, counted, ms
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile

@@ -7,6 +7,7 @@ skipped, links are not followed, and a file that was replaced is read anew.
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,13 +16,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from analysis.live.state import FILE, KIND, LiveState
-from analysis.live.view import Ending, Snapshot, WatchedPart
+from analysis.live.address import Address
+from analysis.live.server import LiveServer, invitation, serving
+from analysis.live.state import FILE, KIND, Ending, LiveState, LiveView, Snapshot, WatchedPart
 from analysis.results import locations, studies
-from analysis.results.locations import MANIFEST, REPORT, RunError
-from analysis.results.runs import load_run
+from analysis.results.locations import MANIFEST, REPORT, WRONG_KIND
+from analysis.results.runs import RunError, load_run
+from analysis.views import answers
 from conf import ConfigError
-from conf.io.one_line import one_line
+from conf.io import terminal
+from conf.io.one_line import one_line, reason
 
 EVENTS, SWEEP, END = "events.jsonl", "sweep.json", "end"
 """The log of a run, its result, and the last event of a log."""
@@ -275,3 +279,42 @@ def _changed_s(run: Path) -> float:
         return (run / EVENTS).stat().st_mtime
     except OSError:
         return 0.0
+
+
+FLAG = "--port"
+LOOK_S = 0.5
+"""Seconds between two looks at a folder (our choice)."""
+
+
+def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
+    """Serve the page of a run or study that runs or has ended, until Ctrl-C or `stop`.
+
+    Raises RunError for a folder of neither, ConfigError where the port cannot be listened on.
+    """
+    source, asked, view = followed(path, concluded), Address.from_words(port, FLAG), LiveView()
+    view.snapshot = source.look()
+    with serving(asked, view, FLAG) as server:
+        terminal.note(f"{invitation(server.address)}  (Ctrl-C ends it)")
+        _follow(source, server, stop or threading.Event())
+
+
+def _follow(source: Followed, server: LiveServer, stop: threading.Event) -> None:
+    said = ""
+    while not stop.wait(LOOK_S):
+        try:
+            snapshot = source.look()
+        except RunError as error:  # a folder that was broken or removed while it is followed
+            if (line := reason(error)) != said:
+                said = line
+                terminal.note(line)
+            continue
+        if snapshot != server.view.snapshot:
+            server.view.snapshot = snapshot
+
+
+def concluded(path: Path) -> str:
+    """The result of a run or study that has ended, or one line that says why it cannot be read."""
+    try:
+        return str(answers.of_folder(path))
+    except (RunError, ConfigError, OSError, *WRONG_KIND) as error:
+        return f"the result cannot be read: {reason(error)}"

@@ -14,8 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as KIND
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from analysis.live.state import WindowSoFar
-from analysis.live.view import Snapshot
+from analysis.live.state import Snapshot, WindowSoFar
 
 __all__ = ["KIND", "metrics_page"]
 

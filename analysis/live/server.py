@@ -21,7 +21,7 @@ from typing import Any
 
 from analysis.live import prometheus_text
 from analysis.live.address import Address
-from analysis.live.view import LiveView
+from analysis.live.state import LiveView
 from conf.io import terminal
 from conf.io.one_line import reason
 

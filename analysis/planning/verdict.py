@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.planning.day import Day
 from analysis.planning.evidence import Evidence
-from analysis.planning.money import FleetCost, FleetPower
+from analysis.planning.money import Day, FleetCost, FleetPower
 from analysis.planning.serve_scaling import ServeSettings
 from analysis.planning.sizing import Availability, FleetCapacity, Sizing
 from analysis.stats.estimate import Estimate

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from analysis.quality.answers import PAIRS, SIDES, ComparedAnswers, PromptEvidence
-from analysis.quality.divergence import MOST_NATS
+from analysis.quality.answers import MOST_NATS, PAIRS, SIDES, ComparedAnswers, PromptEvidence
 from analysis.rows import foreign_words, parquet
 from analysis.rows.parquet import Column, schema
 from conf.io.one_line import reason

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.figures import canvas
 from analysis.planning.verdict import NoPlan, Plan
-from analysis.report import pages, plan
+from analysis.report import pages
 from analysis.report.blocks import Page
 from analysis.results import studies
 from analysis.results.locations import REPORT, local
@@ -39,7 +39,7 @@ def build_report(runs: Sequence[Run | Study], out: Path | str) -> None:
 
 def write_plan(verdict: Plan | NoPlan, out: Path) -> None:
     """Write the page of a plan to `out`. Raises OSError."""
-    durable.write_text(out, html(plan.page(verdict)))
+    durable.write_text(out, html(pages.of_plan(verdict)))
 
 
 def write(path: Path) -> Path:

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.report.blocks import Block, Code, Facts, Section
-from analysis.report.wording import UNKNOWN, figure, moment, value
+from analysis.report.blocks import UNKNOWN, Block, Code, Facts, Section, figure, moment, value
 from analysis.results.runs import Run
 from analysis.results.verdicts import StudyVerdict
 from analysis.views.shown import Table

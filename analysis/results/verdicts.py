@@ -8,7 +8,7 @@ from analysis.capacity.check import Check
 from analysis.capacity.paired_ratio import Ratio
 from analysis.capacity.posterior import NodeEffects
 from analysis.capacity.window_table import CountingBasis
-from analysis.quality.gate_verdict import GateVerdict
+from analysis.quality.gate import GateVerdict
 from analysis.results.asked import AskedExperiment
 from analysis.results.energy import PowerFigures
 from analysis.results.figures import CapacityFigures, HoldFigures, ProbeFigures, RequestCounts, WindowRow

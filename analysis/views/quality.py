@@ -1,6 +1,6 @@
 """The answer of the quality gate: whether B answers as A does, with the evidence."""
 
-from analysis.quality.gate_verdict import GateVerdict, MeanInterval, PairFigures, any_failed
+from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures, any_failed
 from analysis.stats.estimate import UNKNOWN, number
 from analysis.views.shown import Fact, Table
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from analysis.live.address import Address
-from analysis.live.state import LiveState
-from analysis.live.view import Ending, LiveView, Snapshot
+from analysis.live.state import Ending, LiveState, LiveView, Snapshot
 from analysis.results.studies import PartVerdict
 from analysis.views import brief
 from conf.io import terminal

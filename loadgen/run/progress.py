@@ -17,8 +17,7 @@ from rich.text import Text
 
 from analysis.live import state
 from analysis.live.screen import clock, screen, window_line
-from analysis.live.state import WindowSoFar, done_window
-from analysis.live.view import BEGAN, Snapshot
+from analysis.live.state import BEGAN, Snapshot, WindowSoFar, done_window
 from conf.io import terminal
 from conf.io.one_line import printable
 from loadgen.run.run_folder import finite

@@ -10,8 +10,7 @@ from typing import TypeVar
 from analysis.quality import answer_file, evidence_table, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
-from analysis.quality.gate import Gate, GateRule
-from analysis.quality.gate_verdict import Called, GateVerdict
+from analysis.quality.gate import Called, Gate, GateRule, GateVerdict
 from analysis.results import studies
 from analysis.results.asked import describe
 from analysis.results.runs import load_run

@@ -533,14 +533,14 @@ FAULTS = (
     ),
     Fault(
         "efficiency rises beyond the last point",
-        "analysis.planning.efficiency:ScalingEfficiency.at",
+        "analysis.planning.sizing:ScalingEfficiency.at",
         "min(0.0, (y[-1] - y[-2])",
         "max(0.0, (y[-1] - y[-2])",
     ),
     Fault("cost of thousand tokens", "analysis.planning.money:_over", "1e6 / n", "1e3 / n"),
     Fault(
         "nodes of an hour come late",
-        "analysis.planning.day:day",
+        "analysis.planning.money:day",
         "by_minute[:lead]]), lead + 1)",
         "by_minute[:lead]]), 1)",
     ),
@@ -708,7 +708,7 @@ FAULTS = (
     # quality
     Fault(
         "divergence without its floor",
-        "analysis.quality.divergence:_bound",
+        "analysis.quality.answers:_bound",
         "min(max(total, 0.0), MOST_NATS)",
         "total / 2",
     ),

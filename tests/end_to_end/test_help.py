@@ -12,8 +12,8 @@ import analysis.__main__
 import cluster.__main__
 import loadgen.__main__
 import serve_apps.__main__
+from analysis import __main__ as reading
 from analysis import acts, exchange
-from analysis import grammar as reading
 from loadgen.__main__ import main
 from loadgen.cli import arguments as grammar
 from loadgen.cli import commands

@@ -38,9 +38,9 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def drawn_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take seconds."""
-    from analysis.report import exhibits
+    from analysis.report import pages
 
-    monkeypatch.setattr(exhibits, "sections", lambda run, room: [])
+    monkeypatch.setattr(pages, "figure_sections", lambda run, room: [])
 
 
 def edited(run: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:

@@ -23,8 +23,7 @@ import pytest
 
 from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
-from analysis.quality.gate import GateRule, judge
-from analysis.quality.gate_verdict import GateVerdict
+from analysis.quality.gate import GateRule, GateVerdict, judge
 from conf import Experiment, load
 from conf.io.http_get import DEFAULT_ACCESS
 from loadgen.quality import asking, questions

@@ -14,7 +14,7 @@ import yaml
 
 from analysis import __main__ as root
 from analysis import load_run
-from analysis.calibration import command
+from analysis.calibration import fit as command
 from analysis.calibration.observed import observe
 from analysis.results.json_border import to_tree
 from analysis.results.verdicts import RunVerdict

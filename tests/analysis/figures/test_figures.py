@@ -14,14 +14,12 @@ from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
 from analysis.capacity import client_checks
-from analysis.figures import EXHIBITS, NoData, RunData, canvas, cdf, pareto, timeline
-from analysis.figures.cdf import Cdf
+from analysis.figures import EXHIBITS, NoData, RunData, canvas, latency, service, timeline
 from analysis.figures.client import ClientLag
 from analysis.figures.exhibit import Exhibit, share
-from analysis.figures.latency import Latency
-from analysis.figures.pareto import Pareto
-from analysis.figures.replicas import ReplicaBalance
+from analysis.figures.latency import Cdf, Latency
 from analysis.figures.search import Search
+from analysis.figures.service import Pareto, ReplicaBalance
 from analysis.figures.timeline import Timeline
 from conf.specs.experiment import ExternalEngine
 from tests.support.runs.run_in_memory import GOLDEN, RunInMemory, concluded, failed, request, window
@@ -195,9 +193,9 @@ def test_an_open_end_is_named_as_a_bound() -> None:
 
 
 def test_failures_keep_a_curve_below_one() -> None:
-    at, part = cdf.steps(np.array([3.0, math.inf, 1.0, math.nan, 2.0]))
+    at, part = latency.steps(np.array([3.0, math.inf, 1.0, math.nan, 2.0]))
     assert at.tolist() == [1, 2, 3] and part.tolist() == [0.25, 0.5, 0.75]
-    at, part = cdf.steps(np.arange(1000.0), most=50)
+    at, part = latency.steps(np.arange(1000.0), most=50)
     assert len(at) == 50 and part[-1] == 1 and (np.diff(part) > 0).all()
     windows = rows(Cdf, faulty())
     assert [row["rate_qps_per_node"] for row in windows] == [4.0, 6.0]  # the void window is left out
@@ -296,7 +294,7 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(came_in, [window(0, 1.0, 2, 7)], concluded())
-    came = pareto.Came(run.requests())
+    came = service.Came(run.requests())
     assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = rows(Pareto, busy)

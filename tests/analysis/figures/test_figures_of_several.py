@@ -6,10 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis.figures import Exhibit, NoData, capacities
-from analysis.figures.comparison import Comparison
-from analysis.figures.scaling import Scaling
-from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
+from analysis.figures import Exhibit, NoData
+from analysis.figures.comparison import Comparison, Scaling, capacity_rows
+from analysis.planning.sizing import ScalingEfficiency, ScalingPoint
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import StudyVerdict
@@ -93,16 +92,16 @@ def test_repeats_show_every_part_and_what_they_say_together() -> None:
 def test_void_runs_are_no_capacities() -> None:
     void = RunInMemory([], sweep=concluded(valid=False), name="void")
     with pytest.raises(NoData):
-        capacities.parts([void])
-    assert capacities.parts([run("a", 5, 4, 6), void])[1].words == "client_limited"
+        capacity_rows([void])
+    assert capacity_rows([run("a", 5, 4, 6), void])[1].words == "client_limited"
 
 
 def test_a_part_that_is_void_or_open_has_no_interval_of_its_own() -> None:
     void = part("2", q(9, 8, 20), exit_code=4, reason="void")
-    parts = capacities.parts(study(REPEATED | {"parts": [part("1", q(5, 4, 6)), void]}))
+    parts = capacity_rows(study(REPEATED | {"parts": [part("1", q(5, 4, 6)), void]}))
     assert [one.words for one in parts] == ["5.00 [4.00, 6.00]", "void"]
     ends = part("3", BOUND, exit_code=6, reason="open")
-    assert capacities.parts(study(MATRIX | {"cells": [ends]}))[0].words == "at least 8.00"
+    assert capacity_rows(study(MATRIX | {"cells": [ends]}))[0].words == "at least 8.00"
 
 
 def test_ratios_of_a_matrix_are_those_it_found() -> None:

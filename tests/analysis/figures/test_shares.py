@@ -3,8 +3,8 @@
 from typing import Any
 
 from analysis.figures import RunData
+from analysis.figures.exhibit import FAIL, PASS
 from analysis.figures.latency import ShareOver
-from analysis.figures.run_data import FAIL, PASS
 from tests.support.runs.run_in_memory import RunInMemory, concluded, request, window
 
 

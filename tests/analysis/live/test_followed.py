@@ -14,10 +14,8 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis.live import followed as following
-from analysis.live.command import concluded, live
-from analysis.live.followed import FollowedRun, GrowingFile, event_of, followed
-from analysis.live.state import FILE
-from analysis.live.view import Snapshot
+from analysis.live.followed import FollowedRun, GrowingFile, concluded, event_of, followed, live
+from analysis.live.state import FILE, Snapshot
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
 from conf import ConfigError

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from analysis.live.address import Address
-from analysis.live.command import LOOK_S, concluded
-from analysis.live.followed import followed
+from analysis.live.followed import LOOK_S, concluded, followed
 from analysis.live.server import LiveServer, serving
-from analysis.live.state import FILE
-from analysis.live.view import Ending, LiveView
+from analysis.live.state import FILE, Ending, LiveView
 from analysis.results.json_border import to_tree
 from tests.support.machine import browser as chromium
 from tests.support.machine.browser import Browser

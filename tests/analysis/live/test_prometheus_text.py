@@ -7,8 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.live import prometheus_text
-from analysis.live.state import LatencySoFar, LiveState
-from analysis.live.view import Snapshot
+from analysis.live.state import LatencySoFar, LiveState, Snapshot
 from tests.support.runs.live_states import RUNNING, running
 
 RUN = {"run": "20261124-050000-a1b2", "verb": "sweep"}

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from analysis.live import server as live_server
 from analysis.live.address import Address
 from analysis.live.server import LiveServer, invitation, serving
-from analysis.live.view import Ending, LiveView
+from analysis.live.state import Ending, LiveView
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.runs.live_states import running
 

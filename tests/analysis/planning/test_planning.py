@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 from analysis import RunError, planning
 from analysis.figures.plan import Nodes
 from analysis.planning import Plan
-from analysis.planning.day import day, read_hourly
-from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.evidence import MeanLengths
-from analysis.planning.money import cost_of, fleet_cost
-from analysis.planning.sizing import ROUNDING, FleetCapacity, available, naive, needed, size, up_probability
+from analysis.planning.money import cost_of, day, fleet_cost, read_hourly
+from analysis.planning.sizing import (
+    ROUNDING,
+    FleetCapacity,
+    ScalingEfficiency,
+    ScalingPoint,
+    available,
+    naive,
+    needed,
+    size,
+    up_probability,
+)
 from analysis.results.json_border import from_tree, json_line
 from analysis.stats.estimate import Estimate
 from analysis.views.plan import answer

@@ -13,8 +13,8 @@ import pytest
 
 from analysis import RunError, load_run, planning
 from analysis.planning import Plan, evidence
-from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.evidence import MeanLengths, NotPlannable
+from analysis.planning.sizing import ScalingEfficiency, ScalingPoint
 from analysis.results.json_border import from_tree, json_line
 from analysis.views.plan import answer
 from conf import ConfigError

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from analysis import load_run, planning, report
+from analysis.__main__ import grammar
+from analysis.acts import _application
 from analysis.acts import plan as act
-from analysis.grammar import grammar
-from analysis.into_service import _application
 from analysis.planning.serve_scaling import RequestLife, ServeScaling, ServeSettings, mean_life, serve_file
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate

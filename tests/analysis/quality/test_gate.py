@@ -8,8 +8,7 @@ import pytest
 
 from analysis.quality import evidence_table
 from analysis.quality.answers import PromptEvidence, Side
-from analysis.quality.gate import Gate, GateRule, judge
-from analysis.quality.gate_verdict import GateVerdict
+from analysis.quality.gate import Gate, GateRule, GateVerdict, judge
 from analysis.results.json_border import from_tree, to_tree
 from tests.support.quality.answers import prompt, prompts
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from analysis.planning.efficiency import ScalingEfficiency, ScalingPoint
 from analysis.planning.plan import fleet
-from analysis.planning.sizing import MOST_NODES, FleetCapacity
+from analysis.planning.sizing import MOST_NODES, FleetCapacity, ScalingEfficiency, ScalingPoint
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RankedShape, ShapeRanking
 from analysis.recommendation.recommended import rivals

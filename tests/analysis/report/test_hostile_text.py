@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis import __main__ as command
-from analysis.report.exhibits import BROKEN
+from analysis.report.blocks import BROKEN
 from tests.support.runs.golden import GOLDEN
 
 TEXTS = {

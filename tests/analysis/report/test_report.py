@@ -22,7 +22,7 @@ from analysis.capacity.check import Check
 from analysis.capacity.rules import MEANINGS
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
-from analysis.report import answers, checks, exhibits, pages
+from analysis.report import blocks, pages, sections
 from analysis.report.blocks import FigureBlock, Missing
 from analysis.results import studies
 from analysis.results.figures import ProbeFigures, Quantile
@@ -140,7 +140,7 @@ def test_the_verdict_stands_first_with_interval_and_certified_rate(golden: tuple
     assert "certified 2.59" in above
     assert "a simulated engine" in above and "p90 TPOT" in above
     for check in tree["checks"]:
-        assert check["name"] in text and checks.MEANINGS[check["name"]] in html.unescape(text)
+        assert check["name"] in text and MEANINGS[check["name"]] in html.unescape(text)
 
 
 def test_it_is_one_file_without_network_script_or_duplicate_ids(golden: tuple[str, Page]) -> None:
@@ -168,7 +168,7 @@ def test_who_cannot_see_it_gets_it_too(drawn: tuple[str, Page]) -> None:
     assert page.all("html")[0]["lang"] == "en"
     assert len(page.all("h1")) == 1 and len(page.all("main")) == 1 and len(page.all("nav")) == 1
     drawings = page.all("svg")
-    assert len(drawings) >= 6 and exhibits.BROKEN not in page.text
+    assert len(drawings) >= 6 and blocks.BROKEN not in page.text
     for svg in drawings:
         assert svg["role"] == "img" and len(svg["aria-label"] or "") > 40
     figures_shown = len(page.all("figure"))
@@ -186,7 +186,7 @@ def test_unknown_and_infinite_are_said_in_words(golden: tuple[str, Page]) -> Non
 @pytest.mark.slow
 def test_every_section_of_one_run_is_there_in_order(drawn: tuple[str, Page]) -> None:
     # Of a run without further bounds the two p90s are drawn already.
-    shown = [name for name in exhibits.QUESTIONS if name != "bounds"]
+    shown = [name for name in blocks.QUESTIONS if name != "bounds"]
     # One replica has no balance, and nothing failed: neither has a section of its own.
     kept = [name for name in shown if name != "balance"]
     order = ["verdict", kept[0], "trust", *kept[1:], "absent", "provenance", "definitions"]
@@ -344,24 +344,24 @@ def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: No
     page = Page(out.read_text())
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert str(CLAIMED) in page.text and len(page.all("figure")) == 1 and exhibits.BROKEN not in page.text
+    assert str(CLAIMED) in page.text and len(page.all("figure")) == 1 and blocks.BROKEN not in page.text
     assert "run differs from golden_run in layout" in page.text
 
 
 def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
-    room = exhibits.Room(left_bytes=1000)
-    found = [exhibits.block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
-    assert [one.why for one in found if isinstance(one, Missing)] == [exhibits.FULL] * len(ALL)
+    room = blocks.Room(left_bytes=1000)
+    found = [blocks.figure_block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
+    assert [one.why for one in found if isinstance(one, Missing)] == [blocks.FULL] * len(ALL)
 
 
 @pytest.mark.slow
 def test_where_room_is_short_the_drawing_for_a_phone_goes_first() -> None:
-    run, whole = RunData(load_run(GOLDEN)), exhibits.Room()
+    run, whole = RunData(load_run(GOLDEN)), blocks.Room()
     large = next(exhibit for exhibit in ALL if exhibit.name == "timeseries")
-    kept = exhibits.block(large, run, whole)
+    kept = blocks.figure_block(large, run, whole)
     assert isinstance(kept, FigureBlock) and kept.narrow
-    need_bytes = exhibits.FIGURES_BYTES - whole.left_bytes
-    short = exhibits.block(large, run, exhibits.Room(need_bytes - len(kept.narrow.encode()) // 2))
+    need_bytes = blocks.FIGURES_BYTES - whole.left_bytes
+    short = blocks.figure_block(large, run, blocks.Room(need_bytes - len(kept.narrow.encode()) // 2))
     assert isinstance(short, FigureBlock) and not short.narrow
 
 
@@ -390,7 +390,7 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
     verdicts = [opened, closed, validity.judge_run([closed], 2)]
     names = {check.name for verdict in verdicts for check in verdict.checks}
     assert names | {"service_losses", "lost_nodes", "lost_load_hosts"} == MEANINGS.keys()
-    names_by_section = [names for *_, names in exhibits.QUESTIONS.values()]
+    names_by_section = [names for *_, names in blocks.QUESTIONS.values()]
     assert [exhibit.name for exhibit in ALL] == [name for names in names_by_section for name in names]
 
 
@@ -403,12 +403,12 @@ def test_a_check_without_a_reason_is_a_note() -> None:
         (None, "", "unknown"),
     ]
     for passed, reason, said in outcomes:
-        assert checks.state(replace(known, passed=passed, reason=reason)) == said
+        assert sections.check_state(replace(known, passed=passed, reason=reason)) == said
     infinite = Check("send_lag_p99", False, float("inf"), 5.0, "ms", "client_limited")
-    assert checks.table([infinite], valid=True).rows[0][2] == "infinite ms"
+    assert sections.checks_table([infinite], valid=True).rows[0][2] == "infinite ms"
     noted = replace(known, passed=False)
-    assert checks.counted([noted]) == "1 check: 1 note; none failed (notes: x)."
-    assert checks.counted([noted, noted]) == "2 checks: 2 notes; none failed (notes: x, x)."
+    assert sections.checks_counted([noted]) == "1 check: 1 note; none failed (notes: x)."
+    assert sections.checks_counted([noted, noted]) == "2 checks: 2 notes; none failed (notes: x, x)."
 
 
 def test_a_report_that_fails_changes_no_result(
@@ -490,7 +490,7 @@ def test_a_figure_that_breaks_takes_nothing_else_with_it(
     (copy / "timeseries.parquet").write_bytes((copy / "timeseries.parquet").read_bytes()[:100])
     monkeypatch.setattr(figures, "EXHIBITS", tuple(e for e in ALL if e.name in ("timeseries", "cdf")))
     page = built(copy, tmp_path / "out.html")
-    assert exhibits.BROKEN in page.text and "timeseries.parquet" in page.text
+    assert blocks.BROKEN in page.text and "timeseries.parquet" in page.text
     assert len(page.all("figure")) == 1 and "3.31 QPS per node" in page.text
 
 
@@ -502,7 +502,7 @@ def test_errors_are_counted_with_their_first_words() -> None:
     full = [failed(0, 17 + i, error_kind="server_error", http_status=503, error="full") for i in range(5)]
     late = [failed(0, 29 + i, "missed", error_kind="late") for i in range(2)]
     retracted = failed(0, 9.9, "missed", phase="retracted", error_kind="retracted")
-    rows = answers.errors_table(
+    rows = sections.errors_table(
         RunData.whole(RunInMemory([*many(53, 0).rows, *full, *late, retracted]))
     ).to_pylist()
     assert [(row["status"], row["http_status"], row["requests"]) for row in rows] == [
@@ -510,9 +510,9 @@ def test_errors_are_counted_with_their_first_words() -> None:
         ("missed", None, 2),
     ]
     assert rows[0]["first_message"] == "full" and rows[0]["share_pct"] == pytest.approx(100 * 5 / 60)
-    assert answers.errors_table(RunData.whole(many(0, 40))).num_rows == 30
+    assert sections.errors_table(RunData.whole(many(0, 40))).num_rows == 30
     with pytest.raises(NoData, match="no failures among 20 requests"):
-        answers.errors_table(RunData.whole(many(20, 0)))
+        sections.errors_table(RunData.whole(many(20, 0)))
 
 
 def test_the_page_has_every_rate_and_the_throughput(undrawn: None) -> None:

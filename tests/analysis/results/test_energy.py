@@ -12,9 +12,8 @@ import pytest
 
 from analysis import load_run, planning, report
 from analysis.__main__ import main
-from analysis.report import exhibits
-from analysis.report import power as power_section
-from analysis.report.blocks import Page
+from analysis.report.blocks import Page, without_empty
+from analysis.report.sections import power_sections
 from analysis.results import energy
 from analysis.results.energy import PowerFigures, figures
 from analysis.results.figures import CapacityFigures
@@ -201,7 +200,7 @@ def test_the_report_has_a_section_or_says_why_not(tmp_path: Path) -> None:
     """Of the page only the parts that power has a share in: no figure is drawn."""
 
     def page(found: PowerFigures | None) -> str:
-        sections = exhibits.without_empty(power_section.sections(found))
+        sections = without_empty(power_sections(found))
         return report.html(Page("one", "one", "", None, sections))
 
     told = page(KNOWN)

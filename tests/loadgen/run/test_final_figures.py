@@ -8,9 +8,8 @@ import pytest
 
 from analysis import load_run
 from analysis.live import prometheus_text
-from analysis.live.command import concluded
-from analysis.live.followed import followed
-from analysis.live.view import Ending, LiveView
+from analysis.live.followed import concluded, followed
+from analysis.live.state import Ending, LiveView
 from loadgen.run import lifecycle
 from loadgen.run.jobs import SearchCapacity
 from loadgen.run.lifecycle import RunLifecycle

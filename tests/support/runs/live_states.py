@@ -3,8 +3,7 @@
 import json
 from dataclasses import replace
 
-from analysis.live.state import LatencySoFar, LiveState, WindowSoFar
-from analysis.live.view import Snapshot
+from analysis.live.state import LatencySoFar, LiveState, Snapshot, WindowSoFar
 from tests.support.runs.golden import GOLDEN
 
 LINES = (GOLDEN / "events.jsonl").read_bytes().splitlines(keepends=True)

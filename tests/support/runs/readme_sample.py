@@ -10,8 +10,8 @@ from pathlib import Path
 from analysis import load_run
 from analysis.__main__ import main
 from analysis.figures import canvas
+from analysis.figures.exhibit import RunData
 from analysis.figures.latency import Latency
-from analysis.figures.run_data import RunData
 from tests.support.runs.golden import GOLDEN
 
 ROOT = Path(__file__).parents[3]

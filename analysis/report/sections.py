@@ -1,0 +1,323 @@
+"""Sections of a page: checks, errors and percentiles, power, the quality gate, definitions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import ArrowException
+
+from analysis.capacity.check import Check
+from analysis.capacity.rules import MEANINGS
+from analysis.figures.exhibit import NoData, RunData, WindowRows
+from analysis.figures.gate import GateEvidence, GateIntervals, GatePositions
+from analysis.quality import answer_file, evidence_table
+from analysis.quality.answer_file import AnswerRecord
+from analysis.quality.gate import GateRule, GateVerdict
+from analysis.report.blocks import (
+    UNKNOWN,
+    Block,
+    Missing,
+    Paragraph,
+    Room,
+    Section,
+    arrow_table,
+    bound,
+    figure,
+    figure_block,
+)
+from analysis.results.asked import AskedExperiment
+from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
+from analysis.results.figures import CapacityFigures
+from analysis.results.studies import Study
+from analysis.rows import metrics, records
+from analysis.rows.metrics import METRICS
+from analysis.stats.estimate import number
+from analysis.stats.quantiles import quantile
+from analysis.views import quality as gate
+from analysis.views.shown import Table
+from conf import load
+from conf.io.one_line import reason
+
+STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
+"""Outcomes of a check with the tone of its row. A note does not make a window void."""
+
+
+def checks_table(checks: Sequence[Check], valid: bool) -> Table:
+    """The worst figure of each check, over the windows that count if there are any."""
+    states = [check_state(check) for check in checks]
+    rows = [_check_row(*pair) for pair in zip(checks, states, strict=True)]
+    return Table(
+        f"Every check with its worst figure over {'the windows that count' if valid else 'all windows'}",
+        ("check", "state", "worst figure", "bound", "what it means"),
+        tuple(rows),
+        tones=tuple(STATES[one] for one in states),
+        state=1,
+        words=frozenset({4}),
+        folded="FAILED" not in states,
+        note="FAILED makes a window void. A note informs and decides nothing. Unknown: it does not apply, or "
+        "was not reported.",
+        stacks=True,
+    )
+
+
+def checks_counted(checks: Sequence[Check]) -> str:
+    """The number of checks in each state, as a sentence."""
+    states = [check_state(check) for check in checks]
+    known = [
+        f"{count} {one}{'s' if one == 'note' and count > 1 else ''}"
+        for one in STATES
+        if (count := states.count(one))
+    ]
+    failed = "" if "FAILED" in states else "; none failed"
+    if noted := [check.name for check, one in zip(checks, states, strict=True) if one == "note"]:
+        failed += f" (notes: {', '.join(noted)})"
+    return f"{len(states)} check{'' if len(states) == 1 else 's'}: {', '.join(known)}{failed}."
+
+
+def check_state(check: Check) -> str:
+    """The outcome of a check, one of `STATES`."""
+    if check.passed is None:
+        return UNKNOWN
+    if check.passed:
+        return "ok"
+    return "FAILED" if check.reason else "note"
+
+
+def _check_row(check: Check, outcome: str) -> tuple[str, ...]:
+    unit = f" {check.unit}" if check.unit else ""
+    sign = "at least " if check.least else "at most "
+    worst = UNKNOWN if check.value is None else f"{figure(check.value)}{unit}"
+    bound = UNKNOWN if check.bound is None else f"{sign}{figure(check.bound)}{unit}"
+    return check.name, outcome, worst, bound, MEANINGS.get(check.name, UNKNOWN)
+
+
+MOST_ROWS, MESSAGE_CHARACTERS = 30, 400
+"""Our choice; requests/*.parquet has all of them."""
+KINDS = ("status", "error_kind", "http_status")
+SHOWN_METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL, gaps pooled", "e2e": "E2E"}
+SHARES = (0.5, 0.9, 0.95, 0.99)
+PERCENTILE_HEADS = ("window", "nominal rate", "latency", *(f"p{100 * share:g}" for share in SHARES))
+_METRICS = tuple(one for one in METRICS if one.name in SHOWN_METRICS)
+
+
+def percentiles(data: RunData) -> list[Table]:
+    """Percentiles of every latency in each window, folded; none for a run without requests.
+
+    The throughput is that of the answers due in the window, over its length.
+    """
+    try:
+        windows = data.windows
+    except NoData:
+        return []
+    rows = [line for window in windows for line in _percentile_lines(window)]
+    return [Table("Percentiles of every window in ms", PERCENTILE_HEADS, tuple(rows), folded=True)]
+
+
+def _percentile_lines(window: WindowRows) -> Iterator[tuple[str, ...]]:
+    name = f"{window.line['kind']} {window.line['index']}"
+    rate = f"{number(window.rate)} QPS per node"
+    tokens = metrics.numbers(window.rows, "output_tokens")
+    for one in _METRICS:
+        values = one.of(window.rows)
+        values = values[~np.isnan(values)]
+        ends = (figure(quantile(values, share)) if len(values) else UNKNOWN for share in SHARES)
+        yield name, rate, SHOWN_METRICS[one.name], *ends
+    per_s = float(np.nansum(tokens)) / window.window.seconds
+    yield name, rate, f"throughput {figure(per_s)} output tokens/s", "", "", "", ""
+
+
+def errors(data: RunData) -> Section:
+    """Failures by kind with the first message of each, most frequent first, or that there are none."""
+    title = "Failed requests by kind (requests/*.parquet)"
+    block: Table | Missing
+    try:
+        found = errors_table(data)
+        note = f"The {MOST_ROWS} most frequent kinds at most." if found.num_rows == MOST_ROWS else ""
+        words = frozenset({found.column_names.index("first_message")})
+        block = replace(arrow_table(title, found, "none"), words=words, note=note)
+    except NoData as why:
+        block = Missing(title, str(why))
+    purpose = "What failed, and in whose words. A failed request counts as infinitely late."
+    return Section("errors", "Errors", purpose, (block,))
+
+
+def errors_table(data: RunData) -> pa.Table:
+    """Each status, kind and HTTP status of failures with its count, share in % and first message.
+
+    The most frequent first, at most thirty rows. Raises NoData where nothing failed.
+    """
+    rows = data.requests.select((*KINDS, "error", "phase"))
+    rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
+    failed = rows.filter(pa.array(metrics.status_in(rows, *records.FAILURES)))
+    if not failed.num_rows:
+        raise NoData(f"no failures among {rows.num_rows:,} requests")
+    plain = pa.table({name: failed[name].cast(pa.string()) for name in ("status", "error_kind", "error")})
+    plain = plain.append_column("http_status", failed["http_status"])
+    found = plain.group_by(KINDS, use_threads=False).aggregate([("status", "count"), ("error", "first")])
+    shares = pc.multiply(100.0 / rows.num_rows, found["status_count"])
+    words = pc.utf8_slice_codeunits(found["error_first"], 0, MESSAGE_CHARACTERS)
+    columns = {"requests": found["status_count"], "share_pct": shares, "first_message": words}
+    counted = pa.table({**{name: found[name] for name in KINDS}, **columns})
+    order = [("requests", "descending"), *((name, "ascending") for name in KINDS)]
+    return counted.sort_by(order).slice(0, MOST_ROWS)
+
+
+POWER_TITLE = "Power and energy"
+POWER_PURPOSE = "What the nodes drew, and what a request costs of it."
+WINDOW_HEADS = (
+    *("window", "QPS per node", "W per node", "idle share", "Wh per request"),
+    *("kWh per 1M input tokens", "kWh per 1M output tokens", "covered by samples"),
+)
+NODE_HEADS = (
+    *("node", "GPUs that told", "by", "GPUs: W at rest", "in the window"),
+    *("whole node: W at rest", "in the window"),
+)
+POWER_MEANING = (
+    "Watts are the mean of {of} over a window, from samples about a second apart. Energy is that of all "
+    "nodes over the requests due in the window that were answered: what failed is paid by the others. The "
+    "idle share is the power of the warm service before the load over that in the window."
+)
+
+
+def power_sections(power: PowerFigures | None) -> list[Section]:
+    """The section of a run that asked its nodes; none of a run before there were such figures."""
+    if power is None:
+        return []
+    tables: list[Block] = [_power_windows(power)] if power.windows else []
+    tables += [_power_nodes(power)] if power.nodes else []
+    first: Block = Paragraph(POWER_MEANING.format(of=power.of))
+    if power.unknown:
+        first = Missing(POWER_TITLE, f"unknown, for {power.unknown}")
+    return [Section("power", POWER_TITLE, POWER_PURPOSE, (first, *tables))]
+
+
+def _power_windows(power: PowerFigures) -> Table:
+    caption = "Each window" if power.at is None else f"Each window; the verdict quotes window {power.at}"
+    return Table(caption, WINDOW_HEADS, tuple(map(_power_window, power.windows)))
+
+
+def _power_window(one: WindowEnergy) -> tuple[str, ...]:
+    energy = one.wh_per_request, one.kwh_per_1m_input_tokens, one.kwh_per_1m_output_tokens
+    return (
+        str(one.index),
+        figure(one.rate_qps_per_node),
+        figure(one.watts_per_node),
+        _percent(one.idle_share),
+        *map(figure, energy),
+        _percent(one.coverage),
+    )
+
+
+def _power_nodes(power: PowerFigures) -> Table:
+    note = (
+        ""
+        if power.of == WHOLE
+        else "CPUs, memory, network and fans of a node are not in the watts of its GPUs."
+    )
+    caption = "Each node, in the window that the verdict quotes"
+    return Table(caption, NODE_HEADS, tuple(map(_power_node, power.nodes)), note=note)
+
+
+def _power_node(one: NodeFigures) -> tuple[str, ...]:
+    told = f"{one.gpus_told} of {one.gpus}"
+    watts = one.idle_gpu_watts, one.gpu_watts, one.idle_meter_watts, one.meter_watts
+    return one.name, told, one.source or "none", *map(figure, watts)
+
+
+def _percent(share: float | None) -> str:
+    return figure(None) if share is None else f"{100 * share:.0f} %"
+
+
+GATE_PURPOSE = "Whether the answers are still those of the first part (A)."
+
+
+def quality_sections(found: Study, room: Room) -> list[Section]:
+    """The section of a gate; none of another study."""
+    verdict = found.verdict.quality
+    if not verdict or len(found.verdict.names) < 2:
+        return []
+    base, name = found.verdict.names[:2]
+    blocks = tuple(_gate_blocks(found.path, base, name, verdict, room))
+    return [Section(f"quality-{name}", f"Answers of {name} beside {base}", GATE_PURPOSE, blocks)]
+
+
+def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:
+    yield from gate.tables(verdict)
+    try:
+        found = evidence_table.read(path / evidence_table.FILE)
+        rule = GateRule.of(load(base=path / "config.yaml").quality)
+        subject = GateEvidence(found, rule, verdict)
+        for exhibit in (GateIntervals, GatePositions):
+            yield figure_block(exhibit, subject, room, f"{name}-")
+        yield _worst_prompts(
+            verdict, *(answer_file.read(path / side / answer_file.FILE) for side in (base, name))
+        )
+    except (OSError, ArrowException, ValueError) as error:
+        yield Missing("Evidence of the gate", reason(error))
+
+
+def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:
+    """The prompts with the largest divergence at one position, with both answers as text."""
+    ours, theirs = ({one.prompt: one for one in side if one.repeat == 0} for side in (a, b))
+    rows = tuple(
+        (
+            str(one.prompt),
+            figure(one.most_nats),
+            figure(one.excess_nats),
+            *_texts(ours.get(one.prompt), theirs.get(one.prompt)),
+        )
+        for one in verdict.worst
+    )
+    heads = "prompt", "most at one position, nats", "mean excess, nats", "A", "B"
+    return Table("The worst prompts side by side", heads, rows, words=frozenset({3, 4}), stacks=True)
+
+
+def _texts(*both: AnswerRecord | None) -> list[str]:
+    """Both answers as text, or as token ids where their texts do not tell them apart."""
+    texts = [(one.text or "").strip() if one else "" for one in both]
+    if all(texts) and len(set(texts)) > 1:
+        return texts
+    return [" ".join(map(str, one.answer.tokens)) if one and one.answer else UNKNOWN for one in both]
+
+
+METHOD = (
+    "The interval of a capacity is that of a Bayesian posterior: for each bound a logistic model of the "
+    "share of requests over it, regressed on the realised load, with the overdispersion of neighbouring "
+    "requests measured in the run. The estimate is its median, the interval its 2.5 to 97.5 % quantiles, the "
+    "certified rate its 5 % quantile."
+)
+CONSTANTS = (
+    "The engine is simulated, so interval and certified rate are joint: distances from the estimate in ln, "
+    "of this posterior and of the engine model under drawn constants, add as squares."
+)
+MEASURED = (
+    "The interval of a measured p90 lies between two other quantiles of the same requests. They are as far "
+    "from 0.9 as the error of the share of requests over the p90, with the overdispersion of neighbouring "
+    "requests. It is unknown where a window holds too few independent stretches."
+)
+
+
+def definitions(asked: AskedExperiment, capacity: CapacityFigures | None) -> Section:
+    """Definitions of everything that is claimed."""
+    bounds = " and ".join(bound(asked.slo, limit) for limit in asked.slo.limits)
+    words = (
+        f"The capacity is the highest open-loop rate per node that keeps {bounds}, quantiles over all "
+        "requests. A failed request counts as infinitely late."
+    )
+    joined = CONSTANTS if capacity and capacity.constants else ""
+    interval = " ".join(filter(None, (METHOD, joined, _pooled_interval(capacity))))
+    rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
+    heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
+    metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)
+    blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(MEASURED), metrics)
+    return Section("definitions", "Definitions", "What every number here means.", blocks)
+
+
+def _pooled_interval(capacity: CapacityFigures | None) -> str:
+    """The note on the interval of a study; empty for a run."""
+    interval = capacity.interval if capacity else ""
+    pooled = interval and "posterior" not in interval
+    return f"Here several runs stand together: {interval}." if pooled else ""
