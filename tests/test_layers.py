@@ -34,7 +34,6 @@ CONFINED = {
         "serve_apps/vllm_engine/app.py",
         "serve_apps/vllm_engine/replica.py",
         "loadgen/fleet/fleet.py",
-        "loadgen/fleet/left_shards.py",
         "loadgen/fleet/load_actor.py",
     },
     "vllm": {

@@ -183,7 +183,8 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> "Expe
     from conf import load
     from loadgen.prompts import tokenizer
     from loadgen.run import endpoint
-    from loadgen.traffic import conversation_means, trace
+    from loadgen.traffic import trace
+    from loadgen.traffic.prefix_sharing import with_mean_lengths
 
     words = spelled(words)
     typed = list(words)
@@ -192,7 +193,7 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> "Expe
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
         words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
-    workload = tokenizer.located(conversation_means.resolve(trace.resolve(experiment.workload)))
+    workload = tokenizer.located(with_mean_lengths(trace.resolve(experiment.workload)))
     experiment = with_image_tokens(
         replace(experiment, workload=workload, target=endpoint.located(experiment.target))
     )

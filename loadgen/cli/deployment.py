@@ -23,7 +23,7 @@ from cluster.ray_session.session import Session, open_session, watched_hosts
 from conf import Experiment
 from conf.io.http_get import DEFAULT_ACCESS, Access
 from conf.specs.experiment import SimulatedEngine, VllmEngine
-from loadgen.fleet.host_outage import HostOutage
+from loadgen.fleet.target import HostOutage
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
 from loadgen.run.jobs import Service

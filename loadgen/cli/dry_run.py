@@ -14,8 +14,7 @@ from loadgen.cli import machine
 from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
 from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
 from loadgen.search.pacing import longer_at, longest_search
-from loadgen.traffic.conversation_means import means_of
-from loadgen.traffic.prefix_sharing import gap_s
+from loadgen.traffic.prefix_sharing import gap_s, means_of
 
 NAMING = ("name", "kind", "served_name", "urls")
 """Keys that stand for a whole group that was chosen; `--all` shows the others."""

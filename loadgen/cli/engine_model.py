@@ -17,15 +17,14 @@ from conf.io.one_line import reason
 from conf.specs.bounds import GAPS, metric_of
 from conf.specs.engine import Engine
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
-from loadgen.fleet.addresses import chosen
+from loadgen.fleet.http_client import chosen
 from loadgen.predict import answer, replay
 from loadgen.predict.operating_point import PooledGaps, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
-from loadgen.traffic.lengths import Ints
+from loadgen.traffic.lengths import Floats, Ints
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
-from loadgen.traffic.processes import Floats
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from serve_apps.engine_model.cost import node
 from serve_apps.engine_model.service.balancer import POLICIES, Balance

@@ -32,7 +32,7 @@ from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import config_check, engine_model, machine, output, prediction
 from loadgen.cli.shape_words import Shape, ShapeQuestion
-from loadgen.predict import shapes as joint
+from loadgen.predict import grid
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run import export
 from loadgen.run.run_folder import finite
@@ -130,18 +130,18 @@ def predictions(
     """The answer for every shape, None for an infeasible one.
 
     After a first look at all, those that may be the best are predicted at length, under the draws of a
-    prediction, the same ones for all. The others get a few draws (`shapes.WORTHLESS`).
+    prediction, the same ones for all. The others get a few draws (`grid.WORTHLESS`).
     """
     good = [shape for shape in shapes if shape.asked]
-    scouted = _mapped(parallel_map, [_task(shape, joint.SCOUT_S, 0) for shape in good], "looked at", say)
+    scouted = _mapped(parallel_map, [_task(shape, grid.SCOUT_S, 0) for shape in good], "looked at", say)
     best: dict[float | None, float] = {}
     for shape, answer in zip(good, scouted, strict=True):
         best[shape.hit] = max(best.get(shape.hit, 0.0), _qps(answer))
     tasks: dict[int, Task] = {}
     for place, (shape, answer) in enumerate(zip(good, scouted, strict=True)):
-        likely = _qps(answer) >= joint.WORTHLESS * best[shape.hit]
+        likely = _qps(answer) >= grid.WORTHLESS * best[shape.hit]
         if not isinstance(answer, str):
-            tasks[place] = _task(shape, joint.RANKING_S, DRAWS if likely else joint.FEW_DRAWS)
+            tasks[place] = _task(shape, grid.RANKING_S, DRAWS if likely else grid.FEW_DRAWS)
     drawn = dict(zip(tasks, _mapped(parallel_map, list(tasks.values()), "predicted", say), strict=True))
     known = iter([drawn.get(place, answer) for place, answer in enumerate(scouted)])
     return [next(known) if shape.asked else None for shape in shapes]
@@ -243,7 +243,7 @@ def _capacity(shape: Shape, answer: Answer | None) -> ShapeCapacity | UnrankedSh
         gpus=layout.gpus_per_node,
         evidence=evidence,
         binding=answer.capacity.binding,
-        ln_qps=joint.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS),
+        ln_qps=grid.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS),
         draws=draws,
         kv_full=_kv_full(answer),
         assumed=answer.constants.assumed if answer.constants else (),

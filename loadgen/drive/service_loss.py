@@ -18,7 +18,7 @@ from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
 from conf.io.one_line import one_line
-from loadgen.fleet.host_outage import HostOutage
+from loadgen.fleet.target import HostOutage
 from loadgen.search.window_plan import MeasuredWindow
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS

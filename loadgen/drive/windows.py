@@ -33,7 +33,7 @@ from loadgen.drive import service_loss
 from loadgen.drive.load_feed import Ledger
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.service_loss import invalidated
-from loadgen.fleet.host_outage import HostOutage
+from loadgen.fleet.target import HostOutage
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import (

@@ -20,14 +20,11 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, Ray
 
 from analysis.rows import records
 from conf.io import durable
-from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.clock_offset import ClockOffset, offset_of
-from loadgen.fleet.host_outage import HostSource, NoHosts
-from loadgen.fleet.left_shards import fetch_left
-from loadgen.fleet.load_actor import LoadActor, Place, name
-from loadgen.fleet.os_limits import shortage
+from loadgen.fleet.http_client import ClientPlan
+from loadgen.fleet.load_actor import LoadActor, Place, fetch_left, name
+from loadgen.fleet.process import ClockOffset
 from loadgen.fleet.rows import Clock
-from loadgen.fleet.target import FleetError, LostActor, Observation
+from loadgen.fleet.target import FleetError, HostSource, LostActor, NoHosts, Observation
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 REPLY_TIMEOUT_S = 10.0
@@ -120,7 +117,7 @@ class LoadFleet:
         places = [member.place for member in self._alive() if member.place]
         for place in places:
             sharing = sum(other.host == place.host for other in places)
-            reason = shortage(place.limits, endpoints, math.ceil(wanted / len(places)), sharing)
+            reason = place.limits.shortage(endpoints, math.ceil(wanted / len(places)), sharing)
             if reason:
                 return reason
         return None
@@ -279,7 +276,7 @@ class LoadFleet:
     def _start(self, new: list[Member]) -> None:
         refs = [m.actor.prepare.remote(m.client_id, self._plan, self._folder) for m in new]
         for member, place in zip(new, ray.get(refs, timeout=READY_TIMEOUT_S), strict=True):
-            member.place, member.offset = place, offset_of(partial(_read_clock, member.actor))
+            member.place, member.offset = place, ClockOffset.measured(partial(_read_clock, member.actor))
         zero_ns, wall_ns = self._clock.epoch_ns, self._clock.wall_ns
         starts = [m.actor.start.remote(zero_ns + m.offset.offset_ns, wall_ns) for m in new]
         ray.get(starts, timeout=REPLY_TIMEOUT_S)

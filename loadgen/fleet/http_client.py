@@ -1,21 +1,149 @@
-"""Sends streamed requests over HTTP/1.1 on the hot path: a connection for each, new or kept, and its timeout.
-
-A name is looked up before the load and not during it.
-"""
+"""Sends streamed requests over HTTP/1.1 on the hot path: the plan, the servers, connections, timeouts."""
 
 import asyncio
 import errno
+import socket
+import ssl
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from conf.io.http_get import failure_text
-from loadgen.fleet.addresses import chosen, server
-from loadgen.fleet.client_plan import ClientPlan
+from conf import Experiment
+from conf.io.http_get import DEFAULT_ACCESS, PLAIN, Access, failure_text
+from conf.specs.experiment import Workload
+from conf.specs.routing import Endpoints
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.sse import Exchange, Redact
+from loadgen.fleet.process import WatchedProcess
+from loadgen.fleet.rows import EVERY_GAP, GapRecord
+from loadgen.fleet.sse import Redact
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """The requests of a run: their form, the servers at `urls`, and what is kept of the answers.
+
+    `salt` separates the prompts of this run from those of others, and `target` names the fields of a request.
+    With `sticky` the session of a request chooses its URL. `timeout_s` is on the run's clock, which runs
+    `time_scale` times as fast as the real one. Load actors end with the process `driver`.
+    """
+
+    urls: Sequence[str]
+    workload: Workload
+    model: str
+    vocab: int
+    salt: int
+    timeout_s: float = TIMEOUT_S
+    gaps: GapRecord = EVERY_GAP
+    time_scale: float = 1.0
+    sticky: bool = False
+    access: Access = DEFAULT_ACCESS
+    target: Endpoints = field(default_factory=Endpoints)
+    driver: WatchedProcess = field(default_factory=WatchedProcess.own)
+
+    @classmethod
+    def from_experiment(
+        cls, experiment: Experiment, urls: Sequence[str], access: Access, salt: int
+    ) -> "ClientPlan":
+        """The plan of an experiment's requests to these servers."""
+        return cls(
+            urls=urls,
+            workload=experiment.workload,
+            model=experiment.model.served_name,
+            vocab=experiment.model.vocab,
+            salt=salt,
+            timeout_s=experiment.request_timeout_s,
+            gaps=GapRecord.from_bounds(experiment.slo, experiment.fleet.record_itl),
+            time_scale=experiment.time_scale,
+            sticky=experiment.routing.policy == "client_side",
+            access=access,
+            target=experiment.target,
+        )
+
+    @property
+    def real_timeout_s(self) -> float:
+        """The timeout in real seconds."""
+        return self.timeout_s / self.time_scale
+
+
+MASK_64 = 2**64 - 1
+
+Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
+
+
+def chosen(seq: int, count: int) -> int:
+    """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
+
+    Every k-th arrival would be a smoother process. The mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA
+    2014).
+    """
+    mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
+    return (mixed ^ mixed >> 31) % count
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One URL, taken apart and looked up once; `head` is all of a request before its content length.
+
+    `addresses` are tried in order; without any the name alone is looked up again.
+    """
+
+    head: bytes
+    host: str
+    addresses: Sequence[str]
+    port: int
+    tls: ssl.SSLContext | None
+
+    async def connected(self, protocol: Callable[[], Protocol]) -> Protocol:
+        """A connection to the first address that takes one. Raises what the last one was refused with."""
+        loop, name = asyncio.get_running_loop(), self.host if self.tls else None
+        for address in self.addresses[:-1]:
+            with suppress(OSError):
+                _, made = await loop.create_connection(
+                    protocol, address, self.port, ssl=self.tls, server_hostname=name
+                )
+                return made
+        _, made = await loop.create_connection(
+            protocol, self.addresses[-1], self.port, ssl=self.tls, server_hostname=name
+        )
+        return made
+
+
+def server(url: str, path: str, access: Access, tls: ssl.SSLContext | None) -> Server:
+    """The server behind a URL, which takes requests at `path`; its name is looked up now, which may block."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    lines = [
+        f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
+        f"Host: {parts.netloc.rpartition('@')[2]}",
+        "Content-Type: application/json",
+        "Accept: text/event-stream",
+        f"Accept-Encoding: {PLAIN}",
+        *(f"{name}: {value}" for name, value in access.headers.items()),
+    ]
+    head = "\r\n".join([*lines, "Content-Length: "]).encode()
+    port = parts.port or (443 if secure else 80)
+    host = parts.hostname or ""
+    return Server(head, host, _addresses(host, port), port, tls if secure else None)
+
+
+def _addresses(host: str, port: int) -> Sequence[str]:
+    """The addresses of a host, the best one first; its name again if it has none now."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):  # ValueError: no name of a host
+        return (host,)
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in addresses)) or (host,)
+
 
 IDLE_LIMIT_NS = 3_000_000_000
 """A kept connection older than this is not reused: uvicorn closes idle ones after 5 s."""

@@ -12,7 +12,8 @@ import httptools
 
 from conf.io.http_get import NOWHERE, PLAIN, REDIRECTS, Inflater, is_packed, redirect_text
 from conf.io.one_line import printable
-from loadgen.fleet.sse import STAMP_DIGITS, WORD_CHARS, ErrorReader, EventReader, Exchange, StampedReader
+from loadgen.fleet.exchange import WORD_CHARS, Exchange
+from loadgen.fleet.sse import STAMP_DIGITS, ErrorReader, EventReader, StampedReader
 
 if TYPE_CHECKING:
     from loadgen.fleet.http_client import Client

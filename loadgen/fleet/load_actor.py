@@ -1,7 +1,4 @@
-"""One load actor: a worker in a process of its own, on a node of the Ray cluster.
-
-The fleet knows the other actors.
-"""
+"""One load actor: a worker in a process of its own on a node of Ray, and the shards that it leaves there."""
 
 import asyncio
 import contextlib
@@ -9,17 +6,22 @@ import gc
 import os
 import platform
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from analysis.rows import time_series
 from conf import ConfigError
+from conf.io import durable
+from conf.ray_patches import alive_nodes
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.os_limits import Limits, limits, raise_files
-from loadgen.fleet.parent_watch import watch
+from loadgen.fleet.http_client import ClientPlan
+from loadgen.fleet.process import Limits, limits, raise_files, wall_less_monotonic_ns, whose_clock
 from loadgen.fleet.target import Observation
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -57,7 +59,7 @@ class LoadActor:
         ]
         self._worker = Worker(client_id, plan, prompts, *self._shards)
         raise_files()
-        watch(plan.driver, self._orphaned)
+        plan.driver.watch(self._orphaned)
         # A full collection stops the loop for tens of milliseconds: none during the run.
         gc.collect()
         gc.freeze()
@@ -129,17 +131,41 @@ def name(client_id: int) -> str:
     return f"client-{client_id:02d}"
 
 
-def wall_less_monotonic_ns() -> int:
-    """This process's wall clock less its monotonic one."""
-    return time.time_ns() - time.monotonic_ns()
+def fetch_left(places: Sequence[Place], folder: Path, timeout_s: float) -> list[str]:
+    """Bring the shards of these load actors into `folder`; returns where those are that cannot be fetched.
 
-
-def whose_clock() -> str:
-    """Names this process's monotonic clock, which all of one boot share: equal names are one clock, "" is
-    unknown.
+    A host that is back may be a new node of Ray's, so that its address counts.
     """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
-    except OSError:
-        return ""
+    if not places:
+        return []
+    nodes: dict[str, str] = {}
+    with suppress(RayError):  # then nothing can be fetched
+        nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in alive_nodes()}
+    calls = {
+        place.client_id: _on(nodes[place.address], _read, folder, name(place.client_id))
+        for place in places
+        if place.address in nodes
+    }
+    deadline_s, fetched = time.monotonic() + timeout_s, set()
+    folder.mkdir(parents=True, exist_ok=True)
+    for client_id, call in calls.items():
+        with suppress(RayError):
+            files = ray.get(call, timeout=max(0.0, deadline_s - time.monotonic()))
+            for file, content in files.items():
+                with durable.replacing(folder / file) as opened:
+                    opened.write(content)
+            fetched.add(client_id)
+    return [
+        f"{place.host} ({place.address}): {folder / name(place.client_id)}.arrow"
+        for place in places
+        if place.client_id not in fetched
+    ]
+
+
+def _on(node: str, task: object, *words: object) -> object:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(task).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(*words)
+
+
+def _read(folder: Path, stem: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob(f"{stem}.*arrow")}

@@ -6,164 +6,27 @@ have.
 
 import json
 import re
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from conf.io.http_get import SUCCESSES
 from conf.io.one_line import one_line, printable
-from loadgen.fleet.streamed_text import END, StreamedText
+from loadgen.fleet.exchange import COUNT_LIMIT, END, WORD_CHARS, Exchange
 
-WORD_CHARS = 200
-"""Longest text of a server that is kept (our choice)."""
 EVENT_BYTES_LIMIT = 2**17
 """Longest event that is waited for: each stream in flight may hold one (our choice)."""
 Redact = Callable[[str], str]
 """Takes the key out of a server's text, before the text is cut."""
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
-COUNT_LIMIT = 2**31
-"""Counts are 32 bits with a sign; a server that reports more is not believed."""
 ENGINE_COUNTS = ("steps", "late_steps", "first_token_us", "last_token_us")
 """Counts that a simulated engine reports at the end of an answer."""
 MOST_QUEUE_MS = 1e9
 """Eleven days: a server that tells a longer time in its queue is not believed (our choice)."""
 STAMP_DIGITS = 18
 """Most digits of a time in ns: thirty years, which fit into 64 bits."""
-NO_USAGE = (
-    "nothing counts its tokens; the server must honour stream_options.include_usage or send usage unasked"
-)
-"""What is wrong with an answer without usage: events may hold several tokens, or none."""
-TOO_FEW = (
-    "the server must honour ignore_eos or min_tokens, and have room for prompt and answer in its context"
-)
-TOO_MANY = (
-    "the server must honour max_tokens; for a chat it may be target.max_tokens_field=max_completion_tokens"
-)
-"""Remedies for an answer of another length than the requested one."""
 _STAMP = b'data: {"virtual_ns":'
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One request and its answer; times are monotonic ns, None where the event never came.
-
-    `sent_ns` is when the client did its part: wrote the request to a kept connection, or began to
-    open a new one. How long the server and the network then take to accept is not its lateness.
-    `gaps_us` are the microseconds between consecutive socket reads that carried output. A simulated
-    engine whose clock runs `time_scale` times as fast tells its own time: `accepted_virtual_ns` of the
-    request, and first and last of its tokens. `queue_ms` is the time in the server's queue, by the server's
-    word and clock. `text` counts the output. Of reads with events that have no text `silent_reads` is the
-    number, `silent_end_ns` the one with the finish reason.
-    """
-
-    seq: int
-    expected_tokens: int
-    sent_ns: int | None = None
-    first_byte_ns: int | None = None
-    first_token_ns: int | None = None
-    last_token_ns: int | None = None
-    end_ns: int | None = None
-    status: str | None = None
-    error_kind: str | None = None
-    error: str | None = None
-    http_status: int | None = None
-    replica_id: str | None = None
-    finish_reason: str | None = None
-    usage: dict[str, int] | None = None
-    engine: dict[str, int] | None = None
-    time_scale: float = 1.0
-    accepted_virtual_ns: int | None = None
-    first_virtual_ns: int | None = None
-    last_virtual_ns: int | None = None
-    queue_ms: float | None = None
-    text: StreamedText = field(default_factory=StreamedText)
-    silent_reads: int = 0
-    first_silent_ns: int | None = None
-    last_silent_ns: int | None = None
-    silent_end_ns: int | None = None
-    done: bool = False
-    gaps_us: "array[int]" = field(default_factory=partial(array, "i"))
-
-    @property
-    def events(self) -> int:
-        """Events that carried output: text, or, where the server's count includes them, tokens without."""
-        return self.text.events + self.text.silent_tokens(self.tokens)
-
-    @property
-    def is_success(self) -> bool:
-        """True once the head of the answer has come, with a status of success."""
-        return self.http_status in SUCCESSES
-
-    @property
-    def tokens(self) -> int:
-        """Output tokens: the server's count when it came, else the events with text so far."""
-        return (self.usage or {}).get("completion_tokens", self.text.events)
-
-    @property
-    def reads(self) -> int:
-        """Socket reads that carried output; fewer than `events` where several came at once."""
-        silent = self.silent_reads if self.text.silent_tokens(self.tokens) else 0
-        return len(self.gaps_us) + (self.text.events > 0) + silent
-
-    def output_at(self, now_ns: int) -> None:
-        """Take note of a socket read that carried output."""
-        if self.last_token_ns is None:
-            self.first_token_ns = now_ns
-            self.text.end_first_read((self.usage or {}).get("completion_tokens", 0))
-        else:
-            gap_us = (now_ns - self.last_token_ns) // 1000
-            self.gaps_us.append(gap_us if gap_us < COUNT_LIMIT else COUNT_LIMIT - 1)
-        self.last_token_ns = now_ns
-
-    def silent_at(self, now_ns: int) -> None:
-        """Take note of a socket read with events that all had no text: tokens that print nothing, or none."""
-        self.silent_reads += 1
-        if self.text.silent_end and self.silent_end_ns is None:
-            self.silent_end_ns = now_ns
-            return
-        self.first_silent_ns = self.first_silent_ns or now_ns
-        self.last_silent_ns = now_ns
-
-    def stamped(self, virtual_ns: int) -> None:
-        """Take note of a token's time on the engine's clock."""
-        if self.first_virtual_ns is None:
-            self.first_virtual_ns = virtual_ns
-        self.last_virtual_ns = virtual_ns
-
-    def fail(self, status: str, kind: str, error: str | None = None) -> None:
-        """Record the first reason of a failure; a later one never replaces it."""
-        if self.status is None:
-            self.status, self.error_kind = status, kind
-            self.error = one_line(error, WORD_CHARS) if error else self.error
-
-    def judge(self) -> None:
-        """Name the outcome of a complete answer: ok only with all that a whole one has."""
-        if silent := self.text.silent_tokens(self.tokens):
-            # The first text is still the first that a user sees, but the last token may print nothing.
-            end_ns = self.silent_end_ns if silent > self.text.silent else None
-            ends_ns = [at_ns for at_ns in (self.last_token_ns, self.last_silent_ns, end_ns) if at_ns]
-            self.first_token_ns = self.first_token_ns or self.first_silent_ns or end_ns
-            self.last_token_ns = max(ends_ns, default=None)
-        if not self.is_success:
-            self.fail("http_error", str(self.http_status))
-        elif not self.events:
-            self.fail("truncated", "no_token")
-        elif not self.done:
-            self.fail("truncated", "no_done")
-        elif self.usage is None:
-            self.fail("truncated", "no_usage", NO_USAGE)
-        elif self.finish_reason is None:
-            self.fail("truncated", "no_finish_reason")
-        elif self.tokens != self.expected_tokens:
-            remedy = TOO_FEW if self.tokens < self.expected_tokens else TOO_MANY
-            counts = f"{self.tokens} tokens instead of {self.expected_tokens}"
-            self.fail("truncated", "token_count", f"{counts}; {remedy}")
-        elif self.status is None:
-            self.status = "ok"
 
 
 class ErrorReader:

@@ -13,16 +13,48 @@ import time
 from collections import deque
 
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.health import HealthSampler
-from loadgen.fleet.http_client import Client
-from loadgen.fleet.request_log import RequestLog, reported
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.http_client import Client, ClientPlan
 from loadgen.fleet.rows import Attempt, Clock, Planned, planned
-from loadgen.fleet.sse import Exchange
 from loadgen.fleet.target import Observation
-from loadgen.fleet.turns import SessionTurns
+from loadgen.fleet.worker_log import HealthSampler, RequestLog, reported
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+
+
+class SessionTurns:
+    """Sessions with a turn in flight, each with the turns that wait for it to end, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[Planned]] = {}
+
+    def may_start(self, turn: Planned) -> bool:
+        """True if its session has no turn in flight; otherwise the turn waits from now on."""
+        if turn.session in self._waiting:
+            self._waiting[turn.session].append(turn)
+            return False
+        self._waiting[turn.session] = deque()
+        return True
+
+    def waiting(self) -> list[Planned]:
+        """All turns that are due and wait."""
+        return [turn for turns in self._waiting.values() for turn in turns]
+
+    def next_of(self, session: int) -> Planned | None:
+        """The turn to send when the one in flight has ended; None if none waits."""
+        if not self._waiting[session]:
+            del self._waiting[session]
+            return None
+        return self._waiting[session].popleft()
+
+    def take_older(self, than_ns: float, session: int | None = None) -> list[Planned]:
+        """Remove and return the turns (of one session) that were due before an instant."""
+        turns = self.waiting() if session is None else self._waiting[session]
+        old = [turn for turn in turns if turn.due_ns < than_ns]
+        for turn in old:
+            self._waiting[turn.session].remove(turn)
+        return old
+
 
 MISSED_AFTER_NS = NS
 """A request overdue by more than this is not sent in a late burst but recorded as missed.

@@ -25,18 +25,28 @@ from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import least_values, quantile
 from conf.specs.bounds import JOINT, LIMITS, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
-from loadgen.predict import no_rate
 from loadgen.predict.capacity import (
     MANY_NODES,
     QUICK_S,
     PredictedCapacity,
     Solution,
+    missed_alone,
+    missed_beside_prompt,
     predicted_capacity,
     simulated_nodes,
 )
-from loadgen.predict.drawn_quantiles import QuantileDraws, SimulatedQuantiles, figures, under_draws
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
-from loadgen.predict.uncertainty import DRAWS, ParallelMap, Uncertainty, sensitivities, uncertainty
+from loadgen.predict.uncertainty import (
+    DRAWS,
+    ParallelMap,
+    QuantileDraws,
+    SimulatedQuantiles,
+    Uncertainty,
+    figures,
+    sensitivities,
+    uncertainty,
+    under_draws,
+)
 from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessions_alive
 
 INTERVAL = "95 %: sampled uncertainty of the constants, and Monte Carlo noise; certified is the 5 % quantile"
@@ -126,8 +136,8 @@ def _no_rate(found: PredictedCapacity, model: EngineModel) -> str:
     """The reason why no rate keeps a bound; empty if there may be one."""
     point, side = found.answer.point, found.answer.root.side
     if side < 0:
-        return no_rate.missed_alone(found.simulator, point.binding)
-    return "" if side else no_rate.missed_beside_prompt(point, found.simulator.experiment, model.simulate)
+        return missed_alone(found.simulator, point.binding)
+    return "" if side else missed_beside_prompt(point, found.simulator.experiment, model.simulate)
 
 
 def _jump(point: OperatingPoint) -> str:

@@ -5,13 +5,105 @@ at which a p90 meets its bound. The engine model is handed in; its constants are
 """
 
 import math
+from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from analysis.stats.quantiles import least_values
-from conf.specs.bounds import quantile_of
+import numpy as np
+
+from analysis.stats.quantiles import least_values, quantile
+from conf.specs.bounds import GAPS, JOINT, Limit, Slo, allowed_over, metric_of, quantile_of
 from conf.specs.experiment import Experiment
 from loadgen.predict.operating_point import Effort, OperatingPoint, RateSimulator, Simulate
-from loadgen.predict.root_finding import RateRoot, find_root
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+
+STEEPEST_STEP = math.log(2.0)
+"""Longest step in ln rate while one end is unknown: beyond twice the capacity an engine only queues."""
+LEAST_STEP = 0.02
+CLOSEST = 0.1
+"""A new rate stays this share of the bracket away from both ends."""
+BEYOND = 1.2
+"""Steps are this much longer than needed while one end is unknown, to bracket the root."""
+LONGEST = 60
+
+_Point = tuple[float, float]
+"""ln rate, and the excess there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateRoot:
+    """The root's rate and the slope there, by ln rate.
+
+    `side` is +1 or -1 if the root lies beyond an end of the search; `rate_qps` is then that end.
+    """
+
+    rate_qps: float
+    slope: float
+    side: int = 0
+
+
+Excess = Callable[[float], float]
+
+
+def find_root(
+    excess: Excess, start_qps: float, ends_qps: tuple[float, float], slope: float, tolerance: float
+) -> RateRoot:
+    """The rate at which `excess` (at most 0 while the bounds are kept) turns positive, to `tolerance` in ln
+    rate.
+
+    `slope` is a first guess of its derivative by ln rate. Once both signs are known it is a secant search
+    within the bracket; the function may be flat far from the root, and noisy by less than the tolerance.
+    """
+    lowest, highest = (math.log(end) for end in ends_qps)
+    at = min(max(math.log(start_qps), lowest), highest)
+    points: list[_Point] = []
+    widths: list[float] = []
+    for _ in range(LONGEST):
+        value = excess(math.exp(at))
+        insort(points, (at, value))
+        slope = _flattest(points, at, slope)
+        if abs(value) <= tolerance * slope:
+            return RateRoot(math.exp(at - value / slope), slope)
+        below = max((point for point in points if point[1] <= 0), default=None)
+        above = min((point for point in points if point[1] > 0), default=None)
+        if below and above:
+            widths.append(above[0] - below[0])
+            if widths[-1] <= tolerance:
+                return RateRoot(math.exp(_meet(below, above)), _slope(below, above))
+            slow = len(widths) > 2 and widths[-1] > widths[-3] / 2
+            at = (below[0] + above[0]) / 2 if slow else _within(below, above, at - value / slope)
+        elif at in (lowest, highest) and (at == lowest) == (value > 0):
+            return RateRoot(math.exp(at), slope, side=-1 if value > 0 else 1)
+        else:
+            step = min(max(BEYOND * abs(value) / slope, LEAST_STEP), STEEPEST_STEP)
+            at = min(max(at - math.copysign(step, value), lowest), highest)
+    return RateRoot(math.exp(at), slope)
+
+
+def _flattest(points: list[_Point], at: float, guess: float) -> float:
+    """The smaller slope to a neighbour of the point `at`: the root is no farther than it says."""
+    place = next(i for i, point in enumerate(points) if point[0] == at)
+    near = [_slope(*points[i : i + 2]) for i in (place - 1, place) if 0 <= i < len(points) - 1]
+    return max(min(near), guess / 4) if near else guess
+
+
+def _within(below: _Point, above: _Point, at: float) -> float:
+    """`at` if it lies inside the bracket, else the root of the line through its ends; never close to an
+    end.
+    """
+    if not below[0] < at < above[0]:
+        at = _meet(below, above)
+    margin = CLOSEST * (above[0] - below[0])
+    return min(max(at, below[0] + margin), above[0] - margin)
+
+
+def _slope(left: _Point, right: _Point) -> float:
+    return max((right[1] - left[1]) / (right[0] - left[0]), 1e-3)
+
+
+def _meet(below: _Point, above: _Point) -> float:
+    return below[0] - below[1] * (above[0] - below[0]) / (above[1] - below[1])
+
 
 MANY_NODES = 8
 """Nodes on which uncertainty is sampled: a larger pooled service gains little by pooling (our choice)."""
@@ -156,3 +248,106 @@ def predicted_capacity(
     long = RateSimulator(experiment, simulate, budget, kv_tokens)
     answer = solve(long, quick.root.rate_qps, quick.root.slope, FINE)
     return PredictedCapacity(at_simulated_rate(long, with_slope(long, answer)), quick, simulator)
+
+
+LONGEST_GAP = "itl_p99"
+NEARLY_ALL = 1 - 1e-9
+"""The quantile of a request's own gaps that is its longest gap."""
+MET_BY_CHANCE = 1.0
+"""Requests in flight per engine below which most meet no other, so that a bound is kept by chance (our
+choice)."""
+
+
+def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
+    """The reason why no rate keeps a bound, as even requests alone miss it; empty if these keep it."""
+    experiment = simulator.experiment
+    if experiment.workload.has_sessions or metric_of(limit) == JOINT:
+        return ""
+    alone_ms, bound_ms = simulator.alone().quantile_ms(limit), experiment.slo.bound_ms(limit)
+    if alone_ms is None or alone_ms <= bound_ms:
+        return ""
+    return f"{_no_rate(experiment, limit)}: requests that meet no other have {_beyond(alone_ms, bound_ms)}"
+
+
+def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate: Simulate) -> str:
+    """The reason why no rate at which requests meet keeps a bound on gaps; empty if such rates may keep it.
+
+    The bounds are just kept at the `point`. Where a bound on gaps limits it, and prompts that are computed
+    beside answers break that bound, it is kept only while few requests meet, and a quantile of gaps jumps
+    with the rate.
+    """
+    limit = point.binding
+    engines = experiment.layout.replicas_per_node
+    if metric_of(limit) not in GAPS or point.rate_qps * point.e2e_s / engines >= MET_BY_CHANCE:
+        return ""
+    gap_ms = gap_beside_prompt_ms(experiment, simulate)
+    bound_ms = experiment.slo.bound_ms(limit)
+    if gap_ms <= bound_ms or _where_requests_meet_ms(limit, experiment, gap_ms) <= bound_ms:
+        return ""
+    return (
+        f"{_no_rate(experiment, limit)} where requests meet: one prompt beside an answer makes a gap of "
+        f"{_beyond(gap_ms, bound_ms)}; it is kept below {point.rate_qps:.2g} QPS per node, where few do"
+    )
+
+
+def _where_requests_meet_ms(limit: Limit, experiment: Experiment, gap_ms: float) -> float:
+    """The least that the quantile of a bound on gaps is with one request in flight per engine.
+
+    Each answer then meets a prompt in the mean, and every prompt makes a gap of `gap_ms`; other gaps count 0.
+    """
+    gaps = max(2, round(experiment.workload.output_tokens.mean)) - 1
+    if metric_of(limit) == "itl_pooled":
+        return gap_ms if 1 / gaps > allowed_over(limit) else 0.0
+    long = min(prompts_met(quantile_of(limit)), gaps)
+    own_ms = np.repeat([0.0, gap_ms], [gaps - long, long])
+    return quantile(own_ms, experiment.slo.itl_within) or 0.0
+
+
+def prompts_met(share: float) -> int:
+    """Prompts that this share of answers meets at most, where an answer meets one in the mean (Poisson).
+
+    >>> [prompts_met(share) for share in (0.5, 0.9, 0.99)]
+    [1, 2, 4]
+    """
+    met, likely = 0, math.exp(-1)
+    within = likely
+    while within < share:
+        met += 1
+        likely /= met
+        within += likely
+    return met
+
+
+def gap_beside_prompt_ms(experiment: Experiment, simulate: Simulate) -> float:
+    """Longest gap of a mean answer, half of which has come when a mean prompt reaches the same engine."""
+    workload = experiment.workload
+    one = replace(
+        experiment,
+        cluster=replace(experiment.cluster, nodes=1),
+        layout=replace(experiment.layout, replicas_per_node=1),
+        slo=Slo(at_most_ms={LONGEST_GAP: 1.0}, itl_within=NEARLY_ALL),
+    )
+    tokens = round(workload.prompt_tokens), max(2, round(workload.output_tokens.mean))
+    shared = round(workload.prefix_hit * tokens[0])
+    alone = simulate(one, _due([0.0], tokens, shared), 1, experiment.seed)
+    half_s = float(alone.first_s[0] + alone.last_s[0]) / 2
+    pair = simulate(one, _due([0.0, half_s], tokens, shared), 1, experiment.seed)
+    assert pair.own_itl_s is not None
+    return 1e3 * float(pair.own_itl_s[0])
+
+
+def _due(at_s: list[float], tokens: tuple[int, int], shared: int) -> ArrivalSchedule:
+    """Requests of equal lengths at these seconds."""
+    inputs, outputs, shares, phase = (
+        np.full(len(at_s), value, dtype=np.int64) for value in (*tokens, shared, PHASES.index("window"))
+    )
+    due_ns = np.array([round(second * NS) for second in at_s], dtype=np.int64)
+    return ArrivalSchedule(0, np.arange(len(at_s)), due_ns, phase, inputs, outputs, shares)
+
+
+def _no_rate(experiment: Experiment, limit: Limit) -> str:
+    return f"no rate keeps {experiment.slo.words(limit)}"
+
+
+def _beyond(found_ms: float, bound_ms: float) -> str:
+    return f"{found_ms:.4g} ms, {100 * (found_ms / bound_ms - 1):.0f} % over it"

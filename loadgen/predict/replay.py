@@ -28,7 +28,8 @@ from loadgen.fleet.rows import plan_table
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
-from loadgen.traffic.processes import MOST_SEED, Floats
+from loadgen.traffic.lengths import Floats
+from loadgen.traffic.processes import MOST_SEED
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 

@@ -5,20 +5,164 @@ truncation in fixed steps), written anew: here the YAML comes first and Jinja2 f
 that no user text can add a part.
 """
 
+import operator
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
 from conf.specs.conversation import PART_NAMES, Conversations, PromptPart
-from loadgen.prompts.bounded_templates import WRONG, BoundedTemplate
 from loadgen.prompts.tokenizer import Encoded
 from loadgen.traffic.lengths import cut_tokens
+
+MOST_CHARACTERS = 2**24
+"""Characters of a rendered part: twice those of a prompt of a million tokens (our choice)."""
+MOST_SOURCE = 2**18
+"""Characters of a part's template (our choice)."""
+MOST_STEPS = 100_000
+"""Passes through all loops of a part (our choice)."""
+STEPS = "steps left"
+"""Key of a rendering's step budget in its context, by a name that no template can use."""
+FILTER_NAMES = (
+    "abs capitalize count d default e escape first float int last length list lower reverse round title trim "
+    "truncate upper wordcount"
+)
+TEXT_METHODS = (
+    "capitalize count endswith find isalpha isdigit islower isupper lower lstrip removeprefix removesuffix "
+    "rstrip split splitlines startswith strip title upper"
+)
+WRONG = (TypeError, ValueError, LookupError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
+"""Errors that a template may raise besides Jinja's own."""
+LEFT_OUT = {
+    nodes.Macro: "a macro",
+    nodes.Block: "a block",
+    nodes.CallBlock: "a call block",
+    nodes.Assign: "a variable",
+    nodes.AssignBlock: "a variable",
+    nodes.FilterBlock: "a filter block",
+    nodes.Pow: "a power",
+}
+
+
+class BoundedTemplate:
+    """One part's template. Raises Jinja's TemplateError or one of `WRONG` for an invalid template."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MOST_SOURCE:
+            raise TemplateSyntaxError(f"has more than {MOST_SOURCE} characters", 1)
+        language = _Language(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_plain)
+        tree = _Bounds().visit(language.parse(source))
+        code = language.compile(tree)
+        self._template = language.template_class.from_code(language, code, language.make_globals(None))
+
+    def render(self, data: Mapping[str, Any]) -> str:
+        """The text. Raises Jinja's TemplateError or one of `WRONG`."""
+        said, length = [], 0
+        for piece in self._template.generate({**data, STEPS: iter(range(MOST_STEPS))}):
+            length += len(piece)
+            _refuse_long(length)
+            said.append(piece)
+        return "".join(said)
+
+
+class _Language(ImmutableSandboxedEnvironment):
+    """A sandbox without files and without methods that pad or repeat; sums of texts have a limit."""
+
+    intercepted_binops = frozenset(("+", "*", "%"))
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.globals = {"range": self.globals["range"]}  # the sandbox's own, of at most 100,000
+        self.filters = {name: FILTERS[name] for name in FILTER_NAMES.split()}
+        self.filters |= {"join": _joined, "replace": _replaced, "counted": _counted}
+
+    def wrap_str_format(self, value: Any) -> None:
+        """Format no text: a width in a format makes a text of that length."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str):
+            return attr in TEXT_METHODS.split()
+        return not isinstance(obj, bytes | int | float) and super().is_safe_attribute(obj, attr, value)
+
+    def call_binop(self, context: Context, operator_: str, left: Any, right: Any) -> Any:
+        if operator_ == "+":
+            _refuse_long(*(len(side) for side in (left, right) if isinstance(side, str | list)))
+            return operator.add(left, right)
+        if not all(isinstance(side, int | float) and abs(side) < 2**63 for side in (left, right)):
+            raise SecurityError(f"{operator_} is of numbers only")
+        return operator.mul(left, right) if operator_ == "*" else operator.mod(left, right)
+
+
+class _Bounds(NodeTransformer):
+    """Refuses syntax outside the language; bounds loops and joins of texts."""
+
+    def visit(self, node: nodes.Node, *args: Any, **more: Any) -> Any:
+        if what := LEFT_OUT.get(type(node)):
+            raise TemplateSyntaxError(f"{what} is not in the language of templates here", node.lineno)
+        is_list = isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
+        if is_list and getattr(node, "ctx", "load") == "load" and not _is_constant(node):
+            raise TemplateSyntaxError("a list is of plain texts and numbers only", node.lineno)
+        return super().visit(node, *args, **more)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        if node.recursive:
+            raise TemplateSyntaxError(
+                "a recursive loop is not in the language of templates here", node.lineno
+            )
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, "counted", [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "join", [], [], None, None, lineno=node.lineno)
+
+
+def _is_constant(node: nodes.Node) -> bool:
+    return all(isinstance(each, nodes.Literal) for each in node.find_all(nodes.Expr))
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        if next(context[STEPS], None) is None:
+            raise SecurityError(f"more than {MOST_STEPS} passes through its loops")
+        yield item
+
+
+def _joined(items: Iterable[Any], between: str = "") -> str:
+    texts = [str(_plain(item)) for item in items]
+    _refuse_long(len(between) * len(texts), *map(len, texts))
+    return between.join(texts)
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    text, old, new = (str(_plain(each)) for each in (text, old, new))
+    _refuse_long(len(text), text.count(old) * len(new))
+    return text.replace(old, new)
+
+
+def _plain(value: Any) -> Any:
+    """A value that may be printed; a nested list is refused, since its text may far exceed its memory."""
+    if value is None or isinstance(value, str | int | float | Undefined):
+        return value
+    raise SecurityError(f"a {type(value).__name__} is no text; loop over it")
+
+
+def _refuse_long(*lengths: int) -> None:
+    if sum(lengths) > MOST_CHARACTERS:
+        raise SecurityError(f"it makes more than {MOST_CHARACTERS} characters")
+
 
 Encode = Callable[[str], Encoded]
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")

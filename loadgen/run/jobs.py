@@ -14,7 +14,7 @@ from loadgen.drive import fixed_rate
 from loadgen.drive import require as required_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.host_outage import HostSource, NoHosts
+from loadgen.fleet.target import HostSource, NoHosts
 from loadgen.run import verdicts
 from loadgen.run.power_sampler import PowerSource
 from loadgen.run.progress import Emit

@@ -32,8 +32,8 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.prepared_load import QueueTimeNotReported
-from loadgen.fleet.client_plan import ClientPlan
 from loadgen.fleet.fleet import LoadFleet
+from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.target import FleetError
 from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.run import verdicts

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loadgen.fleet.fleet import LoadFleet
-from loadgen.fleet.host_outage import HostOutage, HostSource
-from loadgen.fleet.load_actor import wall_less_monotonic_ns
+from loadgen.fleet.process import wall_less_monotonic_ns
+from loadgen.fleet.target import HostOutage, HostSource
 from loadgen.traffic.schedule import NS
 
 

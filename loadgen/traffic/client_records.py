@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from loadgen.traffic.lengths import Floats, Ints
 
 TRACE, DATASET = "-trace.csv", "-dataset.json"
 MOST_BYTES = 64 << 20
@@ -24,8 +25,6 @@ MOST_REQUESTS = 5_000_000
 """More requests than a driver holds with ease (our choice)."""
 COLUMNS = 6
 MOST_TOKENS = 2**31 - 1
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

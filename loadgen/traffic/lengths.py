@@ -17,6 +17,7 @@ RAREST_SIGMA = 4.75
 """One normal draw in a million exceeds this many standard deviations."""
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def draw_lengths(

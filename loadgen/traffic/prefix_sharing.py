@@ -1,14 +1,137 @@
 """Common beginnings of planned prompts, and what sessions mean for a service: pure figures of a schedule."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
 from conf.specs.experiment import Workload
-from loadgen.traffic.conversation_means import means_of
-from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints
+from conf.specs.request_sizes import Lengths
+from loadgen.traffic.lengths import UNIQUE_TOKENS, Floats, Ints, cut_tokens
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+
+Run = tuple[int, int]
+"""The owner's seq, and the token of the prompt at which its text ends here."""
+Runs = tuple[Run, ...]
+
+
+class BlockTree:
+    """All blocks so far, each under the one before it."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._size = block_tokens
+        self._known: dict[tuple[int, int], tuple[int, int, int]] = {}  # below, hash -> number, owner, end
+
+    def add(self, owner: int, blocks: Sequence[int], tokens: int) -> Runs:
+        """The runs that earlier prompts own of one with these `blocks`; the rest is then `owner`'s."""
+        runs: list[Run] = []
+        below = 0
+        for place, block in enumerate(blocks, 1):
+            known = self._known.get((below, block))
+            if known is None:
+                known = (len(self._known) + 1, owner, min(place * self._size, tokens))
+                self._known[below, block] = known
+            below, first, end = known
+            if first != owner:
+                if runs and runs[-1][0] == first:
+                    runs.pop()
+                runs.append((first, min(end, tokens)))
+        return tuple(runs)
+
+
+def begins(
+    blocks: Sequence[Sequence[int]],
+    block_tokens: int,
+    lines: Ints,
+    tokens: Ints,
+    seq: Ints,
+    stream: Ints | None = None,
+) -> NDArray[np.object_]:
+    """The `Runs` of every request, in order of arrival; `lines` are those of a trace with these `blocks`.
+
+    Every node's stream is a service of its own, and a trace that begins again is other chats: neither shares
+    with the others.
+    """
+    runs = np.empty(len(lines), dtype=object)
+    trees: dict[int, BlockTree] = {}
+    last: dict[int, int] = {}
+    streams = [-1] * len(lines) if stream is None else stream.tolist()
+    for i, (line, node) in enumerate(zip(lines.tolist(), streams, strict=True)):
+        if line <= last.get(node, -1) or node not in trees:
+            trees[node] = BlockTree(block_tokens)
+        last[node] = line
+        runs[i] = trees[node].add(int(seq[i]), blocks[line], int(tokens[i]))
+    return runs
+
+
+def reusable_tokens(begun: NDArray[np.object_]) -> Ints:
+    """Tokens that an earlier prompt began with, by request."""
+    return np.array([runs[-1][1] if runs else 0 for runs in begun], dtype=np.int64)
+
+
+LONGEST_LIVES = 30.0
+"""A session longer than 30 mean sessions has probability 1e-13."""
+QUANTILES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationMeans:
+    """The mean request; `reusable` is the share of its prompt that an unbounded prefix cache knows."""
+
+    input_tokens: float
+    output_tokens: float
+    reusable: float
+
+
+def means_of(spec: Conversations) -> ConversationMeans:
+    """The mean over all messages of a stationary population.
+
+    With a geometric number of turns, a message is the k-th (from 0) with probability p (1 - p)^k. Its history
+    is taken at the mean: k messages with answers. The cut moves at another turn for every character length,
+    so the mean is taken over quantiles of that length and nothing is rounded. Every character counts as
+    known.
+    """
+    p = 1 / spec.turns
+    turn = np.arange(int(LONGEST_LIVES * spec.turns) + 1)
+    weight = p * (1 - p) ** turn / QUANTILES
+    message, answer = spec.message_tokens.mean, spec.answer_tokens.mean
+    history = turn * (message + answer) + message
+    inputs = reused = 0.0
+    for shared in _prompts(spec):
+        fixed = shared + spec.persona_tokens.mean
+        cut = cut_tokens(history, spec.max_prompt_tokens - fixed, spec.step_tokens)
+        prompt = fixed + history - cut
+        stays = np.diff(cut, prepend=-1) == 0
+        again = np.where(stays, np.roll(prompt, 1), fixed)
+        again[0] = shared
+        inputs += float(weight @ prompt)
+        reused += float(weight @ again)
+    return ConversationMeans(inputs, float(answer), reused / inputs)
+
+
+def with_mean_lengths(workload: Workload) -> Workload:
+    """The workload with the rounded mean lengths of its conversations."""
+    if workload.conversations is None:
+        return workload
+    means_found = means_of(workload.conversations)
+    means = round(means_found.input_tokens), round(means_found.output_tokens)
+    inputs, outputs = (Lengths(mean, "conversation") for mean in means)
+    return replace(workload, input_tokens=inputs, output_tokens=outputs)
+
+
+def _prompts(spec: Conversations) -> Floats:
+    """Tokens of system prompt and character, at quantiles of the character length."""
+    lengths, room = spec.character_tokens, CHARACTER_SHARE * spec.max_prompt_tokens - spec.system_tokens
+    normal = [NormalDist().inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]
+    variance = np.log1p(lengths.cv**2)
+    drawn = lengths.mean * np.exp(np.sqrt(variance) * np.array(normal) - variance / 2)
+    quantiles: Floats = spec.system_tokens + np.clip(drawn, NAMING_TOKENS, room)
+    return quantiles
+
 
 GAPS = 6
 """Mean times between two turns that cache warm-up lasts: nearly all sessions return within it."""

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from conf.specs.experiment import Arrivals
 from loadgen.traffic import trace
-from loadgen.traffic.lengths import Ints
+from loadgen.traffic.lengths import Floats, Ints
 from loadgen.traffic.schedule import NS, Bounds, span_ns
 from loadgen.traffic.trace import Trace
-
-Floats = NDArray[np.float64]
 
 
 class Profile:

@@ -33,7 +33,7 @@ class ArrivalSchedule:
       sessions.
 
     - `line`: the request's line of a trace, from 0; `begins`: the runs of its prompt that earlier requests
-      own (`shared_blocks.Runs`); `reusable_tokens`: how many tokens those are. None unless a trace says them.
+      own (`prefix_sharing.Runs`), `reusable_tokens` in number. None unless a trace says them.
 
     The other columns belong to conversations and are None without them; `turn` then counts from the session's
     own beginning. Prompts of one `character` share their first `character_tokens`; those of one session share

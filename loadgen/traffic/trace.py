@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from conf import ConfigError
 from conf.specs.experiment import Lengths, Workload
-from loadgen.traffic import client_records, shared_blocks
+from loadgen.traffic import client_records
+from loadgen.traffic.prefix_sharing import begins, reusable_tokens
 
 JSON_KEYS = ("timestamp", "input_length", "output_length")
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -147,8 +148,8 @@ def reuse(trace: Trace) -> float:
     if not trace.blocks:
         return 0.0
     count = np.arange(len(trace))
-    begun = shared_blocks.begins(trace.blocks, trace.block_tokens, count, trace.input_tokens, count)
-    return float(shared_blocks.reusable_tokens(begun).sum() / trace.input_tokens.sum())
+    begun = begins(trace.blocks, trace.block_tokens, count, trace.input_tokens, count)
+    return float(reusable_tokens(begun).sum() / trace.input_tokens.sum())
 
 
 def _part(trace: Trace, from_s: float, span_s: float | None) -> Trace:

@@ -12,9 +12,9 @@ from conf.specs.experiment import Workload
 from loadgen.traffic import trace
 from loadgen.traffic.lengths import Ints, draw_images, draw_lengths, longest_tokens, shared_with_all, turns
 from loadgen.traffic.population import ConversationTraffic
+from loadgen.traffic.prefix_sharing import begins, reusable_tokens
 from loadgen.traffic.processes import OpenArrivals, Profile
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Bounds, interleaved, phases_of
-from loadgen.traffic.shared_blocks import begins, reusable_tokens
 
 PIECE_SEEDS = 1_000_003
 """Seeds of a window's pieces lie so far apart, beyond those of other runs and repeats."""

@@ -28,7 +28,7 @@ import uvloop
 from analysis.rows import time_series
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.os_limits import raise_files
+from loadgen.fleet.process import raise_files
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule

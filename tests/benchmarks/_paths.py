@@ -26,7 +26,7 @@ from analysis.rows import metrics
 from conf import Experiment, load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import NO_GAPS
+from loadgen.fleet.rows import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule

@@ -326,12 +326,12 @@ FAULTS = (
     ),
     Fault(
         "usage of one token too many",
-        "loadgen.fleet.sse:Exchange.judge",
+        "loadgen.fleet.exchange:Exchange.judge",
         "elif self.tokens != self.expected_tokens",
         "elif self.tokens < self.expected_tokens",
     ),
     Fault("event cut by CRLF", "loadgen.fleet.sse:EventReader.feed", '.replace(b"\\r\\n", b"\\n")', ""),
-    Fault("gap of reads in ms", "loadgen.fleet.sse:Exchange.output_at", "// 1000", "// 1000000"),
+    Fault("gap of reads in ms", "loadgen.fleet.exchange:Exchange.output_at", "// 1000", "// 1000000"),
     Fault("queue of a boolean", "loadgen.fleet.sse:_queue_ms", "isinstance(told, bool) or", ""),
     Fault(
         "clock offset doubled",
@@ -345,7 +345,7 @@ FAULTS = (
         "plan.free_ns - plan.due_ns",
         "plan.due_ns - plan.free_ns",
     ),
-    Fault("turns of a session overtake", "loadgen.fleet.turns:SessionTurns.next_of", "popleft()", "pop()"),
+    Fault("turns of a session overtake", "loadgen.fleet.worker:SessionTurns.next_of", "popleft()", "pop()"),
     Fault(
         "shards by time instead of sequence",
         "loadgen.traffic.schedule:ArrivalSchedule.owner",

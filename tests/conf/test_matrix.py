@@ -7,7 +7,7 @@ import pytest
 
 from conf import ConfigError, load
 from conf.matrix import matrix
-from loadgen.predict.root_finding import find_root
+from loadgen.predict.capacity import find_root
 
 
 def test_every_combination_is_a_cell_and_the_last_axis_is_innermost() -> None:

@@ -21,14 +21,13 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.clock_offset import ClockOffset, offset_of
-from loadgen.fleet.gap_record import EVERY_GAP
-from loadgen.fleet.health import HealthSampler
-from loadgen.fleet.load_actor import whose_clock
-from loadgen.fleet.rows import Clock, Planned, ServerWords, batch, plan_table
-from loadgen.fleet.sse import Exchange, StampedReader
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.process import ClockOffset, whose_clock
+from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch, plan_table
+from loadgen.fleet.sse import StampedReader
 from loadgen.fleet.target import FleetError
 from loadgen.fleet.worker import Worker
+from loadgen.fleet.worker_log import HealthSampler
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
@@ -192,7 +191,7 @@ def test_another_hosts_clock_is_known_by_the_shortest_round_trip(
 ) -> None:
     there = Elsewhere(ahead_ns, [(9 * MS, MS), (80_000, 60_000), (0, 40 * MS)])
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    found = offset_of(there.read)
+    found = ClockOffset.measured(there.read)
     assert found.doubt_ns <= 70_001
     assert abs(found.offset_ns - ahead_ns) <= found.doubt_ns
 
@@ -201,13 +200,13 @@ def test_a_clock_that_is_far_away_refuses_a_common_start(monkeypatch: pytest.Mon
     there = Elsewhere(0, [(60 * MS, 60 * MS)])
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
     with pytest.raises(FleetError, match="known to within 60 ms only; run the driver nearer"):
-        offset_of(there.read)
+        ClockOffset.measured(there.read)
 
 
 def test_on_one_host_there_is_one_clock_however_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Elsewhere(0, [(70 * MS, 200 * MS)], whose_clock())
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", here.monotonic_ns)
-    assert offset_of(here.read) == ClockOffset(0, 0)
+    assert ClockOffset.measured(here.read) == ClockOffset(0, 0)
     assert len(whose_clock()) > 36, "the boot and the time namespace"
 
 
@@ -215,7 +214,7 @@ def test_two_clocks_of_one_name_are_two_all_the_same(monkeypatch: pytest.MonkeyP
     """A copy of a virtual machine has the boot of the other, and its clock is its own."""
     there = Elsewhere(2 * NS, [(MS, MS)], whose_clock())
     monkeypatch.setattr("loadgen.fleet.fleet.time.monotonic_ns", there.monotonic_ns)
-    assert offset_of(there.read) == ClockOffset(2 * NS, MS + 1)
+    assert ClockOffset.measured(there.read) == ClockOffset(2 * NS, MS + 1)
 
 
 SHORT = ["workload.input_tokens.mean=600", "workload.output_tokens.mean=20"]

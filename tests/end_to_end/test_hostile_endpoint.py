@@ -30,8 +30,8 @@ from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from conf import load
 from conf.io.http_get import MOST_BYTES, Access
 from conf.io.secret import HIDDEN, Secret
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
-from loadgen.fleet.sse import Exchange
 from loadgen.run import metrics_scraper
 from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.metrics_scraper import Scraper

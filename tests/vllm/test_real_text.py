@@ -10,7 +10,7 @@ import pytest
 from conf import load
 from loadgen.fleet.rows import planned
 from loadgen.prompts.bodies import Prompts
-from loadgen.prompts.prose import sentences
+from loadgen.prompts.text_pool import sentences
 from loadgen.prompts.tokenizer import Tokenizer
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic

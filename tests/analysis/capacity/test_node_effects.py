@@ -31,10 +31,9 @@ from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import Sweep, sweep
-from loadgen.fleet.addresses import chosen
-from loadgen.fleet.http_client import Client
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.http_client import Client, chosen
 from loadgen.fleet.rows import plan_table
-from loadgen.fleet.sse import Exchange
 from loadgen.run import verdicts
 from loadgen.search.window_plan import MeasuredWindow, Start, WindowPlan, counted_windows
 from loadgen.traffic.processes import Profile

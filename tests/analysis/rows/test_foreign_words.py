@@ -14,9 +14,8 @@ from analysis.rows import foreign_words, records
 from analysis.rows.foreign_words import LETTERS, MOST, OTHER, BoundedWords, folded
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import EVERY_GAP
-from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
-from loadgen.fleet.sse import Exchange
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 

@@ -16,12 +16,12 @@ from loadgen.drive.prepared_load import UNREPORTED, load_prepared, warm_up
 from loadgen.fleet.rows import Planned, planned
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.window_plan import Start, WindowPlan
-from loadgen.traffic.conversation_means import resolve
+from loadgen.traffic.prefix_sharing import with_mean_lengths
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.virtual.virtual_drivers import plan
 
 CHATS = load(["workload=character", "workload.conversations.characters=100"])
-CHATS = replace(CHATS, workload=resolve(CHATS.workload))
+CHATS = replace(CHATS, workload=with_mean_lengths(CHATS.workload))
 STEP_QPS = 0.5 * 6.0 * 20 / 56
 """Of the climb: the users who come with it in 20 s ask for half of the 6 cold prompts a second in 56 s."""
 

@@ -15,8 +15,7 @@ from conf import load
 from loadgen.drive import service_loss
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.host_outage import HostOutage
-from loadgen.fleet.target import LostActor, Observation
+from loadgen.fleet.target import HostOutage, LostActor, Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule

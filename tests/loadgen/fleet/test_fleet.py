@@ -15,11 +15,10 @@ from analysis.rows import records, shards
 from conf import load
 from conf.io.http_get import Access
 from conf.io.secret import Secret
-from loadgen.fleet.client_plan import ClientPlan
-from loadgen.fleet.clock_offset import ClockOffset
 from loadgen.fleet.fleet import LoadFleet
-from loadgen.fleet.host_outage import HostOutage
-from loadgen.fleet.target import FleetError
+from loadgen.fleet.http_client import ClientPlan
+from loadgen.fleet.process import ClockOffset
+from loadgen.fleet.target import FleetError, HostOutage
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic

@@ -12,8 +12,8 @@ from conf import load
 from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet import http_connection
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_connection import UNPACKED_BYTES_LIMIT
-from loadgen.fleet.sse import Exchange
 from loadgen.prompts.bodies import Prompts
 from tests.support.servers.mock_exchanges import exchanges, run
 from tests.support.servers.mock_server import END, MockServer, head, token, usage

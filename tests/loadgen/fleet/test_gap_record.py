@@ -1,10 +1,10 @@
-"""loadgen/fleet/gap_record.py: figures of gaps that bounds ask for, beside the gaps of a row."""
+"""loadgen/fleet/rows.py: figures of gaps that bounds ask for, beside the gaps of a row."""
 
 from array import array
 
 from conf.specs.bounds import Slo
-from loadgen.fleet.gap_record import GapRecord
-from loadgen.fleet.sse import Exchange
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.rows import GapRecord
 
 
 def exchange(*gaps_us: int, ended: bool = True) -> Exchange:

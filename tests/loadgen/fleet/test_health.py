@@ -1,4 +1,4 @@
-"""loadgen/fleet/health.py: a second of a load actor's own health, and a window's figures from such rows."""
+"""loadgen/fleet/worker_log.py: a second of a load actor's health, and a window's figures of such rows."""
 
 import gc
 import time
@@ -10,9 +10,9 @@ import pytest
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
 from loadgen.drive.load_feed import health_of
-from loadgen.fleet import health
-from loadgen.fleet.health import HealthSampler
+from loadgen.fleet import worker_log
 from loadgen.fleet.rows import Clock
+from loadgen.fleet.worker_log import HealthSampler
 
 
 def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
@@ -50,13 +50,13 @@ def test_a_kernel_that_does_not_tell_is_unknown(
     path = tmp_path / "schedstat"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(health, "SCHEDSTAT", path)
+    monkeypatch.setattr(worker_log, "SCHEDSTAT", path)
     assert HealthSampler(0, Clock(0, 0)).sample()["run_share"] is None
 
 
 def test_the_share_of_the_wanted_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "schedstat"
-    monkeypatch.setattr(health, "SCHEDSTAT", path)
+    monkeypatch.setattr(worker_log, "SCHEDSTAT", path)
     path.write_text("100 50 7")
     sampler = HealthSampler(0, Clock(0, 0))
     path.write_text("400 150 9")

@@ -22,9 +22,10 @@ import uvloop
 from conf.io.http_get import Access, certificates
 from conf.io.secret import Secret
 from loadgen.fleet import http_client
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.sse import EventReader, Exchange
+from loadgen.fleet.sse import EventReader
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_exchanges import BODY, exchanges, run

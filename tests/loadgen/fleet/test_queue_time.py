@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from analysis.rows import metrics
-from loadgen.fleet.gap_record import EVERY_GAP
-from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
-from loadgen.fleet.sse import EventReader, Exchange
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch
+from loadgen.fleet.sse import EventReader
 
 ANSWER = (
     b'data: {"choices":[{"index":0,"text":" token","finish_reason":"length"}]}\n\n'

@@ -1,11 +1,11 @@
-"""loadgen/fleet/request_log.py: no row is lost with a report that the driver never got."""
+"""loadgen/fleet/worker_log.py: no row is lost with a report that the driver never got."""
 
 from pathlib import Path
 
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.request_log import RequestLog
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.rows import Clock, Planned
-from loadgen.fleet.sse import Exchange
+from loadgen.fleet.worker_log import RequestLog
 from tests.support.servers.plans import client_plan
 
 

@@ -13,9 +13,10 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader, Exchange
+from loadgen.fleet.sse import EVENT_BYTES_LIMIT, EventReader
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import END, event, head, token, usage
 from tests.support.servers.plans import client_plan

@@ -24,11 +24,10 @@ from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf.specs.experiment import Slo
 from loadgen.fleet import http_client, http_connection
-from loadgen.fleet.gap_record import EVERY_GAP
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
-from loadgen.fleet.rows import Clock, Planned, ServerWords, batch
-from loadgen.fleet.sse import Exchange
+from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch
 from loadgen.traffic.schedule import NS
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.plans import client_plan

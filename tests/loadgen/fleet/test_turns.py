@@ -17,7 +17,7 @@ from analysis.rows import metrics, records, routing_spread
 from analysis.views import verdict as verdict_view
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import NO_GAPS
+from loadgen.fleet.rows import NO_GAPS
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule

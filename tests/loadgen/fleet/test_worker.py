@@ -13,8 +13,8 @@ import pytest
 
 from analysis.rows import records
 from conf import load
-from loadgen.fleet import request_log
 from loadgen.fleet import worker as worker_module
+from loadgen.fleet import worker_log
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
@@ -231,7 +231,7 @@ def test_patience_with_a_full_disk_begins_with_its_first_refusal(
 ) -> None:
     """However rare writes are: on a slow clock more time than that lies between two of them."""
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.3 * scale)
-    monkeypatch.setattr(request_log, "FULL_DISK_S", 0.2)
+    monkeypatch.setattr(worker_log, "FULL_DISK_S", 0.2)
     monkeypatch.setattr(worker_module, "TICK_S", 0.01)
     shard, disk = on_disk(tmp_path / "s.arrow")
 
@@ -285,7 +285,7 @@ def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.05)
-    monkeypatch.setattr(request_log, "FULL_DISK_S", 0.2)
+    monkeypatch.setattr(worker_log, "FULL_DISK_S", 0.2)
     schedule = plan(40, 120.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
 
@@ -317,7 +317,7 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "FLUSH_S", 0.05)
-    monkeypatch.setattr(request_log, "FULL_DISK_S", PATIENCE_S)
+    monkeypatch.setattr(worker_log, "FULL_DISK_S", PATIENCE_S)
     schedule = plan(40, 120.0)
     shard, disk = on_disk(tmp_path / "s.arrow")
 

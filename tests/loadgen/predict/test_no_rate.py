@@ -1,4 +1,4 @@
-"""loadgen/predict/no_rate.py: bounds that no rate keeps are said in words and have no interval."""
+"""loadgen/predict/capacity.py: bounds that no rate keeps are said in words and have no interval."""
 
 import doctest
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from analysis.results import summary
 from analysis.results.predictions import PredictionVerdict
 from conf import Experiment, load
 from loadgen.cli import engine_model
-from loadgen.predict import answer, no_rate
+from loadgen.predict import answer, capacity
 from loadgen.predict.capacity import MOST_NOISE
 from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -28,18 +28,18 @@ def predicted(*words: str) -> PredictionVerdict:
 
 def test_the_gap_beside_a_prompt_is_the_step_that_computes_it() -> None:
     whole, halves = (
-        no_rate.gap_beside_prompt_ms(asked(*words), engine_model.simulate)
+        capacity.gap_beside_prompt_ms(asked(*words), engine_model.simulate)
         for words in ((), ("engine.max_num_batched_tokens=2800",))
     )
     assert whole == pytest.approx(194.6, rel=0.01) and halves < 0.7 * whole
-    short = no_rate.gap_beside_prompt_ms(asked("workload.input_tokens=16"), engine_model.simulate)
+    short = capacity.gap_beside_prompt_ms(asked("workload.input_tokens=16"), engine_model.simulate)
     assert short < 0.2 * whole
 
 
 def test_a_bound_on_gaps_that_one_prompt_breaks_has_no_rate_and_no_interval() -> None:
     found = predicted("slo.itl_p99_ms=150")
     assert (found.exit_code, found.capacity, found.no_rate) == (summary.EXIT_SLO_MISSED, None, True)
-    gap_ms = no_rate.gap_beside_prompt_ms(asked(), engine_model.simulate)
+    gap_ms = capacity.gap_beside_prompt_ms(asked(), engine_model.simulate)
     over = f"{gap_ms:.1f} ms, {100 * (gap_ms / 150 - 1):.0f} % over it"
     said = f"one prompt beside an answer makes a gap of {over}"
     assert found.reason.startswith(f"no rate keeps p99 ITL <= 150 ms where requests meet: {said}")
@@ -56,7 +56,7 @@ def test_a_bound_on_gaps_takes_no_capacity_that_another_bound_limits() -> None:
 
 
 def test_the_answers_at_a_quantile_meet_as_many_prompts_as_a_poisson_number() -> None:
-    assert doctest.testmod(no_rate).failed == 0
+    assert doctest.testmod(capacity).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_gaps_that_a_bound_ignores_do_not_break_it(words: list[str], is_missed: 
     experiment = asked(*words)
     (limit,) = experiment.slo.at_most_ms
     rare: Any = SimpleNamespace(binding=limit, rate_qps=0.01, e2e_s=1.0)  # requests hardly ever meet
-    assert bool(no_rate.missed_beside_prompt(rare, experiment, engine_model.simulate)) == is_missed
+    assert bool(capacity.missed_beside_prompt(rare, experiment, engine_model.simulate)) == is_missed
 
 
 def test_a_bound_that_requests_alone_miss_has_no_rate() -> None:

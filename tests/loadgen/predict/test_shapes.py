@@ -1,4 +1,4 @@
-"""loadgen/predict/shapes.py: capacities of shapes under the same draws share what is no noise."""
+"""loadgen/predict/grid.py: capacities of shapes under the same draws share what is no noise."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ import pytest
 from analysis.results.predictions import PredictionVerdict
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
-from loadgen.predict.shapes import joint_ln_qps
+from loadgen.predict.grid import joint_ln_qps
 from loadgen.predict.uncertainty import DRAWS, MANY_DRAWS
 
 

@@ -18,8 +18,7 @@ from analysis.rows import records
 from conf import load
 from conf.specs.experiment import SimulatedEngine, Workload
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import NO_GAPS
-from loadgen.fleet.rows import plan_table, planned
+from loadgen.fleet.rows import NO_GAPS, plan_table, planned
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.metrics_scraper import page_figures

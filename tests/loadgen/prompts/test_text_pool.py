@@ -21,12 +21,12 @@ from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
 from loadgen.cli import arguments
-from loadgen.fleet.client_plan import ClientPlan
+from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.load_actor import LoadActor
 from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts import text_pool
 from loadgen.prompts.bodies import Prompts
-from loadgen.prompts.prose import sentences, talk
+from loadgen.prompts.text_pool import sentences, talk
 from loadgen.run import resumption
 from loadgen.run.lifecycle import read_of
 from loadgen.studies import calibration_probes, published_ladder

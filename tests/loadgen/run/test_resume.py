@@ -17,8 +17,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.host_outage import HostOutage
-from loadgen.fleet.target import Observation
+from loadgen.fleet.target import HostOutage, Observation
 from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior

@@ -7,11 +7,10 @@ import pytest
 
 from analysis.report.provenance import hosts_table
 from analysis.rows import records
-from loadgen.fleet.clock_offset import ClockOffset
 from loadgen.fleet.fleet import Member
-from loadgen.fleet.host_outage import HostOutage
-from loadgen.fleet.load_actor import Place, wall_less_monotonic_ns
-from loadgen.fleet.os_limits import limits
+from loadgen.fleet.load_actor import Place
+from loadgen.fleet.process import ClockOffset, limits, wall_less_monotonic_ns
+from loadgen.fleet.target import HostOutage
 from loadgen.run.run_hosts import RunHosts
 from loadgen.traffic.schedule import NS
 

@@ -1,4 +1,4 @@
-"""loadgen/prompts/images.py: valid PNGs, unique where asked, counted alike everywhere; they cost time."""
+"""loadgen/prompts/bodies.py: valid PNGs, unique where asked, counted alike everywhere; they cost time."""
 
 import json
 import struct
@@ -22,8 +22,7 @@ from loadgen.cli.arguments import experiment_of as asked
 from loadgen.cli.arguments import with_image_tokens
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
-from loadgen.prompts.bodies import Prompts
-from loadgen.prompts.images import ImageParts
+from loadgen.prompts.bodies import ImageParts, Prompts
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest

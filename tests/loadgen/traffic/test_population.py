@@ -14,11 +14,10 @@ from conf import ConfigError, load
 from conf.specs.conversation import Conversations
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison_words, matrix_study
-from loadgen.traffic.conversation_means import means_of, resolve
 from loadgen.traffic.lengths import cut_tokens
-from loadgen.traffic.population import SessionPopulation
+from loadgen.traffic.population import TURN, Rows, SessionPopulation
+from loadgen.traffic.prefix_sharing import means_of, with_mean_lengths
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
-from loadgen.traffic.sessions import TURN, Rows
 from loadgen.traffic.traffic import Traffic
 
 WORKLOAD = load(["workload=character"]).workload
@@ -120,9 +119,9 @@ def test_cache_aware_truncation_keeps_what_naive_truncation_loses() -> None:
 
 
 def test_the_workload_has_the_means_that_its_conversations_come_to() -> None:
-    found = resolve(WORKLOAD)
+    found = with_mean_lengths(WORKLOAD)
     assert (found.input_tokens.mean, found.output_tokens.mean) == (5582, 140)
-    assert resolve(load().workload) == load().workload
+    assert with_mean_lengths(load().workload) == load().workload
 
 
 @pytest.mark.parametrize("step", [1, 7, 4096])

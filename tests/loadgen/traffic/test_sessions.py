@@ -1,4 +1,4 @@
-"""loadgen/traffic/sessions.py: sessions in the schedule, in prompts and on the wire, and their spread."""
+"""loadgen/traffic/population.py: sessions in the schedule, in prompts and on the wire, and their spread."""
 
 import asyncio
 import json
@@ -24,10 +24,9 @@ from analysis.rows.records import REQUESTS
 from analysis.views import verdict as verdict_view
 from conf import ConfigError, load
 from conf.specs.experiment import Workload
-from loadgen.fleet.addresses import chosen
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.gap_record import NO_GAPS
-from loadgen.fleet.rows import plan_table
+from loadgen.fleet.http_client import chosen
+from loadgen.fleet.rows import NO_GAPS, plan_table
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.lengths import turns

@@ -1,4 +1,4 @@
-"""loadgen/traffic/shared_blocks.py: bodies of a trace share what its block hashes say."""
+"""loadgen/traffic/prefix_sharing.py: bodies of a trace share what its block hashes say."""
 
 import json
 from pathlib import Path

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.fleet.sse import EventReader, Exchange
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.sse import EventReader
 from loadgen.quality import questions
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, OpenAiAnswer, ServedModel

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conf.specs.request_sizes import MOST_IMAGES, MOST_PX, Images
-from loadgen.prompts.images import ImageParts
+from loadgen.prompts.bodies import ImageParts
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from loadgen.prompts.prose import PATTERNS, WORDS
+from loadgen.prompts.text_pool import PATTERNS, WORDS
 
 SPLIT = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]|\s")
 VOWELS, CONSONANTS = "aeiou", "bdfgklmnprstvz"

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
-from loadgen.fleet.sse import Exchange
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conf import load
-from loadgen.fleet.client_plan import ClientPlan
+from loadgen.fleet.http_client import ClientPlan
 
 
 def client_plan(urls: Sequence[str], **fields: Any) -> ClientPlan:

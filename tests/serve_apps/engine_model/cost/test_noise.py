@@ -12,12 +12,10 @@ from analysis.results.json_border import to_tree
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
 from loadgen.predict.answer import at_rate
-from loadgen.predict.capacity import PredictedCapacity, Solution, predicted_capacity, with_slope
-from loadgen.predict.drawn_quantiles import QuantileDraws, SimulatedQuantiles, figures, under_draws
+from loadgen.predict.capacity import PredictedCapacity, RateRoot, Solution, predicted_capacity, with_slope
 from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
-from loadgen.predict.root_finding import RateRoot
-from loadgen.predict.uncertainty import DRAWS
+from loadgen.predict.uncertainty import DRAWS, QuantileDraws, SimulatedQuantiles, figures, under_draws
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.known_answer import LAYER, MODEL, simulate, slowness, unsure

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.fleet.addresses import chosen
+from loadgen.fleet.http_client import chosen
 from serve_apps.engine_model.engine.state import BALANCER, Arrays
 from serve_apps.engine_model.service import balancer as compiled
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss, choice, pairs

@@ -8,7 +8,7 @@ import pytest
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from loadgen.fleet.addresses import chosen
+from loadgen.fleet.http_client import chosen
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss
 from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
 from tests.support.prompts.chats import Chats, chats, tokens
