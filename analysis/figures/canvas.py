@@ -6,7 +6,7 @@ matplotlib's constrained layout places everything; no room is measured here.
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ Look = dict[str, Any]
 Draw = Callable[[Figure], object]
 
 WIDTH_IN, HEIGHT_IN = 6.4, 3.2
-NARROW_IN = 4.8
-"""Width of a drawing for a phone: its letters have nine pixels on a screen of 390."""
+PAGE_IN = 4.8
+"""Width of a drawing on a page: its letters have nine pixels on a phone's screen of 390."""
 PX_PER_IN, PT_PER_IN = 100, 72
 LABEL_PT, TICK_PT, NOTE_PT = 9, 8, 8
 MOST_COLUMNS = 4
@@ -97,14 +97,15 @@ def notebook_figure(draw: Draw, height_in: float) -> Figure:
     return figure
 
 
-def svgs(draw: Draw, height_in: float, names: Mapping[str, float]) -> list[str]:
-    """One drawing as inline <svg> of each width (in): always the same bytes, with texts as texts.
+def svg(draw: Draw, height_in: float, name: str, width_in: float = PAGE_IN) -> str:
+    """A drawing as inline <svg>, as much higher as its legend needs: always the same bytes, texts as texts.
 
     Ids begin with the name, so that a page can hold several. Nothing of the machine's matplotlibrc counts, no
     text is taken for mathematics, and neither date nor version of the maker is written.
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         # It is the reader's browser that needs the letters.
@@ -113,25 +114,17 @@ def svgs(draw: Draw, height_in: float, names: Mapping[str, float]) -> list[str]:
         matplotlib.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "maxqps", "text.parse_math": False}
         )
-        figure = Figure(dpi=PT_PER_IN)
+        figure = Figure((width_in, height_in), dpi=PT_PER_IN)
         draw(figure)
-        return [_svg(figure, name, width_in, height_in) for name, width_in in names.items()]
-
-
-def _svg(figure: Figure, name: str, width_in: float, height_in: float) -> str:
-    """The figure in one width, as much higher as its legend needs."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    figure.set_size_inches(width_in, height_in)
-    height_in += add_legend(figure)
-    figure.set_size_inches(width_in, height_in)
-    layout = ConstrainedLayoutEngine()
-    figure.set_layout_engine(layout)
-    layout.execute(figure)
-    figure.set_layout_engine(None)  # placed: `savefig` would draw all of it once more for that
-    drawn = io.StringIO()
-    omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
+        height_in += add_legend(figure)
+        figure.set_size_inches(width_in, height_in)
+        layout = ConstrainedLayoutEngine()
+        figure.set_layout_engine(layout)
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # placed: `savefig` would draw all of it once more for that
+        drawn = io.StringIO()
+        omitted = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(drawn, format="svg", metadata=omitted, transparent=True)
     return inline(drawn.getvalue(), name, round(width_in * PX_PER_IN), round(height_in * PX_PER_IN))
 
 
@@ -150,10 +143,8 @@ def dark_rules() -> str:
 def add_legend(figure: Figure) -> float:
     """One legend above all panels, in as many columns as fit; returns its height in inches.
 
-    It replaces an earlier one and names each label once. A figure without labels has none.
+    It names each label once. A figure without labels has none.
     """
-    for earlier in list(figure.legends):
-        earlier.remove()
     named: dict[str, Any] = {}
     for ax in figure.axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):

@@ -75,14 +75,12 @@ class Exhibit(ABC):
         """The figure for a notebook."""
         return canvas.notebook_figure(self.draw, self.whole_height_in)
 
-    def svgs(self, name: str = "") -> list[str]:
-        """The figure as inline SVG for a desktop and for a phone, the same bytes for the same data.
+    def svg(self, name: str = "", width_in: float = canvas.PAGE_IN) -> str:
+        """The figure as inline SVG, the same bytes for the same data.
 
         `name`, by default the exhibit's own, tells it from others on a page.
         """
-        name = name or self.name
-        widths = {name: canvas.WIDTH_IN, f"{name}-narrow": canvas.NARROW_IN}
-        return canvas.svgs(self.draw, self.whole_height_in, widths)
+        return canvas.svg(self.draw, self.whole_height_in, name or self.name, width_in)
 
 
 def qps(value: float) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from typing import Any
@@ -21,10 +21,7 @@ from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
 @dataclass(frozen=True, slots=True)
 class FigureBlock:
-    """A drawing with the table of its data, and the file and columns of both.
-
-    `narrow` is the same drawn for a phone; without it the wide one scrolls there.
-    """
+    """A drawing with the table of its data, and the file and columns of both."""
 
     id: str
     title: str
@@ -32,7 +29,6 @@ class FigureBlock:
     caption: str
     table: Table
     source: str
-    narrow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +224,7 @@ class Room:
     def takes(self, figure: FigureBlock) -> bool:
         """Count a figure if it fits; True if it does."""
         cells = [str(cell) for row in figure.table.first_rows for cell in row]
-        size_bytes = (
-            len(figure.svg.encode())
-            + len(figure.narrow.encode())
-            + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
-        )
+        size_bytes = len(figure.svg.encode()) + sum(len(cell.encode()) + CELL_BYTES for cell in cells)
         fits = size_bytes <= self.left_bytes
         self.left_bytes -= size_bytes if fits else 0
         return fits
@@ -281,12 +273,11 @@ def figure_block(exhibit: type[Exhibit], subject: Any, room: Room, prefix: str =
     try:
         shown = exhibit.read(subject)
         alt = shown.alt()
-        named = f'<svg role="img" aria-label="{escape(alt)}" '
-        svg, narrow = (svg.replace("<svg ", named, 1) for svg in shown.svgs(name))
+        svg = shown.svg(name).replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
         drawn = arrow_table(f"What is drawn: {exhibit.title}", shown.table())
-        figure = FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source, narrow)
+        figure = FigureBlock(name, exhibit.title, svg, alt, drawn, exhibit.source)
     except NoData as why:
         return Missing(exhibit.title, str(why).rstrip("."))
     except Exception as error:  # noqa: BLE001  the verdict must not be lost with a figure
         return Missing(exhibit.title, f"{BROKEN} ({type(error).__name__}: {reason(error)})")
-    return next((one for one in (figure, replace(figure, narrow="")) if room.takes(one)), full)
+    return figure if room.takes(figure) else full

@@ -180,7 +180,7 @@ def figure(rates_qps: Sequence[float], found: Mapping[str, Sequence[Attained]]) 
         canvas.note(ax, PUBLISHED_AT_QPS + 0.3, 76, "stars: published (± 9)")
         ax.set_ylim(0, 104)
 
-    return canvas.svgs(draw, canvas.HEIGHT_IN, {"shapes": canvas.WIDTH_IN})[0]
+    return canvas.svg(draw, canvas.HEIGHT_IN, "shapes", canvas.WIDTH_IN)
 
 
 def main() -> int:

@@ -93,8 +93,7 @@ def test_every_figure_is_small_whole_svg_that_shares_a_page(subject: str, golden
         except NoData as error:
             assert str(error) and "\n" not in str(error)
             continue
-        (svg, narrow), table, words = shown.svgs(), shown.table(), shown.alt()
-        assert not ids(svg) & ids(narrow), exhibit.name
+        svg, table, words = shown.svg(), shown.table(), shown.alt()
         assert len(svg.encode()) <= MOST_BYTES, exhibit.name
         root = ElementTree.fromstring(svg)
         assert root.tag.endswith("svg") and "<style" not in svg and "<metadata" not in svg
@@ -128,13 +127,13 @@ def nothing_is_cut_off(name: str, figure: Figure) -> None:
 
 
 def test_one_figure_twice_on_a_page_has_ids_of_its_own(golden: Any) -> None:
-    one, two = (read(Latency, golden).svgs(name)[0] for name in ("one", "two"))
+    one, two = (read(Latency, golden).svg(name) for name in ("one", "two"))
     assert not ids(one) & ids(two) and one.replace("one-", "two-") == two
 
 
 def test_no_text_is_taken_for_mathematics_or_misses_a_letter(recwarn: pytest.WarningsRecorder) -> None:
     said = "$\\frac$ <b> \u4e2d"
-    (svg,) = canvas.svgs(lambda figure: canvas.note(figure.subplots(), 0.5, 0.5, said), 3.0, {"a": 4.0})
+    svg = canvas.svg(lambda figure: canvas.note(figure.subplots(), 0.5, 0.5, said), 3.0, "a")
     assert "$\\frac$ &lt;b&gt; \u4e2d" in svg and not list(recwarn)
 
 
@@ -371,7 +370,7 @@ def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
 @pytest.mark.slow
 def test_every_colour_has_its_dark_counterpart(golden: Any) -> None:
     for exhibit in (Latency, Search, Cdf, ClientLag, Timeline, Pareto):
-        svg = read(exhibit, golden).svgs()[0]
+        svg = read(exhibit, golden).svg()
         used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
         assert used and used <= canvas.DARK.keys(), used - canvas.DARK.keys()
     rule = canvas.dark_rules().splitlines()[0]

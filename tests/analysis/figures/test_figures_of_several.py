@@ -74,7 +74,7 @@ MEASURED = ScalingEfficiency(
 )
 def test_each_is_svg_with_words_and_a_table(exhibit: type[Exhibit], subject: Any) -> None:
     shown = exhibit.read(subject)
-    svg, narrow = shown.svgs()
+    svg = shown.svg()
     assert len(svg) < 40_000
     ElementTree.fromstring(svg)
     assert re.search(r"\d", shown.alt()) and shown.table().num_rows

@@ -25,7 +25,7 @@ def test_each_bound_is_drawn_against_the_share_that_it_allows() -> None:
     run: Any = run_with(bounds={"itl_p99": 80.0}, counted=counted)
     assert ShareOver.applies(RunData(run))
     shown = ShareOver.read(RunData(run))
-    assert "<svg" in shown.svgs()[0]
+    assert "<svg" in shown.svg()
     table = shown.rows
     assert [(row["bound"], row["over_pct"], row["allowed_pct"]) for row in table[:3]] == [
         ("p90 TTFT", 5.0, 10.0),

@@ -23,7 +23,7 @@ from analysis.capacity.rules import MEANINGS
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
 from analysis.report import blocks, pages, sections
-from analysis.report.blocks import FigureBlock, Missing
+from analysis.report.blocks import Missing
 from analysis.results import studies
 from analysis.results.figures import ProbeFigures, Quantile
 from analysis.results.json_border import from_tree, to_tree
@@ -45,8 +45,6 @@ from tests.support.runs.run_in_memory import RunInMemory, failed, request
 from tests.support.runs.study_folder import studied
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
-EACH_DRAWN = 2
-"""Drawings of a figure: for a desktop and paper, and for a phone."""
 CLAIMED = 77.77
 """A capacity that stands nowhere else in the golden run."""
 EVIL = '<script>alert(1)</script> & "quoted"'
@@ -172,7 +170,7 @@ def test_who_cannot_see_it_gets_it_too(drawn: tuple[str, Page]) -> None:
     for svg in drawings:
         assert svg["role"] == "img" and len(svg["aria-label"] or "") > 40
     figures_shown = len(page.all("figure"))
-    assert len(page.all("figcaption")) == figures_shown == len(drawings) / EACH_DRAWN
+    assert len(page.all("figcaption")) == figures_shown == len(drawings)
     assert len(page.all("caption")) == len(page.all("table"))
     assert len(page.all("details")) >= figures_shown
     assert page.text.count("From ") >= figures_shown
@@ -352,17 +350,6 @@ def test_a_page_too_large_leaves_figures_out_and_says_so() -> None:
     room = blocks.Room(left_bytes=1000)
     found = [blocks.figure_block(exhibit, RunData(load_run(GOLDEN)), room) for exhibit in ALL]
     assert [one.why for one in found if isinstance(one, Missing)] == [blocks.FULL] * len(ALL)
-
-
-@pytest.mark.slow
-def test_where_room_is_short_the_drawing_for_a_phone_goes_first() -> None:
-    run, whole = RunData(load_run(GOLDEN)), blocks.Room()
-    large = next(exhibit for exhibit in ALL if exhibit.name == "timeseries")
-    kept = blocks.figure_block(large, run, whole)
-    assert isinstance(kept, FigureBlock) and kept.narrow
-    need_bytes = blocks.FIGURES_BYTES - whole.left_bytes
-    short = blocks.figure_block(large, run, blocks.Room(need_bytes - len(kept.narrow.encode()) // 2))
-    assert isinstance(short, FigureBlock) and not short.narrow
 
 
 def test_a_server_that_tells_too_much_does_not_make_a_large_page(
