@@ -9,16 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from analysis.capacity.check import Check, at_least
-from analysis.capacity.rules import (
-    LEAST_VALID_WINDOWS,
-    MALFORMED_ANSWERS,
-    REASONS,
-    RULES,
-    TOO_FEW_WINDOWS,
-    Facts,
-    WindowEvidence,
-)
+from analysis.capacity.checks import RULES
+from analysis.capacity.rules import LEAST_VALID_WINDOWS, REASONS, Check, Facts, WindowEvidence
 from analysis.capacity.window_counts import Window
 from analysis.rows import failures, metrics
 from conf.specs.experiment import Slo
@@ -68,22 +60,19 @@ def judge_window(
     facts = Facts(requests, window, slo, evidence)
     checks = tuple(check for rule in RULES if (check := rule.check(facts)) is not None)
     reason = next((check.reason for check in checks if check.voids), "")
-    failure = failures.most_malformed(facts.rows) if reason == MALFORMED_ANSWERS.name else ""
+    failure = failures.most_malformed(facts.rows) if reason == "malformed_answers" else ""
     return Verdict(not reason, reason, checks, metrics.whole_time_scale(facts.rows), failure)
 
 
 def judge_run(windows: Sequence[Verdict], min_windows: int) -> Verdict:
     """Valid if at least max(2, `min_windows`) windows are; else void for the first void window's reason."""
-    void = next(
-        (verdict for verdict in windows if not verdict.valid), Verdict(False, TOO_FEW_WINDOWS.name, ())
-    )
-    reason = void.reason
-    valid = float(sum(verdict.valid for verdict in windows))
-    check = at_least("valid_windows", valid, float(max(LEAST_VALID_WINDOWS, min_windows)), "", reason)
-    scale = max((verdict.time_scale for verdict in windows), default=1.0)
-    if not check.voids:
+    void = next((one for one in windows if not one.valid), Verdict(False, "too_few_windows", ()))
+    valid, least = float(sum(one.valid for one in windows)), float(max(LEAST_VALID_WINDOWS, min_windows))
+    check = Check("valid_windows", valid >= least, valid, least, "", void.reason, least=True)
+    scale = max((one.time_scale for one in windows), default=1.0)
+    if check.passed:
         return Verdict(True, "", (check,), scale)
-    return Verdict(False, reason, (check,), scale, void.failure)
+    return Verdict(False, void.reason, (check,), scale, void.failure)
 
 
 def worst_checks(verdicts: Sequence[Verdict]) -> tuple[Check, ...]:

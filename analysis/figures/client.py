@@ -1,6 +1,6 @@
 """Figure of the load generator's own lateness, and how busy its actors were.
 
-The gates are those of `analysis.capacity.client_checks`.
+The gates are those of `analysis.capacity.checks`.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity.client_checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
+from analysis.capacity.checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ArrowException
 
-from analysis.capacity.check import Check
-from analysis.capacity.rules import MEANINGS
+from analysis.capacity.checks import MEANINGS
+from analysis.capacity.rules import Check
 from analysis.figures.exhibit import NoData, RunData, WindowRows
 from analysis.figures.gate import GateEvidence, GateIntervals, GatePositions
 from analysis.quality import answer_file, evidence_table

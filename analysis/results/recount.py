@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
-from analysis.capacity.check import Check
+from analysis.capacity.checks import RULES
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import RECENTRED_SD, Capacity, including, node_effects, posterior
-from analysis.capacity.rules import RULES, Facts, WindowEvidence
+from analysis.capacity.rules import Check, Facts, WindowEvidence
 from analysis.capacity.validity import worst_by_name
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
 from analysis.results import studies

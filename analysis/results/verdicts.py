@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.capacity.check import Check
 from analysis.capacity.paired_ratio import Ratio
 from analysis.capacity.posterior import NodeEffects
+from analysis.capacity.rules import Check
 from analysis.capacity.window_table import CountingBasis
 from analysis.quality.gate import GateVerdict
 from analysis.results.asked import AskedExperiment

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.capacity.check import Check
+from analysis.capacity.rules import Check
 from analysis.results import studies
 from analysis.results.figures import CapacityFigures
 from analysis.results.runs import load_run

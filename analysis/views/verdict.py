@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.capacity.check import Check
-from analysis.capacity.rules import REASONS
+from analysis.capacity.rules import REASONS, Check
 from analysis.results import summary
 from analysis.results.asked import AskedExperiment
 from analysis.results.energy import PowerFigures

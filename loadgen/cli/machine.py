@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.capacity.rules import CLIENT_LIMITED, ENGINE_LATE
 from analysis.capacity.validity import Verdict
 from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
@@ -99,7 +98,7 @@ FREE_CORES = 1.0
 """Fewest cores that others must leave free for a fast clock: without them it would be late (our choice)."""
 SURE_WINDOWS = 2
 """Valid windows after which a late one is an exception and no reason to begin again (our choice)."""
-LATE = (CLIENT_LIMITED.name, ENGINE_LATE.name)
+LATE = ("client_limited", "engine_late")
 """Reasons of void windows that a slower clock mends."""
 KEY = "engine.time_scale"
 

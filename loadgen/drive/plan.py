@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from analysis.capacity.service_checks import BLOCK_TOKENS
+from analysis.capacity.rules import BLOCK_TOKENS
 from conf import Experiment
 from conf.specs.experiment import Search, Slo, Workload
 from loadgen.search.window_plan import MeasuredWindow, Start

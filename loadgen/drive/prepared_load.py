@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import service_checks
-from analysis.capacity.rules import QUEUE_UNTOLD
+from analysis.capacity import checks
+from analysis.capacity.rules import REASONS
 from analysis.capacity.window_counts import e2e_so_far
 from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
@@ -76,11 +76,11 @@ class QueueTimeNotReported(RuntimeError):
 
 def _refuse_unreported_queue(driver: Driver, rows: pa.Table) -> None:
     """Raise QueueTimeNotReported before the budget is spent: unknown times keep no bound and miss none."""
-    share = service_checks.queue_told(rows)
+    share = checks.queue_share(rows)
     is_bound = driver.plan.slo.strictest_ms("queue") is not None
-    if is_bound and share is not None and share < service_checks.LEAST_QUEUE_TOLD:
+    if is_bound and share is not None and share < checks.LEAST_QUEUE_TOLD:
         reported = f"{share:.0%} of the warm-up's answers tell their time in the server's queue"
-        raise QueueTimeNotReported(f"{QUEUE_UNTOLD.name}: {reported}. {QUEUE_UNTOLD.remedy}")
+        raise QueueTimeNotReported(f"queue_untold: {reported}. {REASONS['queue_untold'].remedy}")
 
 
 def refuse_failing(rows: pa.Table) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from analysis.capacity.flow_checks import falls_behind
+from analysis.capacity.growing_queue import falls_behind
 from analysis.capacity.window_counts import NS, WindowCounts, count, in_window, over_bound
 from analysis.stats.quantiles import quantile
 from conf import ConfigError, Experiment

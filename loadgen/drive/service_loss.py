@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.capacity.check import at_most
-from analysis.capacity.rules import LOAD_HOST_LOST, NODE_LOST, REPLICA_LOST, WindowEvidence
+from analysis.capacity.rules import Check, WindowEvidence
 from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
@@ -113,9 +112,9 @@ def invalidated(verdict: Verdict) -> Verdict:
 
     A host that could not be reached is the nearer cause.
     """
-    lost = at_most("service_losses", 1.0, 0.0, "", REPLICA_LOST.name)
-    is_host = verdict.reason in (LOAD_HOST_LOST.name, NODE_LOST.name)
-    reason = verdict.reason if is_host else REPLICA_LOST.name
+    lost = Check("service_losses", False, 1.0, 0.0, "", "replica_lost")
+    is_host = verdict.reason in ("load_host_lost", "node_lost")
+    reason = verdict.reason if is_host else "replica_lost"
     return replace(verdict, valid=False, reason=reason, checks=(lost, *verdict.checks))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import client_checks, window_table
+from analysis.capacity import window_table
+from analysis.capacity.checks import lag_gate_ms
 from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.posterior import Capacity, NodeEffects, including, node_effects, posterior
 from analysis.capacity.rules import WindowEvidence
@@ -309,7 +310,7 @@ def so_far(
         in_flight=round(sum(counts)) if counts else None,
         latencies={bound.column: _latency(inside, slo, bound, now_ns) for bound in slo.bounds},
         lag_p99_ms=quantile(metrics.send_lag(inside), 0.99),
-        lag_gate_ms=client_checks.lag_gate_ms(inside, slo),
+        lag_gate_ms=lag_gate_ms(inside, slo),
         elapsed_s=elapsed_s,
         budget_s=None,
         failures=failures.kinds(inside),

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
-from analysis.capacity.flow_checks import falls_behind
+from analysis.capacity.growing_queue import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
-from analysis.capacity.rules import ACTOR_LOST
+from analysis.capacity.rules import REASONS
 from analysis.capacity.validity import Verdict, judge_run, worst_checks
 from analysis.capacity.window_counts import NS, Window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
@@ -115,7 +115,7 @@ def _stopped(driver: Driver, sweep: Sweep, verdict: RunVerdict) -> RunVerdict | 
     """
     stop = sweep.stop
     if stop.kind == "actor_lost":
-        why = f"{ACTOR_LOST.name}: {stop.reason}. {ACTOR_LOST.remedy}"
+        why = f"actor_lost: {stop.reason}. {REASONS['actor_lost'].remedy}"
         return _ended(verdict, EXIT_VOID, why, valid=False)
     if stop.kind == "void":
         last = [one for one in _every(driver) if not one.valid][-1:]

@@ -1,4 +1,4 @@
-"""analysis.capacity.flow_checks: answers that keep up with the requests, and answers that do not."""
+"""analysis.capacity.growing_queue: answers that keep up with the requests, and answers that do not."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.flow_checks import falls_behind
+from analysis.capacity.growing_queue import falls_behind
 from analysis.rows import records
 from loadgen.traffic.schedule import NS
 

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity import client_checks, flow_checks, service_checks
-from analysis.capacity.check import Check
-from analysis.capacity.flow_checks import slope_t
-from analysis.capacity.rules import REASONS, RULES, WindowEvidence
+from analysis.capacity.checks import RULES, cut_off
+from analysis.capacity.growing_queue import slope_t
+from analysis.capacity.rules import REASONS, Check, WindowEvidence
 from analysis.capacity.validity import Verdict, judge_run, judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows import records
@@ -228,16 +227,18 @@ def test_the_worst_actor_counts_and_one_that_does_not_tell_does_not():
 
 
 def test_an_answer_without_a_cached_count_had_no_hit_once_another_has_one():
-    half = table(rows(100, prompt_tokens=1000, cached_tokens=[800] * 50))
-    assert service_checks.prefix_hits(half) == pytest.approx(0.4)
-    assert service_checks.prefix_hits(table(rows(100, prompt_tokens=1000))) is None
-    assert service_checks.prefix_hits(table(rows(100, cached_tokens=0))) is None
+    half = rows(100, prompt_tokens=1000, cached_tokens=[800] * 50)
+    errors = [
+        named(judged(made), "prefix_hit_error").value
+        for made in (half, rows(100, prompt_tokens=1000), rows(100, cached_tokens=0))
+    ]
+    assert errors == [pytest.approx(0.4), None, None]
 
 
 @pytest.mark.parametrize(("cached", "error"), [(485, 0.0), (500, 0.0), (480, 0.005), (507, 0.007)])
 def test_a_prefix_cache_serves_whole_blocks_of_what_is_shared(cached, error):
-    made = table(rows(100, **HALF_SHARED, cached_tokens=cached))
-    assert service_checks.prefix_hits(made) == pytest.approx(error)
+    verdict = judged(rows(100, **HALF_SHARED, cached_tokens=cached))
+    assert named(verdict, "prefix_hit_error").value == pytest.approx(error)
 
 
 def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
@@ -246,9 +247,8 @@ def test_failures_are_noted_as_not_achieved_but_the_backlog_is_not():
 
 
 def test_little_compares_with_an_independent_count():
-    made = table(rows())
     expected = 450 / 45 * 0.901 - 0.901**2 * 10 / 2 / 45
-    assert flow_checks.little(made, WINDOW, expected) == pytest.approx(0, abs=3e-3)
+    assert named(judged(rows(), in_flight_mean=expected), "little").value == pytest.approx(0, abs=3e-3)
     assert named(judged(rows(), in_flight_mean=expected * 1.04), "little").passed is True
     assert named(judged(rows(), in_flight_mean=expected * 1.06), "little").passed is False
 
@@ -309,9 +309,9 @@ def test_a_short_closed_loop_is_noted_and_not_void():
 
 def test_a_closed_loop_that_did_not_hold_its_concurrency_is_seen():
     made, window = closed_loop(8, 320)
-    assert flow_checks.concurrency(made, window) < 0.05
-    assert flow_checks.concurrency(made, replace(window, concurrency=10)) == pytest.approx(0.2, abs=0.04)
-    assert flow_checks.concurrency(made.slice(0, 0), window) is None
+    fewer = judge_window(made, replace(window, concurrency=10), SLO)
+    assert named(judge_window(made, window, SLO), "concurrency_error").value < 0.05
+    assert named(fewer, "concurrency_error").value == pytest.approx(0.2, abs=0.04)
 
 
 def test_a_closed_loop_is_void_for_what_voids_any_window():
@@ -362,7 +362,7 @@ def test_a_slower_clock_is_a_remedy_only_where_it_was_fast(scale):
 
 
 def test_every_reason_is_that_of_a_rule_or_of_a_run():
-    reasons = {rule.reason.name for rule in RULES if rule.reason}
+    reasons = {rule.reason for rule in RULES if rule.reason}
     assert reasons | {"too_few_windows"} == set(REASONS)
     assert len({rule.name for rule in RULES}) == len(RULES)
     for reason in REASONS.values():
@@ -450,7 +450,7 @@ UNREACHED = "[Errno 113] No route to host"
     ],
 )
 def test_a_load_actor_without_a_way_while_others_are_served_has_no_network(requests, cut):
-    assert client_checks.cut_off(pa.Table.from_pylist(requests, schema=records.PROGRESS)) == cut
+    assert cut_off(pa.Table.from_pylist(requests, schema=records.PROGRESS)) == cut
 
 
 def test_a_host_that_cannot_be_reached_is_the_first_reason():

@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
-from analysis.capacity import client_checks
+from analysis.capacity import checks
 from analysis.figures import EXHIBITS, NoData, RunData, canvas, latency, service, timeline
 from analysis.figures.client import ClientLag
 from analysis.figures.exhibit import Exhibit, share
@@ -218,10 +218,10 @@ def test_what_never_left_is_later_than_any_send() -> None:
 def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: Any) -> None:
     _, cpu, own = drawn(ClientLag, golden).axes
     used, gate = cpu.get_lines()
-    assert "CPU share" in cpu.get_ylabel() and set(gate.get_ydata()) == {client_checks.CPU_SHARE}
+    assert "CPU share" in cpu.get_ylabel() and set(gate.get_ydata()) == {checks.CPU_SHARE}
     assert [text.get_text() for text in cpu.texts] == ["gate: at most 0.6 over a window"]
     crowded, noted = own.get_lines()
-    assert "run share" in own.get_ylabel() and set(noted.get_ydata()) == {client_checks.RUN_SHARE}
+    assert "run share" in own.get_ylabel() and set(noted.get_ydata()) == {checks.RUN_SHARE}
     assert noted.get_label() == "run share noted below 0.6 over a window"
     clients = golden.clients()
     assert np.nanmin(crowded.get_ydata()) == pytest.approx(min(clients["run_share"].drop_null().to_pylist()))

@@ -18,8 +18,8 @@ import pytest
 
 from analysis import figures, load_run, report
 from analysis.capacity import validity
-from analysis.capacity.check import Check
-from analysis.capacity.rules import MEANINGS
+from analysis.capacity.checks import MEANINGS
+from analysis.capacity.rules import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
 from analysis.report import blocks, pages, sections

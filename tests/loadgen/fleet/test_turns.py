@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity import client_checks
+from analysis.capacity.checks import sent as share_sent
 from analysis.results.asked import describe
 from analysis.rows import metrics, records, routing_spread
 from analysis.views import verdict as verdict_view
@@ -22,6 +22,7 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.runs.arrow_files import facts
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
 from tests.support.servers.plans import client_plan
 
@@ -141,7 +142,7 @@ def test_latency_counts_from_the_due_time_and_send_lag_without_the_wait(tmp_path
 
 def test_a_wait_for_the_turn_before_is_no_lag_of_the_client() -> None:
     row = {"status": "ok", "turn_blocked_ns": NS, "send_offset_ns": NS + MS}
-    assert client_checks.send_lag(records.table([row])) == 1
+    assert metrics.send_lag(records.table([row])).tolist() == [1]
 
 
 def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_who_waits_as_long_as_a_request_may_last_has_gone(tmp_path: Path) -> Non
     assert column(rows, "send_offset_ns")[2] is None
     assert np.all(np.isinf(metrics.ttft(rows)))
     # The client did its part: what is void is another thing.
-    assert client_checks.sent(rows) == 1 and np.all(np.isfinite(metrics.send_lag(rows)[:2]))
+    assert share_sent(facts(rows)) == 1 and np.all(np.isfinite(metrics.send_lag(rows)[:2]))
 
 
 def test_a_run_that_ends_has_a_row_for_who_waits(tmp_path: Path) -> None:

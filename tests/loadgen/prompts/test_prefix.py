@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity import service_checks
+from analysis.capacity.checks import prefix_hit_error
 from analysis.rows import records
 from conf import load
 from conf.specs.experiment import SimulatedEngine, Workload
@@ -28,6 +28,7 @@ from serve_apps.engine_model import VirtualService, kind_of
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.runs.arrow_files import facts
 from tests.support.servers.plans import client_plan
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.virtual_target import VirtualTarget
@@ -121,7 +122,7 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(tmp_path: Path) -> Non
     steady = rows.slice(1)
     share = sum(later) / sum(steady["prompt_tokens"].to_pylist())
     assert share == pytest.approx(0.5, abs=0.01)
-    error = service_checks.prefix_hits(steady)
+    error = prefix_hit_error(facts(steady))
     assert error is not None and error <= 0.01
     assert scraped["prefix_hits"] == sum(later)
     assert scraped["prefix_queries"] == sum(rows["prompt_tokens"].to_pylist())

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from analysis.capacity import service_checks
+from analysis.capacity.checks import prefix_hit_error
 from analysis.results.asked import describe
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
@@ -34,6 +34,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.prompts.chats import common
+from tests.support.runs.arrow_files import facts
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
 
@@ -283,8 +284,8 @@ def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
 def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
     plan = {"requested_input_tokens": 100, "shared_tokens": 0}
     judged, reported = (
-        service_checks.prefix_hits(
-            pa.Table.from_pylist([row | plan for row in rows.to_pylist()], schema=REQUESTS)
+        prefix_hit_error(
+            facts(pa.Table.from_pylist([row | plan for row in rows.to_pylist()], schema=REQUESTS))
         )
         for rows in (rows_of((-1, "a", 1)), rows_of((4, "a", 1)))
     )

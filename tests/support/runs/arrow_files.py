@@ -4,8 +4,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from analysis.capacity.rules import Facts, WindowEvidence
+from analysis.capacity.window_counts import Window
+from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
 
 
@@ -40,3 +44,9 @@ def on_disk(path: Path) -> tuple[ArrowStream, Disk]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", lambda *_, **__: disk)
         return ArrowStream(path), disk
+
+
+def facts(rows: pa.Table) -> Facts:
+    """The facts of a window that all these rows are in."""
+    window = Window(rows["window_index"][0].as_py(), "window", 1.0, 1, 0, 0, 2**62, 2**62)
+    return Facts(rows, window, Slo(ttft_p90_ms=1000.0), WindowEvidence())

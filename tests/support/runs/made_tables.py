@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from analysis.capacity import window_table
-from analysis.capacity.rules import REASONS, RULES
+from analysis.capacity.checks import RULES
+from analysis.capacity.rules import REASONS
 from analysis.rows import metrics, time_series
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
@@ -46,7 +47,7 @@ def reasons() -> str:
     """The reasons why a window is void, as a Markdown table with the checks that find them."""
     lines = ["| reason | what happened | what to do | checks |", "|---|---|---|---|"]
     for name, reason in REASONS.items():
-        checks = [f"`{rule.name}`" for rule in RULES if rule.reason is reason] or ["`valid_windows`"]
+        checks = [f"`{rule.name}`" for rule in RULES if rule.reason == name] or ["`valid_windows`"]
         advice = f"{reason.remedy} {reason.on_fast_clock}".strip()
         lines.append(f"| `{name}` | {reason.cause} | {advice} | {', '.join(checks)} |")
     return "\n".join([*lines, ""])

@@ -1,0 +1,347 @@
+"""The figures of a window that are checked, and `RULES`: each with its bound and the reason that it gives.
+
+The docstring of a figure is its meaning in the report; `docs/exit_codes.md` is written from `RULES`.
+"""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.capacity.growing_queue import UNSTABLE_T, growth_t, sojourns
+from analysis.capacity.rules import Facts, Health, Rule
+from analysis.capacity.window_counts import NS, PATH_MS, in_window
+from analysis.rows import failures, foreign_words, metrics, records, routing_spread
+from analysis.stats.estimate import NORMAL_95
+from analysis.stats.quantiles import Floats, quantile
+from conf.specs.experiment import Slo
+
+LAG_MS, LAG_SHARE = 5.0, 0.01
+"""A p99 send lag above max(5 ms, 1 % of the TTFT bound) voids (the method, 5.2), on the run's clock."""
+LEAST_LAG_MS = 1.0
+"""Send lag that is allowed on any clock, in real time: the event loop's timers count milliseconds."""
+CPU_SHARE, RUN_SHARE = 0.60, 0.60
+"""Most of its core that a load actor may use; and below this share of the wanted CPU time it measures its
+neighbours too."""
+STALL_SHARE = 0.05
+"""A stall of the client's loop above this share of the TTFT bound is worth a line (our choice)."""
+CUT_SHARE, CUT_LEAST = 0.9, 3
+"""Share of an actor's requests in a row that failed without a way, and their least number (our choice)."""
+NO_WAY = "No route to host", "Network is unreachable", "Network is down"
+"""What Linux says of a network that is cut on its own side (EHOSTUNREACH, ENETUNREACH, ENETDOWN)."""
+PATH_SHARE = 0.1
+"""A p90 of the time outside the engine above this share of the TTFT bound voids (our choice)."""
+FORM_SHARE = 0.01
+"""Largest share of answers that failed for a reason other than load (our choice): they count as late, and a
+hundredth of them lowers the capacity under a p90 by about a hundredth."""
+LEAST_BROKEN = 3
+"""Fewest broken answers of a warm-up that show a fault without load (our choice)."""
+LEAST_QUEUE_TOLD = 0.99
+"""Least share of the answers that tell their time in the queue, where a bound asks for it (our choice)."""
+LITTLE_ERROR = 0.05
+"""Largest relative error of Little's law (the method, 5.1 L1)."""
+
+
+# Of the load generator.
+
+
+def lost_load_hosts(it: Facts) -> float:
+    """load hosts that could not be reached, or whose requests reached nothing while those of others did"""
+    return float(len(it.evidence.lost_load_hosts) or len(cut_off(it.rows)))
+
+
+def cut_off(rows: pa.Table) -> list[int]:
+    """Load actors whose requests found no way to a service that answered others meanwhile.
+
+    One that finds none while no other is answered may stand before a server without a network.
+    """
+    client, due_ns = metrics.numbers(rows, "client_id"), metrics.numbers(rows, "due_ns")
+    no_way = metrics.status_in(rows, "conn_error")
+    if no_way.any():
+        words = rows["error"].to_pylist()
+        no_way &= np.array([any(said in (word or "") for said in NO_WAY) for word in words], dtype=np.bool_)
+    served = metrics.status_in(rows, records.OK)
+    cut = []
+    for actor in np.unique(client[no_way]):
+        mine = client == actor
+        times = due_ns[mine & no_way]
+        during = (due_ns >= times.min()) & (due_ns <= times.max())
+        failed = int((mine & no_way).sum())
+        if (
+            failed >= max(CUT_LEAST, CUT_SHARE * int((mine & during).sum()))
+            and (served & during & ~mine).any()
+        ):
+            cut.append(int(actor))
+    return cut
+
+
+def lost_actors(it: Facts) -> float:
+    """load actors that died, and requests that were lost with them"""
+    orphans = metrics.status_in(it.rows, "lost") | metrics.word_in(it.rows, "error_kind", "interrupted")
+    return float(len(it.evidence.lost_actors) + int(orphans.sum()))
+
+
+def send_lag_p99(it: Facts) -> float | None:
+    """how late the load generator sent: 99 % of the requests left within this"""
+    return quantile(metrics.send_lag(it.rows), 0.99)
+
+
+def lag_gate_ms(rows: pa.Table, slo: Slo) -> float:
+    """The largest p99 of the send lag with which a window is valid, in ms of real time.
+
+    On a clock of speed D a lag displaces an arrival by D times as much: the bound is the D-th part.
+    """
+    return max(max(LAG_MS, LAG_SHARE * slo.first_token_ms) / metrics.whole_time_scale(rows), LEAST_LAG_MS)
+
+
+def sent(it: Facts) -> float | None:
+    """share of the planned requests that were sent at all"""
+    # A refused connection was tried; a row not yet sent is unknown.
+    lag = metrics.send_lag(it.rows)
+    unsent = np.isinf(lag)
+    undecided = np.isnan(lag) & metrics.status_in(it.rows, records.PENDING)
+    planned = it.rows.num_rows if it.evidence.planned is None else it.evidence.planned
+    total = planned - int(undecided.sum())
+    made = it.rows.num_rows - int((unsent | undecided).sum())
+    return made / total if total > 0 else None
+
+
+def actor_cpu(it: Facts) -> float | None:
+    """share of its core that the busiest load actor used: at 1 it could not have kept up"""
+    return max(_of_actors(it.evidence.health, "cpu_share"), default=None)
+
+
+def run_share(it: Facts) -> float | None:
+    """share of the wanted CPU time that a load actor got; lower means other processes interfered"""
+    return min(_of_actors(it.evidence.health, "run_share"), default=None)
+
+
+def loop_stall(it: Facts) -> float | None:
+    """the longest time a load actor did nothing; what that spoilt shows in the send lag"""
+    return max(_of_actors(it.evidence.health, "stall_ms"), default=None)
+
+
+def _of_actors(health: Health | None, figure: str) -> list[float]:
+    return [actor[figure] for actor in (health or {}).values() if figure in actor]
+
+
+# Of the service.
+
+
+def lost_nodes(it: Facts) -> float:
+    """serving nodes, the head among them, that could not be reached"""
+    return float(len(it.evidence.lost_nodes))
+
+
+def malformed(it: Facts) -> float:
+    """share of the answers that failed whatever the load: for their form, or refused as requests"""
+    # Answers that broke off or hold an error count too where load is not the cause: the warm-up had more than
+    # `FORM_SHARE` of them, and the window has no clearly larger share.
+    total, unloaded = failures.answered(it.rows), it.evidence.unloaded
+    count, broken = int(failures.malformed(it.rows).sum()), int(failures.broken(it.rows).sum())
+    if broken and unloaded is not None and not _grown(unloaded, broken / total, total):
+        count += broken
+    return count / total if count else 0.0
+
+
+def _grown(unloaded: pa.Table, share: float, total: int) -> bool:
+    """True if a share of broken answers is larger than without load: one chance in 20 if they are equal."""
+    before, broken = failures.answered(unloaded), int(failures.broken(unloaded).sum())
+    own = broken / max(before, 1)
+    if broken < LEAST_BROKEN or own <= FORM_SHARE:
+        return True
+    mean = (own * before + share * total) / (before + total)
+    return share - own > NORMAL_95 * math.sqrt(mean * (1 - mean) * (1 / before + 1 / total))
+
+
+def engine_late_steps(it: Facts) -> float | None:
+    """share of the simulated engine's steps that came late: it missed its own clock"""
+    # Late by more than half of itself; each step counts once for every request that it gave a token.
+    steps = np.nansum(metrics.numbers(it.rows, "engine_steps"))
+    late = np.nansum(metrics.numbers(it.rows, "engine_late_steps"))
+    return float(late / steps) if steps > 0 else None
+
+
+def path_p90(it: Facts) -> float | None:
+    """time on the way outside an engine that reports its own: client, network, Ray Serve"""
+    return quantile(_path(it.rows), 0.9)
+
+
+def _path_gate_ms(it: Facts) -> float:
+    """What is before the engine displaces the arrival, on a clock of speed D by D times as much."""
+    return max(PATH_SHARE * it.slo.first_token_ms / metrics.whole_time_scale(it.rows), PATH_MS)
+
+
+def path_over(it: Facts) -> float | None:
+    """share of the answers that this way alone made later than the bound on TTFT"""
+    # A process that stands still for seconds of a long window moves no p90, but adds such answers.
+    path = _path(it.rows)
+    return float(np.mean(path > it.slo.first_token_ms)) if len(path) else None
+
+
+def _path(rows: pa.Table) -> Floats:
+    """Real time in ms outside the engine, of the answers that report it."""
+    path = metrics.path(rows)[metrics.status_in(rows, records.OK)]
+    known: Floats = path[~np.isnan(path)]
+    return known
+
+
+def unexpected_replicas(it: Facts) -> float | None:
+    """replicas that answered and were not deployed for this run"""
+    seen = set(pc.unique(it.rows.column("replica_id").cast(pa.string()).drop_null()).to_pylist())
+    expected = it.evidence.expected_replicas
+    return None if expected is None or not seen else float(len(seen.difference(expected)))
+
+
+def burst_delivery(it: Facts) -> float | None:
+    """share of the answers whose tokens came merged, so that their pace cannot be known"""
+    reads, tokens = metrics.numbers(it.rows, "reads"), metrics.numbers(it.rows, "output_tokens")
+    known = metrics.status_in(it.rows, records.OK) & (tokens >= metrics.BURST_TOKENS) & ~np.isnan(reads)
+    return float(np.mean(metrics.burst(it.rows)[known])) if known.any() else None
+
+
+def hidden_tokens(it: Facts) -> float | None:
+    """share of the answers whose text does not account for the tokens that the server counts"""
+    whole = metrics.status_in(it.rows, records.OK)
+    return float(np.mean(metrics.hidden(it.rows)[whole])) if whole.any() else None
+
+
+def prompt_tokens_error(it: Facts) -> float | None:
+    """how far the server's count of prompt tokens is from the plan"""
+    counted = metrics.numbers(it.rows, "prompt_tokens")
+    planned = metrics.numbers(it.rows, "requested_input_tokens")
+    known = ~np.isnan(counted) & (planned > 0)
+    return abs(float(counted[known].sum() / planned[known].sum()) - 1) if known.any() else None
+
+
+def prefix_hit_error(it: Facts) -> float | None:
+    """how far the prefix cache's share of the prompts is from the intended one"""
+    # Shared tokens in an incomplete last block may be computed anew. With sessions the hits depend on the
+    # routing, which is measured: then the figure is unknown. Those of a trace may be fewer, as caches forget
+    # and replicas are several, but not more.
+    rows = it.rows
+    if routing_spread.with_sessions(rows):
+        return None
+    if metrics.reused(rows):
+        rows = rows.filter(metrics.numbers(rows, "prompt_tokens") > 0)  # others have hits that nobody told
+    hit = metrics.prefix_hit(rows)
+    most, least = metrics.prefix_shared(rows), metrics.prefix_shared(rows, it.evidence.block_tokens - 1)
+    fewer = 0.0 if metrics.reused(rows) else least - (hit or 0.0)
+    return None if hit is None else max(hit - most, fewer, 0.0)
+
+
+def achieved(it: Facts) -> float | None:
+    """share of the offered requests that were answered whole"""
+    # By the due time; those still in flight (the backlog) count on neither side.
+    offered = it.rows.num_rows - int(metrics.status_in(it.rows, records.PENDING).sum())
+    return int(metrics.status_in(it.rows, records.OK).sum()) / offered if offered else None
+
+
+def queue_told(it: Facts) -> float | None:
+    """share of the answers that tell their time in the server's queue, where a bound is on it"""
+    return queue_share(it.rows)
+
+
+def queue_share(rows: pa.Table) -> float | None:
+    """Share of the answers that tell their time in the server's queue."""
+    told = ~np.isnan(metrics.queue(rows)[metrics.status_in(rows, records.OK)])
+    return float(np.mean(told)) if len(told) else None
+
+
+def folded_names(it: Facts) -> float:
+    """answers whose replica or finish reason stands as (other): it came after 4096 different names"""
+    columns = "replica_id", "finish_reason"
+    replica, finish = (metrics.word_in(it.rows, column, foreign_words.OTHER) for column in columns)
+    return float((replica | finish).sum())
+
+
+# Of how requests come and leave.
+
+
+def little(it: Facts) -> float | None:
+    """Little's law: requests in flight as counted twice, apart from each other; the two must agree"""
+    # |rate x time in system / L - 1| with L counted apart from the rows (the method, 5.1 L1). Rate x time in
+    # system is the time all requests spent in the window, per second of it; this is exact at the edges, where
+    # arrivals times their mean sojourn is not.
+    counted, window = it.evidence.in_flight_mean, it.window
+    if counted is None or counted <= 0:
+        return None
+    due, end = sojourns(it.requests)
+    inside = np.minimum(end, window.window_end_ns) - np.maximum(due, window.window_start_ns)
+    mean = float(np.maximum(inside, 0).sum()) / (window.window_end_ns - window.window_start_ns)
+    return abs(mean / counted - 1)
+
+
+def backlog_slope_t(it: Facts) -> float | None:
+    """did a queue grow over the window? t statistic of the steeper rise"""
+    t = growth_t(it.requests, it.window)
+    return None if t is None else max(t, 0.0)
+
+
+def concurrency_error(it: Facts) -> float | None:
+    """closed loop: how far the mean number in flight was from the requested one"""
+    # |X R / C - 1| (the method, 5.1 L1), large with too few requests. X are the requests begun per second of
+    # the window, R is their mean time in the system.
+    due, end = sojourns(in_window(it.requests, it.window))
+    if not len(due) or np.isinf(end).any():
+        return None
+    in_flight = float(np.sum(end - due)) / NS / it.window.seconds
+    return abs(in_flight / it.window.concurrency - 1)
+
+
+def requests_per_concurrency(it: Facts) -> float:
+    """closed loop: requests for each one in flight; with few the start-up shows"""
+    begun = int(np.sum(metrics.numbers(it.requests, "window_index") == it.window.index))
+    return begun / it.window.concurrency
+
+
+def steady_window(it: Facts) -> float:
+    """closed loop: how long it was measured after its start-up"""
+    return it.window.seconds
+
+
+def _is_closed(it: Facts) -> bool:
+    return it.is_closed_loop
+
+
+RULES = (
+    Rule(lost_load_hosts, 0.0, "load_host_lost", is_left_out_at_zero=True),
+    Rule(lost_nodes, 0.0, "node_lost", is_left_out_at_zero=True),
+    Rule(lost_actors, 0.0, "actor_lost"),
+    Rule(malformed, FORM_SHARE, "malformed_answers", is_left_out_at_zero=True),
+    Rule(send_lag_p99, lambda it: lag_gate_ms(it.rows, it.slo), "client_limited", "ms"),
+    Rule(sent, 0.995, "client_limited", is_least=True),
+    Rule(actor_cpu, CPU_SHARE, "client_limited"),
+    Rule(run_share, RUN_SHARE, is_least=True),
+    Rule(loop_stall, lambda it: STALL_SHARE * it.slo.first_token_ms, unit="ms"),
+    Rule(engine_late_steps, 0.01, "engine_late"),  # beyond it the p99 of the steps' lateness is too high
+    Rule(path_p90, _path_gate_ms, "path_slow", "ms"),
+    Rule(path_over, 0.01, "path_slow"),
+    Rule(unexpected_replicas, 0.0, "replica_lost"),
+    Rule(burst_delivery, 0.01, "burst_delivery"),
+    Rule(hidden_tokens, 0.01, "hidden_tokens"),  # our choice
+    Rule(prompt_tokens_error, 0.01, "wrong_prompts"),  # our choice: another workload has another capacity
+    Rule(prefix_hit_error, 0.01, "wrong_prefix_hits"),  # the method, 5.2
+    Rule(achieved, 0.98, is_least=True),
+    Rule(
+        queue_told,
+        LEAST_QUEUE_TOLD,
+        "queue_untold",
+        is_least=True,
+        applies=lambda it: it.slo.strictest_ms("queue") is not None,
+    ),
+    Rule(little, LITTLE_ERROR),
+    # A window with a growing queue is measured rightly; the verdict says that it is too short.
+    Rule(backlog_slope_t, UNSTABLE_T, applies=lambda it: not it.is_closed_loop),
+    Rule(folded_names, 0.0, unit="requests", is_left_out_at_zero=True),
+    Rule(concurrency_error, LITTLE_ERROR, applies=_is_closed),
+    Rule(requests_per_concurrency, 10.0, is_least=True, applies=_is_closed),  # the method, 5.1 L2
+    Rule(steady_window, 30.0, unit="s", is_least=True, applies=_is_closed),  # the method, 5.1 L2
+)
+"""A window is void for the first rule with a reason that it breaks."""
+MEANINGS = {rule.name: rule.meaning for rule in RULES} | {
+    "valid_windows": "windows that were not void",
+    "service_losses": "a loss of the service that falls into the window",
+}
+"""What each check means, with those that no single window decides."""
