@@ -141,8 +141,10 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
     Load since `since_ns`, such as a cache warm-up, counts too. Answers that last longer than the bounds
     allow, or `SLOWER` times as at first, show an overload. It costs no budget.
     """
-    feed = driver.feed
-    longest_s, piece, free_ns = driver.plan.begin.answer_s, 0, feed.next_start_ns()
+    feed, warm_s = driver.feed, _warm_s(driver)
+    longest_s = min(driver.plan.begin.answer_s, SLOWER * warm_s)
+    piece_s = min(PIECE_S, max(LEAST_PIECE_S, STEADY_E2E * warm_s))
+    piece, free_ns = 0, feed.next_start_ns()
     due_ns = metrics.numbers(driver.windows.ledger.rows(index), "due_ns")
     begin_ns = int(min(due_ns[due_ns >= since_ns], default=free_ns))
     while not feed.missing_actors():
@@ -153,7 +155,7 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
         left_s = STEADY_E2E * min(longest_s, lasts_s or math.inf) - offered_s
         if left_s <= 0:
             break
-        driver.offer_piece(index, FIRST_PIECE + piece, rate_qps, min(_piece_s(driver), left_s))
+        driver.offer_piece(index, FIRST_PIECE + piece, rate_qps, min(piece_s, left_s))
         piece += 1
     if piece:
         feed.uncharge(free_ns)
@@ -163,13 +165,11 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
         )
 
 
-def _piece_s(driver: Driver) -> float:
-    """Seconds of load until the life of an answer is estimated again; fewer where the warm-up was fast."""
+def _warm_s(driver: Driver) -> float:
+    """Median duration of an answer to the warm-up, which nothing slowed; infinite if there is none."""
     lasts_ms = metrics.e2e(driver.windows.ledger.rows(-1))
-    known_ms = lasts_ms[np.isfinite(lasts_ms)]
-    if not len(known_ms):
-        return PIECE_S
-    return min(PIECE_S, max(LEAST_PIECE_S, STEADY_E2E * float(np.median(known_ms)) / 1e3))
+    answered_ms = lasts_ms[np.isfinite(lasts_ms)]
+    return float(np.median(answered_ms)) / 1e3 if len(answered_ms) else math.inf
 
 
 def _lasts_s(driver: Driver, index: int, begin_ns: int) -> float | None:
