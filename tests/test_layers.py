@@ -59,6 +59,7 @@ ROOTS = {
     "serve_apps/__main__.py",
     "loadgen/cli/config_check.py",
     "loadgen/cli/deployment.py",
+    "loadgen/cli/service.py",
     "loadgen/cli/engine_model.py",
 }
 """Composition roots, the only files that join rooms: each command, and in `loadgen/cli` a deployed service, a

@@ -23,10 +23,8 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
-from ray import serve
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
-from ray.serve.config import HTTPOptions, ProxyLocation
 
 from cluster.ray_session.host_watch import WatchedHost, hosts_of
 from cluster.ray_session.own_machine import LOOPBACK, HeldPorts, kill_processes_of, new_folder
@@ -154,6 +152,9 @@ def _handlers_kept() -> Iterator[None]:
 
 def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack) -> str:
     """Start Serve with one HTTP front, on the head node, and return its URL."""
+    # As long to import as all else together; the load of an external endpoint needs none of it.
+    from ray import serve
+
     require_nodes(cluster, [node["Resources"].get("GPU", 0.0) for node in nodes])
     head = next(node["NodeManagerAddress"] for node in nodes if HEAD_RESOURCE in node["Resources"])
     ports = stack.enter_context(HeldPorts())
@@ -168,6 +169,9 @@ def _start_serve(cluster: Cluster, nodes: list[dict[str, Any]], stack: ExitStack
 
 def _front_started(head: str, port: int, last: bool) -> bool:
     """Start Serve; False if its front was late, and Serve is down again. Raises what Ray raises."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions, ProxyLocation
+
     # Replicas bind to the same host as the front, each on its own node.
     host = LOOPBACK if head == LOOPBACK else "0.0.0.0"
     options = HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S)

@@ -1,31 +1,23 @@
-"""Deployment of the service under test: ours or an external one, up and warm. A composition root.
+"""Deployment of the engine under test, up and warm. A composition root."""
 
-It is imported only where something is measured, because Ray comes with it.
-"""
-
-import secrets
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
+from cluster.deployment.deploy import Deployment, ServicePlan, deploy
+from cluster.deployment.serve_state import DeployError
 from cluster.deployment.service_reports import check_router
-from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
+from cluster.deployment.warmup import WarmupRequests
 from cluster.preflight.power import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
-from cluster.ray_session.host_watch import HostWatch
-from cluster.ray_session.placement import PlacementError, SessionError
-from cluster.ray_session.session import Session, open_session, watched_hosts
+from cluster.ray_session.session import Session, open_session
 from conf import Experiment
-from conf.io.http_get import DEFAULT_ACCESS, Access
+from conf.io.http_get import DEFAULT_ACCESS
 from conf.specs.experiment import SimulatedEngine, VllmEngine
-from loadgen.fleet.target import HostOutage
-from loadgen.prompts.bodies import Prompts
-from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
+from loadgen.cli.service import Hosts, warming_requests, watched
+from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.jobs import Service
 from loadgen.run.progress import Emit
 from loadgen.traffic.traffic import Traffic
@@ -34,27 +26,9 @@ from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, app
 from serve_apps.vllm_engine import app, config_file
 from serve_apps.vllm_engine.prepared import prepared, with_folder
 
-WARM_OUTPUT_TOKENS = 8
-"""Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
 SIMULATED_START_S = 120.0
-NOT_OURS = "engine=external deploys nothing, so that nothing reads its nodes"
 NO_GPU = "the {} engine uses no GPU"
 SHARED_MACHINE = "nodes share a machine, each of which would report the power of all"
-LEAST_ASK_S = 1.0
-"""Least time for an endpoint's list of models, even if its first answer took all the time (our choice)."""
-
-
-@contextmanager
-def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
-    """The service under test; everything started for it ends with the block. Raises TargetError."""
-    up = _external if experiment.engine.kind == "external" else _deployed
-    try:
-        with up(experiment, emit) as served:
-            yield served
-    except DeployError as error:
-        raise TargetError(str(error), error.last_words) from error
-    except (PlacementError, SessionError) as error:
-        raise TargetError(str(error)) from error
 
 
 def service_plan(experiment: Experiment) -> ServicePlan:
@@ -76,7 +50,7 @@ def _simulated(experiment: Experiment, engine: SimulatedEngine) -> ServicePlan:
         app_name=application_name(*parts, routing),
         build=partial(build_app, parts, experiment.replicas, bundles, experiment.seed, routing, prefill),
         replicas=experiment.replicas,
-        warmup=WarmupRequests(*_warming_requests(experiment)),
+        warmup=WarmupRequests(*warming_requests(experiment)),
         engines=ENGINES,
         prefill_replicas=experiment.prefill_replicas,
         prefill_engines=PREFILL,
@@ -97,7 +71,7 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
         build=app.vllm_app(engine, model, layout, routing, recipe, replicas, prefill_replicas),
         built_in_cluster=True,
         replicas=replicas * app.answering(engine, layout),
-        warmup=WarmupRequests(*_warming_requests(experiment)),
+        warmup=WarmupRequests(*warming_requests(experiment)),
         engines=app.engines_prefix(engine, layout),
         prefill_replicas=prefill_replicas,
         prefill_engines=app.PREFILL,
@@ -110,7 +84,7 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
 
 
 @contextmanager
-def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+def deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     plan = service_plan(experiment)
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     split = f" and {experiment.prefill_replicas} for prompts" if experiment.prefill_replicas else ""
@@ -123,37 +97,10 @@ def _deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         preflight = _preflight(experiment, plan, session, emit)
         deployment = deploy(plan, session.url, lambda line: emit("deploy", text=line))
         try:
-            with _metered(experiment) as meter, _watched(experiment) as hosts:
+            with _metered(experiment) as meter, watched(experiment) as hosts:
                 yield _served(experiment, emit, session, deployment, preflight, meter, hosts)
         finally:
             deployment.teardown()
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """The watched hosts of a joined cluster, and the wait for a load host; one machine has none to watch."""
-
-    watch: HostWatch
-    is_joined: bool
-    patience_s: float
-
-    def outages(self) -> list[HostOutage]:
-        """All outages so far."""
-        return [HostOutage(**asdict(outage)) for outage in self.watch.outages()]
-
-    def follow(self, serving: Collection[str]) -> None:
-        """Watch the alive hosts from now on; those at these addresses serve."""
-        if self.is_joined:
-            with suppress(SessionError):  # then the hosts are watched that were watched before
-                self.watch.follow(watched_hosts(serving))
-            self.watch.settle()
-
-
-@contextmanager
-def _watched(experiment: Experiment) -> Iterator[Hosts]:
-    with closing(HostWatch()) as watch:
-        cluster = experiment.cluster
-        yield Hosts(watch, cluster.session == "address", cluster.recovery_s)
 
 
 def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None]:
@@ -239,18 +186,6 @@ def _named_nodes(described: Mapping[str, Any]) -> dict[str, str]:
     return {one["node"]: one["host"] for one in replicas}
 
 
-def _warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
-    """Path and bodies of requests of the workload's mean length, own prompts and short answers."""
-    workload, model = experiment.workload, experiment.model
-    # Of another salt than the run's: no prompt of theirs may be in a cache.
-    salt = secrets.randbits(31)
-    prompts = Prompts(workload, model.served_name, model.vocab, salt, experiment.target)
-    images = workload.images.most * workload.images.tokens
-    lengths = round(workload.input_tokens.mean), round(workload.output_tokens.mean)
-    prompt, answer = max(1, lengths[0]) + images, max(1, min(WARM_OUTPUT_TOKENS, lengths[1]))
-    return prompts.path, lambda number: prompts.body(number, prompt, answer, image_tokens=images)
-
-
 def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[str, str]) -> list[str]:
     """Addresses of the load: `urls`, or with client-side routing each replica's own, in order."""
     if experiment.routing.policy != "client_side":
@@ -259,53 +194,3 @@ def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[
         missing = f"{len(metrics_urls)} of {experiment.replicas} replicas have an address of their own"
         raise TargetError(f"{missing}; use routing=consistent_hash")
     return [url.removesuffix("/metrics") for url in metrics_urls.values()]
-
-
-@contextmanager
-def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
-    urls, access = experiment.target.bases, access_to(experiment.target)
-    reported = _listed(experiment, urls, access, READY_TIMEOUT_S)
-    # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
-    here = (
-        experiment.cluster
-        if experiment.cluster.session == "address"
-        else replace(experiment.cluster, nodes=1)
-    )
-    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
-    checked = "answer" if reported else "are not asked for their models"
-    emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting Ray for the load actors")
-    with open_session(here, None, load_cpus), _watched(experiment) as hosts:
-        hosts.follow(())
-        metrics_urls = {url: f"{url}/metrics" for url in urls}
-        served = Service(
-            urls,
-            reported=reported,
-            metrics_urls=metrics_urls,
-            access=access,
-            power_unknown=NOT_OURS,
-            hosts=hosts,
-        )
-        yield replace(served, recover=partial(_answering, experiment, served))
-
-
-def _listed(
-    experiment: Experiment, urls: Sequence[str], access: Access, within_s: float
-) -> dict[str, list[Any]]:
-    """The list of models of each endpoint, for the manifest; empty if there is none. Raises TargetError."""
-    if not experiment.target.list_models:
-        return {}
-    return {"models": [models_of(url, access, within_s) for url in urls]}
-
-
-def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
-    """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
-    access, deadline_s = served.access, time.monotonic() + limit_s
-    warm = WarmupRequests(*_warming_requests(experiment), access=access)
-    try:
-        ReplicaWarmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
-    except WarmupError as error:
-        raise TargetError(str(error)) from error
-    left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
-    listed = _listed(experiment, served.urls, access, min(READY_TIMEOUT_S, left_s))
-    again = partial(_answering, experiment, served)
-    return replace(served, reported={**served.reported, **listed}, recover=again)

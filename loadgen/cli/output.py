@@ -93,7 +93,7 @@ def measuring(
 
     Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`.
     """
-    from loadgen.cli.deployment import service
+    from loadgen.cli.service import service
     from loadgen.run.jobs import Site
 
     # A simulated engine's kernels are noted with its result.

@@ -34,7 +34,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture
 def on_standing(standing: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process deploy in the session that stands."""
-    monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(standing))
+    opens(monkeypatch, standing)
 
 
 @pytest.fixture(scope="module")
@@ -46,4 +46,10 @@ def ray_session(shared_session: SharedSession) -> "Session":
 @pytest.fixture
 def on_ray_session(ray_session: "Session", monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process find that session open."""
-    monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(ray_session))
+    opens(monkeypatch, ray_session)
+
+
+def opens(monkeypatch: pytest.MonkeyPatch, session: "Session") -> None:
+    """Commands in this process open this session, for a service of ours and for an endpoint."""
+    for module in ("deployment", "service"):
+        monkeypatch.setattr(f"loadgen.cli.{module}.open_session", lambda *_, **__: nullcontext(session))

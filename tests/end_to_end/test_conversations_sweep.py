@@ -23,7 +23,7 @@ from analysis.rows import metrics
 from cluster.ray_session.session import Session
 from conf import Experiment
 from loadgen.cli import arguments, verbs
-from loadgen.cli.deployment import service
+from loadgen.cli.service import service
 from loadgen.drive import prepared_load
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target

@@ -428,7 +428,7 @@ def test_an_echo_says_where_the_key_was() -> None:
 @pytest.mark.battery("hostile endpoint")
 @pytest.mark.parametrize("name", ["a body in drops", "an endless body", "302 to elsewhere", "in a 401"])
 def test_no_recovery_believes_it(name: str) -> None:
-    from loadgen.cli.deployment import _answering
+    from loadgen.cli.service import _answering
     from loadgen.run.jobs import Service
 
     words = ["engine=external", "target.urls=[http://127.0.0.1:1]", "workload=smoke"]

@@ -12,8 +12,8 @@ from analysis.results.runs import Run
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
-from loadgen.cli.deployment import service
 from loadgen.cli.engine_model import simulate
+from loadgen.cli.service import service
 from loadgen.run.jobs import OfferLoad
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.vllm.running import Up

@@ -16,7 +16,7 @@ from analysis.figures.timeline import server_state
 from analysis.results.runs import Run
 from analysis.rows import metrics
 from conf import Experiment, load
-from loadgen.cli.deployment import service
+from loadgen.cli.service import service
 from loadgen.drive import fixed_rate, prepared_load
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.jobs import OfferLoad, SearchCapacity

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from conf import load
-from loadgen.cli.deployment import service
+from loadgen.cli.service import service
 from loadgen.drive import fixed_rate
 from loadgen.run.jobs import OfferLoad, Service
 from tests.support.machine import tries

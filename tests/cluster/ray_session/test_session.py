@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 import ray
+from ray import serve
 from ray._private import accelerators
 from ray.exceptions import RaySystemError
 from ray.serve.exceptions import RayServeException
@@ -39,7 +40,7 @@ def test_a_node_and_a_front_that_are_late_once_are_started_again(
 
     nodes: list[int] = []
     ports: list[int] = []
-    add_nodes, start = session.add_nodes, session.serve.start
+    add_nodes, start = session.add_nodes, serve.start
 
     def node_late_once(own: Any, cluster: Any, load_cpus: float, *held: Any, **head: Any) -> None:
         nodes.append(1)
@@ -54,7 +55,7 @@ def test_a_node_and_a_front_that_are_late_once_are_started_again(
             raise TimeoutError("HTTP proxies not available after 60s.")
 
     monkeypatch.setattr(session, "add_nodes", node_late_once)
-    monkeypatch.setattr(session.serve, "start", front_late_once)
+    monkeypatch.setattr(serve, "start", front_late_once)
     with session.open_session(CLUSTER, ROUTING) as opened:
         assert len(nodes) == 2 and len([node for node in ray.nodes() if node["Alive"]]) == 1
         assert len(ports) == 2 and opened.url.endswith(f":{ports[-1]}")
@@ -196,7 +197,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(ray, "nodes", lambda: [HEAD])
     monkeypatch.setattr(ray, "get_actor", fails(ValueError("no such actor")))
     for name in ("start", "shutdown"):
-        monkeypatch.setattr(session.serve, name, does_nothing)
+        monkeypatch.setattr(serve, name, does_nothing)
     return monkeypatch
 
 
@@ -217,7 +218,7 @@ def test_a_session_that_does_not_start_is_one_line(
 ) -> None:
     cluster, home = JOINED, ray
     if where == "start":
-        home = session.serve
+        home = serve
     if where == "own":
         cluster, home, where = CLUSTER, session, "RayCluster"
     joined.setattr(home, where, fails(error))
@@ -246,7 +247,7 @@ def test_the_callers_signal_handlers_hold_while_serve_starts(joined: pytest.Monk
         while_serve_starts.extend(signal.getsignal(kind) for kind in kinds)
 
     joined.setattr(ray, "init", init)
-    joined.setattr(session.serve, "start", start)
+    joined.setattr(serve, "start", start)
     try:
         with session.open_session(JOINED, Routing("leastconn")):
             assert [signal.getsignal(kind) for kind in kinds] == before

@@ -27,7 +27,7 @@ from cluster.deployment.serve_state import state
 from cluster.ray_session import session
 from cluster.ray_session.own_machine import HeldPorts
 from conf import load
-from loadgen.cli.deployment import service
+from loadgen.cli.service import service
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.run.jobs import SearchCapacity, Site

@@ -1,0 +1,141 @@
+"""The service under test: an endpoint that runs already, or ours (`deployment`). A composition root.
+
+It is imported only where something is measured, because Ray comes with it.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from cluster.deployment.serve_state import DeployError
+from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
+from cluster.ray_session.host_watch import HostWatch
+from cluster.ray_session.placement import PlacementError, SessionError
+from cluster.ray_session.session import open_session, watched_hosts
+from conf import Experiment
+from conf.io.http_get import Access
+from loadgen.fleet.target import HostOutage
+from loadgen.prompts.bodies import Prompts
+from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
+from loadgen.run.jobs import Service
+from loadgen.run.progress import Emit
+
+WARM_OUTPUT_TOKENS = 8
+"""Output tokens of the requests that warm a replica: enough for decode steps of every kind (our choice)."""
+NOT_OURS = "engine=external deploys nothing, so that nothing reads its nodes"
+LEAST_ASK_S = 1.0
+"""Least time for an endpoint's list of models, even if its first answer took all the time (our choice)."""
+
+
+@contextmanager
+def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+    """The service under test; everything started for it ends with the block. Raises TargetError."""
+    try:
+        with _up(experiment)(experiment, emit) as served:
+            yield served
+    except DeployError as error:
+        raise TargetError(str(error), error.last_words) from error
+    except (PlacementError, SessionError) as error:
+        raise TargetError(str(error)) from error
+
+
+def _up(experiment: Experiment) -> Callable[[Experiment, Emit], AbstractContextManager[Service]]:
+    if experiment.engine.kind == "external":
+        return _external
+    # Serve and the engines take as long to import as all else; an endpoint needs neither.
+    from loadgen.cli.deployment import deployed
+
+    return deployed
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """The watched hosts of a joined cluster, and the wait for a load host; one machine has none to watch."""
+
+    watch: HostWatch
+    is_joined: bool
+    patience_s: float
+
+    def outages(self) -> list[HostOutage]:
+        """All outages so far."""
+        return [HostOutage(**asdict(outage)) for outage in self.watch.outages()]
+
+    def follow(self, serving: Collection[str]) -> None:
+        """Watch the alive hosts from now on; those at these addresses serve."""
+        if self.is_joined:
+            with suppress(SessionError):  # then the hosts are watched that were watched before
+                self.watch.follow(watched_hosts(serving))
+            self.watch.settle()
+
+
+@contextmanager
+def watched(experiment: Experiment) -> Iterator[Hosts]:
+    with closing(HostWatch()) as watch:
+        cluster = experiment.cluster
+        yield Hosts(watch, cluster.session == "address", cluster.recovery_s)
+
+
+@contextmanager
+def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+    urls, access = experiment.target.bases, access_to(experiment.target)
+    reported = _listed(experiment, urls, access, READY_TIMEOUT_S)
+    # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
+    here = (
+        experiment.cluster
+        if experiment.cluster.session == "address"
+        else replace(experiment.cluster, nodes=1)
+    )
+    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
+    checked = "answer" if reported else "are not asked for their models"
+    emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting Ray for the load actors")
+    with open_session(here, None, load_cpus), watched(experiment) as hosts:
+        hosts.follow(())
+        metrics_urls = {url: f"{url}/metrics" for url in urls}
+        served = Service(
+            urls,
+            reported=reported,
+            metrics_urls=metrics_urls,
+            access=access,
+            power_unknown=NOT_OURS,
+            hosts=hosts,
+        )
+        yield replace(served, recover=partial(_answering, experiment, served))
+
+
+def _listed(
+    experiment: Experiment, urls: Sequence[str], access: Access, within_s: float
+) -> dict[str, list[Any]]:
+    """The list of models of each endpoint, for the manifest; empty if there is none. Raises TargetError."""
+    if not experiment.target.list_models:
+        return {}
+    return {"models": [models_of(url, access, within_s) for url in urls]}
+
+
+def _answering(experiment: Experiment, served: Service, limit_s: float) -> Service:
+    """The same service once every endpoint answers requests of the workload again. Raises TargetError."""
+    access, deadline_s = served.access, time.monotonic() + limit_s
+    warm = WarmupRequests(*warming_requests(experiment), access=access)
+    try:
+        ReplicaWarmer(warm, deadline_s, limit_s).replicas({url: url for url in served.urls})
+    except WarmupError as error:
+        raise TargetError(str(error)) from error
+    left_s = max(LEAST_ASK_S, deadline_s - time.monotonic())
+    listed = _listed(experiment, served.urls, access, min(READY_TIMEOUT_S, left_s))
+    again = partial(_answering, experiment, served)
+    return replace(served, reported={**served.reported, **listed}, recover=again)
+
+
+def warming_requests(experiment: Experiment) -> tuple[str, Callable[[int], bytes]]:
+    """Path and bodies of requests of the workload's mean length, own prompts and short answers."""
+    workload, model = experiment.workload, experiment.model
+    # Of another salt than the run's: no prompt of theirs may be in a cache.
+    salt = secrets.randbits(31)
+    prompts = Prompts(workload, model.served_name, model.vocab, salt, experiment.target)
+    images = workload.images.most * workload.images.tokens
+    lengths = round(workload.input_tokens.mean), round(workload.output_tokens.mean)
+    prompt, answer = max(1, lengths[0]) + images, max(1, min(WARM_OUTPUT_TOKENS, lengths[1]))
+    return prompts.path, lambda number: prompts.body(number, prompt, answer, image_tokens=images)
