@@ -31,13 +31,14 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import Engine, VirtualService
+from serve_apps.engine_model import Engine
 from serve_apps.routing.asgi import Message, Scope
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 from tests.benchmarks._clients import Meter, until
 from tests.support.servers.plans import client_plan
+from tests.support.virtual.virtual_service import VirtualService
 
 EXPERIMENT: Experiment = load(["workload.prefix_hit=.95"])
 """5600/140 on one TP8/EP8 replica; of every prompt 95 % are cached, so that the engine bears 20 QPS."""

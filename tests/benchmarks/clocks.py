@@ -21,7 +21,8 @@ from analysis.rows import metrics
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.traffic.schedule import NS
-from serve_apps.engine_model import VirtualService, kind_of
+from serve_apps.engine_model import kind_of
+from tests.support.virtual.virtual_service import VirtualService
 
 RATE_QPS = 4.0
 SECONDS, QUICK_SECONDS = 240, 60

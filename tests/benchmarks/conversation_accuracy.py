@@ -30,12 +30,13 @@ from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import SessionPrompt, VirtualService, kind_of
+from serve_apps.engine_model import kind_of
 from serve_apps.engine_model.service.prefixes import Prefixes
 from serve_apps.engine_model.service.service import AnyKind
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
 from tests.support.search.searches import Found, answer
+from tests.support.virtual.virtual_service import SessionPrompt, VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
 SCENARIOS = {

@@ -11,9 +11,10 @@ import numpy as np
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService
+from serve_apps.engine_model import Engine, GenerateRequest
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import Requests, serve
+from tests.support.virtual.virtual_service import VirtualService
 
 CLOSED_STEPS = 20_000
 VIRTUAL_S = 1800.0

@@ -31,11 +31,12 @@ from loadgen.studies import matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_study import Cells
 from loadgen.studies.shared_service import SharedService
-from serve_apps.engine_model import VirtualService, kind_of
+from serve_apps.engine_model import kind_of
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent
 from tests.support.virtual.virtual_fleet import VirtualFleet
+from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 SHARED = [

@@ -90,9 +90,9 @@ ENGINE = np.dtype(
         # Counters, as vLLM's metrics have them.
         *((name, np.int64) for name in ("preemptions", "prompt_tokens", "generation_tokens")),
         *((name, np.int64) for name in ("prefix_queries", "prefix_hits")),
-        # Sums over all steps, as `Batch` counts them, and KV in use.
-        *((name, np.int64) for name in ("decode_sum", "prefill_sum", "context_sum", "sequence_sum")),
-        *((name, np.float64) for name in ("pair_sum", "kv_token_seconds")),
+        # Sums over all steps, as `service.Work` has them.
+        *((name, np.int64) for name in ("decode_tokens", "prefill_tokens", "context_tokens", "sequences")),
+        *((name, np.float64) for name in ("attention_pairs", "kv_token_seconds")),
         # What a rank last published, and requests sent to it since.
         *((name, np.int64) for name in ("told_waiting", "told_running", "sent_since")),
         ("told_usage", np.float64),
@@ -135,11 +135,12 @@ Requests before `from_s` only fill caches. In a `closed` loop each end sends the
 a `coupled` service take their events in the order of time; none looks at the others where they are `apart`.
 So many of the requests that are due have `arrived`."""
 BALANCER = np.dtype(
-    [(name, np.int64) for name in ("mode", "first", "fewest", "in_flight", "alive", "lost", "turn")]
+    [(name, np.int64) for name in ("mode", "first", "count", "fewest", "in_flight", "gone", "lost", "turn")]
     + [(name, np.float64) for name in ("load_factor", "lost_s")]
 )
-"""A balancer over replicas from number `first` on: the fewest open requests of one, requests in flight, how
-many are alive, the lost one or none, and where the next search for the least busy one begins."""
+"""A balancer over `count` replicas from number `first` on: the fewest open requests of one, requests in
+flight, the replica that is `gone`, or will be `lost`, or none, and where the next search for the least busy
+one begins."""
 
 
 def empty_requests(count: int) -> dict[str, Any]:
@@ -221,8 +222,9 @@ class Arrays:
     def extend(self, **rows: Any) -> None:
         """Put rows behind those of the arrays of the same names."""
         for name, more in rows.items():
-            held = self._arrays[name]
-            self.set(**{name: np.concatenate([held, more]) if len(held) else more})
+            if len(more):
+                held = self._arrays[name]
+                self.set(**{name: np.concatenate([held, more]) if len(held) else more})
 
     def __getattr__(self, name: str) -> Any:
         return self._arrays[name]

@@ -371,9 +371,9 @@ def _lengthened_s(arrays: Any, g: Any, duration_s: Any, now_s: Any) -> Any:
 def _add_up(arrays: Any, r: Any, took_s: Any) -> None:
     """Add the step that begins to the sums."""
     engine, batch = state.engine(arrays, r), state.batch(arrays, r)
-    engine.decode_sum += batch.decode
-    engine.prefill_sum += batch.prefill
-    engine.context_sum += batch.context
-    engine.pair_sum += batch.pairs
-    engine.sequence_sum += batch.sequences
+    engine.decode_tokens += batch.decode
+    engine.prefill_tokens += batch.prefill
+    engine.context_tokens += batch.context
+    engine.attention_pairs += batch.pairs
+    engine.sequences += batch.sequences
     engine.kv_token_seconds += took_s * engine.block * (engine.blocks - engine.free)

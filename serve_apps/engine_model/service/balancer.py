@@ -1,4 +1,4 @@
-"""The routing policies' choice of a replica, for one request and for arrays of them.
+"""The routing policies' choice of a replica for each request: what is known before, and the rest, compiled.
 
 Behind HAProxy or a Serve proxy the same rules decide; the ring, its hash and its bound are theirs
 (`serve_apps.routing.policies`).
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from serve_apps.engine_model.engine import state
 from serve_apps.engine_model.engine.native import NONE, inlined, native
 from serve_apps.routing import policies
-from serve_apps.routing.policies import bound
 
 Ints = NDArray[np.int64]
 BY_SESSION = ("consistent_hash", "bounded_hash", "client_side")
@@ -54,26 +53,16 @@ class Loss(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The choices for `choice.choose`: `mode`, and the columns that it needs.
+    """The columns for `choose`, by `mode`.
 
     `one` is the replica, or with `other` a pair of which the less busy one is taken, or the start on the
-    ring, whose replicas are `owners`. From `lost_s` on replica `lost` is passed over; -1 is none. A request
-    before `from_s` is in flight nowhere, and goes where it would if no replica were busy. The number of the
-    first request is `first`.
+    ring, whose replicas are `owners`.
     """
 
     mode: int
-    one: Ints
-    other: Ints
-    owners: Ints
-    load_factor: float
-    lost: int
-    lost_s: float
-    from_s: float = 0.0
-    first: int = 0
-
-
-NOTHING: Ints = np.zeros(0, np.int64)
+    one: Ints = np.zeros(0, np.int64)
+    other: Ints = np.zeros(0, np.int64)
+    owners: Ints = np.zeros(0, np.int64)
 
 
 def choice(
@@ -87,44 +76,44 @@ def choice(
 ) -> Choice:
     """The policy over requests that are due at `due_s`, in order of arrival; `seed` draws random choices.
 
-    After a loss the survivors share the requests by the same rule. Raises ValueError where a policy goes by
-    sessions and there are none.
+    The number of the first request is `first`. After a loss the survivors share the requests by the same
+    rule. Raises ValueError where a policy goes by sessions and there are none.
     """
+    if balance.by_session and session is None:
+        raise ValueError("a policy by sessions needs requests that have one")
+    if balance.policy == "leastconn":
+        return Choice(LEAST)
     everyone = tuple(range(replicas))
-    before = len(due_s) if loss is None else int(np.searchsorted(due_s, loss.at_s))
-    left = everyone if loss is None else tuple(each for each in everyone if each != loss.replica)
-    lost = (-1, 0.0) if loss is None else tuple(loss)
-    rest = balance.load_factor, *lost, 0.0, first
     if balance.policy == "bounded_hash":
         places, owners = _ring(balance, everyone, seed)
-        return Choice(BOUNDED, _starts(places, _known(session)), NOTHING, owners, *rest)
-    if balance.policy == "leastconn":
-        return Choice(LEAST, NOTHING, NOTHING, NOTHING, *rest)
+        return Choice(BOUNDED, _starts(places, session), owners=owners)
+    before = len(due_s) if loss is None else int(np.searchsorted(due_s, loss.at_s))
+    left = everyone if loss is None else tuple(each for each in everyone if each != loss.replica)
     parts = (
         _fixed(balance, who, seed, first + at, None if session is None else session[at])
         for who, at in ((everyone, np.arange(before)), (left, np.arange(before, len(due_s))))
     )
     one, other = (np.concatenate(pair) for pair in zip(*parts, strict=True))
-    return Choice(FEWER if balance.policy == "pow2" else GIVEN, one, other, NOTHING, *rest)
+    return Choice(FEWER if balance.policy == "pow2" else GIVEN, one, other)
 
 
-def _fixed(balance: Balance, replicas: tuple[int, ...], seed: int, at: Ints, session: Ints | None) -> Any:
+def _fixed(balance: Balance, replicas: tuple[int, ...], seed: int, at: Ints, session: Any) -> Any:
     """The replica, or the pair, of the requests numbered `at`, whatever is in flight."""
-    count, who = len(replicas), np.array(replicas)
+    count, who, nothing = len(replicas), np.array(replicas), np.zeros(0, np.int64)
     match balance.policy:
         case "roundrobin" | "round_robin":
-            return who[at % count], NOTHING
+            return who[at % count], nothing
         case "pow2":
             return tuple(who[pairs(seed, count, at)].T)
         case "random":
-            return who[pairs(seed, count, at)[:, 0]], NOTHING
+            return who[pairs(seed, count, at)[:, 0]], nothing
         case "client_side":
             assert balance.home is not None, "client_side is the load generator's rule; hand it in"
-            known, inverse = np.unique(_known(session), return_inverse=True)
-            homes = np.array([balance.home(each, count) for each in known.tolist()], np.int64)
-            return who[homes[inverse]], NOTHING
+            sessions, inverse = np.unique(session, return_inverse=True)
+            homes = np.array([balance.home(each, count) for each in sessions.tolist()], np.int64)
+            return who[homes[inverse]], nothing
     places, owners = _ring(balance, replicas, seed)
-    return owners[_starts(places, _known(session))], NOTHING
+    return owners[_starts(places, session)], nothing
 
 
 def pairs(seed: int, replicas: int, at: Ints) -> Ints:
@@ -132,23 +121,16 @@ def pairs(seed: int, replicas: int, at: Ints) -> Ints:
     if not len(at):
         return np.zeros((0, 2), np.int64)
     first, last = int(at[0]) // PAIRS_CHUNK, int(at[-1]) // PAIRS_CHUNK
-    drawn = [_chunk(seed, replicas, chunk) for chunk in range(first, last + 1)]
-    found: Ints = np.concatenate(drawn)[at - first * PAIRS_CHUNK]
-    return found
+    drawn: Ints = np.concatenate([_pairs_chunk(seed, replicas, chunk) for chunk in range(first, last + 1)])
+    return drawn[at - first * PAIRS_CHUNK]
 
 
 @lru_cache(maxsize=8)
-def _chunk(seed: int, replicas: int, chunk: int) -> Ints:
+def _pairs_chunk(seed: int, replicas: int, chunk: int) -> Ints:
     rng = np.random.default_rng([seed, chunk])
     one = rng.integers(replicas, size=PAIRS_CHUNK)
     away = rng.integers(1, max(2, replicas), size=PAIRS_CHUNK)
     return np.column_stack([one, (one + away) % replicas])
-
-
-def _known(session: Ints | None) -> Ints:
-    if session is None:
-        raise ValueError("a policy by sessions needs requests that have one")
-    return session
 
 
 @lru_cache(maxsize=8)
@@ -158,15 +140,15 @@ def _ring(balance: Balance, replicas: tuple[int, ...], seed: int) -> tuple[Any, 
     return places, np.array(replicas, np.int64)[owners]
 
 
-def _starts(places: Any, session: Ints) -> Ints:
-    known, inverse = np.unique(session, return_inverse=True)
-    return policies.starts(places, map(policies.session_key, known.tolist()))[inverse]
+def _starts(places: Any, session: Any) -> Ints:
+    sessions, inverse = np.unique(session, return_inverse=True)
+    return policies.starts(places, map(policies.session_key, sessions.tolist()))[inverse]
 
 
 LEAST, GIVEN, FEWER, BOUNDED = range(4)
 """Ways to choose: the least busy of all; as given; the less busy of two; the next on the ring with room."""
 
-_bound = native(bound)
+_bound = native(policies.bound)
 
 
 @native
@@ -191,7 +173,7 @@ def recount(arrays: Any, side: Any, g: Any, change: Any) -> None:
     balancer, opened = state.balancer(arrays, side), state.open_counts(arrays)
     before = opened[g]
     opened[g] = before + change
-    if g - balancer.first != _gone(arrays, side):
+    if g - balancer.first != balancer.gone:
         replicas_with = state.replicas_with(arrays)[side]
         replicas_with[before] -= 1
         replicas_with[before + change] += 1
@@ -203,47 +185,32 @@ def recount(arrays: Any, side: Any, g: Any, change: Any) -> None:
 def lose(arrays: Any, now_s: Any) -> None:
     """A replica that answers is passed over once it is lost, and its open requests count no longer."""
     balancer = state.balancer(arrays, 0)
-    if balancer.lost != NONE and _gone(arrays, 0) == NONE and now_s >= balancer.lost_s:
+    if balancer.lost != balancer.gone and now_s >= balancer.lost_s:
         opened = state.open_counts(arrays)[balancer.lost]
-        balancer.alive -= 1
+        balancer.gone = balancer.lost
         balancer.in_flight -= opened
         state.replicas_with(arrays)[0, opened] -= 1
-
-
-@native
-def _of(arrays: Any, side: Any) -> Any:
-    """The open requests of the replicas of a side."""
-    balancers, opened = state.balancers(arrays), state.open_counts(arrays)
-    end = balancers[1].first if side == 0 and len(balancers) > 1 else len(opened)
-    return opened[balancers[side].first : end]
-
-
-@native
-def _gone(arrays: Any, side: Any) -> Any:
-    """The replica that is lost by now, by its number on its side, or none."""
-    balancer = state.balancer(arrays, side)
-    return balancer.lost if balancer.alive < len(_of(arrays, side)) else NONE
 
 
 @inlined
 def _least_busy(arrays: Any, side: Any) -> Any:
     """The first replica in turn of those with the fewest open requests."""
-    balancer, opened = state.balancer(arrays, side), _of(arrays, side)
+    balancer, opened = state.balancer(arrays, side), state.open_counts(arrays)
     while state.replicas_with(arrays)[side, balancer.fewest] == 0:
         balancer.fewest += 1
-    at, gone = balancer.turn, _gone(arrays, side)
-    while opened[at] != balancer.fewest or at == gone:
-        at = at + 1 if at + 1 < len(opened) else 0
-    balancer.turn = at + 1 if at + 1 < len(opened) else 0
+    at = balancer.turn
+    while opened[balancer.first + at] != balancer.fewest or at == balancer.gone:
+        at = at + 1 if at + 1 < balancer.count else 0
+    balancer.turn = at + 1 if at + 1 < balancer.count else 0
     return at
 
 
 @inlined
 def _next_with_room(arrays: Any, side: Any, start: Any) -> Any:
     """The first replica on the ring, from `start` on, that is neither full nor lost."""
-    balancer, opened, owners = state.balancer(arrays, side), _of(arrays, side), state.owners(arrays)
-    most, at = _bound(balancer.in_flight, balancer.alive, balancer.load_factor), start
-    gone = _gone(arrays, side)
-    while opened[owners[at]] >= most or owners[at] == gone:
+    balancer, opened, owners = state.balancer(arrays, side), state.open_counts(arrays), state.owners(arrays)
+    alive, at = balancer.count - (balancer.gone != NONE), start
+    most = _bound(balancer.in_flight, alive, balancer.load_factor)
+    while opened[balancer.first + owners[at]] >= most or owners[at] == balancer.gone:
         at = at + 1 if at + 1 < len(owners) else 0
     return owners[at]

@@ -100,48 +100,47 @@ def kind_of(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Lay
 class Service:
     """`replicas` of a kind, of a split node its decode engines, on the clock of `loop`.
 
-    Requests are appended, then sent: `longest_output` (tokens) is that of any. With `tokens` the time of
-    every token is kept, from row 1 of `arrays.tokens` on; row 0 is for those that no client sees.
+    There is room for requests, then they are appended, then sent: `longest_output` (tokens) is that of any.
+    With `tokens` the time of every token is kept, from row 1 of `arrays.tokens` on; row 0 is for those that
+    no client sees.
     """
 
     def __init__(self, kind: AnyKind, replicas: Replicas, longest_output: int, tokens: bool = False) -> None:
-        self.kind, self.replicas = kind, replicas
-        self.split = isinstance(kind, SplitKind)
-        self.answering = kind.decode if isinstance(kind, SplitKind) else kind
+        self.replicas, self.split = replicas, isinstance(kind, SplitKind)
+        self.answering = _answering(kind)
         sides = [(self.answering, replicas.count)]
         if isinstance(kind, SplitKind):
             prefill = replicas.count // kind.decode_per_node * kind.prefill_per_node
             sides.append((kind.prefill, prefill))
         self._counts = [count for _, count in sides]
-        total = sum(self._counts)
-        seeds = range(replicas.seed, replicas.seed + total)
+        seeds = range(replicas.seed, replicas.seed + sum(self._counts))
         self.arrays, self._noises = kinds.empty_arrays(sides, longest_output, seeds)
-        self.blocks = int(self.arrays.engines["blocks"].sum())
-        self._set_balancers(total)
+        self._set_balancers()
         self.arrays.set(tokens=np.zeros(int(tokens)))
-        state = self.arrays.service
-        state["coupled"] = self.split
+        service = self.arrays.service
+        service["coupled"] = self.split
         if isinstance(kind, SplitKind):
-            link = kind.seconds
-            state["token_s"], state["latency_s"] = link.per_token_s, link.latency_s
-            state["last_share"], state["writes"] = link.last_share, kind.writes
+            service["token_s"], service["latency_s"] = kind.seconds.per_token_s, kind.seconds.latency_s
+            service["last_share"], service["writes"] = kind.seconds.last_share, kind.writes
         self.count = self._names = 0
         self._tokens = int(tokens)
 
-    def _set_balancers(self, total: int) -> None:
+    def _set_balancers(self) -> None:
         """A balancer for each side, over engines without requests."""
-        balancer = np.zeros(len(self._counts), state.BALANCER)
-        balancer["first"] = (0, self._counts[0])[: len(self._counts)]
-        balancer["alive"], balancer["lost"] = self._counts, NONE
-        replicas_with = np.zeros((len(self._counts), 2), np.int64)
-        replicas_with[:, 0] = self._counts
-        groups = self.arrays.groups
-        groups["side"] = np.repeat(range(len(self._counts)), self._counts)
+        counts, replicas = self._counts, self.replicas
+        balancer = np.zeros(len(counts), state.BALANCER)
+        balancer["first"], balancer["count"] = np.cumsum(counts) - counts, counts
+        balancer["gone"] = balancer["lost"] = NONE
+        balancer["load_factor"], balancer["mode"][1:] = replicas.balance.load_factor, FEWER
+        if replicas.loss is not None:
+            balancer["lost"][0], balancer["lost_s"][0] = replicas.loss
+        groups, total = self.arrays.groups, sum(counts)
+        groups["side"] = np.repeat(range(len(counts)), counts)
         groups["place"], groups["due_s"] = range(total), np.inf
         self.arrays.set(
             balancer=balancer,
             open=np.zeros(total, np.int64),
-            replicas_with=replicas_with,
+            replicas_with=np.array([[count, 0] for count in counts]),
             heap=np.arange(total, dtype=np.int64),
         )
 
@@ -150,13 +149,25 @@ class Service:
         """Rows of a request: one, or one on each side of a split node."""
         return 1 + self.split
 
-    def append(self, prompt: Ints, output: Ints, names: Ints, ends: Ints, room: int | None = None) -> None:
+    def make_room(self, requests: int, names: int, tokens: int, cells: int) -> None:
+        """Room for so many more requests, names of pieces, times of tokens, and pieces that requests hold."""
+        rows = requests * self.rows_each
+        counts = np.zeros((len(self._counts), rows), np.int64)
+        self.arrays.set(replicas_with=np.concatenate([self.arrays.replicas_with, counts], axis=1))
+        self.arrays.extend(
+            **state.empty_requests(rows),
+            names=np.zeros(names, np.int64),
+            ends=np.zeros(names, np.int64),
+            tokens=np.zeros(tokens if self._tokens else 0),
+            cells=np.zeros(cells, state.CELL),
+        )
+
+    def append(self, prompt: Ints, output: Ints, names: Ints, ends: Ints) -> None:
         """More requests, with the pieces of each prompt that others share: their names, and the blocks where
         they end.
         """
         count, levels = names.shape
         self.answering.refuse_any(prompt, output)
-        self._make_room(self.count + count, levels, room)
         first, at = self.count * self.rows_each, self._names
         each = np.repeat(np.arange(count), self.rows_each)
         requests = self.arrays.requests[first : first + len(each)]
@@ -170,8 +181,6 @@ class Service:
         if self._tokens:
             requests["token"][:: self.rows_each] = self._tokens + np.cumsum(output) - output
             self._tokens += int(output.sum())
-            if self._tokens > len(self.arrays.tokens):
-                self.arrays.extend(tokens=np.zeros(2 * self._tokens - len(self.arrays.tokens)))
         if self.split:
             decode, prefill = requests[::2], requests[1::2]
             decode["mate"], prefill["mate"] = prefill["serial"], decode["serial"]
@@ -180,31 +189,23 @@ class Service:
         self.count += count
         self._names += count * levels
 
-    def send(self, numbers: Ints, due_s: Floats, to: Ints, routed: Choice, until_s: float) -> None:
+    def send(
+        self, numbers: Ints, due_s: Floats, to: Ints, routed: Choice, until_s: float, first: int = 0
+    ) -> None:
         """Send these requests, and serve up to `until_s`, arrivals at that instant included.
 
-        `to` names the replica of each, or none (-1). Raises ValueError at a standstill.
+        `to` names the replica of each, or none (-1); the balancer has sent `first` requests before. Raises
+        ValueError at a standstill.
         """
-        service, balancer = self.arrays.service[0], self.arrays.balancer
-        balancer["mode"][0], balancer["load_factor"][0] = routed.mode, routed.load_factor
-        balancer["lost"][0], balancer["lost_s"][0] = routed.lost, routed.lost_s
         columns = np.zeros((4, len(numbers)), np.int64)
         for row, column in enumerate((routed.one, routed.other)):
-            if len(column):
-                columns[row] = column
+            columns[row, : len(column)] = column
         if self.split:
-            balancer["mode"][1] = FEWER
-            drawn = choice(
-                PREFILL_BALANCE,
-                self._counts[1],
-                self.replicas.seed + PREFILL_STREAM,
-                due_s,
-                first=routed.first,
-            )
-            columns[2], columns[3] = drawn.one, drawn.other
+            seed = self.replicas.seed + PREFILL_STREAM
+            columns[2:] = choice(PREFILL_BALANCE, self._counts[1], seed, due_s, first=first)[1:3]
         due = np.ascontiguousarray(np.stack([numbers * self.rows_each, to]))
         self.arrays.set(due=due, due_s=due_s, choices=columns, owners=routed.owners)
-        service["arrived"], service["from_s"] = 0, routed.from_s
+        self.arrays.balancer["mode"][0], self.arrays.service["arrived"] = routed.mode, 0
         while (why := loop.run(self.arrays.address, until_s)) == loop.OUT_OF_NOISE:
             for g in np.flatnonzero(self.arrays.groups["drawn"] == self.arrays.noise.shape[1]).tolist():
                 self._noises[g].draw(self.arrays, g)
@@ -216,27 +217,8 @@ class Service:
         mine = self.arrays.groups["side"] == side
         groups = self.arrays.groups[mine]
         engines = self.arrays.engines[np.repeat(mine, self.arrays.groups["width"])]
-        sums = ("decode_sum", "prefill_sum", "context_sum", "pair_sum", "sequence_sum", "kv_token_seconds")
-        totals = (engines[name].sum().item() for name in sums)
-        return Work(int(groups["steps"].sum()), float(groups["busy_s"].sum()), *totals)
-
-    def _make_room(self, count: int, levels: int, room: int | None) -> None:
-        held, rows = len(self.arrays.requests), count * self.rows_each
-        if rows > held:
-            size = max(rows, 2 * held) - held
-            self.arrays.extend(**state.empty_requests(size))
-            counts = np.zeros((len(self._counts), size), np.int64)
-            self.arrays.set(replicas_with=np.concatenate([self.arrays.replicas_with, counts], axis=1))
-        named = self._names + (count - self.count) * levels
-        if named > len(self.arrays.names):
-            spare = np.zeros(max(named, 2 * self._names) - len(self.arrays.names), np.int64)
-            self.arrays.extend(names=spare, ends=spare.copy())
-        if not len(self.arrays.runs):
-            runs = self.blocks if room is None else min(self.blocks, room)
-            self.arrays.set(**state.empty_books(runs, runs if room else 0))
-        cells = rows * (2 * levels + SPARE_RUNS)
-        if room is None and cells > len(self.arrays.cells):
-            self.arrays.extend(cells=np.zeros(2 * cells - len(self.arrays.cells), state.CELL))
+        sums = (engines[name].sum().item() for name in Work._fields[2:])
+        return Work(int(groups["steps"].sum()), float(groups["busy_s"].sum()), *sums)
 
 
 def serve(
@@ -252,19 +234,37 @@ def serve(
     ValueError for a request that can never be served, a standstill of a split node, and for limits of the
     queue, whose refusals it does not model.
     """
-    spec = (kind.decode if isinstance(kind, SplitKind) else kind).spec
+    spec = _answering(kind).spec
     if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
         raise ValueError(
             "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
             "engine.max_num_queued_tokens, or measure with sweep or probe"
         )
-    names, ends = _pieces(kind, requests)
-    room = len(requests.sent_s) * (1 + isinstance(kind, SplitKind)) * (names.shape[1] + SPARE_RUNS) + 64
+    prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.asked)
+    count, longest = len(prompt), int(output.max(initial=1))
+    due_s = np.zeros(count) if concurrency else np.ascontiguousarray(requests.sent_s, np.float64)
+    session = None if requests.prefixes is None else requests.prefixes.session
+    routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)
+    names, ends = _pieces(spec, requests)
+    room = count * (1 + isinstance(kind, SplitKind)) * (names.shape[1] + SPARE_RUNS) + 64
     while True:
+        service = Service(kind, replicas, longest, tokens)
+        runs = min(int(service.arrays.engines["blocks"].sum()), room)
+        service.arrays.set(**state.empty_books(runs, runs))
+        service.make_room(count, names.size, int(output.sum()), 0)
+        service.append(prompt, output, names, ends)
+        shared, one_way = service.arrays.service, routed.mode == GIVEN or replicas.count == 1
+        shared["closed"] = concurrency
+        shared["coupled"] = service.split or (concurrency > 0 and replicas.count > 1)
+        shared["apart"] = one_way and not service.split and not concurrency and service.answering.width == 1
+        if requests.prefixes is not None and not concurrency:
+            shared["from_s"] = requests.from_s
         try:
-            return _served(kind, requests, (names, ends), replicas, concurrency, tokens, room)
+            service.send(np.arange(count), due_s, np.full(count, NONE), routed, np.inf)
         except MemoryError:  # prompts were cut in more pieces than was thought
             room *= 2
+        else:
+            return _times(service)
 
 
 def serve_closed(kind: AnyKind, concurrency: int, lengths: Sequence[Ints], seed: int = 0) -> Times:
@@ -273,66 +273,38 @@ def serve_closed(kind: AnyKind, concurrency: int, lengths: Sequence[Ints], seed:
     return serve(kind, requests, Replicas(seed=seed), concurrency)
 
 
-def _served(
-    kind: AnyKind,
-    requests: Requests,
-    pieces: tuple[Ints, Ints],
-    replicas: Replicas,
-    concurrency: int,
-    tokens: bool,
-    room: int,
-) -> Times:
-    prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.asked)
-    sent_s, count = np.ascontiguousarray(requests.sent_s, np.float64), len(prompt)
-    service = Service(kind, replicas, int(output.max(initial=1)), tokens)
-    service.append(prompt, output, *pieces, room)
-    session = None if requests.prefixes is None else requests.prefixes.session
-    due_s = np.zeros(count) if concurrency else sent_s
-    routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)
-    if requests.prefixes is not None and not concurrency:
-        routed = routed._replace(from_s=requests.from_s)
-    one_way = routed.mode == GIVEN or replicas.count == 1
-    state = service.arrays.service
-    state["closed"], state["coupled"] = concurrency, service.split or (concurrency > 0 and replicas.count > 1)
-    state["apart"] = one_way and not service.split and not concurrency and service.answering.width == 1
-    service.send(np.arange(count), due_s, np.full(count, NONE), routed, np.inf)
-    return _times(service)
+def _answering(kind: AnyKind) -> EngineKind:
+    return kind.decode if isinstance(kind, SplitKind) else kind
 
 
 def _times(service: Service) -> Times:
-    each = service.rows_each
-    rows, first_group = service.arrays.requests[::each][: service.count], service.arrays.groups["width"][0]
-    before = rows["sent_s"] < service.arrays.service["from_s"]
+    each, arrays = service.rows_each, service.arrays
+    rows, prompts = arrays.requests[::each], arrays.requests[each - 1 :: each]
+    before = rows["sent_s"] < arrays.service["from_s"]
     first_s, last_s = (np.where(before, np.nan, rows[name]) for name in ("first_s", "last_s"))
-    cached = service.arrays.requests[each - 1 :: each]["cached"][: service.count]
-    queue_s = None if service.split else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"])
-    tokens = service.arrays.tokens
     return Times(
         rows["sent_s"].copy(),
         first_s,
         last_s,
-        np.maximum(cached, 0).astype(np.int64),
-        rows["engine"] // first_group,
+        np.maximum(prompts["cached"], 0).astype(np.int64),
+        rows["engine"] // service.answering.width,
         service.work(),
         service.work(1) if service.split else None,
-        queue_s,
-        tokens[1 : 1 + int(rows["output"].sum())],
+        None if service.split else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"]),
+        arrays.tokens[1:],
     )
 
 
-def _pieces(kind: AnyKind, requests: Requests) -> tuple[Ints, Ints]:
+def _pieces(spec: SimulatedEngine, requests: Requests) -> tuple[Ints, Ints]:
     """Names and ends of the pieces of each prompt, a row per request."""
-    spec = (kind.decode if isinstance(kind, SplitKind) else kind).spec
-    count = len(requests.sent_s)
+    nothing = np.zeros((len(requests.sent_s), 0), np.int64)
     if not spec.enable_prefix_caching:
-        return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.int64)
+        return nothing, nothing
     if requests.prefixes is not None:
         pieces = requests.prefixes.pieces(spec.block_size)
         return pieces.names.T, np.cumsum(pieces.blocks, axis=0).T
-    shared = np.asarray(requests.asked[2], np.int64) // spec.block_size
-    if not shared.any():
-        return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.int64)
-    return np.zeros((count, 1), np.int64), shared[:, None]
+    shared = np.asarray(requests.asked[2], np.int64)[:, None] // spec.block_size
+    return (np.zeros_like(shared), shared) if shared.any() else (nothing, nothing)
 
 
 def all_work(times: Times) -> dict[str, float]:

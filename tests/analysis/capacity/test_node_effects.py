@@ -39,12 +39,13 @@ from loadgen.search.window_plan import MeasuredWindow, Start, WindowPlan, counte
 from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import VirtualService, kind_of
+from serve_apps.engine_model import kind_of
 from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.verdict_trees import text_of
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
+from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
 VARIED = load(["workload=chat_5600_140_varied"]).workload

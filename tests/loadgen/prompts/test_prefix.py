@@ -24,13 +24,14 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.metrics_scraper import page_figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import VirtualService, kind_of
+from serve_apps.engine_model import kind_of
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.arrow_files import facts
 from tests.support.servers.plans import client_plan
 from tests.support.virtual.simulated_prefix import simulated
+from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import VirtualTarget
 
 HALF = load(["workload=smoke", "workload.prefix_hit=.5", "workload.input_tokens.mean=1600"])

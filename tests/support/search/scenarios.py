@@ -10,12 +10,12 @@ import numpy as np
 
 from conf import Experiment, load
 from conf.specs.bounds import GAPS, metric_of
-from serve_apps.engine_model import VirtualService
 from serve_apps.engine_model.engine.kinds import EngineKind
 from tests.support.virtual.engines import GapService
 from tests.support.virtual.fluid import Fluid
 from tests.support.virtual.shared_processor import SharedProcessor
 from tests.support.virtual.toy_services import Failing, OneAtATime
+from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import Service, VirtualTarget
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from conf import load
 from conf.specs.experiment import Constant, Experiment, SimulatedEngine
-from serve_apps.engine_model import Engine, EngineKind, VirtualService
+from serve_apps.engine_model import Engine, EngineKind
 from serve_apps.engine_model.service.service import late_gap_s
 from tests.support.virtual.books import check_integrity
+from tests.support.virtual.virtual_service import VirtualService
 
 QWEN = "qwen3_235b_a22b_fp8"
 

@@ -13,7 +13,8 @@ from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import VirtualService, kind_of
+from serve_apps.engine_model import kind_of
+from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import Patient, VirtualTarget
 
 

@@ -41,8 +41,8 @@ def chosen_by(policy: str, in_flight: list[int], session: int = 0, number: int =
     count = len(in_flight)
     routed = choice(balance(policy), count, seed, np.zeros(1), np.array([session]), first=number)
     state, columns = np.zeros(1, BALANCER), np.zeros((4, 1), np.int64)
-    state["mode"], state["load_factor"], state["lost"] = routed.mode, routed.load_factor, -1
-    state["alive"], state["in_flight"], state["fewest"] = count, sum(in_flight), min(in_flight)
+    state["mode"], state["load_factor"], state["lost"], state["gone"] = routed.mode, 1.25, -1, -1
+    state["count"], state["in_flight"], state["fewest"] = count, sum(in_flight), min(in_flight)
     for row, column in enumerate((routed.one, routed.other)):
         columns[row, : len(column)] = column
     with_open = np.bincount(in_flight, minlength=20)[None].astype(np.int64)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, VirtualService, kind_of
+from serve_apps.engine_model import Engine, GenerateRequest, kind_of
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import (
     LATE_GAP,
@@ -24,6 +24,7 @@ from serve_apps.engine_model.service.service import (
     serve_closed,
 )
 from tests.support.virtual.engines import specs
+from tests.support.virtual.virtual_service import VirtualService
 
 ASKED = specs()
 PARTS = ASKED.model, ASKED.hardware, ASKED.layout

@@ -9,7 +9,7 @@ import pytest
 
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
-from serve_apps.engine_model import RequestProgress, SplitKind, VirtualService
+from serve_apps.engine_model import SplitKind
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.engine_model.engine.steps import IDLE_POLL_S
@@ -17,6 +17,7 @@ from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
 from tests.support.virtual.books import check_integrity
 from tests.support.virtual.engines import specs
+from tests.support.virtual.virtual_service import RequestProgress, VirtualService
 
 ASKED = specs()
 FRONT_S, LATENCY_S = 0.003, 0.007

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import RequestProgress, VirtualService, kind_of
+from serve_apps.engine_model import kind_of
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.support.virtual.engines import specs
+from tests.support.virtual.virtual_service import RequestProgress, VirtualService
 
 SPECS = specs()
 

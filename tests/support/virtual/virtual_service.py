@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from serve_apps.engine_model.engine import state
+from serve_apps.engine_model.engine.engine import RequestState
 from serve_apps.engine_model.engine.kinds import SplitKind
 from serve_apps.engine_model.engine.native import NONE
 from serve_apps.engine_model.service.balancer import Balance, Choice, choice
-from serve_apps.engine_model.service.service import AnyKind, Replicas, Service
+from serve_apps.engine_model.service.service import SPARE_RUNS, AnyKind, Replicas, Service
 
 
 class RequestProgress(NamedTuple):
@@ -64,7 +66,9 @@ class VirtualService:
             raise ValueError("a service needs at least one engine")
         balance = Balance(policy) if isinstance(policy, str) else policy
         longest = (kind.decode if isinstance(kind, SplitKind) else kind).spec.max_model_len
-        self.service = Service(kind, Replicas(replicas, balance, seed), longest, tokens)
+        self.service = service = Service(kind, Replicas(replicas, balance, seed), longest, tokens)
+        service.arrays.set(**state.empty_books(int(service.arrays.engines["blocks"].sum()), 0))
+        self._names = self._tokens = self._cells = 0
         self._arrivals: list[_Arrival] = []
         self._open: dict[int, int] = {}
         self._keys: list[int] = []
@@ -88,7 +92,7 @@ class VirtualService:
         """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        answering = self.service.answering
+        answering, number = self.service.answering, self.service.count
         answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
         pieces = list(begins.pieces)
         if not pieces and shared_tokens >= answering.spec.block_size:
@@ -96,9 +100,8 @@ class VirtualService:
         if not answering.spec.enable_prefix_caching:
             pieces = []
         names, ends = (np.array([[each[k] for each in pieces]], np.int64).reshape(1, -1) for k in (0, 1))
-        prompt, output = (np.array([each], np.int64) for each in (input_tokens, output_tokens))
-        number = self.service.count
-        self.service.append(prompt, output, names, ends)
+        self._make_room(len(pieces), output_tokens)
+        self.service.append(np.array([input_tokens]), np.array([output_tokens]), names, ends)
         self._keys.append(key)
         where = NONE if replica is None else replica
         heapq.heappush(self._arrivals, _Arrival(at_s, number, where, begins.session))
@@ -119,14 +122,11 @@ class VirtualService:
         columns = list(zip(*due, strict=True)) or [(), (), (), ()]
         due_s = np.array(columns[0], np.float64)
         numbers, to, session = (np.array(column, np.int64) for column in columns[1:])
-        free = to == NONE
-        replicas = self.service.replicas
-        routed = choice(
-            replicas.balance, replicas.count, replicas.seed, due_s[free], session[free], first=self._routed
-        )
+        free, by, first = to == NONE, self.service.replicas, self._routed
+        routed = choice(by.balance, by.count, by.seed, due_s[free], session[free], first=first)
         self._routed += int(free.sum())
         self._open |= {self._keys[number]: int(number) for number in numbers}
-        self.service.send(numbers, due_s, to, _spread(routed, free), until_s)
+        self.service.send(numbers, due_s, to, _spread(routed, free), until_s, first)
         self.now_s = max(self.now_s, until_s)
 
     def observe(self) -> list[RequestProgress]:
@@ -138,24 +138,25 @@ class VirtualService:
         return seen
 
     def _progress(self, key: int, number: int) -> RequestProgress:
-        service, each = self.service, self.service.rows_each
-        request = service.arrays.requests[number * each]
-        engine = service.arrays.engines[request["engine"]]
-        done = request["ahead"] + engine["completed"] if request["prompt"] else 0
-        tokens = int(max(request["joined"], min(request["most"], done)))
-        first_s = None if np.isnan(request["first_s"]) else float(request["first_s"])
-        last_s = float(
-            engine["at_s"] if request["decoding"] and tokens > request["joined"] else request["last_s"]
-        )
-        finished = tokens == request["output"]
-        replica = int(request["engine"]) // service.answering.width
-        cached = int(service.arrays.requests[number * each + 1]["cached"]) if service.split else -1
-        queue_s = (
-            float(request["scheduled_s"] - request["queued_s"]) if finished and not service.split else None
-        )
-        return RequestProgress(
-            key, replica, first_s, last_s if tokens else None, tokens, bool(finished), cached, queue_s
-        )
+        service, row = self.service, number * self.service.rows_each
+        request, requests = RequestState(service.arrays, row), service.arrays.requests
+        tokens, finished = request.emitted, request.finished
+        replica = int(requests["engine"][row]) // service.answering.width
+        cached = int(requests["cached"][row + 1]) if service.split else -1
+        queue_s = request.queue_s if finished and not service.split else None
+        last_s = request.last_token_s if tokens else None
+        return RequestProgress(key, replica, request.first_token_s, last_s, tokens, finished, cached, queue_s)
+
+    def _make_room(self, pieces: int, tokens: int) -> None:
+        """Room for a request more: twice as much as there was, where it is used up."""
+        self._names, self._tokens = self._names + pieces, self._tokens + tokens
+        self._cells += self.service.rows_each * (2 * pieces + SPARE_RUNS)
+        arrays, rows = self.service.arrays, (self.service.count + 1) * self.service.rows_each
+        needed = np.array([rows, self._names, self._tokens + 1, self._cells + 1])
+        held = np.array([len(each) for each in (arrays.requests, arrays.names, arrays.tokens, arrays.cells)])
+        more = np.where(needed > held, 2 * needed - held, 0)
+        if more[[0, 1, 3]].any() or (len(arrays.tokens) and more[2]):
+            self.service.make_room(*more.tolist())
 
 
 def _spread(routed: Choice, free: NDArray[np.bool_]) -> Choice:
