@@ -17,28 +17,54 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cluster.command_line import (
-    EXIT_CLUSTER,
-    EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_USAGE,
-    parser,
-    refuse_unused_flags,
-    target_of,
-)
 from cluster.manifests.files import KubernetesSite, assign_hosts, kuberay, ray_up, systemd
 from cluster.manifests.nodes import environment, is_amd, nodes_of
 from cluster.ray_session.placement import NO_CLUSTER, PlacementError, SessionError, head_is_missing
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
-from conf.io.one_line import reason
+from conf.io.one_line import OneLineParser, hint, nearest, reason
 from conf.specs.experiment import VllmEngine
+from conf.words import groups
+
+EXIT_OK, EXIT_INTERNAL, EXIT_USAGE, EXIT_CLUSTER, EXIT_INTERRUPTED = 0, 1, 2, 5, 130
+KUBERAY, RAY_UP, HOSTS = ("kuberay",), ("ray-up",), ("ray-up", "systemd")
+TARGETS = KUBERAY + HOSTS
+
+
+class Flag(NamedTuple):
+    """A flag of `render`, and the targets that use it; without a metavar it takes no value."""
+
+    names: str
+    targets: tuple[str, ...]
+    metavar: str
+    help: str
+    type: Callable[[str], Any] = str
+
+    def value(self, arguments: argparse.Namespace) -> Any:
+        return getattr(arguments, self.names.split()[0].removeprefix("--").replace("-", "_"))
+
+
+FLAGS = (
+    Flag("--out -o", TARGETS, "DIR", "write files there; by default they are printed", Path),
+    Flag("--load-nodes", TARGETS, "N", "nodes for load only (1); 0: load and replicas share nodes", int),
+    Flag("--gpu-node-cpus", TARGETS, "N", "CPUs of a node with GPUs for Ray to give away (64)", int),
+    Flag("--name", KUBERAY + RAY_UP, "NAME", "name of the cluster (maxqps)"),
+    Flag("--image", KUBERAY, "IMAGE", "kuberay: pinned, best by digest: REPO:TAG@sha256:DIGEST"),
+    Flag("--weights", KUBERAY, "WHERE", "kuberay: pvc:NAME (pvc:weights), or a folder on every node"),
+    Flag("--service", KUBERAY, "", "kuberay: a RayService that keeps one deployment up"),
+    Flag("--namespace", KUBERAY, "NAME", "kuberay: namespace of the objects (default)"),
+    Flag("--token-secret", KUBERAY, "NAME", "kuberay: Secret with the key auth_token (KubeRay makes one)"),
+    Flag("--groups", KUBERAY, "GID,GID", "kuberay: ids of the nodes' groups video and render (44,109)"),
+    Flag("--memory", KUBERAY, "SIZE", "kuberay: memory of a pod with GPUs, /dev/shm included (512Gi)"),
+    Flag("--hosts", HOSTS, "A,B,...", "ray-up, systemd: IP addresses of head, GPU nodes, load nodes"),
+    Flag("--ssh-user", RAY_UP, "USER", "ray-up: user that logs in on all hosts (ray)"),
+    Flag("--venv", HOSTS, "DIR", "ray-up, systemd: environment with this package there (/opt/maxqps)"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.default_int_handler)
     try:
-        target = target_of(arguments)
-        refuse_unused_flags(arguments, target)
+        target = _target(arguments)
         return _render(arguments, target) if target else preflight(arguments)
     except (PlacementError, SessionError) as error:
         terminal.error(error)
@@ -66,6 +91,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         terminal.error(reason(error))
         return EXIT_INTERNAL
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser: a verb, words `key=value` in any order, and flags."""
+    choices = "\n".join(f"  {group}=  {', '.join(names)}" for group, names in groups().items())
+    top = OneLineParser(
+        prog="python -m cluster",
+        allow_abbrev=False,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The words are those of python -m loadgen: a bare group name chooses a file, a dotted key "
+        f"sets a value.\n{choices}\n\nexit codes: 0 done; 1 internal error; 2 wrong usage; 5 the cluster "
+        "failed, or a check did; 130 interrupted",
+    )
+    top.add_argument("verb", choices=("preflight", "render"), help="check nodes; print files")
+    top.add_argument("words", nargs="*", metavar="key=value", help=f"render: first {' or '.join(TARGETS)}")
+    top.add_argument("--json", action="store_true", help="preflight: one JSON document on stdout")
+    group: Any = top.add_argument_group("render")
+    for flag in FLAGS:
+        kind = {"type": flag.type, "metavar": flag.metavar} if flag.metavar else {"action": "store_true"}
+        group.add_argument(*flag.names.split(), help=flag.help, **kind)
+    return top
+
+
+def _target(arguments: argparse.Namespace) -> str:
+    """The target of `render`, which is removed from the words; empty for `preflight`.
+
+    Raises ConfigError for a flag that has no effect on it.
+    """
+    targets = [word for word in arguments.words if word in TARGETS]
+    target = targets[0] if targets and arguments.verb == "render" else ""
+    if arguments.verb == "render":
+        if len(targets) != 1:
+            near = hint([name for word in arguments.words for name in nearest(word, TARGETS)])
+            raise ConfigError(
+                f"render needs one of {', '.join(TARGETS)}: python -m cluster render kuberay ...{near}"
+            )
+        arguments.words.remove(target)
+    for flag in FLAGS:
+        if flag.value(arguments) not in (None, False) and target not in flag.targets:
+            raise ConfigError(
+                f"{flag.names.split()[0]} belongs to {' and '.join(flag.targets)}; leave it out"
+            )
+    if arguments.json and target:
+        raise ConfigError("--json belongs to preflight; render prints files")
+    return str(target)
 
 
 def _render(arguments: argparse.Namespace, target: str) -> int:
@@ -87,17 +158,16 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
         site = _site(arguments, name)
         config, notes = _serve_config(experiment, site) if arguments.service else (None, ())
         heading = "\n".join([heading, *(f"Note: {note}" for note in notes)])
-        files = kuberay(site, nodes, experiment.hardware, env, heading, config)
+        return _deliver(kuberay(site, nodes, experiment.hardware, env, heading, config), arguments.out)
+    if not arguments.hosts:
+        raise ConfigError(
+            f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
+        )
+    hosts = assign_hosts([host for host in arguments.hosts.split(",") if host], nodes)
+    if target == "ray-up":
+        files = ray_up(hosts, nodes, env, heading, name, arguments.ssh_user or "ray", venv)
     else:
-        if not arguments.hosts:
-            raise ConfigError(
-                f"render {target} needs --hosts A,B,...: IP addresses of head, GPU nodes, load nodes"
-            )
-        hosts = assign_hosts([host for host in arguments.hosts.split(",") if host], nodes)
-        if target == "ray-up":
-            files = ray_up(hosts, nodes, env, heading, name, arguments.ssh_user or "ray", venv)
-        else:
-            files = systemd(hosts, nodes, env, heading, venv, is_amd(experiment.hardware))
+        files = systemd(hosts, nodes, env, heading, venv, is_amd(experiment.hardware))
     return _deliver(files, arguments.out)
 
 

@@ -1,8 +1,4 @@
-"""The kinds of checks and how they are judged, on one node or across all nodes.
-
-A judge turns a node's facts into pass, warn, fail or unknown, with the figure, the expected figure and the
-remedy. A fact that could not be read is unknown and never passes.
-"""
+"""Kinds of checks, on one node or across all nodes. What could not be read is unknown, never a pass."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,26 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cluster.preflight.gpu_facts import Gpu
-from cluster.preflight.node_facts import Host
+from cluster.preflight.node_facts import Host, Weights
 from cluster.ray_session.placement import LOAD_ROLE
 
 Status = Literal["pass", "warn", "fail", "unknown"]
 Where = Literal["every", "head", "serving", "gpu"]
 
-
 GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """A number with its unit and its source."""
-
-    value: float
-    unit: str
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.value:g} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +88,7 @@ class InspectedNode:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A figure judged against the expected one; the remedy is one line, empty if it passes.
-
-    A judge leaves the names of the check and the node to its caller.
-    """
+    """A figure judged against the expected one; the remedy is one line, empty if it passes."""
 
     check: str = field(default="", kw_only=True)
     node: str = field(default="", kw_only=True)
@@ -119,6 +99,7 @@ class Finding:
 
 
 Judge = Callable[[InspectedNode, Expected], Finding | None]
+"""Judges a node's facts; names of the check and of the node are added later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +125,8 @@ def judged(figure: str | None, expected: str, good: bool, remedy: str, bad: Stat
 
 def check_node(check: NodeCheck, seen: InspectedNode, expected: Expected) -> Finding | None:
     """The finding of a check on a node; None if it does not concern the node."""
-    if not _concerns(check, seen, expected):
+    concerned = {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
+    if not concerned or (check.amd and not expected.arch):
         return None
     finding: Finding | None = Finding("unknown", without_gpus(seen, expected), "")
     if check.where != "gpu" or seen.gpus:
@@ -161,12 +143,6 @@ def without_gpus(seen: InspectedNode, expected: Expected) -> str:
     if not expected.arch:
         return "only AMD's GPUs are read"
     return "a driver, but no AMD GPU is reported" if seen.host.gpus is None else "no GPU here"
-
-
-def _concerns(check: NodeCheck, seen: InspectedNode, expected: Expected) -> bool:
-    if check.amd and not expected.arch:
-        return False
-    return {"every": True, "head": seen.node.is_head}.get(check.where, seen.serves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +163,7 @@ class Comparison:
 
 
 ALL_NODES = "all nodes"
+MOST_NAMES = 3
 
 
 def compare(comparison: Comparison, nodes: Sequence[InspectedNode], expected: Expected) -> Finding | None:
@@ -207,16 +184,56 @@ def _equal(comparison: Comparison, values: Mapping[str, str | None], needed: boo
         return Finding(status, "reported by no node", "equal on all nodes", remedy)
     if len(distinct) == 1:
         return Finding("pass", str(distinct[0]), "equal on all nodes")
-    figure = "; ".join(
-        f"{'nothing' if value is None else value} on {_names([n for n, v in values.items() if v == value])}"
-        for value in distinct
-    )
-    return Finding("fail", figure, "equal on all nodes", comparison.remedy)
+    shares = []
+    for value in distinct:
+        names = [name for name in values if values[name] == value]
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        shares.append(f"{'nothing' if value is None else value} on {', '.join(names[:MOST_NAMES])}{more}")
+    return Finding("fail", "; ".join(shares), "equal on all nodes", comparison.remedy)
 
 
-def _names(names: Sequence[str], most: int = 3) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def _version(name: str, where: Where, remedy: str, needed_by: str | None = None) -> Comparison:
+    return Comparison(name, where, lambda seen: seen.host.versions.get(name), remedy, needed_by)
+
+
+def _weights_digest(seen: InspectedNode) -> str | None:
+    folder = seen.host.weights
+    return f"digest {folder.digest}" if isinstance(folder, Weights) else None
+
+
+def _gpu_kind(seen: InspectedNode) -> str | None:
+    kinds = sorted({f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in seen.gpus})
+    return f"{len(seen.gpus)} x {', '.join(kinds)}" if kinds else None
+
+
+_SAME_IMAGE = "start all nodes from one image"
+_NO_MIXTURE = "one kind of GPU per run: leave the odd node out"
+_NO_DIGEST = "set MAXQPS_IMAGE_DIGEST in the containers"
+COMPARISONS = (
+    _version("python", "every", _SAME_IMAGE, needed_by=""),
+    _version("ray", "every", _SAME_IMAGE, needed_by=""),
+    _version("maxqps", "every", "install one wheel on all nodes, or submit the folder", needed_by=""),
+    _version("vllm", "serving", "install the same vLLM on all serving nodes", needed_by="vllm"),
+    _version("torch", "serving", _SAME_IMAGE, needed_by="vllm"),
+    _version("ROCm", "serving", _SAME_IMAGE),
+    _version("GPU driver", "serving", "install the same driver on all hosts"),
+    Comparison("GPUs equal", "serving", _gpu_kind, _NO_MIXTURE),
+    Comparison("image", "serving", lambda seen: seen.host.image, _SAME_IMAGE, unreported=_NO_DIGEST),
+    Comparison("weights equal", "serving", _weights_digest, "copy or mount one revision", of_model=True),
+)
+
+
+def environments(nodes: Sequence[InspectedNode]) -> Finding | None:
+    """The finding on variables that engines read, which must be equal on all serving nodes."""
+    reported = [seen.host.environment for seen in nodes if seen.serves]
+    if not reported:
+        return None
+    names = sorted(set().union(*reported))
+    differ = [name for name in names if len({environment.get(name) for environment in reported}) > 1]
+    figure = f"{', '.join(differ)} differ" if differ else f"{len(names)} variables"
+    remedy = "start Ray with one environment on all nodes" if differ else ""
+    status: Status = "fail" if differ else "pass"
+    return Finding(status, figure, "equal on all nodes", remedy, check="environment", node=ALL_NODES)
 
 
 def size(size_bytes: float) -> str:

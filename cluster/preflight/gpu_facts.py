@@ -83,42 +83,32 @@ def read_gpus(root: Path) -> tuple[Gpu, ...] | None:
 
     Empty without AMD's driver; None if there is a driver but its GPUs are hidden from us.
     """
-    nodes = {int(path.name): path for path in (root / KFD_NODES).glob("[0-9]*")}
-    facts = {number: _properties(path / "properties") for number, path in sorted(nodes.items())}
-    ranks = {number: rank for rank, number in enumerate(n for n in facts if facts[n].get("simd_count"))}
-    if not ranks:
+    devices = _kfd_gpus(root)
+    if not devices:
         return None if (root / "sys/class/kfd").exists() else ()
-    driver = file_text(root / "sys/module/amdgpu/version")
     names = ask_amdsmi(lambda amdsmi, gpu: amdsmi.amdsmi_get_gpu_asic_info(gpu)["market_name"])
-    if len(names) != len(ranks):  # a container shows only some of the GPUs
-        names = (None,) * len(ranks)
-    return tuple(
-        _gpu(root, nodes[number], facts[number], ranks, driver, name)
-        for number, name in zip(ranks, names, strict=True)
-    )
+    if len(names) != len(devices):  # a container shows only some of the GPUs
+        names = (None,) * len(devices)
+    ranks = {int(folder.name): rank for rank, folder in enumerate(devices)}
+    return tuple(_gpu(root, folder, ranks, name) for folder, name in zip(devices, names, strict=True))
 
 
-def _gpu(
-    root: Path,
-    path: Path,
-    facts: Mapping[str, int],
-    ranks: Mapping[int, int],
-    driver: str | None,
-    name: Any,
-) -> Gpu:
-    links = [_properties(link) for link in sorted(path.glob("io_links/*/properties"))]
-    peers = frozenset(ranks[link["node_to"]] for link in links if _is_xgmi(link) and link["node_to"] in ranks)
+def _gpu(root: Path, folder: Path, ranks: Mapping[int, int], name: Any) -> Gpu:
+    facts = _properties(folder / "properties")
+    links = [_properties(link) for link in sorted(folder.glob("io_links/*/properties"))]
+    peers = [ranks.get(link.get("node_to", -1)) for link in links if link.get("type") == KFD_XGMI]
     card, firmware = _card(root, facts), facts.get("fw_version")
+    ecc = re.search(r"^ue: *(\d+)", file_text(card / "ras/umc_err_count") or "", re.MULTILINE)
     return Gpu(
-        ranks[int(path.name)],
+        ranks[int(folder.name)],
         name=name if isinstance(name, str) and name != "N/A" else None,
         arch=_gfx(facts.get("gfx_target_version", 0)),
-        driver=driver,
+        driver=file_text(root / "sys/module/amdgpu/version"),
         vram_used_bytes=file_integer(card / "mem_info_vram_used"),
-        ecc_errors=_ecc_errors(card / "ras/umc_err_count"),
+        ecc_errors=int(ecc[1]) if ecc else None,
         mec_firmware=None if firmware is None else firmware & MEC_BITS,
         numa_node=file_integer(card / "numa_node"),
-        links=peers if links else None,
+        links=frozenset(peer for peer in peers if peer is not None) if links else None,
         vram_bytes=file_integer(card / "mem_info_vram_total"),
     )
 
@@ -148,17 +138,17 @@ def _answer(question: Callable[[Any, Any], Any], amdsmi: Any, gpu: Any) -> Any:
 
 def kfd_cards(root: Path) -> list[Path]:
     """The devices of the GPUs in the kernel's tree, in their order; a container sees only its own."""
+    return [_card(root, _properties(folder / "properties")) for folder in _kfd_gpus(root)]
+
+
+def _kfd_gpus(root: Path) -> list[Path]:
+    """The folders of the compute devices that are GPUs, in their order."""
     nodes = sorted((root / KFD_NODES).glob("[0-9]*"), key=lambda path: int(path.name))
-    facts = (_properties(path / "properties") for path in nodes)
-    return [_card(root, properties) for properties in facts if properties.get("simd_count")]
+    return [folder for folder in nodes if _properties(folder / "properties").get("simd_count")]
 
 
 def _card(root: Path, facts: Mapping[str, int]) -> Path:
     return root / f"sys/class/drm/renderD{facts.get('drm_render_minor', 0)}/device"
-
-
-def _is_xgmi(link: Mapping[str, int]) -> bool:
-    return link.get("type") == KFD_XGMI and "node_to" in link
 
 
 def _gfx(version: int) -> str:
@@ -187,12 +177,6 @@ def file_integer(path: Path) -> int | None:
     """The integer in a small file; None if there is none."""
     text = file_text(path)
     return int(text) if text and text.lstrip("-").isdigit() else None
-
-
-def _ecc_errors(path: Path) -> int | None:
-    """Uncorrectable errors in a RAS file of amdgpu, which has the lines `ue: N` and `ce: N`."""
-    match = re.search(r"^ue: *(\d+)", file_text(path) or "", re.MULTILINE)
-    return int(match[1]) if match else None
 
 
 def visible_devices(ids: Collection[str]) -> dict[str, int | None]:

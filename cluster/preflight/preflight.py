@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from cluster.preflight.checks import (
     ALL_NODES,
+    COMPARISONS,
     Expected,
     Finding,
     InspectedNode,
@@ -22,11 +23,11 @@ from cluster.preflight.checks import (
     Status,
     check_node,
     compare,
+    environments,
 )
-from cluster.preflight.checks_gpu import GPU_CHECKS
-from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_facts import visible_devices
-from cluster.preflight.node_facts import NodeRequest, read_host
+from cluster.preflight.judges import GPU_CHECKS, HOST_CHECKS
+from cluster.preflight.node_facts import read_host
 from cluster.ray_session.node_tasks import gather, on_node
 from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, serve_runs
 from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
@@ -137,8 +138,8 @@ def inspect(expected: Expected) -> PreflightReport:
     nodes = _alive_nodes()
     if serve_runs():  # then Serve listens there
         expected = replace(expected, http_port=0)
-    request = NodeRequest(expected.model_path, expected.http_port, dict(expected.env))
-    tasks = {key: on_node(key, read_host).remote(request) for key in nodes}
+    request = expected.model_path, expected.http_port, dict(expected.env)
+    tasks = {key: on_node(key, read_host).remote(*request) for key in nodes}
     hosts, lost = gather(tasks, expected.node_timeout_s)
     seen = {
         key: InspectedNode(nodes[key], host, _offset(key, expected.node_timeout_s))

@@ -644,21 +644,21 @@ FAULTS = (
     ),
     Fault(
         "clock within its uncertainty passes",
-        "cluster.preflight.checks_host:clock",
-        "offset_ms + spread_ms < CLOCK_OFFSET.value",
-        "offset_ms - spread_ms < CLOCK_OFFSET.value",
+        "cluster.preflight.judges:clock",
+        "offset_ms + spread_ms < CLOCK_MS",
+        "offset_ms - spread_ms < CLOCK_MS",
     ),
     Fault(
         "full disk passes",
-        "cluster.preflight.checks_host:disk",
+        "cluster.preflight.judges:disk",
         "100 * seen.host.disk_free",
         "1000 * seen.host.disk_free",
     ),
     Fault(
         "shared memory in GB",
-        "cluster.preflight.checks_host:shared_memory",
-        "least.value * GIB",
-        "least.value",
+        "cluster.preflight.judges:shared_memory",
+        "least_gib * GIB",
+        "least_gib",
     ),
     Fault("unknown figure passes", "cluster.preflight.checks:judged", "if figure is None", "if False"),
     Fault(
@@ -667,7 +667,7 @@ FAULTS = (
         "if len(distinct) == 1",
         "if len(distinct) <= 2",
     ),
-    Fault("GPU of another kind", "cluster.preflight.checks_gpu:_is_kind", "arch != expected.arch", "False"),
+    Fault("GPU of another kind", "cluster.preflight.judges:_is_kind", "arch != expected.arch", "False"),
     Fault(
         "node without GPUs serves",
         "cluster.preflight.checks:InspectedNode.serves",

@@ -13,7 +13,7 @@ from maxqps import __main__ as console
 def test_its_verbs_are_those_of_the_rooms() -> None:
     for room, grammar in (("loadgen", "loadgen.cli.arguments"), ("analysis", "analysis.__main__")):
         assert console.ROOMS[room] == tuple(import_module(grammar).VERBS)
-    (verb, *_) = import_module("cluster.command_line").parser("")._get_positional_actions()
+    (verb, *_) = import_module("cluster.__main__").parser("")._get_positional_actions()
     assert console.ROOMS["cluster"] == verb.choices
 
 

@@ -1,11 +1,11 @@
-"""`cluster.preflight.checks` and `checks_gpu`: which nodes serve, and which GPU is the expected one."""
+"""`cluster.preflight.checks` and `judges`: which nodes serve, and which GPU is the expected one."""
 
 from dataclasses import replace
 
 import pytest
 
 from cluster.preflight.checks import Expected, InspectedNode, Node
-from cluster.preflight.checks_gpu import gpus
+from cluster.preflight.judges import gpus
 from cluster.ray_session.placement import LOAD_ROLE
 from tests.support.machine.healthy_node import HBM, HEALTHY, healthy_gpu
 

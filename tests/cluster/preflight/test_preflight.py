@@ -9,6 +9,7 @@ import pytest
 
 from cluster.preflight import gpu_facts, node_facts
 from cluster.preflight.checks import (
+    COMPARISONS,
     Expected,
     Finding,
     InspectedNode,
@@ -16,10 +17,10 @@ from cluster.preflight.checks import (
     NodeClock,
     check_node,
     compare,
+    environments,
 )
-from cluster.preflight.checks_gpu import GPU_CHECKS
-from cluster.preflight.checks_host import COMPARISONS, HOST_CHECKS, environments
 from cluster.preflight.gpu_facts import Gpu
+from cluster.preflight.judges import GPU_CHECKS, HOST_CHECKS
 from cluster.preflight.node_facts import Weights
 from tests.support.machine.amdsmi_module import install_amdsmi
 from tests.support.machine.healthy_node import (

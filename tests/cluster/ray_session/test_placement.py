@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster import __main__ as command
-from cluster.command_line import EXIT_CLUSTER
+from cluster.__main__ import EXIT_CLUSTER
 from cluster.ray_session import placement
 from cluster.ray_session.placement import PlacementError, require_nodes
 from conf.specs.experiment import Cluster
