@@ -3,10 +3,6 @@
 The gates are those of `analysis.capacity.checks`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
-
 import numpy as np
 import pyarrow as pa
 
@@ -14,8 +10,18 @@ from analysis.capacity.checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, WindowRows, counted, ms, qps, share
-from analysis.results.runs import Run
+from analysis.figures.exhibit import (
+    Exhibit,
+    NoData,
+    Row,
+    RunData,
+    WindowRows,
+    counted,
+    ms,
+    plot_of,
+    qps,
+    share,
+)
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 
@@ -27,16 +33,12 @@ LEAST_MS = 0.01
 """Left edge of the lag's axis: a smaller lag is not worth a decade."""
 
 
-@dataclass(frozen=True, slots=True)
 class ClientLag(Exhibit):
-    """Send lags of every window in ms against the gate, and the actors' health second by second.
+    """Share of the sends later than each lag (ms, both log); CPU and run share of the load actors over time.
 
-    A request that never left is infinitely late.
+    The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
+    Each of the other two has a panel of its own with its own bound. Raises NoData without a window.
     """
-
-    windows: Sequence[WindowRows]
-    clients: pa.Table
-    gate_ms: float
 
     name = "client_lag"
     title = "The load generator's own lateness"
@@ -46,16 +48,12 @@ class ClientLag(Exhibit):
     )
     height_in = 5.4
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        windows = subject.windows
-        gate_ms = _gate_ms(subject, windows)
-        return cls([_row(window, gate_ms) for window in windows], windows, subject.run.clients(), gate_ms)
-
-    @property
-    def worst(self) -> WindowRows:
+    def __init__(self, data: RunData) -> None:
+        self.windows, self.clients = data.windows, data.run.clients()
+        self.gate_ms = _gate_ms(data)
+        self.rows = [_row(window, self.gate_ms) for window in self.windows]
+        self.worst = max(self.windows, key=_p99)
         """The window with the largest p99 send lag."""
-        return max(self.windows, key=_p99)
 
     def draw(self, figure: Figure) -> None:
         heights = (2.4, 1, 1) if self.clients.num_rows else (1,)
@@ -83,13 +81,7 @@ class ClientLag(Exhibit):
         return " ".join(said)
 
 
-def plot_client_lag(run: Run) -> Figure:
-    """Share of the sends later than each lag (ms, both log); CPU and run share of the load actors over time.
-
-    The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
-    Each of the other two has a panel of its own with its own bound. Raises NoData without a window.
-    """
-    return ClientLag.read(RunData(run)).figure()
+plot_client_lag = plot_of(ClientLag)
 
 
 def _p99(window: WindowRows) -> float:
@@ -98,13 +90,13 @@ def _p99(window: WindowRows) -> float:
     return -np.inf if p99 is None else p99
 
 
-def _gate_ms(data: RunData, windows: Sequence[WindowRows]) -> float:
+def _gate_ms(data: RunData) -> float:
     """The gate of the run's own check, or computed anew if the run wrote none."""
     checks = data.run.verdict.checks if data.run.verdict else None
     for check in checks or ():
         if check.name == "send_lag_p99" and check.bound is not None:
             return float(check.bound)
-    bound = lag_gate_ms(windows[0].rows, data.run.config.slo)
+    bound = lag_gate_ms(data.windows[0].rows, data.run.config.slo)
     if bound is None:
         raise NoData("no bound of the send lag is known")
     return bound

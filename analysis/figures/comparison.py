@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import numpy as np
 
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, qps, run_capacity
+from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, plot_of, qps, run_capacity
 from analysis.planning.sizing import ScalingEfficiency, scaling
 from analysis.results.runs import Run, RunError
 from analysis.results.studies import Study
@@ -26,30 +25,24 @@ MOST_LETTERS, MOST_WORDS = 22, 44
 ABOVE: Look = {"xytext": (0, 8), "ha": "center", "va": "center"}
 
 
-@dataclass(frozen=True, slots=True)
 class Comparison(Exhibit):
-    """The parts in their order with their ratios to the first, and the capacity of all together."""
+    """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
 
-    parts: Sequence[CapacityRow]
-    together: Sequence[CapacityRow]
+    A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
+    the estimates are independent. A study that pools has its own capacity below its parts. Raises NoData
+    where none has a capacity.
+    """
 
     name = "compare"
     title = "Capacities side by side"
     source = "study.json: parts or cells, capacity, ratio; or sweep.json of each run: capacity"
 
-    @classmethod
-    def read(cls, subject: StudyOrRuns) -> Self:
-        parts, together = _with_ratios(subject), pooled_rows(subject)
-        return cls([_row(part) for part in (*parts, *together)], parts, together)
-
-    @property
-    def whole_height_in(self) -> float:
-        return max(self.height_in, MARGIN_IN + ROW_IN * len(self.all_parts))
-
-    @property
-    def all_parts(self) -> list[CapacityRow]:
-        """The parts and, below them, all together."""
-        return [*self.parts, *self.together]
+    def __init__(self, subject: Study | StudyOrRuns) -> None:
+        subject = subject.verdict if isinstance(subject, Study) else subject
+        self.parts, self.together = _with_ratios(subject), pooled_rows(subject)
+        self.all_parts = [*self.parts, *self.together]
+        self.rows = [_row(part) for part in self.all_parts]
+        self.height_in = max(canvas.HEIGHT_IN, MARGIN_IN + ROW_IN * len(self.all_parts))
 
     def draw(self, figure: Figure) -> None:
         with_ratios = any(part.ratio for part in self.parts)
@@ -116,14 +109,7 @@ class Comparison(Exhibit):
         canvas.label(ax, f"capacity over that of {first}", "")
 
 
-def plot_compare(subject: Study | Sequence[Run]) -> Figure:
-    """Capacities with 95 % intervals (QPS per node), and next to them their ratios to the first with theirs.
-
-    A ratio is filled where its interval excludes 1; round where the parts had common arrivals, square where
-    the estimates are independent. A study that pools has its own capacity below its parts. Raises NoData
-    where none has a capacity.
-    """
-    return Comparison.read(subject.verdict if isinstance(subject, Study) else subject).figure()
+plot_compare = plot_of(Comparison)
 
 
 def _row(part: CapacityRow) -> Row:
@@ -233,18 +219,18 @@ BEYOND = 2.0
 """The assumption beyond the last measured count is shown up to so many times that count."""
 
 
-@dataclass(frozen=True, slots=True)
 class Scaling(Exhibit):
-    """E(n), measured at two node counts at least."""
+    """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
 
-    efficiency: ScalingEfficiency
+    Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
+    where one node count was measured, or where runs differ in more than it.
+    """
 
     name = "scaling"
     title = "Scaling efficiency"
     source = "sweep.json of each run: asked.nodes, capacity"
 
-    @classmethod
-    def read(cls, subject: EfficiencyOrRuns) -> Self:
+    def __init__(self, subject: EfficiencyOrRuns) -> None:
         try:
             efficiency = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
         except RunError as error:
@@ -252,7 +238,7 @@ class Scaling(Exhibit):
         if efficiency.assumed:
             only = counted(efficiency.fewest, "node")
             raise NoData(f"only {only} was measured, so that E(n) = 1 is an assumption")
-        return cls(_rows(efficiency), efficiency)
+        self.rows, self.efficiency = _rows(efficiency), efficiency
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
@@ -281,13 +267,7 @@ class Scaling(Exhibit):
         )
 
 
-def plot_scaling(subject: EfficiencyOrRuns) -> Figure:
-    """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
-
-    Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
-    where one node count was measured, or where runs differ in more than it.
-    """
-    return Scaling.read(subject).figure()
+plot_scaling = plot_of(Scaling)
 
 
 def _rows(efficiency: ScalingEfficiency) -> list[Row]:

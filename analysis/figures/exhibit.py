@@ -2,10 +2,10 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,6 @@ class NoData(ValueError):
     """A figure cannot be drawn of this run; the message says why in one sentence for the reader."""
 
 
-@dataclass(frozen=True, slots=True)
 class Exhibit(ABC):
     """What a figure shows, read once; `draw`, `table` and `alt` show the same.
 
@@ -38,16 +37,16 @@ class Exhibit(ABC):
     columns. A run is read as `RunData`, so that several exhibits share one read.
     """
 
-    rows: Sequence[Row]
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
-    height_in: ClassVar[float] = canvas.HEIGHT_IN
+    height_in: float = canvas.HEIGHT_IN
+    """Height of the panels."""
+    rows: Sequence[Row]
 
-    @classmethod
     @abstractmethod
-    def read(cls, subject: Any) -> Self:
-        """What is drawn of a run's data, of several runs, or of a study. Raises NoData without it."""
+    def __init__(self, subject: Any) -> None:
+        """Read a run's data, several runs, or a study. Raises NoData where nothing can be drawn of it."""
 
     @abstractmethod
     def draw(self, figure: Figure) -> None:
@@ -66,21 +65,26 @@ class Exhibit(ABC):
         """False for a subject that has no need of this figure."""
         return True
 
-    @property
-    def whole_height_in(self) -> float:
-        """Height of the panels; a figure with a row for each part grows with them."""
-        return self.height_in
-
     def figure(self) -> Figure:
         """The figure for a notebook."""
-        return canvas.notebook_figure(self.draw, self.whole_height_in)
+        return canvas.notebook_figure(self.draw, self.height_in)
 
     def svg(self, name: str = "", width_in: float = canvas.PAGE_IN) -> str:
         """The figure as inline SVG, the same bytes for the same data.
 
         `name`, by default the exhibit's own, tells it from others on a page.
         """
-        return canvas.svg(self.draw, self.whole_height_in, name or self.name, width_in)
+        return canvas.svg(self.draw, self.height_in, name or self.name, width_in)
+
+
+def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
+    """The function with which a notebook draws an exhibit, with the exhibit's words as its help."""
+
+    def plot(subject: Any) -> Figure:
+        return exhibit(RunData(subject) if isinstance(subject, Run) else subject).figure()
+
+    plot.__doc__ = exhibit.__doc__
+    return plot
 
 
 def qps(value: float) -> str:

@@ -5,7 +5,6 @@ The statistics are those of `analysis.quality`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
@@ -27,23 +26,19 @@ class GateEvidence:
     verdict: GateVerdict
 
 
-@dataclass(frozen=True, slots=True)
 class GateIntervals(Exhibit):
     """Both intervals after each prompt: excess divergence, excess of broken prompts."""
-
-    moments: Sequence[GateMoment]
-    verdict: GateVerdict
 
     name = "quality_gate"
     title = "Both intervals, prompt after prompt"
     source = "quality-b.parquet: divergence_nats by prompt and pair"
 
-    @classmethod
-    def read(cls, subject: GateEvidence) -> Self:
-        if not subject.verdict.compared:
+    def __init__(self, subject: GateEvidence) -> None:
+        self.verdict = subject.verdict
+        if not self.verdict.compared:
             raise NoData("no prompt was compared")
-        moments = gate.moments(subject.found, subject.rule)
-        return cls([_row(moment) for moment in moments], moments, subject.verdict)
+        self.moments = gate.moments(subject.found, subject.rule)
+        self.rows = [_row(moment) for moment in self.moments]
 
     def draw(self, figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
@@ -77,21 +72,18 @@ class GateIntervals(Exhibit):
         canvas.label(ax, "prompts", name)
 
 
-@dataclass(frozen=True, slots=True)
 class GatePositions(Exhibit):
     """Mean divergence from A's first answer at each position, of A's second answer and of B's."""
-
-    verdict: GateVerdict
 
     name = "quality_positions"
     title = "Divergence along an answer"
     source = "quality-b.parquet: divergence_nats by position and pair"
 
-    @classmethod
-    def read(cls, subject: GateEvidence) -> Self:
-        if not subject.verdict.by_position:
+    def __init__(self, subject: GateEvidence) -> None:
+        self.verdict = subject.verdict
+        if not self.verdict.by_position:
             raise NoData("no prompt was compared")
-        return cls([asdict(position) for position in subject.verdict.by_position], subject.verdict)
+        self.rows = [asdict(position) for position in self.verdict.by_position]
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,10 @@ from analysis.figures.exhibit import (
     counted,
     draw_points,
     ms,
+    plot_of,
     qps,
     share,
 )
-from analysis.results.runs import Run
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import UNKNOWN, VOID
@@ -40,11 +39,13 @@ NEAR = 2.0
 OFFERED: Look = {"linestyle": "", "marker": "|", "markersize": 8, "color": canvas.PALE}
 
 
-@dataclass(frozen=True, slots=True)
 class Latency(Exhibit):
-    """Quantiles of TTFT and TPOT of every window by start, each p90 with its 95 % interval."""
+    """p50, p90 and p99 of TTFT and TPOT over the load that arrived, each p90 with its 95 % interval.
 
-    data: RunData
+    That load is in QPS per node of mean requests: a window in which few requests came, or short ones, lies
+    left of the rate that was offered instead of looking like a dip of the latency. Bounds are lines, the
+    capacity's 95 % interval is a band; a void run has no band. Raises NoData without a window.
+    """
 
     name = "latency"
     title = "Latency against load"
@@ -54,9 +55,9 @@ class Latency(Exhibit):
     )
     height_in = 4.4
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        return cls([_row(subject, window) for window in subject.windows], subject)
+    def __init__(self, data: RunData) -> None:
+        self.data = data
+        self.rows = [_row(data, window) for window in data.windows]
 
     def draw(self, figure: Figure) -> None:
         panels = figure.subplots(len(LIMITS), sharex=True)
@@ -153,14 +154,7 @@ class Latency(Exhibit):
             ax.axvline(capacity.certified, **look, linestyle="-.", label=capacity.certified_words)
 
 
-def plot_latency(run: Run) -> Figure:
-    """p50, p90 and p99 of TTFT and TPOT over the load that arrived, each p90 with its 95 % interval.
-
-    That load is in QPS per node of mean requests: a window in which few requests came, or short ones, lies
-    left of the rate that was offered instead of looking like a dip of the latency. Bounds are lines, the
-    capacity's 95 % interval is a band; a void run has no band. Raises NoData without a window.
-    """
-    return Latency.read(RunData(run)).figure()
+plot_latency = plot_of(Latency)
 
 
 def _row(data: RunData, window: WindowRows) -> Row:
@@ -193,7 +187,6 @@ LEAST = 0.02
 """Smallest ratio that is drawn: of what is rarer nothing is to be seen."""
 
 
-@dataclass(frozen=True, slots=True)
 class ShareOver(Exhibit):
     """Share of the requests over each bound and the allowed one, in percent, of each window by start."""
 
@@ -206,21 +199,16 @@ class ShareOver(Exhibit):
         """True of a run with a bound that the figure of latencies does not show."""
         return any(limit not in LIMITS for limit in subject.bounds.limits)
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        lines, limits = subject.lines(), subject.bounds.limits
+    def __init__(self, data: RunData) -> None:
+        lines, limits = data.lines(), data.bounds.limits
         if not any(line["valid"] for line in lines):
             raise NoData("every window is void")
-        return cls([_share_row(line, limit) for line in lines for limit in limits])
-
-    @property
-    def valid(self) -> dict[str, list[Row]]:
+        self.rows = [_share_row(line, limit) for line in lines for limit in limits]
+        self.valid: dict[str, list[Row]] = {}
         """By bound, its rows of windows that are not void, by rate."""
-        by_bound: dict[str, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: row["rate_qps_per_node"]):
             if row["valid"]:
-                by_bound.setdefault(row["bound"], []).append(row)
-        return by_bound
+                self.valid.setdefault(row["bound"], []).append(row)
 
     def draw(self, figure: Figure) -> None:
         """Over the allowed share, on a log axis; a share of nothing stands at the lower edge."""
@@ -271,24 +259,21 @@ MOST_STEPS = 100
 CURVE_QUANTILES = (0.5, 0.9, 0.99)
 
 
-@dataclass(frozen=True, slots=True)
 class Cdf(Exhibit):
-    """Every valid window by rate: p50, p90 and p99 in ms and the share within each bound.
+    """Share of the requests answered within each TTFT and each TPOT (ms, log), one curve per offered rate.
 
-    Quantiles of a window with failures are infinite where these reach.
+    The mark is the bound at 90 %: a curve that passes to the left of it keeps the bound. Quantiles of a
+    window with failures are infinite where these reach. At most six valid windows are drawn. Raises NoData
+    without a valid window.
     """
-
-    windows: Sequence[WindowRows]
-    bounds_ms: Mapping[Limit, float]
 
     name = "cdf"
     title = "TTFT and TPOT of every request, by rate"
     source = "requests/*.parquet: token offsets; windows.parquet: rate_qps_per_node, failed"
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        windows, bounds_ms = subject.valid_by_rate, subject.bounds_ms
-        return cls([_curve_row(window, bounds_ms) for window in windows], windows, bounds_ms)
+    def __init__(self, data: RunData) -> None:
+        self.windows, self.bounds_ms = data.valid_by_rate, data.bounds_ms
+        self.rows = [_curve_row(window, self.bounds_ms) for window in self.windows]
 
     def draw(self, figure: Figure) -> None:
         panels = figure.subplots(1, len(LIMITS), sharey=True)
@@ -314,13 +299,7 @@ class Cdf(Exhibit):
         return " ".join([*said, "90 % are asked for."])
 
 
-def plot_cdf(run: Run) -> Figure:
-    """Share of the requests answered within each TTFT and each TPOT (ms, log), one curve per offered rate.
-
-    The mark is the bound at 90 %: a curve that passes to the left of it keeps the bound. At most six valid
-    windows are drawn. Raises NoData without a valid window.
-    """
-    return Cdf.read(RunData(run)).figure()
+plot_cdf = plot_of(Cdf)
 
 
 def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:

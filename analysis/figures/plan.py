@@ -1,11 +1,10 @@
 """Figure of the nodes that a demand needs: over the demand, and over the hours of a day if known."""
 
-from dataclasses import asdict, dataclass
-from typing import Self
+from dataclasses import asdict
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, counted
+from analysis.figures.exhibit import Exhibit, counted, plot_of
 from analysis.planning.money import Day
 from analysis.planning.verdict import Plan
 
@@ -13,25 +12,20 @@ HOURS = 24
 BASIS = {"low": "lower end", "certified": "certified rate", "estimate": "estimate"}
 
 
-@dataclass(frozen=True, slots=True)
 class Nodes(Exhibit):
-    """Nodes for each demand: as planned, at the upper end of the capacity, and by plain division."""
+    """Nodes against demand (QPS): as planned, at the upper end of the capacity, and by plain division.
 
-    plan: Plan
+    With a day's demand a second panel has the nodes of each hour beside the fixed fleet.
+    """
 
     name = "nodes"
     title = "Nodes for a demand"
     source = "the plan: by_demand, nodes, day"
-    height_in = 3.2
 
-    @classmethod
-    def read(cls, subject: Plan) -> Self:
-        return cls([asdict(point) for point in subject.by_demand], subject)
-
-    @property
-    def whole_height_in(self) -> float:
-        """Higher with the panel of a day."""
-        return self.height_in + (1.4 if self.plan.day else 0)
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rows = [asdict(point) for point in plan.by_demand]
+        self.height_in = 4.6 if plan.day else 3.2
 
     def draw(self, figure: Figure) -> None:
         heights = (1.4, 1) if self.plan.day else (1,)
@@ -83,9 +77,4 @@ class Nodes(Exhibit):
         canvas.label(ax, "hour of the day", "nodes")
 
 
-def plot_plan(plan: Plan) -> Figure:
-    """Nodes against demand (QPS): as planned, at the upper end of the capacity, and by plain division.
-
-    With a day's demand a second panel has the nodes of each hour beside the fixed fleet.
-    """
-    return Nodes.read(plan).figure()
+plot_plan = plot_of(Nodes)

@@ -1,13 +1,12 @@
 """Figure of the search: the rate of each window over time, and the posterior after it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, Row, RunData, counted, mark, qps
+from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, Row, RunData, counted, mark, plot_of, qps
 from analysis.results.runs import Run
 from analysis.views.rates import VOID
 
@@ -18,12 +17,12 @@ FAINT: Look = {"alpha": 0.4}
 """The ramp only looks for where to measure."""
 
 
-@dataclass(frozen=True, slots=True)
 class Search(Exhibit):
-    """Every window by start with its outcome and the posterior after it, and the answer."""
+    """Offered QPS per node of each window over the minutes of the run, with the posterior's 95 % band.
 
-    lines: Sequence[Mapping[str, Any]]
-    answer: CapacityRow
+    The bar at the right is the final answer, in which late finishers count; a void run has none. Raises
+    NoData without a window.
+    """
 
     name = "search"
     title = "The search's path"
@@ -32,16 +31,12 @@ class Search(Exhibit):
         "of each window_done; sweep.json: capacity"
     )
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        lines, posteriors = subject.lines(SHAPES), _posteriors(subject.run)
-        rows = [_row(line, subject.outcome(line), posteriors.get(line["index"])) for line in lines]
-        return cls(rows, lines, subject.capacity)
-
-    @property
-    def beliefs(self) -> list[Row]:
+    def __init__(self, data: RunData) -> None:
+        self.lines, self.answer = data.lines(SHAPES), data.capacity
+        posteriors = _posteriors(data.run)
+        self.rows = [_row(line, data.outcome(line), posteriors.get(line["index"], {})) for line in self.lines]
+        self.beliefs = [row for row in self.rows if row["posterior_qps_per_node"] is not None]
         """The windows after which there was a posterior."""
-        return [row for row in self.rows if row["posterior_qps_per_node"] is not None]
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
@@ -94,13 +89,7 @@ class Search(Exhibit):
         ax.plot(middles, rates, **mark(ended, SHAPES[kind]), **look, label=name)
 
 
-def plot_search(run: Run) -> Figure:
-    """Offered QPS per node of each window over the minutes of the run, with the posterior's 95 % band.
-
-    The bar at the right is the final answer, in which late finishers count; a void run has none. Raises
-    NoData without a window.
-    """
-    return Search.read(RunData(run)).figure()
+plot_search = plot_of(Search)
 
 
 def _posteriors(run: Run) -> dict[int, Mapping[str, Any]]:
@@ -111,9 +100,8 @@ def _posteriors(run: Run) -> dict[int, Mapping[str, Any]]:
     }
 
 
-def _row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any] | None) -> Row:
+def _row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:
     """Kind, offered QPS per node, outcome, and the posterior; an open end is only the prior's."""
-    known = posterior or {}
     return {
         "window": line["index"],
         "kind": line["kind"],
@@ -121,10 +109,10 @@ def _row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any] | N
         "rate_qps_per_node": line["rate_qps_per_node"],
         "requests": line["requests"],
         "outcome": outcome,
-        "posterior_qps_per_node": known.get("qps_per_node"),
-        "posterior_low_qps_per_node": known.get("low"),
-        "posterior_high_qps_per_node": known.get("high"),
-        "open": bool(known.get("open_above") or known.get("open_below")),
+        "posterior_qps_per_node": posterior.get("qps_per_node"),
+        "posterior_low_qps_per_node": posterior.get("low"),
+        "posterior_high_qps_per_node": posterior.get("high"),
+        "open": bool(posterior.get("open_above") or posterior.get("open_below")),
         "reason": line["reason"],
     }
 

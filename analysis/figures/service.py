@@ -1,9 +1,6 @@
 """Figures of what served: each replica's part of the requests, and throughput per GPU of interactivity."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +8,7 @@ import pyarrow as pa
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, counted, draw_points, ms, qps
-from analysis.results.runs import Run
+from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, counted, draw_points, ms, plot_of, qps
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import quantile
@@ -28,25 +24,23 @@ SILENT = "no answer"
 """Name of a replica that was deployed and never answered."""
 
 
-@dataclass(frozen=True, slots=True)
 class ReplicaBalance(Exhibit):
-    """Every replica, the busiest first, with its p90 TTFT in ms in each valid window where it answered."""
+    """Share of the requests (%) and p90 TTFT (ms) of each replica, the busiest first.
 
-    replicas: Sequence[Row]
-    p90s_ms: Sequence[Sequence[float]]
-    bound_ms: float | None
+    Every circle is one valid window, the dash their median. Raises NoData where fewer than two replicas are
+    known.
+    """
 
     name = "replica_balance"
     title = "Balance of the replicas"
     source = "windows.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
     height_in = 3.8
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        requests, p90s = _requests_and_p90s(subject)
+    def __init__(self, data: RunData) -> None:
+        requests, p90s = _requests_and_p90s(data)
         names = sorted(requests, key=lambda name: (-requests[name], name))
         total = sum(requests.values())
-        rows = [
+        self.replicas: list[Row] = [
             {
                 "replica": name,
                 "requests": requests[name],
@@ -58,8 +52,10 @@ class ReplicaBalance(Exhibit):
             for name in names
         ]
         half = MOST_ROWS // 2
-        shown = rows if len(rows) <= MOST_ROWS else [*rows[:half], *rows[-half:]]
-        return cls(shown, rows, [p90s.get(name, ()) for name in names], subject.bounds_ms.get("ttft"))
+        many = len(names) > MOST_ROWS
+        self.rows = [*self.replicas[:half], *self.replicas[-half:]] if many else self.replicas
+        self.p90s_ms = [p90s.get(name, ()) for name in names]
+        self.bound_ms = data.bounds_ms.get("ttft")
 
     def draw(self, figure: Figure) -> None:
         shares, latency = figure.subplots(2, sharex=True)
@@ -115,13 +111,7 @@ class ReplicaBalance(Exhibit):
         canvas.label(ax, "", "p90 TTFT (ms)")
 
 
-def plot_replica_balance(run: Run) -> Figure:
-    """Share of the requests (%) and p90 TTFT (ms) of each replica, the busiest first.
-
-    Every circle is one valid window, the dash their median. Raises NoData where fewer than two replicas are
-    known.
-    """
-    return ReplicaBalance.read(RunData(run)).figure()
+plot_replica_balance = plot_of(ReplicaBalance)
 
 
 def _requests_and_p90s(data: RunData) -> tuple[dict[str, int], dict[str, list[float]]]:
@@ -147,9 +137,12 @@ def _requests_and_p90s(data: RunData) -> tuple[dict[str, int], dict[str, list[fl
     return requests, p90s
 
 
-@dataclass(frozen=True, slots=True)
 class Pareto(Exhibit):
-    """Output tokens/s/GPU and median interactivity in tokens/s/user of each valid window, by rate."""
+    """Output tokens per second and GPU against the median interactivity (tok/s/user), by valid window.
+
+    Both are measured: tokens that came within the window, and 1000 / the median TPOT of its requests.
+    Named by the offered QPS per node. Raises NoData where the GPUs are not known or no window is valid.
+    """
 
     name = "pareto"
     title = "Throughput per GPU against interactivity"
@@ -159,31 +152,29 @@ class Pareto(Exhibit):
     )
     height_in = 3.6
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        if reason := unknown(subject.run.config):
+    def __init__(self, data: RunData) -> None:
+        if reason := unknown(data.run.config):
             raise NoData(reason)
-        came = Came(subject.requests.select(TOKEN_COLUMNS))
-        rows = []
-        for window in sorted((w for w in subject.windows if not w.void), key=lambda window: window.rate):
+        came = Came(data.requests.select(TOKEN_COLUMNS))
+        self.rows = []
+        for window in sorted((w for w in data.windows if not w.void), key=lambda window: window.rate):
             per_user = interactivity(quantile(window.latency_ms["tpot"], 0.5))
-            gpus = serving_gpus(subject.run.config, window.window.nodes)
+            gpus = serving_gpus(data.run.config, window.window.nodes)
             if per_user is None or gpus is None:
                 continue
             start, end = window.window.window_start_ns / NS, window.window.window_end_ns / NS
-            rows.append(
+            self.rows.append(
                 {
                     "window": window.window.index,
                     "rate_qps_per_node": window.rate,
                     "interactivity_median_tok_per_s_user": per_user,
                     "output_tok_per_s_gpu": came.outputs(start, end) / (end - start) / gpus,
                     "gpus": gpus,
-                    "outcome": subject.outcome(window.line),
+                    "outcome": data.outcome(window.line),
                 }
             )
-        if not rows:
+        if not self.rows:
             raise NoData("no valid window has a time per output token")
-        return cls(rows)
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
@@ -209,13 +200,7 @@ class Pareto(Exhibit):
         return f"{'; '.join(said)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
 
 
-def plot_pareto(run: Run) -> Figure:
-    """Output tokens per second and GPU against the median interactivity (tok/s/user), by valid window.
-
-    Both are measured: tokens that came within the window, and 1000 / the median TPOT of its requests.
-    Named by the offered QPS per node. Raises NoData where the GPUs are not known or no window is valid.
-    """
-    return Pareto.read(RunData(run)).figure()
+plot_pareto = plot_of(Pareto)
 
 
 def _named(x: list[float], y: list[float]) -> list[int]:

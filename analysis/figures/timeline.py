@@ -1,8 +1,8 @@
 """Figure over time: requests in flight, the servers' state, rolling latencies, the windows."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +10,7 @@ import pyarrow as pa
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData, counted, ms
-from analysis.results.runs import Run
+from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData, counted, ms, plot_of
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS, QUANTILE, Limit
@@ -25,36 +24,21 @@ FLOOR = -0.04
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """A stretch of the run in seconds of its clock; `window` is None outside windows."""
-
-    start_s: float
-    end_s: float
-    window: int | None
-    void: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ServerState:
     """Sums of requests and means of shares (%) over the replicas that reported them; nan where none did."""
 
-    at_s: Floats
     running: Floats
     waiting: Floats
     kv_pct: Floats
     hit_pct: Floats
 
 
-@dataclass(frozen=True, slots=True)
 class Timeline(Exhibit):
-    """Everything at the instants `at_s`; nan is unknown, infinite a p90 among failures."""
+    """Requests in flight, running and waiting; KV use and hit rate; rolling p90 of TTFT and TPOT, over time.
 
-    at_s: Floats
-    in_flight: Floats
-    p90_ms: Mapping[Limit, Floats]
-    server: ServerState
-    spans: Sequence[_Stretch]
-    bounds_ms: Mapping[Limit, float]
+    Windows are shaded, void ones hatched. Unreported state is left out. Also of a run that did not
+    end. Raises NoData without a request that was sent.
+    """
 
     name = "timeseries"
     title = "In flight, server state and rolling p90 over time"
@@ -64,9 +48,8 @@ class Timeline(Exhibit):
     )
     height_in = 6.0
 
-    @classmethod
-    def read(cls, subject: RunData) -> Self:
-        rows = subject.requests.select(COLUMNS)
+    def __init__(self, data: RunData) -> None:
+        rows = data.requests.select(COLUMNS)
         rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
         due = metrics.numbers(rows, "due_ns") / NS
         sent = due + metrics.numbers(rows, "send_offset_ns") / NS
@@ -74,13 +57,12 @@ class Timeline(Exhibit):
         if np.isnan(sent).all():
             raise NoData("no request was sent")
         last = float(np.nanmax(np.concatenate([due, ended])))
-        at = np.linspace(due[0], last, int(np.clip(last - due[0], 2, MOST_AT)))
-        p90 = {limit: rolling_p90(due, LATENCIES[limit](rows), at) for limit in LIMITS}
-        server, flying = server_state(subject.run.timeseries(), at), in_flight(sent, ended, at)
-        spans = _spans(subject)
-        whole = _Stretch(float(at[0]), float(at[-1]), None, False)
-        rows = [_row(span, at, flying, server, p90) for span in spans or [whole]]
-        return cls(rows, at, flying, p90, server, spans, subject.bounds_ms)
+        at = self.at_s = np.linspace(due[0], last, int(np.clip(last - due[0], 2, MOST_AT)))
+        self.p90_ms = {limit: rolling_p90(due, LATENCIES[limit](rows), at) for limit in LIMITS}
+        self.server, self.in_flight = server_state(data.run.timeseries(), at), in_flight(sent, ended, at)
+        self.bounds_ms, self.spans = data.bounds_ms, _spans(data)
+        whole: Row = {"window": None, "start_s": float(at[0]), "end_s": float(at[-1]), "void": False}
+        self.rows = [span | self._figures(span["start_s"], span["end_s"]) for span in self.spans or [whole]]
 
     def draw(self, figure: Figure) -> None:
         load, cache, *latencies = figure.subplots(4, sharex=True, height_ratios=(1.2, 0.8, 1, 1))
@@ -111,8 +93,22 @@ class Timeline(Exhibit):
                 bound_ms = self.bounds_ms.get(limit)
                 bound = "no bound" if bound_ms is None else f"bound {ms(bound_ms)}"
                 said.append(f"The rolling p90 {limit.upper()} {reached} ({bound}).")
-        void = sum(span.void for span in self.spans)
+        void = sum(span["void"] for span in self.spans)
         return " ".join([*said, f"{counted(len(self.spans), 'window')} shaded, {void} of them void."])
+
+    def _figures(self, start_s: float, end_s: float) -> Row:
+        """Means over the instants in a stretch, null where nothing was reported; the largest rolling p90s."""
+        inside = (self.at_s >= start_s) & (self.at_s < end_s)
+        means = {
+            "in_flight_mean_requests": self.in_flight,
+            "running_mean_requests": self.server.running,
+            "waiting_mean_requests": self.server.waiting,
+            "kv_use_mean_pct": self.server.kv_pct,
+            "prefix_hit_mean_pct": self.server.hit_pct,
+        }
+        row: Row = {name: _known(np.mean, values[inside]) for name, values in means.items()}
+        largest = {limit: _known(np.max, p90_ms[inside]) for limit, p90_ms in self.p90_ms.items()}
+        return row | {f"{limit}_rolling_p90_largest_ms": p90_ms for limit, p90_ms in largest.items()}
 
     def _draw_load(self, ax: Axes) -> None:
         ax.plot(self.at_s, self.in_flight, color=canvas.BLUE, linewidth=1.3, label="in flight")
@@ -157,13 +153,7 @@ class Timeline(Exhibit):
         canvas.label(ax, "", f"p90 {limit.upper()} (ms)")
 
 
-def plot_timeseries(run: Run) -> Figure:
-    """Requests in flight, running and waiting; KV use and hit rate; rolling p90 of TTFT and TPOT, over time.
-
-    Windows are shaded, void ones hatched. Unreported state is left out. Also of a run that did not
-    end. Raises NoData without a request that was sent.
-    """
-    return Timeline.read(RunData(run)).figure()
+plot_timeseries = plot_of(Timeline)
 
 
 def rolling_p90(due_s: Floats, values: Floats, at_s: Floats) -> Floats:
@@ -188,13 +178,19 @@ def in_flight(sent_s: Floats, ended_s: Floats, at_s: Floats) -> Floats:
     return (np.searchsorted(sent, at_s, "right") - np.searchsorted(ended, at_s, "right")).astype(np.float64)
 
 
-def _spans(data: RunData) -> list[_Stretch]:
+def _spans(data: RunData) -> list[Row]:
+    """The counted windows in seconds of the run's clock; none of a run without one."""
     try:
         lines = data.lines()
     except NoData:
         return []
     return [
-        _Stretch(line["window_start_ns"] / NS, line["window_end_ns"] / NS, line["index"], not line["valid"])
+        {
+            "window": line["index"],
+            "start_s": line["window_start_ns"] / NS,
+            "end_s": line["window_end_ns"] / NS,
+            "void": not line["valid"],
+        }
         for line in lines
     ]
 
@@ -205,34 +201,12 @@ def _known(figure: Callable[[Floats], Any], values: Floats) -> float | None:
     return float(figure(known)) if len(known) else None
 
 
-def _shade(ax: Axes, spans: Sequence[_Stretch]) -> None:
+def _shade(ax: Axes, spans: Sequence[Row]) -> None:
     """Grey where a window was counted, hatched where it is void."""
     for void, name, hatch in ((False, "window", ""), (True, "void window", "xx")):
-        shown = [(span.start_s, span.end_s) for span in spans if span.void is void]
+        shown = [(span["start_s"], span["end_s"]) for span in spans if span["void"] is void]
         look: Look = {"facecolor": canvas.SHADE, "edgecolor": canvas.PALE, "linewidth": 0, "zorder": 0}
         canvas.bands(ax, shown, **look, hatch=hatch, label=name)
-
-
-def _row(
-    span: _Stretch,
-    at_s: Floats,
-    flying: Floats,
-    server: ServerState,
-    p90s_ms: Mapping[Limit, Floats],
-) -> Row:
-    """Means over the instants that are drawn, null where nothing was reported; the largest rolling p90s."""
-    inside = (at_s >= span.start_s) & (at_s < span.end_s)
-    means = {
-        "in_flight_mean_requests": flying,
-        "running_mean_requests": server.running,
-        "waiting_mean_requests": server.waiting,
-        "kv_use_mean_pct": server.kv_pct,
-        "prefix_hit_mean_pct": server.hit_pct,
-    }
-    row: Row = {"window": span.window, "start_s": span.start_s, "end_s": span.end_s, "void": span.void}
-    row |= {name: _known(np.mean, values[inside]) for name, values in means.items()}
-    largest = {limit: _known(np.max, p90_ms[inside]) for limit, p90_ms in p90s_ms.items()}
-    return row | {f"{limit}_rolling_p90_largest_ms": p90_ms for limit, p90_ms in largest.items()}
 
 
 STALE_S = 5.0
@@ -248,7 +222,7 @@ def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
     unknown = np.full(len(at_s), np.nan)
     ids = samples.column("replica").unique().to_pylist()
     if not ids:
-        return ServerState(at_s, unknown, unknown, unknown, unknown)
+        return ServerState(unknown, unknown, unknown, unknown)
     of = samples.column("replica").to_numpy(zero_copy_only=False)
     parts = [samples.filter(pa.array(of == replica)).sort_by("clock_ns") for replica in ids]
     gauges = {
@@ -262,7 +236,7 @@ def server_state(samples: pa.Table, at_s: Floats) -> ServerState:
     running, waiting = (_sum(gauges[name]) for name in ("running", "waiting"))
     reported = (~np.isnan(gauges["kv_usage"])).sum(axis=0)
     kv_pct = 100 * _sum(gauges["kv_usage"]) / np.maximum(reported, 1)
-    return ServerState(at_s, running, waiting, kv_pct, hit_pct)
+    return ServerState(running, waiting, kv_pct, hit_pct)
 
 
 def _known_samples(part: pa.Table, name: str) -> tuple[Floats, Floats]:

@@ -271,7 +271,7 @@ def figure_block(exhibit: type[Exhibit], subject: Any, room: Room, prefix: str =
     if room.left_bytes < LEAST_BYTES:
         return full
     try:
-        shown = exhibit.read(subject)
+        shown = exhibit(subject)
         alt = shown.alt()
         svg = shown.svg(name).replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
         drawn = arrow_table(f"What is drawn: {exhibit.title}", shown.table())

@@ -62,7 +62,7 @@ def golden() -> Any:
 
 
 def read(exhibit: type[Exhibit], run: Any) -> Exhibit:
-    return exhibit.read(RunData(run))
+    return exhibit(RunData(run))
 
 
 def rows(exhibit: type[Exhibit], run: Any) -> list[dict[str, Any]]:

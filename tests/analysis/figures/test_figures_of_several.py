@@ -34,7 +34,7 @@ def study(tree: dict[str, Any]) -> StudyVerdict:
 
 
 def compared(tree: dict[str, Any]) -> Comparison:
-    return Comparison.read(study(tree))
+    return Comparison(study(tree))
 
 
 BOUND = {"value": 8.0, "low": 8.0, "high": None, "certified": None}
@@ -73,7 +73,7 @@ MEASURED = ScalingEfficiency(
     ],
 )
 def test_each_is_svg_with_words_and_a_table(exhibit: type[Exhibit], subject: Any) -> None:
-    shown = exhibit.read(subject)
+    shown = exhibit(subject)
     svg = shown.svg()
     assert len(svg) < 40_000
     ElementTree.fromstring(svg)
@@ -119,14 +119,14 @@ def test_the_ratio_of_a_comparison_is_paired_and_that_of_runs_is_not() -> None:
     assert [row["ratio_to_first"] for row in compared(tree).rows] == [None, 0.9]
     assert ": less." in compared(tree).alt()
     assert [row["ratio_to_first"] for row in compared(tree | {"valid": False}).rows] == [None, None]
-    runs = Comparison.read([run("a", 5, 4, 6), run("b", 6, 5, 7)]).rows
+    runs = Comparison([run("a", 5, 4, 6), run("b", 6, 5, 7)]).rows
     assert runs[1]["ratio_to_first"] == pytest.approx(1.2) and runs[1]["ratio_is"] == "unpaired"
     assert runs[1]["ratio_low"] < 1 < runs[1]["ratio_high"]
 
 
 def test_efficiency_is_one_at_the_first_point_by_definition() -> None:
-    rows = Scaling.read(MEASURED).rows
+    rows = Scaling(MEASURED).rows
     assert [row["e"] for row in rows] == pytest.approx([1, 0.96, 0.9])
     assert rows[0]["e_low"] is None and rows[2]["e_low"] < 0.9 < rows[2]["e_high"]
     with pytest.raises(NoData, match="assumption"):
-        Scaling.read(ScalingEfficiency((ScalingPoint(1, 5.0, 0.02),)))
+        Scaling(ScalingEfficiency((ScalingPoint(1, 5.0, 0.02),)))

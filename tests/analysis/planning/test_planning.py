@@ -272,7 +272,7 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
     assert tree.day.scale_up_minutes is None
     assert "336 fixed, at least 216.0 autoscaled" in str(answer(tree))
     assert tree.cost.load == "mean"
-    by_demand, by_hour = Nodes.read(tree).figure().axes
+    by_demand, by_hour = Nodes(tree).figure().axes
     assert "fixed fleet, 14 nodes" in by_hour.get_legend_handles_labels()[1]
     assert [line.get_label() for line in by_demand.get_lines()][2] == "plain division by the estimate"
     led = planning.command([sweep(17.6, 18.4, 19.1)], [*words, "plan.scale_up_minutes=30"])

@@ -37,7 +37,7 @@ def readme() -> str:
 
 def pictures() -> dict[Path, str]:
     """Latency against load of the golden run, for a light and a dark page."""
-    light = Latency.read(RunData(load_run(GOLDEN))).svg("latency", canvas.WIDTH_IN)
+    light = Latency(RunData(load_run(GOLDEN))).svg("latency", canvas.WIDTH_IN)
     dark = light
     for color, other in canvas.DARK.items():
         dark = dark.replace(color, other)
