@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from conf.host_outage import HostOutage
+
 PERIOD_S = 1.0
 TIMEOUT_S = 3.5
 """Linux sends the first packet of a connection again after 1 and 3 s: a path that loses all three is cut."""
@@ -31,21 +33,6 @@ class WatchedHost:
     serves: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """A host did not answer from `from_ns`, its last answer, to `until_ns`, its next; monotonic.
-
-    None: it has not answered yet.
-    """
-
-    name: str
-    address: str
-    serves: bool
-    reason: str
-    from_ns: int
-    until_ns: int | None = None
-
-
 @dataclass(slots=True)
 class HostLog:
     """The outages of one host, from each try to reach it.
@@ -55,7 +42,7 @@ class HostLog:
 
     host: WatchedHost
     answered_ns: int | None = None
-    outages: list[Outage] = field(default_factory=list)
+    outages: list[HostOutage] = field(default_factory=list)
 
     def answered(self, at_ns: int) -> None:
         """The host took a connection that was begun at this time."""
@@ -67,7 +54,7 @@ class HostLog:
         """The host took none."""
         if self.answered_ns is not None and not self.is_out:
             host = self.host
-            self.outages.append(Outage(host.name, host.address, host.serves, reason, self.answered_ns))
+            self.outages.append(HostOutage(host.name, host.address, host.serves, reason, self.answered_ns))
 
     @property
     def is_out(self) -> bool:
@@ -96,7 +83,7 @@ class HostWatch:
     def __init__(self, reach: Reach = connect) -> None:
         self._reach = reach
         self._logs: dict[str, HostLog] = {}
-        self._past: list[Outage] = []
+        self._past: list[HostOutage] = []
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -115,7 +102,7 @@ class HostWatch:
         for host in new:
             threading.Thread(target=self._watch, args=(self._logs[host.address],), daemon=True).start()
 
-    def outages(self) -> list[Outage]:
+    def outages(self) -> list[HostOutage]:
         """All outages so far."""
         with self._lock:
             return [*self._past, *(outage for log in self._logs.values() for outage in log.outages)]

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.placement import PlacementError, SessionError
 from cluster.ray_session.session import open_session, watched_hosts
 from conf import Experiment
+from conf.host_outage import HostOutage
 from conf.io.http_get import Access
-from loadgen.fleet.target import HostOutage
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
 from loadgen.run.jobs import Service
@@ -62,7 +62,7 @@ class Hosts:
 
     def outages(self) -> list[HostOutage]:
         """All outages so far."""
-        return [HostOutage(**asdict(outage)) for outage in self.watch.outages()]
+        return self.watch.outages()
 
     def follow(self, serving: Collection[str]) -> None:
         """Watch the alive hosts from now on; those at these addresses serve."""

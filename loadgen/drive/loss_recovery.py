@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from analysis.rows import metrics
+from conf.host_outage import HostOutage
 from loadgen.drive import service_loss
 from loadgen.drive.load_feed import LoadFeed
 from loadgen.drive.service_loss import DEAD_LEAST, MOST_RECOVERIES, affected_windows, death, in_flight
 from loadgen.drive.windows import Windows
-from loadgen.fleet.target import HostOutage
 from loadgen.search.window_plan import Stop
 from loadgen.traffic.schedule import NS
 

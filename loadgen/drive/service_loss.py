@@ -16,8 +16,8 @@ from analysis.capacity.validity import Verdict
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
+from conf.host_outage import HostOutage
 from conf.io.one_line import one_line
-from loadgen.fleet.target import HostOutage
 from loadgen.search.window_plan import MeasuredWindow
 
 DEAD_SHARE, DEAD_LEAST, RECENT_NS = 0.9, 5, 10 * NS

@@ -29,12 +29,12 @@ from analysis.capacity.window_counts import (
 from analysis.live.state import LatencySoFar, WindowSoFar
 from analysis.rows import failures, metrics, records
 from analysis.stats.quantiles import quantile
+from conf.host_outage import HostOutage
 from conf.specs.bounds import PER_REQUEST, Bound, Slo, allowed_over, metric_of
 from loadgen.drive import service_loss
 from loadgen.drive.load_feed import Ledger
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.service_loss import invalidated
-from loadgen.fleet.target import HostOutage
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import (

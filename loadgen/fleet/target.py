@@ -6,32 +6,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from conf.host_outage import HostOutage
 from loadgen.traffic.schedule import ArrivalSchedule
-
-
-@dataclass(frozen=True, slots=True)
-class HostOutage:
-    """A host did not answer the driver from `from_ns`, its last answer, to `until_ns`, its next.
-
-    None: it has not answered yet. `serves` if replicas or the front are there, `loads` if load actors are;
-    `clients` are those that ever were.
-    """
-
-    name: str
-    address: str
-    serves: bool
-    reason: str
-    from_ns: int
-    until_ns: int | None = None
-    clients: frozenset[int] = frozenset()
-    loads: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.address})"
-
-    def lasted_at(self, from_ns: float, until_ns: float) -> bool:
-        """True if the host was silent at some time from one instant to another."""
-        return self.from_ns <= until_ns and (self.until_ns is None or self.until_ns >= from_ns)
 
 
 class HostSource(Protocol):

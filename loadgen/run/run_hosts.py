@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from conf.host_outage import HostOutage
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.process import wall_less_monotonic_ns
-from loadgen.fleet.target import HostOutage, HostSource
+from loadgen.fleet.target import HostSource
 from loadgen.traffic.schedule import NS
 
 

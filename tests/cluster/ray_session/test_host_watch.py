@@ -6,7 +6,8 @@ from collections import defaultdict
 import pytest
 
 from cluster.ray_session import host_watch
-from cluster.ray_session.host_watch import HostLog, HostWatch, Outage, WatchedHost, hosts_of
+from cluster.ray_session.host_watch import HostLog, HostWatch, WatchedHost, hosts_of
+from conf.host_outage import HostOutage
 from tests.support.machine.patience import until
 
 HOST = WatchedHost("load1", "10.0.0.9", 6380)
@@ -27,7 +28,7 @@ def test_an_outage_lasts_from_the_last_answer_to_the_next() -> None:
             log.silent(reason)
         else:
             log.answered(at_ns)
-    assert log.outages == [Outage("load1", "10.0.0.9", False, "timed out", 200, 900)]
+    assert log.outages == [HostOutage("load1", "10.0.0.9", False, "timed out", 200, 900)]
 
 
 def test_nodes_are_watched_at_the_port_of_their_node_manager() -> None:

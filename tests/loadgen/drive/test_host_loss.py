@@ -12,10 +12,11 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import load
+from conf.host_outage import HostOutage
 from loadgen.drive import service_loss
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
-from loadgen.fleet.target import HostOutage, LostActor, Observation
+from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule

@@ -13,12 +13,13 @@ import ray
 
 from analysis.rows import records, shards
 from conf import load
+from conf.host_outage import HostOutage
 from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.process import ClockOffset
-from loadgen.fleet.target import FleetError, HostOutage
+from loadgen.fleet.target import FleetError
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic

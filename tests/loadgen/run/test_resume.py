@@ -13,11 +13,12 @@ from analysis.capacity.posterior import posterior
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, Window
 from analysis.rows import records
 from conf import load
+from conf.host_outage import HostOutage
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import Past
 from loadgen.drive.sweep import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.fleet.target import HostOutage, Observation
+from loadgen.fleet.target import Observation
 from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.policy import prior

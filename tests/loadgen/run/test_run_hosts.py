@@ -7,10 +7,10 @@ import pytest
 
 from analysis.report.provenance import hosts_table
 from analysis.rows import records
+from conf.host_outage import HostOutage
 from loadgen.fleet.fleet import Member
 from loadgen.fleet.load_actor import Place
 from loadgen.fleet.process import ClockOffset, limits, wall_less_monotonic_ns
-from loadgen.fleet.target import HostOutage
 from loadgen.run.run_hosts import RunHosts
 from loadgen.traffic.schedule import NS
 
