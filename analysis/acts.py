@@ -33,7 +33,7 @@ from analysis.results.recount import rejudge
 from analysis.results.runs import RunError, load_run, refuse_out
 from analysis.results.summary import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from analysis.results.verdicts import RunVerdict, Verdict
-from analysis.views import answers, brief, foreign, recommend, side_by_side
+from analysis.views import answers, recommend, side_by_side
 from analysis.views import plan as plan_view
 from conf import ConfigError, Experiment
 from conf.compose import dump
@@ -115,18 +115,18 @@ def show(arguments: argparse.Namespace) -> int:
     if exchange.is_foreign(path) and not recommended.is_recommendation(path):
         if arguments.json:
             raise RunError(f"{path} is another tool's result, which holds no verdict: leave --json out")
-        bounds_ms = foreign.bounds(arguments.words)
+        bounds_ms = side_by_side.foreign_bounds(arguments.words)
         for load in exchange.load_foreign(path):
-            terminal.tell(str(foreign.answer(load, bounds_ms)))
+            terminal.tell(str(side_by_side.foreign_answer(load, bounds_ms)))
     elif arguments.json:
         terminal.data(json_line(_verdict(path, arguments.words)))
     elif recommended.is_recommendation(path):
         terminal.tell(recommend.text(_recommendation(path, arguments.words)))
     elif arguments.words:
         verdict = _rejudged(path, arguments.words)
-        terminal.tell(str(answers.answer(verdict) if arguments.all else brief.answer(verdict)))
+        terminal.tell(str(answers.answer(verdict) if arguments.all else answers.brief(verdict)))
     else:
-        terminal.tell(str(answers.of_folder(path) if arguments.all else brief.of_folder(path)))
+        terminal.tell(str(answers.of_folder(path, is_brief=not arguments.all)))
     return EXIT_OK
 
 

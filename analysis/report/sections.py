@@ -36,7 +36,7 @@ from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
 from analysis.stats.estimate import number
 from analysis.stats.quantiles import quantile
-from analysis.views import quality as gate
+from analysis.views import study as view
 from analysis.views.shown import Table
 from conf import load
 from conf.io.one_line import reason
@@ -245,7 +245,7 @@ def quality_sections(found: Study, room: Room) -> list[Section]:
 
 
 def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:
-    yield from gate.tables(verdict)
+    yield from view.gate_tables(verdict)
     try:
         found = evidence_table.read(path / evidence_table.FILE)
         rule = GateRule.of(load(base=path / "config.yaml").quality)

@@ -208,8 +208,14 @@ class GridVerdict:
 ASKED = ("model", "hardware", "layout", "routing", "workload", "tokens", "arrivals", "nodes", "seed")
 TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 RATIO = dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE)
-LATENCIES, PLACES = ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms"), ("p50", "p90", "p99")
-RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "p99 gap of a request", "e2e_ms": "E2E"}
+PLACES = ("p50", "p90", "p99")
+RATES = {
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "output tok/s",
+    "total_tokens_per_s": "total tok/s",
+}
+"""Figures of a replay, with their words in a text."""
 FORECAST = {
     **dict.fromkeys(("model", "hardware", "layout", "routing", "workload", "tokens"), TEXT),
     **dict.fromkeys(("nodes", "seed"), COUNT),

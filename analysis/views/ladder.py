@@ -5,37 +5,36 @@ from collections.abc import Sequence
 
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
-from analysis.results.summary import word
 from analysis.results.verdicts import Verdict
-from analysis.views.shown import Answer, Fact, Table
-from analysis.views.verdict import lead, tone
+from analysis.views.shown import Answer, Table
 from conf.labels import named
 
 HEADS = ("phase", "C", "N", "tok/s", "out", "p99 s", "ok %", "status", "in flight", "hits %", "answers")
 PUBLISHED = ("paper tok/s", "p99 s", "status")
 
 
-def answer(verdict: Verdict, ladder: LadderFigures) -> Answer:
+def answer(verdict: Verdict, ladder: LadderFigures, word: str, tone: str) -> Answer:
     """The levels of one model, and what must be read beside them."""
     asked = verdict.asked
     engines = f"{asked.replicas} replica(s), layout {asked.layout}, of {asked.hardware}"
     if asked.engine == "external":
         engines = f"{asked.nodes} node(s) of {named('hardware', asked.hardware)}"
     head = f"{named('model', asked.model)} on {engines}, {asked.engine} engine, {ladder.clock} clock"
-    facts: list[Fact] = [("how", ladder.how)]
-    if verdict.reason:
-        facts.append(("why", verdict.reason))
-    if not isinstance(verdict, PredictionVerdict) and verdict.folder:
-        facts.append(("run folder", verdict.folder))
-    first = f"{lead(verdict)}{word(verdict)}"
-    return Answer(first, tone(verdict), head, tuple(facts), (_table(ladder),), tuple(notes(ladder)))
+    folder = "" if isinstance(verdict, PredictionVerdict) else verdict.folder
+    facts = ("how", ladder.how), ("why", verdict.reason), ("run folder", folder)
+    return Answer(
+        word, tone, head, tuple(fact for fact in facts if fact[1]), (_table(ladder),), tuple(_notes(ladder))
+    )
 
 
 def _table(ladder: LadderFigures) -> Table:
     beside = any(line.beside for line in ladder.levels)
     apart = "error of both" if ladder.as_published else "apart, other counts"
     heads = (*HEADS, *((*PUBLISHED, apart) if beside else ()), "")
-    rows = tuple((*_level(line), *(_beside(line) if beside else ()), _mark(line)) for line in ladder.levels)
+    rows = tuple(
+        (*_level(line), *(_beside(line) if beside else ()), f"VOID: {line.void}" if line.void else "")
+        for line in ladder.levels
+    )
     tones = tuple("failed" if line.void else "" for line in ladder.levels)
     return Table("", heads, rows, tones=tones, folded=False)
 
@@ -69,11 +68,7 @@ def _beside(line: LadderLevel) -> tuple[str, ...]:
     )
 
 
-def _mark(line: LadderLevel) -> str:
-    return f"VOID: {line.void}" if line.void else ""
-
-
-def notes(ladder: LadderFigures) -> list[str]:
+def _notes(ladder: LadderFigures) -> list[str]:
     """The paper's blind spots in this table, in sentences."""
     lines = ladder.levels
     few = [line for line in lines if not line.capacity]

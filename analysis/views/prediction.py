@@ -1,33 +1,28 @@
-"""The answer of the engine model: a capacity, one rate, or a replay of requests; and grids of them."""
+"""The answer of the engine model: a capacity, one rate, a replay, or a grid; and its constants."""
 
 from collections.abc import Iterator, Sequence
 
-from analysis.results.asked import AskedExperiment
+from analysis.results.asked import AskedExperiment, ConstantsBasis
 from analysis.results.predictions import (
+    LATENCIES,
+    PLACES,
+    RATES,
     GridCell,
     GridVerdict,
     PredictionVerdict,
-    RateDraws,
     RateForecast,
     ReplayForecast,
+    SensitivityRow,
+    SessionForecast,
 )
-from analysis.stats.estimate import Estimate, interval, middle, number, span
-from analysis.views import capacity, constants, probe
-from analysis.views.shown import Answer, Fact, Table, table_lines
-from analysis.views.verdict import answer as answered
-from analysis.views.verdict import lengths
+from analysis.stats.estimate import UNKNOWN, Estimate, interval, middle, number, span
+from analysis.views import rates
+from analysis.views.shown import Fact, Table, table_lines
 from conf.specs.bounds import LIMITS, Limit, label, short
 
 TERMS_SHOWN = 4
 SENSITIVITIES_IN_A_TABLE = 3
 NOT_APPLICABLE = "n/a"
-LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "p99 gap of a request", "e2e_ms": "E2E"}
-PLACES = ("p50", "p90", "p99")
-RATES = {
-    "requests_per_s": "requests/s",
-    "output_tokens_per_s": "output tok/s",
-    "total_tokens_per_s": "total tok/s",
-}
 FORECAST_HEADS = (
     *("QPS/node", "95 % interval", "limit", "TTFT p90 ms", "TPOT p90 ms", "hit %", "in tok/s"),
     *("out tok/s", "in flight", "over the first"),
@@ -36,62 +31,88 @@ REPLAY_HEADS = (
     *("TTFT p50 ms", "TTFT p90 ms", "[95 %]", "TPOT p90 ms", "[95 %]", "p99 gap p90 ms", "out tok/s"),
     *("[95 %]", "makespan s", "over", "tok/s over the first"),
 )
-
-
-def answer(verdict: PredictionVerdict) -> Answer:
-    """The answer of a capacity, of one rate or of a replay, with what its constants rest on."""
-    facts: list[Fact] = []
-    if verdict.capacity and verdict.valid:
-        facts += capacity.facts(verdict, verdict.capacity)
-    if verdict.probe:
-        facts += probe.facts(verdict.probe)
-    if verdict.forecast:
-        facts += _forecast(verdict, verdict.forecast)
-    if verdict.replay:
-        facts += _replay(verdict.replay, verdict.asked)
-    if verdict.forecast or verdict.replay:
-        facts += constants.facts(verdict)
-    tables = [_quantiles(verdict.replay)] if verdict.replay else []
-    if verdict.sensitivity:
-        tables.append(constants.sensitivity(verdict.sensitivity))
-    return answered(verdict, headline(verdict), facts, tables)
+NAMED, LEAST_SHARE = 3, 0.03
+"""Most assumed constants that are named, and the least part of the variance that each makes (our choice)."""
+MOST_ROWS = 12
+READING = (
+    "QPS with one constant at each end of its interval; share of variance with fitted constants moved jointly"
+)
+MEANINGS = {
+    "model.step_time.deployment_scale": "ratio: steps of another team's deployment over those of the fit",
+    "model.step_time.layout_scale": "ratio: steps of this layout over what the constants say; one per layout",
+}
+"""Constants whose unit does not say what they are."""
 
 
 def headline(verdict: PredictionVerdict) -> str:
-    """The answer in one line."""
-    if verdict.replay and verdict.probe:
-        sent = _sent(verdict.replay)
-        said = f"{sent}: {probe.outcome(verdict.probe)}{_kept_by_draws(verdict.replay)}"
-    elif verdict.probe:
-        said = f"{probe.headline(verdict.probe)}{_kept(verdict)}"
-    elif verdict.no_rate:
-        said = "no rate keeps the bounds"
-    elif verdict.capacity and verdict.capacity.at_end:
+    """The answer in one line, without the lengths of its requests."""
+    replay, forecast = verdict.replay, verdict.forecast
+    kept = forecast.of_rate if forecast and not replay else replay
+    drawn = ""
+    if kept and kept.kept_probability is not None:
+        drawn = (
+            f"; the bounds are kept in {_share_of_draws(kept.kept_probability, kept.draws)} of the constants"
+        )
+    if replay and verdict.probe:
+        sent = f"{replay.concurrency} in flight"
+        if not replay.concurrency:
+            sent = f"at {number(replay.rate_qps_per_node)} QPS per node"
+        comma = ", " if replay.concurrency else " "
+        return f"{replay.requests} requests{comma}{sent}: {rates.probe_outcome(verdict.probe)}{drawn}"
+    if verdict.probe:
+        return f"{rates.probe_headline(verdict.probe)}{drawn}"
+    if verdict.no_rate:
+        return "no rate keeps the bounds"
+    if verdict.capacity and verdict.capacity.at_end:
         why = "the bounds are kept even there (search.highest_qps)"
-        said = f"{span(verdict.capacity.qps_per_node)} QPS per node: {why}{_kept(verdict)}"
-    else:
-        return capacity.headline(verdict) + (lengths(verdict) if verdict.capacity else "")
-    return f"{said}{lengths(verdict)}"
+        return f"{span(verdict.capacity.qps_per_node)} QPS per node: {why}{drawn}"
+    return rates.capacity_headline(verdict)
 
 
-def _kept(verdict: PredictionVerdict) -> str:
-    """The share of draws that keep the bounds at the rate of the answer; empty where that is unknown."""
-    drawn = verdict.forecast.of_rate if verdict.forecast else None
-    if drawn is None or drawn.kept_probability is None:
-        return ""
-    return f"; the bounds are kept in {_kept_share(drawn)} of the constants"
+def facts(verdict: PredictionVerdict) -> Iterator[Fact]:
+    """The node at the rate of the answer, the replay, and what the constants rest on."""
+    if verdict.forecast:
+        yield from _forecast_facts(verdict, verdict.forecast)
+    if verdict.replay:
+        yield from _replay_facts(verdict.replay, verdict.asked)
+    if verdict.forecast or verdict.replay:
+        yield from constants_facts(verdict)
 
 
-def _kept_share(drawn: RateDraws) -> str:
-    return f"{100 * (drawn.kept_probability or 0.0):.0f} % of {drawn.draws} draws"
+def tables(verdict: PredictionVerdict) -> list[Table]:
+    """The quantiles of a replay, and the constants in the order of what they contribute to the variance."""
+    out = []
+    if replay := verdict.replay:
+        rows = tuple(
+            (words, *(_figure(replay.figures[f"{name}.{place}"]) for place in PLACES))
+            for name, words in LATENCIES.items()
+        )
+        out.append(Table("", ("ms [95 %]", *PLACES), rows))
+    if verdict.sensitivity:
+        out.append(_sensitivity(verdict.sensitivity))
+    return out
 
 
-def _forecast(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
-    """The node at the rate of the answer."""
-    latencies = ", ".join(f"{label(limit)} {_ms(ms)}" for limit, ms in forecast.limits_ms.items())
-    at = f"at {number(forecast.rate_qps_per_node)} QPS per node{_rounded(verdict, forecast)}"
-    yield at, latencies if forecast.requests else "unknown: no request came in the simulated time"
-    yield from _service(verdict.asked, forecast.rate_qps_per_node)
+def _share_of_draws(share: float, draws: int) -> str:
+    return f"{100 * share:.0f} % of {draws} draws"
+
+
+def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fact]:
+    asked, known, rate = verdict.asked, verdict.capacity, forecast.rate_qps_per_node
+    # The rate of the headline may be this one in fewer digits; this one keeps its bounds.
+    same = not known or known.at_end or middle(known.qps_per_node) == number(rate)
+    latencies = ", ".join(
+        f"{label(limit)} {'does not apply' if ms is None else f'{ms:.1f} ms'}"
+        for limit, ms in forecast.limits_ms.items()
+    )
+    yield (
+        f"at {number(rate)} QPS per node{'' if same else ' (rounded in the first line)'}",
+        latencies if forecast.requests else "unknown: no request came in the simulated time",
+    )
+    if asked.nodes > 1:
+        own = asked.routing == "per_node"
+        alone = ", each with arrivals of its own: one was simulated for all" if own else ""
+        yield "service", f"{rate * asked.nodes:.6g} QPS of {asked.nodes} nodes{alone}"
     used = f"KV cache {_percent(forecast.kv_used)} in use, MFU {_percent(forecast.mfu)}"
     yield "per node", f"{_throughput(forecast)}, {used}"
     if forecast.prefill_busy is not None:
@@ -101,7 +122,8 @@ def _forecast(verdict: PredictionVerdict, forecast: RateForecast) -> Iterator[Fa
     terms = sorted(forecast.step_terms.items(), key=lambda term: -(term[1] or 0.0))[:TERMS_SHOWN]
     if terms:
         yield "step time", ", ".join(f"{name} {_percent(share)}" for name, share in terms)
-    yield from _sessions(forecast, verdict.asked)
+    if forecast.sessions:
+        yield from _session_facts(forecast.sessions, forecast.cached_share_of_input, asked)
     yield from _evidence(forecast)
 
 
@@ -119,43 +141,22 @@ def _throughput(forecast: RateForecast) -> str:
     return f"{n_in:.0f} input{apart} ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
 
 
-def _rounded(verdict: PredictionVerdict, forecast: RateForecast) -> str:
-    """A note where the rate of the headline is this rate in fewer digits; this rate keeps its bounds."""
-    known, rate = verdict.capacity, forecast.rate_qps_per_node
-    same = not known or known.at_end or middle(known.qps_per_node) == number(rate)
-    return "" if same else " (rounded in the first line)"
-
-
-def _service(asked: AskedExperiment, rate_qps: float) -> list[Fact]:
-    if asked.nodes == 1:
-        return []
-    own = asked.routing == "per_node"
-    alone = ", each with arrivals of its own: one was simulated for all" if own else ""
-    return [("service", f"{rate_qps * asked.nodes:.6g} QPS of {asked.nodes} nodes{alone}")]
-
-
-def _sessions(forecast: RateForecast, asked: AskedExperiment) -> list[Fact]:
-    seen = forecast.sessions
-    if seen is None:
-        return []
+def _session_facts(seen: SessionForecast, share: float | None, asked: AskedExperiment) -> Iterator[Fact]:
     met, most, blocked = seen.replicas_per_session, seen.reusable_share_of_input, seen.blocked_share
+    hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'} of the prompt tokens"
+    hit += "" if most is None else f" (at most {100 * most:.1f} %)"
     waits = f"; {100 * blocked:.1f} % of the turns came before the answer before had ended" if blocked else ""
-    share = forecast.cached_share_of_input
-    hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'}"
-    return [
-        (
-            f"sessions by {asked.routing}",
-            f"{hit} of the prompt tokens{'' if most is None else f' (at most {100 * most:.1f} %)'},"
-            f" {'unknown' if met is None else f'{met:.2f}'} replicas per session,"
-            f" busiest replica {number(seen.max_over_mean_share, 3)} of the mean{waits}",
-        ),
-        (
-            "sessions in memory",
-            f"{seen.sessions_per_node:.0f} sessions per node at a time want {seen.sessions_over_kv:.2f}"
-            f" of its KV cache; {seen.simulated_nodes} of {asked.nodes} nodes simulated, after"
-            f" {seen.fill_s:.0f} s that filled their caches",
-        ),
-    ]
+    yield (
+        f"sessions by {asked.routing}",
+        f"{hit}, {'unknown' if met is None else f'{met:.2f}'} replicas per session, busiest replica"
+        f" {number(seen.max_over_mean_share, 3)} of the mean{waits}",
+    )
+    yield (
+        "sessions in memory",
+        f"{seen.sessions_per_node:.0f} sessions per node at a time want {seen.sessions_over_kv:.2f}"
+        f" of its KV cache; {seen.simulated_nodes} of {asked.nodes} nodes simulated, after"
+        f" {seen.fill_s:.0f} s that filled their caches",
+    )
 
 
 def _evidence(forecast: RateForecast) -> Iterator[Fact]:
@@ -164,14 +165,13 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
         known = forecast.noise_pct is not None
         noise = f"; Monte Carlo noise {f'{forecast.noise_pct:.1f} % (95 %)' if known else 'unknown'}"
     yield "evidence", f"{forecast.requests} requests in {hours:.3g} virtual hours of a node{noise}"
-    drawn = forecast.of_capacity or forecast.of_rate
-    if forecast.of_rate and forecast.of_rate.kept_probability is not None:
-        count, endless = len(forecast.of_rate.constants_sampled), forecast.of_rate.overloaded_draws
+    drawn, at_rate = forecast.of_capacity or forecast.of_rate, forecast.of_rate
+    if at_rate and at_rate.kept_probability is not None:
+        endless = at_rate.overloaded_draws
         more = f"; the queue grows without end in {endless} of the draws" if endless else ""
-        yield (
-            "the bounds are kept",
-            f"in {_kept_share(forecast.of_rate)} of {count} uncertain constants{more}",
-        )
+        share = _share_of_draws(at_rate.kept_probability, at_rate.draws)
+        count = len(at_rate.constants_sampled)
+        yield "the bounds are kept", f"in {share} of {count} uncertain constants{more}"
     elif drawn and drawn.draws:
         open_draws = forecast.of_capacity.open_draws if forecast.of_capacity else 0
         beyond = f", {open_draws} of them beyond an end of the search" if open_draws else ""
@@ -180,33 +180,14 @@ def _evidence(forecast: RateForecast) -> Iterator[Fact]:
         yield "interval", "Monte Carlo noise alone; no constant of this model and hardware has an interval"
 
 
-def _sent(replay: ReplayForecast) -> str:
-    if replay.concurrency:
-        return f"{replay.requests} requests, {replay.concurrency} in flight"
-    return f"{replay.requests} requests at {number(replay.rate_qps_per_node)} QPS per node"
-
-
-def _kept_by_draws(replay: ReplayForecast) -> str:
-    if replay.kept_probability is None:
-        return ""
-    share = f"{100 * replay.kept_probability:.0f} % of {replay.draws} draws"
-    return f"; the bounds are kept in {share} of the constants"
-
-
-def _quantiles(replay: ReplayForecast) -> Table:
-    rows = tuple(
-        (words, *(_figure(replay.figures[f"{name}.{place}"]) for place in PLACES))
-        for name, words in LATENCIES.items()
-    )
-    return Table("", ("ms [95 %]", *PLACES), rows)
-
-
-def _replay(replay: ReplayForecast, asked: AskedExperiment) -> Iterator[Fact]:
+def _replay_facts(replay: ReplayForecast, asked: AskedExperiment) -> Iterator[Fact]:
     """Throughput and makespan, and what the intervals hold."""
     figures = replay.figures
     whole = f" of all {asked.nodes} nodes" if asked.nodes > 1 else ""
-    rates = ", ".join(f"{_figure(figures[name])} {words}" for name, words in RATES.items())
-    yield f"throughput{whole}", rates
+    yield (
+        f"throughput{whole}",
+        ", ".join(f"{_figure(figures[name])} {words}" for name, words in RATES.items()),
+    )
     yield "makespan", f"{_figure(figures['makespan_s'])} s"
     if asked.replicas > 1:
         yield "replicas", f"{asked.replicas} replicas behind one balancer, routing {asked.routing}"
@@ -217,23 +198,78 @@ def _replay(replay: ReplayForecast, asked: AskedExperiment) -> Iterator[Fact]:
     )
     chance = "arrivals and lengths are given, so that no other seed is part of the intervals"
     if ends := replay.other_seeds:
-        there = _ends(ends["ttft_ms.p90"])
-        chance = (
-            f"with another seed p90 TTFT lies in {there} ms (95 %, {replay.seeds} were tried), which is part"
-            " of the intervals"
-        )
+        there = f"{_ends(ends['ttft_ms.p90'])} ms (95 %, {replay.seeds} were tried)"
+        chance = f"with another seed p90 TTFT lies in {there}, which is part of the intervals"
     yield "chance", chance
     drawn = f"{replay.draws} draws of {len(replay.constants_sampled)} uncertain constants"
     yield "interval", drawn if replay.draws else "no constant is uncertain"
 
 
+def constants_facts(prediction: PredictionVerdict) -> Iterator[Fact]:
+    """What the constants rest on: measured, fitted and assumed ones."""
+    known, calibration = prediction.constants, prediction.calibration
+    if known is None:
+        return
+    if known.transfer:
+        yield "KV transfer", known.transfer
+    measured = f"this machine, calibrated by {calibration}" if calibration else "nothing of this machine"
+    yield "measured", measured
+    parts = []
+    if known.fitted:
+        parts.append(f"{_count(known.fitted)} jointly, to {known.rests_on or 'data not named'}")
+    if known.sourced:
+        parts.append(f"{_count(known.sourced)} to others' figures, each by its own source")
+    yield "fitted", "; ".join(parts) or "nothing"
+    yield "assumed", "; ".join([*known.outside, _assumed(known, prediction.sensitivity or ())])
+
+
+def _assumed(known: ConstantsBasis, sensitivity: Sequence[SensitivityRow]) -> str:
+    """The assumed constants that matter most, where that is known; else how many there are."""
+    if not known.assumed:
+        return "nothing"
+    parts = [row for row in sensitivity if row.path in known.assumed and row.share >= LEAST_SHARE][:NAMED]
+    if not sensitivity:
+        return f"{_count(known.assumed)} (predict --sensitivity says which matter)"
+    if not parts:
+        return f"{_count(known.assumed)}, none of which matters much"
+    named = ", ".join(f"{row.path.rpartition('.')[2]} {100 * row.share:.0f} %" for row in parts)
+    return f"{_count(known.assumed)}; most of the variance: {named}"
+
+
+def _count(paths: Sequence[str]) -> str:
+    return f"{len(paths)} constant{'s' * (len(paths) != 1)}"
+
+
+def _sensitivity(rows: Sequence[SensitivityRow]) -> Table:
+    def cells(row: SensitivityRow) -> tuple[str, ...]:
+        ends = "exact"
+        if row.at_low_qps is not None and row.at_high_qps is not None:
+            ends = f"{number(row.at_low_qps, 3)} to {number(row.at_high_qps, 3)}"
+        share, meaning = f"{100 * row.share:.0f} %", MEANINGS.get(row.path, row.constant.unit)
+        return row.path, number(row.constant.value), f"{row.elasticity:+.2f}", ends, share, meaning
+
+    more = f"and {len(rows) - MOST_ROWS} more, which matter less (--json has all)"
+    return Table(
+        f"what to measure first: {READING}",
+        ("constant", "value", "elasticity", "QPS at its ends", "of variance", "unit"),
+        tuple(map(cells, rows[:MOST_ROWS])),
+        note=more if len(rows) > MOST_ROWS else "",
+    )
+
+
 def grid_text(grid: GridVerdict) -> str:
-    """A grid as text: a line per cell, and what the constants rest on."""
-    lines = table_lines(grid_table(grid))
-    return "\n".join([*lines, *constants.grid_lines(grid.cells)])
+    """A line per cell, and the constants of the first answer, with a note where other cells differ."""
+    lines = table_lines(_grid_table(grid))
+    predicted = [cell.prediction for cell in grid.cells if cell.prediction]
+    every = [basis for one in predicted if (basis := dict(constants_facts(one)))]
+    for name, value in every[0].items() if every else ():
+        kinds = {each.get(name) for each in every}
+        note = f" (first cell; {len(kinds)} kinds of cells, all in --json)" if len(kinds) > 1 else ""
+        lines.append(f"{name}: {value}{note}")
+    return "\n".join(lines)
 
 
-def grid_table(grid: GridVerdict) -> Table:
+def _grid_table(grid: GridVerdict) -> Table:
     """A row per cell, with its figures or the reason why it has none."""
     are_replays = any(cell.prediction and cell.prediction.replay for cell in grid.cells)
     heads, row = (REPLAY_HEADS, _replay_row) if are_replays else (FORECAST_HEADS, _forecast_row)
@@ -242,43 +278,41 @@ def grid_table(grid: GridVerdict) -> Table:
         at = [str(cell.at[axis]) for axis in grid.axes]
         figures = row(cell) or [*[""] * (len(heads) - 1), cell.answer.reason]
         rows.append((*at, *figures))
-        if first := _most(cell):
-            notes.append(f"{', '.join(at)}: measure first: {first}")
+        known = (cell.prediction and cell.prediction.sensitivity) or ()
+        if known:
+            first = (f"{row.path} ({100 * row.share:.0f} % of variance)" for row in known)
+            notes.append(
+                f"{', '.join(at)}: measure first: {', '.join(list(first)[:SENSITIVITIES_IN_A_TABLE])}"
+            )
     words = frozenset({len(grid.axes) + len(heads) - 1})
     return Table("", (*grid.axes, *heads), tuple(rows), note="; ".join(notes), words=words)
 
 
-def _most(cell: GridCell) -> str:
-    known = (cell.prediction and cell.prediction.sensitivity) or ()
-    parts = (f"{row.path} ({100 * row.share:.0f} % of variance)" for row in known[:SENSITIVITIES_IN_A_TABLE])
-    return ", ".join(parts)
-
-
 def _forecast_row(cell: GridCell) -> list[str] | None:
+    """The capacity; or the rate, in how many draws its bounds are kept, and which bound is missed."""
     one = cell.prediction
-    if one is None or one.forecast is None or not (one.capacity or one.probe):
+    if one is None or one.forecast is None:
         return None
     forecast = one.forecast
-    return [
-        *_first_columns(one, forecast),
-        *(_whole_ms(forecast, limit) for limit in LIMITS),
-        _or_unknown(forecast.cached_share_of_input, 1, 100.0),
-        _or_unknown(forecast.input_tokens_per_s_per_node, 0),
-        _or_unknown(forecast.output_tokens_per_s_per_node, 0),
-        _or_unknown(forecast.in_flight_per_node, 1),
-        span(cell.ratio) if cell.ratio else "",
-    ]
-
-
-def _first_columns(one: PredictionVerdict, forecast: RateForecast) -> tuple[str, str, str]:
-    """The capacity; or the rate, in how many draws its bounds are kept, and which bound is missed."""
     if one.capacity:
         q, limit = one.capacity.qps_per_node, short(one.capacity.binding)
-        return (span(q), "", limit) if q.is_bound else (middle(q), interval(q), limit)
-    assert one.probe
-    share = forecast.kept_probability
-    chance = "unknown" if share is None else f"kept in {100 * share:.0f} %"
-    return number(one.probe.rate_qps_per_node), chance, _over(one.probe.missed)
+        first = (span(q), "", limit) if q.is_bound else (middle(q), interval(q), limit)
+    elif one.probe:
+        share = forecast.kept_probability
+        chance = UNKNOWN if share is None else f"kept in {100 * share:.0f} %"
+        first = number(one.probe.rate_qps_per_node), chance, _over(one.probe.missed)
+    else:
+        return None
+    hit = forecast.cached_share_of_input
+    return [
+        *first,
+        *(_decimals(forecast.limits_ms.get(limit), 0, NOT_APPLICABLE) for limit in LIMITS),
+        _decimals(hit and 100 * hit, 1),
+        _decimals(forecast.input_tokens_per_s_per_node, 0),
+        _decimals(forecast.output_tokens_per_s_per_node, 0),
+        _decimals(forecast.in_flight_per_node, 1),
+        span(cell.ratio) if cell.ratio else "",
+    ]
 
 
 def _replay_row(cell: GridCell) -> list[str] | None:
@@ -287,16 +321,17 @@ def _replay_row(cell: GridCell) -> list[str] | None:
         return None
     figures = one.replay.figures
 
-    def both(name: str) -> tuple[str, str]:
-        return _middle(figures[name]), _ends(figures[name])
+    def value(name: str) -> str:
+        figure = figures[name]
+        return middle(figure) if figure else NOT_APPLICABLE
 
     return [
-        _middle(figures["ttft_ms.p50"]),
-        *both("ttft_ms.p90"),
-        *both("tpot_ms.p90"),
-        _middle(figures["gap_ms.p90"]),
-        *both("output_tokens_per_s"),
-        _middle(figures["makespan_s"]),
+        value("ttft_ms.p50"),
+        *(value("ttft_ms.p90"), _ends(figures["ttft_ms.p90"])),
+        *(value("tpot_ms.p90"), _ends(figures["tpot_ms.p90"])),
+        value("gap_ms.p90"),
+        *(value("output_tokens_per_s"), _ends(figures["output_tokens_per_s"])),
+        value("makespan_s"),
         _over(one.probe.missed),
         span(cell.ratio) if cell.ratio else "",
     ]
@@ -311,28 +346,15 @@ def _figure(figure: Estimate | None) -> str:
     return span(figure) if figure else NOT_APPLICABLE
 
 
-def _middle(figure: Estimate | None) -> str:
-    return middle(figure) if figure else NOT_APPLICABLE
-
-
 def _ends(figure: Estimate | None) -> str:
     return interval(figure) if figure else ""
 
 
-def _whole_ms(forecast: RateForecast, limit: Limit) -> str:
-    ms = forecast.limits_ms.get(limit)
-    return NOT_APPLICABLE if ms is None else f"{ms:.0f}"
-
-
-def _or_unknown(value: float | None, digits: int, scale: float = 1.0) -> str:
-    return "unknown" if value is None else f"{scale * value:.{digits}f}"
+def _decimals(value: float | None, digits: int, otherwise: str = UNKNOWN) -> str:
+    return otherwise if value is None else f"{value:.{digits}f}"
 
 
 def _percent(share: float | None) -> str:
     if share is None:
-        return "unknown"
+        return UNKNOWN
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
-
-
-def _ms(value: float | None) -> str:
-    return "does not apply" if value is None else f"{value:.1f} ms"

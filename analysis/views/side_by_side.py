@@ -1,28 +1,51 @@
-"""Compare runs, studies and results of other tools: configuration, capacities, ratios, latencies.
+"""Results of other tools by our definitions; sides compared by configuration, capacity, ratio and latencies.
 
-A ratio needs two claimed capacities. If workload or bounds differ too, a warning says so: the ratio is then
-not the merit of a layout.
+Another tool's result is never a verdict. A ratio needs two claimed capacities; if workload or bounds differ
+too, a warning says so: the ratio is then not the merit of a layout.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.window_counts import in_window
 from analysis.exchange.compared import ComparedResult, capacity_ratio, compared_results, refused
-from analysis.results.runs import Run
-from analysis.rows import metrics
+from analysis.exchange.foreign import Foreign
+from analysis.results.figures import WindowRow
+from analysis.results.runs import Run, RunError
+from analysis.rows import metrics, records
 from analysis.rows.metrics import Floats
+from analysis.stats.dispersion import quantile_interval
 from analysis.stats.estimate import span
 from analysis.stats.quantiles import quantile
-from analysis.views import answers, foreign
+from analysis.views import answers
+from analysis.views.rates import unknown_interval
 from analysis.views.shown import Answer, Fact, Table
 from conf.keys import differences
+from conf.specs.bounds import LIMITS, QUANTILE, column
 
+QUANTILES = (0.5, 0.9, 0.99)
+BOUNDS: dict[str, str] = {f"slo.{column(limit)}": limit for limit in LIMITS}
+"""Words for bounds of p90s, with their latency; TTFT counts from the send if the due time is unknown."""
+TITLES = {
+    "ttft": "TTFT from due",
+    "ttft_from_send": "TTFT from send",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e_from_send": "E2E from send",
+}
+HEADS = "ms", "p50", "p90", "p99", "its own p50 / p90 / p99"
+LOOPS = {True: "open loop", False: "not an open loop", None: "open or closed loop unknown"}
+SURVIVORS = "a failed request is infinitely late here; the tool's own figures are of answered requests only"
+NO_CLAIM = (
+    "no capacity and no verdict follow from this file: nothing in it proves that the client kept its schedule"
+)
 MOST_KEYS = 12
 """Differing keys that are listed; the rest is counted."""
 PLACE = ("out", "run")
@@ -31,35 +54,123 @@ QUESTION = ("workload.", "slo.")
 """Keys whose difference makes it another question."""
 NEAR = 0.05
 """Largest relative distance of two rates whose windows are compared (our choice)."""
-QUANTILES = (0.5, 0.9, 0.99)
+
+
+def foreign_bounds(words: Sequence[str]) -> dict[str, float]:
+    """Bounds of p90s in ms by latency, from words such as slo.tpot_p90_ms=100."""
+    bounds_ms = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in BOUNDS:
+            raise RunError(
+                f"'{word}' is no bound for another tool's result; give {'=MS or '.join(BOUNDS)}=MS"
+            )
+        try:
+            bounds_ms[BOUNDS[key]] = float(value)
+        except ValueError:
+            bounds_ms[BOUNDS[key]] = math.nan
+        if not 0 < bounds_ms[BOUNDS[key]] < math.inf:
+            raise RunError(f"{key}={value} must be a positive number of ms")
+    return bounds_ms
+
+
+def foreign_answer(foreign: Foreign, bounds_ms: Mapping[str, float] | None = None) -> Answer:
+    """One load: offered and sent, latencies, p90s against their bounds, and what is unknown."""
+    latencies = foreign.latencies
+    if foreign.due_known:
+        latencies = {"ttft": metrics.ttft(foreign.measured), **latencies}
+    rows = []
+    for name, values in latencies.items():
+        own = foreign.own.get(name)
+        theirs = " / ".join(map(_latency, own)) if own else "not reported"
+        rows.append((TITLES[name], *(_latency(quantile(values, q)) for q in QUANTILES), theirs))
+    facts = list(_offered(foreign))
+    for limit, bound_ms in (bounds_ms or {}).items():
+        name = limit if limit in latencies else f"{limit}_from_send"
+        facts.append((f"p90 {TITLES[name]}", _judged(latencies[name], bound_ms, foreign.seconds or 0.0)))
+    return Answer(
+        "FOREIGN",
+        "short",
+        f"{_tool(foreign)}: {foreign.name}",
+        tuple(facts),
+        (Table("", HEADS, tuple(rows), note=SURVIVORS),),
+        (NO_CLAIM, *foreign.notes),
+    )
+
+
+def _tool(foreign: Foreign) -> str:
+    """The tool, its version and its model."""
+    model = f", model {foreign.asked.model}" if foreign.asked.model else ""
+    return f"{foreign.tool}, version {foreign.version}{model}"
+
+
+def _offered(foreign: Foreign) -> Iterator[Fact]:
+    """The load that was asked and sent; requests by status, and whole answers over the time of all."""
+    asked, rows, qps, seconds = foreign.asked, foreign.measured, foreign.sent_qps, foreign.seconds
+    held = f", at most {asked.concurrency} in flight" if asked.concurrency else ""
+    rate = f", {asked.rate_qps:g} requests/s asked" if asked.rate_qps else ""
+    sent = "the rate that was sent is unknown" if qps is None else f"{qps:.3g} requests/s sent"
+    yield "load", f"{LOOPS[asked.open_loop]}, {asked.arrivals}{rate}{held}; {sent}"
+    states = Counter(rows["status"].to_pylist())
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    throughput = "throughput unknown"
+    if seconds:
+        answered = rows.filter(pa.array(metrics.status_in(rows, records.OK)))
+        tokens = np.nansum(metrics.numbers(answered, "output_tokens"))
+        throughput = f"{answered.num_rows / seconds:.3g} answers/s, {tokens / seconds:.4g} output tokens/s"
+        throughput += f" in {seconds:.3g} s"
+    yield f"{rows.num_rows} requests", f"{counted}; {throughput}"
+
+
+def _judged(values: Floats, bound_ms: float, seconds: float) -> str:
+    """One p90 of `seconds` (0 unknown) against its bound by its interval; undecided without an interval."""
+    p90, interval = quantile(values, QUANTILE), quantile_interval(values, QUANTILE, seconds)
+    if p90 is None:
+        return f"unknown: nothing to hold against {bound_ms:g} ms"
+    if interval.ends is None:
+        side = "below" if p90 <= bound_ms else "above"
+        return f"{p90:.1f} ms: {side} {bound_ms:g} ms, interval unknown: {unknown_interval(interval)}"
+    low, high = interval.ends
+    verdict = "KEPT" if high <= bound_ms else "MISSED" if low > bound_ms else "UNDECIDED"
+    return f"{p90:.1f} ms [{low:.1f}, {high:.1f}] (95 %) against {bound_ms:g} ms: {verdict}"
+
+
+def _latency(ms: float | None) -> str:
+    """A latency in ms, infinite of a failed request."""
+    return "unknown" if ms is None else f"{ms:.1f}"
 
 
 def answer(paths: Sequence[Path]) -> Answer:
     """The comparison, each side against the first. Raises RunError for a path that cannot be read."""
     sides = compared_results(paths)
     first, others = sides[0], sides[1:]
-    facts: list[Fact] = [(f"{side.letter}  {side.name}", headline(side)) for side in sides]
+    facts: list[Fact] = [(f"{side.letter}  {side.name}", _headline(side)) for side in sides]
     tables: list[Table] = []
     notes: list[str] = []
     for other in others:
         changed = _changed(first, other)
-        facts += [*_alike(first, other, changed), *_ratio(first, other, changed)]
+        if first.experiment and other.experiment and not changed:
+            facts.append((f"from {first.letter} to {other.letter}", "nothing of the configuration differs"))
+        facts += _ratio(first, other, changed)
         rates = _common_rates(first, other)
         tables += [*_changes(first, other, changed), *rates]
         if not (rates or first.foreign or other.foreign):
             both = f"no rate per node was offered by both {first.letter} and {other.letter}"
             notes.append(f"{both} (within {100 * NEAR:.0f} %)")
     if any(side.foreign for side in sides):
-        tables.append(_loads(sides))
+        # Percentiles of every load from the send, as other tools count.
+        heads = "load", "requests/s", "requests", "TTFT from send ms: p50 / p90 / p99", "TPOT ms"
+        rows = tuple(row for side in sides for row in _loads(side))
+        tables.append(Table("", heads, rows, note="a failed request is infinitely late"))
         notes += [f"{side.letter}: {note}" for side in sides if side.foreign for note in side.foreign.notes]
     head = f"{len(sides)} sides, each against A"
     return Answer("COMPARE", "good", head, tuple(facts), tuple(tables), tuple(notes))
 
 
-def headline(side: ComparedResult) -> str:
+def _headline(side: ComparedResult) -> str:
     """Verdict and capacity, the first line of `show`."""
     if side.foreign:
-        return f"FOREIGN  {foreign.headline(side.foreign)}"
+        return f"FOREIGN  {_tool(side.foreign)}"
     if side.verdict is None:
         return "UNFINISHED  no result yet"
     shown = answers.answer(side.verdict)
@@ -70,11 +181,6 @@ def _changed(a: ComparedResult, b: ComparedResult) -> Mapping[str, Sequence[Any]
     """Keys that differ, each with both values; none of another tool's load, whose keys are unknown."""
     changed = differences(a.experiment, b.experiment) if a.experiment and b.experiment else {}
     return {key: pair for key, pair in changed.items() if key not in PLACE}
-
-
-def _alike(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Fact]:
-    known = a.experiment and b.experiment and not changed
-    return [(f"from {a.letter} to {b.letter}", "nothing of the configuration differs")] if known else []
 
 
 def _changes(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Table]:
@@ -89,17 +195,19 @@ def _word(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _ratio(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> list[Fact]:
+def _ratio(a: ComparedResult, b: ComparedResult, changed: Mapping[str, Sequence[Any]]) -> Iterator[Fact]:
     ratio = capacity_ratio(a, b)
     if ratio is None:
-        return [(f"no ratio {b.letter} / {a.letter}", refused(a, b))]
+        yield f"no ratio {b.letter} / {a.letter}", refused(a, b)
+        return
     question = [key for key in changed if key.startswith(QUESTION) and not key.endswith(".name")]
-    differ = "differs" if len(question) == 1 else "differ"
-    why = f"{', '.join(question)} {differ}: the ratio is of two questions, no merit of either side"
+    if question:
+        differ = "differs" if len(question) == 1 else "differ"
+        why = f"{', '.join(question)} {differ}: the ratio is of two questions, no merit of either side"
+        yield "WARNING", why
     low, high = ratio.estimate.ends
     shows = "higher" if low and low > 1 else "lower" if high and high < 1 else "no difference shown"
-    shown = f"{span(ratio.estimate)} (95 %, {ratio.how}): {shows}"
-    return [*([("WARNING", why)] if question else []), (f"capacity {b.letter} / {a.letter}", shown)]
+    yield f"capacity {b.letter} / {a.letter}", f"{span(ratio.estimate)} (95 %, {ratio.how}): {shows}"
 
 
 def _common_rates(a: ComparedResult, b: ComparedResult) -> list[Table]:
@@ -109,16 +217,14 @@ def _common_rates(a: ComparedResult, b: ComparedResult) -> list[Table]:
     if not pairs:
         return []
     names = [f"{name} {side.letter}" for name in ("QPS per node", "TTFT ms", "TPOT ms") for side in (a, b)]
-    rows = tuple(_rates(ours[i], theirs[j]) for i, j in pairs)
+    rows = []
+    for i, j in pairs:
+        rates = (f"{line['rate_qps_per_node']:.3f}" for line in (ours[i], theirs[j]))
+        p90s = (line[column(limit)] for limit in LIMITS for line in (ours[i], theirs[j]))
+        rows.append((*rates, *map(_latency, p90s)))
     alone = f"{a.letter} {len(ours) - len(pairs)}, {b.letter} {len(theirs) - len(pairs)}"
     rule = f"nearest with nearest, at most {100 * NEAR:.0f} % apart; windows without a partner: {alone}"
-    return [Table(f"p90 at rates of both {a.letter} and {b.letter}", tuple(names), rows, note=rule)]
-
-
-def _rates(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, ...]:
-    rates = (f"{line['rate_qps_per_node']:.3f}" for line in (ours, theirs))
-    p90s = (line[name] for name in ("ttft_p90_ms", "tpot_p90_ms") for line in (ours, theirs))
-    return *rates, *map(foreign.latency, p90s)
+    return [Table(f"p90 at rates of both {a.letter} and {b.letter}", tuple(names), tuple(rows), note=rule)]
 
 
 def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, int]]:
@@ -134,41 +240,30 @@ def nearest(ours: Sequence[float], theirs: Sequence[float]) -> list[tuple[int, i
     return sorted(pairs.items(), key=lambda pair: ours[pair[0]])
 
 
-def _loads(sides: Sequence[ComparedResult]) -> Table:
-    """Percentiles of every load from the send, as other tools count."""
-    heads = "load", "requests/s", "requests", "TTFT from send ms: p50 / p90 / p99", "TPOT ms"
-    rows = tuple(row for side in sides for row in _load_rows(side))
-    return Table("", heads, rows, note="a failed request is infinitely late")
-
-
-def _load_rows(side: ComparedResult) -> Iterator[tuple[str, ...]]:
+def _loads(side: ComparedResult) -> Iterator[tuple[str, ...]]:
     """A row for the load of another tool, or for each valid window of a run."""
     if load := side.foreign:
         values = load.latencies["ttft_from_send"], load.latencies["tpot"]
         yield _load(side.letter, load.sent_qps, load.measured.num_rows, *values)
         return
-    windows = list(_measured(side.run)) if side.run else []
-    if not windows:
+    lines = _valid_lines(side.run) if side.run else []
+    if not side.run or not lines:
         yield side.letter, "", "", "no valid window of its own", ""
-    for line, rows in windows:
+        return
+    for line in lines:
+        window = window_table.window(dict(line))
+        rows = in_window(side.run.requests(window_index=window.index), window)
         values = metrics.ttft_from_send(rows), metrics.tpot(rows)
-        yield _load(f"{side.letter} window {line['index']}", line["rate_qps"], rows.num_rows, *values)
+        yield _load(f"{side.letter} window {window.index}", line["rate_qps"], rows.num_rows, *values)
 
 
-def _valid_lines(run: Run) -> list[dict[str, Any]]:
+def _valid_lines(run: Run) -> list[WindowRow]:
     """Lines of windows.parquet of the valid windows with requests, ramp steps left out."""
     lines = run.windows().to_pylist()
     return [line for line in lines if line["kind"] != "ramp" and line["valid"] and line["requests"]]
 
 
-def _measured(run: Run) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """The line of each such window, and its requests in order of due time."""
-    for line in _valid_lines(run):
-        window = window_table.window(line)
-        yield line, in_window(run.requests(window_index=window.index), window)
-
-
 def _load(name: str, rate_qps: float | None, count: int, ttft_ms: Floats, tpot_ms: Floats) -> tuple[str, ...]:
     rate = "unknown" if rate_qps is None else f"{rate_qps:.2f}"
-    latencies = (" / ".join(foreign.latency(quantile(v, q)) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
+    latencies = (" / ".join(_latency(quantile(v, q)) for q in QUANTILES) for v in (ttft_ms, tpot_ms))
     return name, rate, str(count), *latencies

@@ -1,8 +1,9 @@
-"""The answer of a study: its parts, their spread, the ratio of two, or the cells of a grid."""
+"""The answer of a study: its parts, their spread, the ratio of two, the cells of a grid, the quality gate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from analysis.capacity.paired_ratio import Ratio
+from analysis.quality.gate import GateVerdict, MeanInterval, PairFigures, any_failed
 from analysis.results.runs import RECORDED
 from analysis.results.verdicts import (
     PAIRED,
@@ -14,14 +15,22 @@ from analysis.results.verdicts import (
     StudyVerdict,
 )
 from analysis.stats.estimate import UNKNOWN, Estimate, certified, interval, middle, number, span
-from analysis.views import capacity, quality
+from analysis.views import rates
 from analysis.views.shown import Cell, Fact, Table
 from conf.specs.bounds import label, short
 
 MOST_KEYS = 4
 """Keys that differ between A and B and stand among the facts."""
+WORST_NAMED = 3
+"""Prompts that stand among the facts; study.json has more."""
 WITHOUT_CAPACITY = ("recipe", "quality")
 """Studies whose parts record answers or loads, and claim no capacity."""
+NO_SIGN = "Divergence has no sign: it says that answers differ, and A decides what is right."
+ANSWERS = {
+    "SAME": "B answers as A does, within the margins",
+    "DEGRADED": "B's answers differ from A's by more than a margin",
+    "UNDECIDED": "neither is shown",
+}
 
 
 def headline(study: StudyVerdict) -> str:
@@ -31,64 +40,59 @@ def headline(study: StudyVerdict) -> str:
         return f"{sum(cell.exit_code == 0 for cell in cells)} of {len(cells)} cells have a capacity"
     if not study.valid:
         return "no capacity is claimed"
-    if study.quality:
-        return quality.headline(study.quality)
+    if gate := study.quality:
+        return f"{ANSWERS[gate.verdict]} ({gate.compared} prompts compared)"
     if study.ratio:
         return f"B / A = {span(study.ratio.estimate)} (95 %): {study.ratio.verdict}"
     if study.study == "compare":
         return "no ratio was shown"
     if study.study == "recipe":
         return f"{study.evidence}: python -m analysis calibrate {study.folder} --out FILE"
-    return capacity.headline(study)
+    return rates.capacity_headline(study)
 
 
-def facts(study: StudyVerdict) -> list[Fact]:
+def facts(study: StudyVerdict) -> Iterator[Fact]:
     """What the parts show together."""
-    out: list[Fact] = []
-    if study.ratio or study.quality:
-        out += differing(study)
-    if study.ratio:
-        out += _ratio(study.ratio)
-    if study.quality:
-        out += quality.facts(study.quality)
-    if between := study.between:
-        out.append((f"pooled over {study.evidence}", f"sd between them {span(between.sd_pct)} %"))
-        out.append(("noise within one", f"sd {number(between.within_sd_pct, 3)} %"))
-    if effects := study.effects_pct:
-        out += [(f"{name} against the mean", f"{span(effect)} %") for name, effect in effects.items()]
-    if study.variation_pct:
-        out.append((f"mean of {study.evidence}", f"coefficient of variation {span(study.variation_pct)} %"))
-    return out
-
-
-def differing(study: StudyVerdict) -> list[Fact]:
-    """The keys in which A and B differ."""
     changed = [f"{key} {ours} -> {theirs}" for key, (ours, theirs) in (study.differs or {}).items()]
-    more = f" and {len(changed) - MOST_KEYS} more (study.json)" if len(changed) > MOST_KEYS else ""
-    return [("from A to B", f"{', '.join(changed[:MOST_KEYS])}{more}")] if changed else []
+    if changed and (study.ratio or study.quality):
+        more = f" and {len(changed) - MOST_KEYS} more (study.json)" if len(changed) > MOST_KEYS else ""
+        yield "from A to B", f"{', '.join(changed[:MOST_KEYS])}{more}"
+    if study.ratio:
+        yield from _ratio_facts(study.ratio)
+    if study.quality:
+        yield from _gate_facts(study.quality)
+    if between := study.between:
+        yield f"pooled over {study.evidence}", f"sd between them {span(between.sd_pct)} %"
+        yield "noise within one", f"sd {number(between.within_sd_pct, 3)} %"
+    for name, effect in (study.effects_pct or {}).items():
+        yield f"{name} against the mean", f"{span(effect)} %"
+    if study.variation_pct:
+        yield f"mean of {study.evidence}", f"coefficient of variation {span(study.variation_pct)} %"
 
 
-def _ratio(ratio: Ratio) -> list[Fact]:
+def _ratio_facts(ratio: Ratio) -> Iterator[Fact]:
     """The evidence of a paired ratio."""
     correlation = "unknown" if ratio.correlation is None else f"{ratio.correlation:.2f}"
     pairs = f"B got A's arrivals and lengths, scaled in time; correlation {correlation}"
-    out = [(f"{ratio.pairs} pairs of windows", pairs)]
+    yield f"{ratio.pairs} pairs of windows", pairs
     for limit, one in ratio.limits.items():
         weight = f"{100 * one.weight:.0f} % of what was over a bound"
-        out.append((f"by {label(limit)} alone", f"{span(one.estimate)}, {weight}"))
+        yield f"by {label(limit)} alone", f"{span(one.estimate)}, {weight}"
     if ratio.unlike:
         why = "A and B are limited by different bounds: the ratio is that of the two capacities alone"
-        out.append(("unpaired", why))
-    return out
+        yield "unpaired", why
+
+
+def tables(study: StudyVerdict) -> tuple[Table, ...]:
+    """The parts or cells, and the evidence of a quality gate."""
+    return table(study), *(gate_tables(study.quality) if study.quality else ())
 
 
 def table(study: StudyVerdict, links: Mapping[str, Cell] | None = None) -> Table:
     """Every part, or cell, with its answer or the reason why it has none; `links` lead to their reports."""
     names = {name: (links or {}).get(name, name) for name in study.names}
-    return _cells(study, names) if study.is_matrix else _parts(study, names)
-
-
-def _parts(study: StudyVerdict, names: Mapping[str, Cell]) -> Table:
+    if study.is_matrix:
+        return _cells(study, names)
     known = {row.name: row for row in study.parts}
     if study.study in WITHOUT_CAPACITY:
         recorded = tuple((cell, *_recorded(known.get(name))) for name, cell in names.items())
@@ -105,6 +109,16 @@ def _recorded(row: PartRow | None) -> tuple[str, str]:
     return ("recorded" if row.exit_code in RECORDED else _no_result(row)), _seed(row)
 
 
+def _part(row: PartRow | None) -> tuple[str, ...]:
+    if row is None:
+        return *[""] * 5, "no result yet"
+    if row.exit_code or not row.qps_per_node:
+        return *[""] * 4, _seed(row), _no_result(row)
+    result = f"valid (SIMULATED, {row.simulated})" if row.simulated else "valid"
+    limit = label(row.binding) if row.binding else UNKNOWN
+    return *_capacity(row.qps_per_node), limit, _seed(row), result
+
+
 def _no_result(row: PartRow) -> str:
     return f"no result (exit {row.exit_code}): {row.reason}".removesuffix(": ")
 
@@ -113,22 +127,9 @@ def _seed(row: PartRow) -> str:
     return UNKNOWN if row.seed is None else str(row.seed)
 
 
-def _part(row: PartRow | None) -> tuple[str, ...]:
-    if row is None:
-        return *[""] * 5, "no result yet"
-    if row.exit_code or not row.qps_per_node:
-        return *[""] * 4, _seed(row), _no_result(row)
-    result = f"valid (SIMULATED, {row.simulated})" if row.simulated else "valid"
-    return *_figures(row.qps_per_node), _limit(row.binding), _seed(row), result
-
-
-def _figures(q: Estimate) -> tuple[str, str, str]:
+def _capacity(q: Estimate) -> tuple[str, str, str]:
     """A capacity, its interval and its certified rate; of a bound the bound alone."""
     return (span(q), "", "") if q.is_bound else (middle(q), interval(q), certified(q))
-
-
-def _limit(binding: str | None) -> str:
-    return label(binding) if binding else UNKNOWN
 
 
 def _cells(study: StudyVerdict, names: Mapping[str, Cell]) -> Table:
@@ -137,60 +138,98 @@ def _cells(study: StudyVerdict, names: Mapping[str, Cell]) -> Table:
         (names.get(cell.name, cell.name), *(str(cell.at.get(axis)) for axis in axes), *_cell(cell))
         for cell in cells
     )
+    tones = tuple("failed" if cell.exit_code else "" for cell in cells)
     heads = "QPS per node", "95 % interval", "certified", "limit", "ratio", "how"
-    return Table(
-        "",
-        ("cell", *axes, *heads),
-        rows,
-        tones=tuple("failed" if cell.exit_code else "" for cell in cells),
-        words=frozenset({len(axes) + 6}),
-    )
+    return Table("", ("cell", *axes, *heads), rows, tones=tones, words=frozenset({len(axes) + 6}))
 
 
 def _cell(cell: MatrixCell) -> tuple[str, ...]:
     if cell.qps_per_node is None:
-        return *[""] * 5, _why(cell)
-    limit = short(cell.binding) if cell.binding else ""
-    return *_figures(cell.qps_per_node), limit, *_cell_ratio(cell.ratio)
+        what = "refused" if cell.exit_code == 2 else "no result"
+        why = f"{what} (exit {cell.exit_code}): {cell.reason}"
+        return *[""] * 5, "not measured yet" if cell.exit_code is None else why
+    limit, ratio = short(cell.binding) if cell.binding else "", ("", "")
+    if cell.ratio:
+        ratio = "1" if cell.ratio.how == REFERENCE else span(cell.ratio.estimate), cell.ratio.how
+    return *_capacity(cell.qps_per_node), limit, *ratio
 
 
-def _cell_ratio(ratio: CellRatio | None) -> tuple[str, str]:
-    if ratio is None:
-        return "", ""
-    return ("1" if ratio.how == REFERENCE else span(ratio.estimate)), ratio.how
-
-
-def _why(cell: MatrixCell) -> str:
-    if cell.exit_code is None:
-        return "not measured yet"
-    return f"{'refused' if cell.exit_code == 2 else 'no result'} (exit {cell.exit_code}): {cell.reason}"
-
-
-def _notes(cells: Sequence[MatrixCell]) -> list[str]:
+def notes(study: StudyVerdict) -> list[str]:
     """The grounds of the ratios, and the kind of every simulated interval: a ratio holds no constants."""
     kinds: dict[str, list[str]] = {}
     ratios: dict[str, list[tuple[str, CellRatio]]] = {}
-    for cell in cells:
+    for cell in study.cells or ():
         if cell.simulated:
             kinds.setdefault(cell.simulated, []).append(cell.name)
         if cell.ratio:
             ratios.setdefault(cell.ratio.how, []).append((cell.name, cell.ratio))
-    notes = [f"SIMULATED, {kind}: interval and certified of {', '.join(kinds[kind])}" for kind in kinds]
-    notes += ["the interval of a ratio is sampling noise alone"] if kinds else []
+    lines = [f"SIMULATED, {kind}: interval and certified of {', '.join(kinds[kind])}" for kind in kinds]
+    lines += ["the interval of a ratio is sampling noise alone"] if kinds else []
     if REFERENCE in ratios and len(ratios) > 1:
         first, _ = ratios[REFERENCE][0]
-        notes.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
-        notes.append("each service was deployed once: how far deployments differ is in no interval")
+        lines.append(f"ratio: capacity over that of {first}, each with a 95 % interval of its own")
+        lines.append("each service was deployed once: how far deployments differ is in no interval")
     if PAIRED in ratios:
         pairs = ", ".join(f"{name} {ratio.pairs}" for name, ratio in ratios[PAIRED])
         alike = "got the same arrivals and lengths, scaled in time (common random numbers)"
-        notes.append(f"paired: {alike}; pairs of windows: {pairs}")
+        lines.append(f"paired: {alike}; pairs of windows: {pairs}")
     reasons: dict[str, list[str]] = {}
     for name, ratio in ratios.get(UNPAIRED, ()):
         reasons.setdefault(ratio.why, []).append(name)
-    return notes + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
+    return lines + [f"unpaired, {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
-def grid_notes(study: StudyVerdict) -> list[str]:
-    """The notes below the cells of a grid."""
-    return _notes(study.cells or ())
+def _gate_facts(gate: GateVerdict) -> Iterator[Fact]:
+    """The excess of B beyond A's own repeat with its intervals, and the prompts that differ most."""
+    nats = f"95 % interval [{gate.nats.low:.4f}, {gate.nats.high:.4f}], margin {gate.nats.margin:g}"
+    yield "mean excess divergence", f"{gate.excess_nats:.4f} nats per token, {nats}"
+    broken = f"{100 * gate.excess_broken:.2f} %, {_shares(gate.broken)}"
+    yield "broken prompts beyond A's own repeat", broken
+    sides = ("A again", gate.again), ("B", gate.candidate)
+    flips = (f"{name} {pair.flips} in {pair.at_risk} positions at risk" for name, pair in sides)
+    yield "first other token", "; ".join(flips)
+    failed = gate.failed
+    if any_failed(failed):
+        by_side = f"{failed.base} by A, {failed.again} by A again, {failed.candidate} by B"
+        yield "unanswered", f"{by_side}; {_shares(gate.unanswered)}"
+    if gate.verdict != "SAME" and gate.worst:
+        worst = ", ".join(f"{one.prompt} ({one.most_nats:.2f} nats)" for one in gate.worst[:WORST_NAMED])
+        yield "prompts with the largest divergence at one position", worst
+
+
+def _shares(ends: MeanInterval) -> str:
+    return f"95 % interval [{100 * ends.low:.2f}, {100 * ends.high:.2f}] %, margin {100 * ends.margin:g} %"
+
+
+def gate_tables(gate: GateVerdict) -> tuple[Table, Table]:
+    """The intervals of a quality gate, and each side beside A's first answers."""
+    intervals = Table(
+        f"{gate.verdict} after {gate.prompts} prompts: B beyond A's own repeat",
+        ("quantity", "estimate", "lower end", "upper end", "margin", "shown"),
+        (
+            _interval("mean excess divergence, nats per token", gate.excess_nats, gate.nats, 1.0),
+            _interval("excess of broken prompts, %", 100 * gate.excess_broken, gate.broken, 100.0),
+            _interval("excess of unanswered prompts, %", None, gate.unanswered, 100.0),
+        ),
+        note=f"The ends hold at every moment (95 %). {NO_SIGN}",
+    )
+    heads = "answers", "mean divergence, nats", "broken prompts", "other tokens", "positions at risk"
+    pairs = Table(
+        "Each beside A's first answers",
+        (*heads, "unanswered"),
+        (
+            _pair("A again", gate.again, gate.failed.again),
+            _pair("B", gate.candidate, gate.failed.candidate),
+        ),
+        note=f"{gate.compared} prompts were answered by all; {gate.failed.base} not by A the first time.",
+    )
+    return intervals, pairs
+
+
+def _interval(name: str, estimate: float | None, ends: MeanInterval, unit: float) -> tuple[str, ...]:
+    shown = "below the margin" if ends.is_below else "above the margin" if ends.is_above else "neither"
+    return name, number(estimate), *(number(unit * end) for end in (ends.low, ends.high, ends.margin)), shown
+
+
+def _pair(name: str, pair: PairFigures, missing: int) -> tuple[str, ...]:
+    return name, number(pair.mean_nats), *map(str, (pair.broken, pair.flips, pair.at_risk, missing))

@@ -11,7 +11,7 @@ from typing import Any
 from analysis.live.address import Address
 from analysis.live.state import Ending, LiveState, LiveView, Snapshot
 from analysis.results.studies import PartVerdict
-from analysis.views import brief
+from analysis.views import answers
 from conf.io import terminal
 from loadgen.cli.arguments import LIVE
 from loadgen.run.progress import Emit
@@ -33,7 +33,7 @@ class LiveShow:
     def end(self, verdict: PartVerdict) -> None:
         """Show the result on the page."""
         if self._view:
-            self._view.end(Ending(str(brief.answer(verdict)), verdict.exit_code, verdict.report or None))
+            self._view.end(Ending(str(answers.brief(verdict)), verdict.exit_code, verdict.report or None))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import GridVerdict
 from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
-from analysis.views import brief
+from analysis.views import answers
 from conf import Experiment
 from conf.compose import UNKNOWN
 from conf.io import terminal
@@ -135,6 +135,6 @@ def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:
     if as_json or isinstance(verdict, GridVerdict):
         terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
     else:
-        terminal.tell(str(brief.answer(verdict)))
+        terminal.tell(str(answers.brief(verdict)))
     assert verdict.exit_code is not None
     return verdict.exit_code

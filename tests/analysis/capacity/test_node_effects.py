@@ -23,7 +23,7 @@ from analysis.results.json_border import to_tree
 from analysis.results.verdicts import NodeSpread
 from analysis.rows import records
 from analysis.stats.estimate import Estimate
-from analysis.views import capacity as capacity_view
+from analysis.views.rates import node_facts
 from cluster.deployment import deploy, serve_state
 from cluster.ray_session.serve_settings import serve_environment
 from conf import ConfigError, Experiment, load
@@ -215,7 +215,7 @@ def test_equal_nodes_show_no_effect_and_leave_the_interval_alone() -> None:
     assert effects is not None and effects.differing == ()
     assert [effect.value for effect in effects.effects] == pytest.approx([0.0] * 4, abs=0.002)
     assert including(capacity, effects) == replace(capacity, windows=tuple(range(8)))
-    assert "no node is shown to differ" in capacity_view.node_facts(NodeSpread.from_effects(effects))[-1][1]
+    assert "no node is shown to differ" in list(node_facts(NodeSpread.from_effects(effects)))[-1][1]
     assert node_effects([counts(i, None, 0.1) for i in range(8)], prior) is None
     assert including(capacity, None) is capacity
 
@@ -236,7 +236,7 @@ def test_one_slow_node_is_named_and_widens_the_interval() -> None:
     sd = effects.between.value / 2
     half = math.log(capacity.qps_per_node / capacity.low)
     assert math.log(wide.qps_per_node / wide.low) == pytest.approx(math.hypot(half, 1.96 * sd), rel=1e-3)
-    said = capacity_view.node_facts(NodeSpread.from_effects(effects))
+    said = list(node_facts(NodeSpread.from_effects(effects)))
     assert any(name == "node 2" and "% below the mean [" in value for name, value in said)
 
 
@@ -245,7 +245,7 @@ def test_an_effect_is_told_with_its_side_and_its_interval_in_order() -> None:
         (Estimate(0.01, -0.01, 0.03), Estimate(-0.041, -0.062, -0.02)), Estimate(0.03, 0.01, 0.06)
     )
     assert effects.differing == (1,)
-    assert capacity_view.node_facts(NodeSpread.from_effects(effects))[1:] == [
+    assert list(node_facts(NodeSpread.from_effects(effects)))[1:] == [
         ("node 1", "4.10 % below the mean [2.00, 6.20]"),
         ("nodes", "sd between nodes 3.00 [1.00, 6.00] %: the capacity's interval includes it"),
     ]

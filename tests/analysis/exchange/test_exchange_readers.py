@@ -20,9 +20,8 @@ from analysis.exchange import (
 from analysis.exchange.foreign import failure
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
-from analysis.views import foreign as foreign_view
 from analysis.views import side_by_side
-from analysis.views.foreign import NO_CLAIM
+from analysis.views.side_by_side import NO_CLAIM
 
 FOLDER = Path(__file__).parents[2] / "data" / "foreign"
 VLLM, GUIDELLM = FOLDER / "vllm-0.32.0.json", FOLDER / "guidellm-0.8.1.json"
@@ -33,8 +32,8 @@ Change = Callable[[Any], Any]
 
 def show(path: Path, words: Sequence[str] = ()) -> str:
     """The answers to the loads in a file."""
-    bounds_ms = foreign_view.bounds(words)
-    return "\n".join(str(foreign_view.answer(load, bounds_ms)) for load in load_foreign(path))
+    bounds_ms = side_by_side.foreign_bounds(words)
+    return "\n".join(str(side_by_side.foreign_answer(load, bounds_ms)) for load in load_foreign(path))
 
 
 def answered(values: np.ndarray) -> np.ndarray:

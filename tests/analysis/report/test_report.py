@@ -32,7 +32,7 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.rows import foreign_words, records
 from analysis.stats.estimate import Estimate
 from analysis.views import answers as views
-from analysis.views import probe as probe_view
+from analysis.views import rates as rates_view
 from analysis.views.shown import Table
 from conf import load
 from conf.compose import dump
@@ -320,13 +320,13 @@ def test_a_p90_that_nobody_knows_is_not_within_its_bound(
 ) -> None:
     ttft, tpot = (Quantile(ms=None, bound_ms=1.0, passed=one) for one in passed)
     probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft, "tpot": tpot})
-    assert probe_view.outcome(probe) == said
+    assert rates_view.probe_outcome(probe) == said
 
 
 def test_a_probe_too_short_for_an_interval_says_so() -> None:
     ttft = Quantile(ms=Estimate(0.5), bound_ms=1.0, passed=True, needs_s=600.0)
     probe = ProbeFigures(rate_qps_per_node=1.0, limits={"ttft": ttft})
-    assert probe_view.outcome(probe) == "within the bounds as measured; too short for an interval"
+    assert rates_view.probe_outcome(probe) == "within the bounds as measured; too short for an interval"
 
 
 def test_several_runs_stand_side_by_side(copy: Path, tmp_path: Path, undrawn: None) -> None:

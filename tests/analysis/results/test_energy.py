@@ -20,7 +20,7 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records, time_series
-from analysis.views import verdict as verdict_view
+from analysis.views import answers
 from analysis.views.plan import answer
 from tests.support.runs.golden import GOLDEN, unsealed
 from tests.support.runs.planned_sweeps import sweep
@@ -164,7 +164,7 @@ def test_no_sample_at_rest_leaves_the_idle_share_unknown() -> None:
     busy = [row for row in TWO if not row["idle"]]
     found = figures(power(busy), [window(1, 20, 120)], ANSWERED, None)
     assert found.windows[0].watts_per_node and found.windows[0].idle_share is None
-    assert "idle share unknown" in verdict_view.power_facts(golden().asked, found)[0][1]
+    assert "idle share unknown" in dict(answers.power_facts(golden().asked, found))["power"]
 
 
 def golden() -> RunVerdict:

@@ -1,4 +1,4 @@
-"""analysis.results.joint: a simulated run has one certified value, with the constants, wherever shown."""
+"""analysis.results.figures: a simulated run has one certified value, with the constants, wherever shown."""
 
 import json
 import math

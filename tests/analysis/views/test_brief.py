@@ -1,4 +1,4 @@
-"""analysis.views.brief, rates: a sweep ends with what a planner asks, in few lines, and every rate."""
+"""analysis.views.answers, rates: a sweep ends with what a planner asks, in few lines, and every rate."""
 
 import json
 from dataclasses import replace

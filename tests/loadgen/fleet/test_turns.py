@@ -14,7 +14,7 @@ import pytest
 from analysis.capacity.checks import sent as share_sent
 from analysis.results.asked import describe
 from analysis.rows import metrics, records, routing_spread
-from analysis.views import verdict as verdict_view
+from analysis.views import answers as views
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import NO_GAPS
@@ -224,8 +224,8 @@ def test_a_summary_says_who_talked_and_how_many_waited() -> None:
     window = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
     window |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
     calm = window | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
-    (who, _), (_, waited) = verdict_view.session_facts(asked, [window, calm])
+    (who, _), (_, waited) = list(views.session_facts(asked, [window, calm]))
     assert "cache-aware conversations, routing pow2" in who
     assert "10.0% of the turns were due before the answer before had ended; longest 900 ms" in waited
-    assert len(verdict_view.session_facts(asked, [calm])) == 1
-    assert verdict_view.session_facts(replace(asked, conversations=""), [calm]) == []
+    assert len(list(views.session_facts(asked, [calm]))) == 1
+    assert list(views.session_facts(replace(asked, conversations=""), [calm])) == []

@@ -10,7 +10,7 @@ import yaml
 from analysis.results.asked import constants_basis, describe
 from analysis.results.json_border import from_tree
 from analysis.results.predictions import PredictionVerdict
-from analysis.views import constants as constants_view
+from analysis.views import prediction as prediction_view
 from conf import load
 from conf.constants import calibration, constants
 from conf.specs.experiment import Constant
@@ -27,7 +27,7 @@ def shares(r: float) -> dict[str, float]:
 def grounds(tree: dict[str, Any]) -> list[str]:
     """The lines on the constants of a prediction's tree."""
     verdict = from_tree(PredictionVerdict, tree, "a test")
-    return [f"{name}: {value}" for name, value in constants_view.facts(verdict)]
+    return [f"{name}: {value}" for name, value in prediction_view.constants_facts(verdict)]
 
 
 @pytest.mark.parametrize("r", [0.0, -0.9])
@@ -76,7 +76,7 @@ def test_a_calibration_is_a_measurement_of_this_machine(tmp_path: Path) -> None:
     found = PredictionVerdict(
         asked=describe(asked), constants=constants_basis(asked), calibration=str(file), exit_code=0
     )
-    (_, measured), *_ = constants_view.facts(found)
+    (_, measured), *_ = prediction_view.constants_facts(found)
     assert measured == f"this machine, calibrated by {file}"
 
 

@@ -21,7 +21,7 @@ from analysis.capacity.checks import prefix_hit_error
 from analysis.results.asked import describe
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
-from analysis.views import verdict as verdict_view
+from analysis.views import answers as views
 from conf import ConfigError, load
 from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
@@ -271,14 +271,14 @@ def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
         window_index | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
         window_index | {"valid": False, "prefix_hit": None},
     ]
-    assert verdict_view.session_facts(asked, windows) == [
+    assert list(views.session_facts(asked, windows)) == [
         (
             "120 sessions, routing consistent_hash by haproxy",
             "hit rate 0.93, 1 replicas per session, busiest replica 1.25 of the mean",
         )
     ]
-    assert verdict_view.session_facts(replace(asked, sessions=0), windows) == []
-    assert "hit rate unknown" in verdict_view.session_facts(asked, [])[0][1]
+    assert list(views.session_facts(replace(asked, sessions=0), windows)) == []
+    assert "hit rate unknown" in list(views.session_facts(asked, []))[0][1]
 
 
 def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
