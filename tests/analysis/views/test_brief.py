@@ -14,7 +14,7 @@ from analysis.capacity.window_counts import in_window
 from analysis.capacity.window_table import token_rates, window
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
-from analysis.views import answers, brief, rates
+from analysis.views import answers, rates
 from analysis.views.shown import Table
 from tests.support.runs.golden import GOLDEN
 from tests.support.runs.verdict_trees import verdict_of
@@ -37,7 +37,7 @@ def golden(**changes: Any) -> RunVerdict:
 
 
 def facts(verdict: RunVerdict) -> dict[str, str]:
-    return dict(brief.answer(verdict).facts)
+    return dict(answers.brief(verdict).facts)
 
 
 def rows(table: Table) -> list[dict[str, str]]:
@@ -46,7 +46,7 @@ def rows(table: Table) -> list[dict[str, str]]:
 
 
 def test_a_planner_reads_the_rate_what_limits_it_and_the_next_command_first() -> None:
-    answer = brief.answer(golden(report="runs/x/report.html"))
+    answer = answers.brief(golden(report="runs/x/report.html"))
     assert answer.headline.startswith("2.59 QPS per node to plan with (certified); capacity 3.31, joint 95 %")
     names = [name for name, _ in answer.facts]
     assert names[:3] == ["limited by", "at 2.6 QPS per node", "nodes for a demand"]
@@ -62,13 +62,13 @@ def test_a_planner_reads_the_rate_what_limits_it_and_the_next_command_first() ->
 def test_no_run_ends_with_more_lines_than_a_screen_holds(path: Path) -> None:
     verdict = verdict_of(json.loads(path.read_text()), path)
     if isinstance(verdict, RunVerdict) and not verdict.progressive:
-        answer = brief.answer(verdict)
+        answer = answers.brief(verdict)
         assert 1 + len(answer.facts) + len(answer.notes) <= MOST_LINES
 
 
 def test_the_rates_stand_by_the_load_that_arrived_with_their_final_figures() -> None:
     verdict = golden()
-    (table,) = brief.answer(verdict).tables
+    (table,) = answers.brief(verdict).tables
     arrived = [float(row["arrived"]) for row in rows(table)]
     assert arrived == sorted(arrived) and len(arrived) == len(verdict.windows)
     last = rows(table)[-1]
@@ -97,7 +97,7 @@ def test_a_distant_window_is_said_to_be_the_nearest() -> None:
 def test_a_bound_alone_is_no_rate_to_plan_with() -> None:
     capacity = golden().capacity
     assert capacity
-    headline = brief.answer(golden(capacity=replace(capacity, open_above=True))).headline
+    headline = answers.brief(golden(capacity=replace(capacity, open_above=True))).headline
     assert headline.startswith("at least 2.48 QPS per node") and "to plan with" not in headline
 
 
