@@ -33,7 +33,7 @@ from serve_apps.vllm_emulated.platform_plugin import installed_vllm
 from serve_apps.vllm_engine import forward_bench
 from serve_apps.vllm_engine.config_file import environment
 from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, render
-from serve_apps.vllm_recipes import published, recipes, vllm_flags
+from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
 
 EXIT_OK, EXIT_INTERNAL, EXIT_USAGE = 0, 1, 2
@@ -128,7 +128,7 @@ def _experiment(words: Sequence[str], engine: str) -> Experiment:
 def _version(engine: VllmEngine, experiment: Experiment) -> str:
     """Version of the words, else of the published recipe, else the installed or newest known one."""
     if engine.recipe == "published" and not engine.vllm_version:
-        return published.find(experiment.model, experiment.layout).version
+        return recipes.published(experiment.model, experiment.layout).version
     return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
 
 

@@ -33,8 +33,15 @@ from serve_apps.routing.serve_routers import (
     reserved_port,
     stay_on_loopback,
 )
-from serve_apps.vllm_engine.config_file import KV_PACKAGE, OPTIONS, arguments, own_caches
-from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, module_command, one_bundle
+from serve_apps.vllm_engine.config_file import (
+    KV_PACKAGE,
+    NO_QUEUE_LIMIT,
+    OPTIONS,
+    arguments,
+    one_bundle,
+    own_caches,
+)
+from serve_apps.vllm_recipes.recipes import Recipe, module_command
 
 ENGINES = "LLMServer"
 """The deployment whose replicas are engines has a name that begins so; another routes to them."""

@@ -11,9 +11,12 @@ from typing import Any
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from conf.specs.routing import TEXT_POLICIES
 from serve_apps.routing.policies import router_options
+from serve_apps.vllm_recipes import kv_transfer
 from serve_apps.vllm_recipes.kv_transfer import Side
-from serve_apps.vllm_recipes.recipes import NO_QUEUE_LIMIT, Recipe, llm_config, pd_configs
+from serve_apps.vllm_recipes.recipes import Recipe
 
+NO_QUEUE_LIMIT = 1_000_000
+"""Requests wait in the engine, which counts them, and never in Serve (whose default is 5)."""
 RAY_BUILDER = "ray.serve.llm:build_openai_app"
 OUR_BUILDER = "serve_apps.vllm_engine.app:application"
 SERVERS = "ray.serve.llm.deployment"
@@ -144,3 +147,98 @@ def near(devices: Sequence[int], gpus_per_node: int) -> list[str]:
     half = max(1, gpus_per_node // NUMA_NODES)
     nodes = {device // half for device in devices}
     return ["numactl", f"--cpunodebind={min(nodes)}", f"--membind={min(nodes)}"] if len(nodes) == 1 else []
+
+
+def llm_config(
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    recipe: Recipe,
+    replicas: int,
+    split: Layout | None = None,
+) -> dict[str, Any]:
+    """The fields of a `ray.serve.llm.LLMConfig` as plain data: `replicas` independent engines, a fixed count.
+
+    With data-parallel ranks each rank is a replica of Serve's with GPUs of its own, and `replicas` counts the
+    groups, as Ray's builder does; Ray then packs a group, on one node if it fits. The bundles of a replica
+    are on one node (STRICT_PACK: the default may span nodes), one bundle for each GPU, as vLLM's Ray executor
+    needs them. `layout` is that of the engines: one side of `split`, if that is given.
+    """
+    on_gpus = engine.kind == "vllm"
+    config: dict[str, Any] = {
+        "model_loading_config": {
+            "model_id": model.served_name,
+            "model_source": engine.model_path or model.served_name,
+        },
+        "engine_kwargs": {
+            name: value for name, value in recipe.args.items() if name != "distributed_executor_backend"
+        },
+        "runtime_env": {"env_vars": dict(recipe.env)},
+        "accelerator_config": {"kind": "gpu" if on_gpus else "cpu"},
+        "placement_group_config": {
+            # Without GPUs one process serves: pretended ones only keep a node's replicas apart.
+            "bundles": (
+                _one_per_gpu(engine, layout, split) if on_gpus else [one_bundle(engine, layout, split)]
+            ),
+            "strategy": "STRICT_PACK",
+        },
+        "deployment_config": {
+            "num_replicas": replicas,
+            "max_ongoing_requests": NO_QUEUE_LIMIT,
+            "max_queued_requests": -1,
+            "ray_actor_options": {"num_cpus": 0},
+        },
+        # Its 50 ms batches of tokens hide when a token came (ray #59681).
+        "experimental_configs": {"stream_batching_interval_ms": 0},
+        # vLLM's own /metrics has them; Ray's copy costs the engine's process time.
+        "log_engine_metrics": False,
+    }
+    if engine.accelerator_type:
+        config["accelerator_type"] = engine.accelerator_type
+    return config
+
+
+def pd_configs(
+    engine: VllmEngine,
+    model: Model,
+    layout: Layout,
+    recipe: Recipe,
+    replicas: Mapping[Side, int],
+) -> dict[str, dict[str, Any]]:
+    """Both configurations of a split layout, as `ray.serve.llm:build_pd_openai_app` takes them."""
+    assert recipe.prefill is not None and layout.prefill_side is not None, "a split layout has two recipes"
+    sides: dict[Side, tuple[Layout, Recipe]] = {
+        "prefill": (layout.prefill_side, recipe.prefill),
+        "decode": (layout.decode_side, recipe),
+    }
+    configs = {}
+    for side, (side_layout, side_recipe) in sides.items():
+        config = llm_config(engine, model, side_layout, side_recipe, replicas[side], layout)
+        config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
+        configs[f"{side}_config"] = config
+    return configs
+
+
+def one_bundle(engine: VllmEngine, layout: Layout, split: Layout | None = None) -> dict[str, float]:
+    """The resources of a replica that is one process to Ray, with what chooses its node."""
+    own = _share_of_node(engine, layout, split)
+    if engine.accelerator_type:
+        own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # the share that Ray itself requires
+    return layout.replica_resources | own
+
+
+def _one_per_gpu(engine: VllmEngine, layout: Layout, split: Layout | None) -> list[dict[str, float]]:
+    """A bundle for each GPU of a rank; the first also has the CPU share and a share of the node."""
+    gpus = [{"GPU": 1.0} for _ in range(layout.tensor_parallel)]
+    share = {
+        name: part / layout.data_parallel for name, part in _share_of_node(engine, layout, split).items()
+    }
+    return [{**layout.replica_resources, "GPU": 1.0, **share}, *gpus[1:]]
+
+
+def _share_of_node(engine: VllmEngine, layout: Layout, split: Layout | None) -> dict[str, float]:
+    """All engines of a node together have one unit of the resource, on a split node by their GPUs."""
+    if not engine.node_resource:
+        return {}
+    share = layout.gpus_per_replica / split.gpus_per_node if split else 1.0 / layout.replicas_per_node
+    return {engine.node_resource: share}

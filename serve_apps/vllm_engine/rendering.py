@@ -19,8 +19,9 @@ from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.config_file import near, own_caches
 from serve_apps.vllm_engine.prepared import recipe_of
 from serve_apps.vllm_recipes import kv_transfer
-from serve_apps.vllm_recipes.kv_transfer import EXTRA, TRANSFER, Side
+from serve_apps.vllm_recipes.kv_transfer import TRANSFER, Side
 from serve_apps.vllm_recipes.recipes import Recipe, command, module_command
+from serve_apps.vllm_recipes.rules import EXTRA
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8000

@@ -1,7 +1,7 @@
 """Settings of vLLM and Ray for the KV that goes from a prefill engine to a decode engine.
 
 Connectors by their names, the role and the ports of each side, and the proxy that engines started by hand
-need. Refusals are in `transfer_rules`. Sources: vLLM's usage guides of MoRI-IO and NIXL, its connectors of
+need. Refusals are in rules.yaml. Sources: vLLM's usage guides of MoRI-IO and NIXL, its connectors of
 0.29.0 and 0.32.0, and `serving_patterns/prefill_decode` and `engines/vllm/kv_transfer` of ray 2.60.
 """
 
@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from conf.specs.experiment import Layout
 from serve_apps.vllm_recipes import vllm_flags
-from serve_apps.vllm_recipes.rules import REFINED
+from serve_apps.vllm_recipes.rules import EXTRA, REFINED
 from serve_apps.vllm_recipes.vllm_flags import Version
 
 Side = Literal["prefill", "decode"]
-TRANSFER, EXTRA = "kv_transfer_config", "kv_connector_extra_config"
+TRANSFER = "kv_transfer_config"
 CONNECTORS = {"moriio": "MoRIIOConnector", "nixl": "NixlConnector"}
 ROLES: dict[Side, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 

@@ -1,31 +1,110 @@
 """The arguments and environment of vLLM for a model and a layout; needs no vLLM.
 
-Published settings are in `published`, refusals in `refusals`, the settings of both sides of a split layout in
-`kv_transfer`.
+Published settings and presets are published_recipes.yaml, refusals rules.yaml; the settings of both sides of
+a split layout are in `kv_transfer`.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from conf import kernels
+from conf.io import bounded_yaml
 from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, SimulatedEngine, VllmEngine
 from serve_apps.engine_model.cost.node import refuse_experts, refuse_small
-from serve_apps.vllm_recipes import kv_transfer, published, refusals, vllm_flags
+from serve_apps.vllm_recipes import kv_transfer, rules, vllm_flags
 from serve_apps.vllm_recipes.kv_transfer import TRANSFER, Side
 from serve_apps.vllm_recipes.rules import PAPER, REFINED, VllmDeployment, backend_of
 from serve_apps.vllm_recipes.vllm_flags import Version, argument_name, text
 
-NO_QUEUE_LIMIT = 1_000_000
-"""Requests wait in the engine, which counts them, and never in Serve (whose default is 5)."""
 DEPRECATED: Version = (0, 14, 0)
 """The first version that needs a flag to serve some kinds of checkpoints (vLLM PR #31688)."""
 VLLM_BLOCK, VLLM_MEMORY = 16, 0.9
 """Default tokens of a KV block, and default share of the memory, of vLLM on ROCm."""
-NO_SETTINGS = published.Settings({}, {})
 AITER_HEAD_DIMS = (64, 128, 256)
 """Widths of a head that ROCM_AITER_FA serves: rocm_aiter_fa.py of vLLM 0.32.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Settings that one source printed for a model and a layout; `remark` says what it did not print."""
+
+    model: str
+    tensor_parallel: int
+    replicas_per_node: int
+    expert_parallel: bool
+    version: str
+    source: str
+    remark: str
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+
+    def fits(self, layout: Layout) -> bool:
+        cut = (layout.tensor_parallel, layout.replicas_per_node, layout.expert_parallel)
+        return cut == (self.tensor_parallel, self.replicas_per_node, self.expert_parallel)
+
+    @property
+    def cut(self) -> str:
+        experts = f"/EP{self.tensor_parallel}" if self.expert_parallel else ""
+        return f"{self.replicas_per_node} x TP{self.tensor_parallel}{experts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Arguments of vLLM by their Python names, and environment variables."""
+
+    args: Mapping[str, Any]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRecipes:
+    """The tables: recipes, profiles by name, our preset, and what it adds for a model by name."""
+
+    recipes: tuple[Published, ...]
+    profiles: Mapping[str, dict[str, Any]]
+    modern: Settings
+    modern_models: Mapping[str, Settings]
+
+
+@cache
+def tables() -> PublishedRecipes:
+    """The tables, read once."""
+    tree = bounded_yaml.read(Path(__file__).with_name("published_recipes.yaml").read_text())
+    return PublishedRecipes(
+        tuple(_recipe(tree["bases"][row.pop("base")], row) for row in tree["recipes"]),
+        tree["profiles"],
+        Settings(**tree["modern"]),
+        {name: Settings(**row) for name, row in tree["modern_models"].items()},
+    )
+
+
+def _recipe(base: Mapping[str, Any], row: Mapping[str, Any]) -> Published:
+    args = {"tensor_parallel_size": row["tensor_parallel"], **base["args"], **row.get("args", {})}
+    env = {**base["env"], **row.get("env", {})}
+    return Published(**{"replicas_per_node": 1, **base, **row, "args": args, "env": env})
+
+
+def published(model: Model, layout: Layout) -> Published:
+    """Published settings of the model and layout. Raises ValueError with the known ones if there are none."""
+    recipes = tables().recipes
+    of_model = [recipe for recipe in recipes if recipe.model == model.name]
+    if not of_model:
+        names = ", ".join(sorted({recipe.model for recipe in recipes}))
+        raise ValueError(
+            f"engine.recipe=published: there is none of {model.name}, only of {names}; use modern"
+        )
+    for recipe in of_model:
+        if recipe.fits(layout):
+            return recipe
+    cuts = " or ".join(recipe.cut for recipe in of_model)
+    raise ValueError(
+        f"engine.recipe=published: {model.name} was published as {cuts}, not as layout {layout.name}; choose "
+        "a layout of that kind or engine.recipe=modern"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +156,7 @@ def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | Non
     """The recipe of one engine, in a split layout of one `side`; `draft` has the user's own words."""
     engine, version = draft.engine, draft.version
     base = _base(draft)
-    args = base.args | published.tables().profiles[engine.profile] | draft.layout.step_limits
+    args = base.args | tables().profiles[engine.profile] | draft.layout.step_limits
     env, own_args = base.env, draft.args
     if side is not None and draft.split is not None:
         transfer = kv_transfer.arguments(draft.split, side, version)
@@ -87,10 +166,10 @@ def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | Non
     env = {name: str(value) for name, value in _over(env, draft.env).items()}
     deployment = replace(draft, args=args, env=env)
     try:
-        refusals.refuse(deployment)
+        rules.refuse(deployment)
     except ValueError as error:
         if engine.recipe == "published" and draft.split is None:
-            then = published.find(draft.model, draft.layout).version
+            then = published(draft.model, draft.layout).version
             today = "today's flags are those of engine.recipe=modern"
             raise ValueError(f"{error} (this recipe was published for vLLM {then}; {today})") from error
         raise
@@ -99,7 +178,7 @@ def _resolved(draft: VllmDeployment, hardware: Hardware | None, side: Side | Non
     backend = backend_of(deployment)
     unread = backend and not kernels.is_known(backend, deployment.mla)
     unknown = kernels.unknown_backend(backend, deployment.mla) if unread else ""
-    lines = [*base.notes, *refusals.notes(deployment), *filter(None, [unknown])]
+    lines = [*base.notes, *rules.notes(deployment), *filter(None, [unknown])]
     if not vllm_flags.OLDEST <= version <= vllm_flags.NEWEST:
         known = f"{text(vllm_flags.OLDEST)} to {text(vllm_flags.NEWEST)}"
         lines.insert(0, f"vLLM {text(version)} is unknown here: the rules were read in {known}")
@@ -160,7 +239,7 @@ def _base(draft: VllmDeployment) -> Recipe:
             raise ValueError("engine.recipe=published is for GPUs; leave it out with engine=vllm_cpu")
         return Recipe({"tensor_parallel_size": tp}, {})
     if engine.recipe == "published" and draft.split is None:  # else a rule refuses it
-        recipe = published.find(draft.model, draft.layout)
+        recipe = published(draft.model, draft.layout)
         note = f"published for vLLM {recipe.version} ({recipe.source}): {recipe.remark}"
         return Recipe(dict(recipe.args), dict(recipe.env), (note,))
     return _modern(draft)
@@ -169,8 +248,8 @@ def _base(draft: VllmDeployment) -> Recipe:
 def _modern(draft: VllmDeployment) -> Recipe:
     """Today's preset, by the facts of the model, with its published settings that are still valid."""
     model, layout = draft.model, draft.layout
-    preset = published.tables().modern
-    own = published.tables().modern_models.get(model.name, NO_SETTINGS)
+    preset = tables().modern
+    own = tables().modern_models.get(model.name, Settings({}, {}))
     env = {**preset.env, **own.env} if draft.amd else {}
     args: dict[str, Any] = {"tensor_parallel_size": draft.tp}
     if layout.data_parallel > 1:
@@ -248,98 +327,3 @@ def flags(recipe: Recipe) -> list[str]:
         else:
             words += [f"--{flag}", str(value)]
     return words
-
-
-def llm_config(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    recipe: Recipe,
-    replicas: int,
-    split: Layout | None = None,
-) -> dict[str, Any]:
-    """The fields of a `ray.serve.llm.LLMConfig` as plain data: `replicas` independent engines, a fixed count.
-
-    With data-parallel ranks each rank is a replica of Serve's with GPUs of its own, and `replicas` counts the
-    groups, as Ray's builder does; Ray then packs a group, on one node if it fits. The bundles of a replica
-    are on one node (STRICT_PACK: the default may span nodes), one bundle for each GPU, as vLLM's Ray executor
-    needs them. `layout` is that of the engines: one side of `split`, if that is given.
-    """
-    on_gpus = engine.kind == "vllm"
-    config: dict[str, Any] = {
-        "model_loading_config": {
-            "model_id": model.served_name,
-            "model_source": engine.model_path or model.served_name,
-        },
-        "engine_kwargs": {
-            name: value for name, value in recipe.args.items() if name != "distributed_executor_backend"
-        },
-        "runtime_env": {"env_vars": dict(recipe.env)},
-        "accelerator_config": {"kind": "gpu" if on_gpus else "cpu"},
-        "placement_group_config": {
-            # Without GPUs one process serves: pretended ones only keep a node's replicas apart.
-            "bundles": (
-                _one_per_gpu(engine, layout, split) if on_gpus else [one_bundle(engine, layout, split)]
-            ),
-            "strategy": "STRICT_PACK",
-        },
-        "deployment_config": {
-            "num_replicas": replicas,
-            "max_ongoing_requests": NO_QUEUE_LIMIT,
-            "max_queued_requests": -1,
-            "ray_actor_options": {"num_cpus": 0},
-        },
-        # Its 50 ms batches of tokens hide when a token came (ray #59681).
-        "experimental_configs": {"stream_batching_interval_ms": 0},
-        # vLLM's own /metrics has them; Ray's copy costs the engine's process time.
-        "log_engine_metrics": False,
-    }
-    if engine.accelerator_type:
-        config["accelerator_type"] = engine.accelerator_type
-    return config
-
-
-def pd_configs(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    recipe: Recipe,
-    replicas: Mapping[Side, int],
-) -> dict[str, dict[str, Any]]:
-    """Both configurations of a split layout, as `ray.serve.llm:build_pd_openai_app` takes them."""
-    assert recipe.prefill is not None and layout.prefill_side is not None, "a split layout has two recipes"
-    sides: dict[Side, tuple[Layout, Recipe]] = {
-        "prefill": (layout.prefill_side, recipe.prefill),
-        "decode": (layout.decode_side, recipe),
-    }
-    configs = {}
-    for side, (side_layout, side_recipe) in sides.items():
-        config = llm_config(engine, model, side_layout, side_recipe, replicas[side], layout)
-        config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
-        configs[f"{side}_config"] = config
-    return configs
-
-
-def one_bundle(engine: VllmEngine, layout: Layout, split: Layout | None = None) -> dict[str, float]:
-    """The resources of a replica that is one process to Ray, with what chooses its node."""
-    own = _share_of_node(engine, layout, split)
-    if engine.accelerator_type:
-        own[f"accelerator_type:{engine.accelerator_type}"] = 0.001  # the share that Ray itself requires
-    return layout.replica_resources | own
-
-
-def _one_per_gpu(engine: VllmEngine, layout: Layout, split: Layout | None) -> list[dict[str, float]]:
-    """A bundle for each GPU of a rank; the first also has the CPU share and a share of the node."""
-    gpus = [{"GPU": 1.0} for _ in range(layout.tensor_parallel)]
-    share = {
-        name: part / layout.data_parallel for name, part in _share_of_node(engine, layout, split).items()
-    }
-    return [{**layout.replica_resources, "GPU": 1.0, **share}, *gpus[1:]]
-
-
-def _share_of_node(engine: VllmEngine, layout: Layout, split: Layout | None) -> dict[str, float]:
-    """All engines of a node together have one unit of the resource, on a split node by their GPUs."""
-    if not engine.node_resource:
-        return {}
-    share = layout.gpus_per_replica / split.gpus_per_node if split else 1.0 / layout.replicas_per_node
-    return {engine.node_resource: share}

@@ -1,12 +1,16 @@
-"""The facts that rules about a real vLLM use, and the form of a rule; `refusals` has all rules.
+"""Refusals and notes for a real vLLM by the rules of rules.yaml, and the facts of a deployment that they use.
 
-Also the attention backend that vLLM would choose.
+`vllm_flags` has the flags and variables that only some versions know.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
 
+from conf.io import bounded_yaml
 from conf.specs.experiment import Layout, Model, VllmEngine
 from serve_apps.vllm_recipes import vllm_flags
 from serve_apps.vllm_recipes.vllm_flags import Version, text
@@ -17,6 +21,9 @@ FP8_BLOCK = 128
 PAPER: Version = (0, 14, 1)
 REFINED: Version = (0, 29, 0)
 """From here on FP8 blocks are refined and MLA heads padded, by its source; versions between are unchecked."""
+MORIIO: Version = (0, 15, 0)
+"""The first version whose documentation lists the connector; older ones were not read for it."""
+EXTRA = "kv_connector_extra_config"
 
 UNNAMED = "of vLLM's own choice"
 NUMBERS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "gpu_memory_utilization")
@@ -40,6 +47,19 @@ class VllmDeployment:
     split: Layout | None = None
     own_transfer: Mapping[str, Any] = field(default_factory=dict)
     deployed: bool = True
+
+    @property
+    def moriio(self) -> bool:
+        return self.split is not None and self.split.connector == "moriio"
+
+    @property
+    def nixl(self) -> bool:
+        return self.split is not None and self.split.connector == "nixl"
+
+    @property
+    def extra_transfer(self) -> Mapping[str, Any]:
+        """The user's words on the connector's own settings."""
+        return self.own_transfer.get(EXTRA) or {}
 
     @property
     def tps(self) -> tuple[int, int]:
@@ -144,17 +164,60 @@ class VllmDeployment:
         return name in f"{self.model.name} {self.model.served_name}".lower()
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeRule:
-    """A deployment for which `when` is true is refused, or gets a note.
+class RecipeRule(NamedTuple):
+    """A deployment for which `when` is true is refused, or gets a note: a row of rules.yaml."""
 
-    `message` is one line with the values of a deployment `d`: the fact, its reason, and the remedy, which a
-    note may lack. `source` is the evidence.
-    """
-
-    when: Callable[[VllmDeployment], bool]
+    when: CodeType
     message: str
     source: str
+
+
+class RecipeRules(NamedTuple):
+    """The rules by name."""
+
+    refused: Mapping[str, RecipeRule]
+    noted: Mapping[str, RecipeRule]
+
+
+@cache
+def rules() -> RecipeRules:
+    """All rules, read once."""
+    tree = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
+    kinds = (
+        {
+            name: RecipeRule(compile(row["when"], name, "eval"), row["message"], row["source"])
+            for name, row in tree[kind].items()
+        }
+        for kind in RecipeRules._fields
+    )
+    return RecipeRules(*kinds)
+
+
+def messages(table: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
+    """The messages of the rules that apply to a deployment."""
+    facts: dict[str, Any] = {"PAPER": PAPER, "REFINED": REFINED, "MORIIO": MORIIO}
+    facts |= {name: getattr(deployment, name) for name in dir(deployment) if not name.startswith("_")}
+    return [rule.message.format_map(facts) for rule in table.values() if eval(rule.when, {**facts})]
+
+
+def refuse(deployment: VllmDeployment) -> None:
+    """Raise ValueError with the first contradiction in one line: what, why and the remedy."""
+    lines = messages(rules().refused, deployment)
+    lines += vllm_flags.rejected(deployment.args, deployment.version)
+    lines += filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])
+    if lines:
+        raise ValueError(lines[0])
+
+
+def notes(deployment: VllmDeployment) -> list[str]:
+    """Lines about a deployment that is served nevertheless."""
+    ignored = vllm_flags.ignored(deployment.args, deployment.env, deployment.version)
+    read = vllm_flags.text(vllm_flags.NEWEST_READ)
+    newer = [
+        f"engine.args.{name} is no argument of vLLM {read}, the newest that was read: vLLM's parser judges it"
+        for name in vllm_flags.unread(deployment.args)
+    ]
+    return ignored + newer + messages(rules().noted, deployment)
 
 
 def is_on(value: str) -> bool:

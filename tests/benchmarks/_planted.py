@@ -632,13 +632,13 @@ FAULTS = (
     # recipes, preflight, manifests
     Fault(
         "devices of all replicas shared",
-        "serve_apps.vllm_recipes.refusals:messages",
-        "if rule.when(deployment)",
-        "if rule.when(deployment) and False",
+        "serve_apps.vllm_recipes.rules:messages",
+        "if eval(rule.when, {**facts})",
+        "if eval(rule.when, {**facts}) and False",
     ),
     Fault(
         "refusal without misspelt names",
-        "serve_apps.vllm_recipes.refusals:refuse",
+        "serve_apps.vllm_recipes.rules:refuse",
         "filter(None, [vllm_flags.misspelt(deployment.args, deployment.version)])",
         "[]",
     ),

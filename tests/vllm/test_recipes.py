@@ -20,10 +20,10 @@ from conf import load
 from conf.specs.experiment import Experiment, VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
+from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.rendering import RenderingInput, render
 from serve_apps.vllm_recipes import recipes, vllm_flags
-from serve_apps.vllm_recipes.published import tables
-from serve_apps.vllm_recipes.recipes import Recipe
+from serve_apps.vllm_recipes.recipes import Recipe, tables
 
 pytestmark = pytest.mark.vllm
 
@@ -161,7 +161,7 @@ def test_rays_own_configuration_takes_the_recipe(layout: str) -> None:
     assert isinstance(asked.engine, VllmEngine)
     tp = asked.layout.tensor_parallel
     recipe = resolved(asked)
-    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 2)
+    config = config_file.llm_config(asked.engine, asked.model, asked.layout, recipe, 2)
     engine = LLMConfig(**config).get_engine_config()
     assert engine.placement_strategy == "STRICT_PACK"
     assert [bundle["GPU"] for bundle in engine.placement_bundles] == [1.0] * tp
@@ -175,7 +175,7 @@ def test_ray_refuses_what_the_executor_rule_refuses() -> None:
     asked = specs("engine.server=process")
     assert isinstance(asked.engine, VllmEngine)
     recipe = resolved(asked)
-    config = recipes.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"GPU": 8.0}])
+    config = config_file.llm_config(asked.engine, asked.model, asked.layout, recipe, 1, [{"GPU": 8.0}])
     config["engine_kwargs"]["distributed_executor_backend"] = "mp"
     with pytest.raises(ValueError, match="ray"):
         LLMConfig(**config).get_engine_config().get_initialization_kwargs()

@@ -12,7 +12,7 @@ import yaml
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
-from serve_apps.vllm_engine import forward_bench
+from serve_apps.vllm_engine import config_file, forward_bench
 from serve_apps.vllm_engine.config_file import OUR_BUILDER, RAY_BUILDER
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
@@ -34,7 +34,7 @@ from tests.support.words.recipe_words import (
 def config(words: Sequence[str]) -> dict[str, Any]:
     asked = experiment(words)
     assert isinstance(asked.engine, VllmEngine)
-    return recipes.llm_config(asked.engine, asked.model, asked.layout, resolve(words), 4)
+    return config_file.llm_config(asked.engine, asked.model, asked.layout, resolve(words), 4)
 
 
 def test_rays_configuration_of_gpus() -> None:
@@ -62,7 +62,7 @@ def test_one_process_takes_all_gpus_of_a_replica_and_its_share_of_a_node() -> No
     words = [TP4, "engine.node_resource=mi325x_node", "engine.accelerator_type=AMD-Instinct-MI325X-OAM"]
     asked = experiment([QWEN, PROCESS, *words])
     assert isinstance(asked.engine, VllmEngine)
-    assert recipes.one_bundle(asked.engine, asked.layout) == {
+    assert config_file.one_bundle(asked.engine, asked.layout) == {
         "GPU": 4.0,
         "CPU": 0.1,
         "mi325x_node": 0.5,
