@@ -1,4 +1,4 @@
-"""Ratio of two services' capacities, from windows that had the same requests.
+"""Ratio of two services' capacities, from windows of both that had the same requests.
 
 Common random numbers: the method, section 2.5. The comparison is ours: over each bound the share of A's
 window minus that of B's, in which the luck of the common arrivals cancels.
@@ -7,16 +7,99 @@ window minus that of B's, in which the luck of the common arrivals cancels.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE
-from analysis.capacity.window_pairs import Pair, Shares
-from analysis.stats.dispersion import long_run
+from analysis.stats.dispersion import Dispersion, long_run
 from analysis.stats.estimate import NORMAL_975, Estimate
 from analysis.stats.quantiles import Floats
 from conf.specs.bounds import LIMITS, Limit, allowed_over, deciding, metric_of
+
+BAND = 0.3
+"""A share is averaged over bounds within a factor e^+-0.3 of the asked one: the ratio hardly depends on the
+bound, and requests that just miss it no longer decide (halves the spread, simulated)."""
+STRETCHES = 8
+"""Parts of a pair whose differences show for how long a service is slower: some 5 s each."""
+
+Latencies = Mapping[Limit, Floats]
+"""The latency over its bound of a window's requests in order of due time, by the bound's name; nan is not
+known (yet), inf failed. Where gaps between tokens decide it has two columns: the part of each request that is
+over, and the part that is known. For gaps lie in clusters, of steps with a prompt and of those without, and a
+mean over bounds around the asked one hardly moves with the rate, unlike a count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """One limit in a pair: of `determined` requests known on both sides, `over` it as (A, B).
+
+    `near` counts the same averaged over bounds within e^+-BAND, so that a request counts in part; where gaps
+    decide (`of_gaps`) it is the same, and a request counts by its part among those of its side. `stretches`
+    are the requests in `STRETCHES` equal parts in order of due time: `near` of B minus that of A, and their
+    number.
+    """
+
+    determined: int
+    over: tuple[float, float]
+    near: tuple[float, float]
+    stretches: tuple[tuple[float, int], ...]
+    of_gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A window of A and its replay on B at exp(`log_ratio`) times the rate, as far as both went.
+
+    A pair is not `whole` if one side was ended early: then it says where to look, but not what to report,
+    because a window ends early by its own outcome.
+    """
+
+    index: int
+    log_ratio: float
+    whole: bool
+    limits: Mapping[Limit, Shares]
+
+
+def pair(index: int, log_ratio: float, whole: bool, a: Latencies, b: Latencies) -> Pair:
+    """The pair of two windows with the same requests; where one ended early, the requests that both had."""
+    count = min(len(known) for side in (a, b) for known in side.values())
+    shares = {limit: _shares(known[:count], b[limit][:count]) for limit, known in a.items()}
+    return Pair(index, log_ratio, whole, shares)
+
+
+def _shares(a: Floats, b: Floats) -> Shares:
+    if a.ndim == 2:
+        return _shares_of_gaps(a, b)
+    both = ~(np.isnan(a) | np.isnan(b))
+    over = int(np.sum(a[both] > 1)), int(np.sum(b[both] > 1))
+    parts = [_near(side[both]) for side in (a, b)]
+    near = float(np.sum(parts[0])), float(np.sum(parts[1]))
+    return Shares(int(both.sum()), over, near, _stretches(*parts))
+
+
+def _shares_of_gaps(a: Floats, b: Floats) -> Shares:
+    """Shares of what is known of the requests that both sides know, as parts of their number."""
+    both = (a[:, 1] > 0) & (b[:, 1] > 0)
+    count = int(both.sum())
+    parts = [count * side[both, 0] / max(float(side[both, 1].sum()), 1e-9) for side in (a, b)]
+    over = float(parts[0].sum()), float(parts[1].sum())
+    return Shares(count, over, over, _stretches(*parts), of_gaps=True)
+
+
+def _stretches(a: Floats, b: Floats) -> tuple[tuple[float, int], ...]:
+    """Difference of the requests' parts, and the requests, of each stretch."""
+    return tuple(
+        (float(part.sum()), len(part)) for part in np.array_split(b - a, min(STRETCHES, max(len(a), 1)))
+    )
+
+
+def _near(over: Floats) -> Floats:
+    """Part of the bounds within e^+-BAND, even in ln, that a latency is over; it is given over its bound."""
+    above = np.log(np.maximum(over, 1e-9))
+    part: Floats = np.clip(0.5 + above / (2 * BAND), 0.0, 1.0)
+    return part
+
 
 Open = Literal["", "above", "below"]
 
@@ -26,9 +109,8 @@ over sqrt(v (1 - v)), v being their mean, before anything is seen."""
 WHOLE: Belief = math.log(18), 0.3, 0.1
 """Slopes are 16 to 24 over scenarios S1, S2, S4 of the method (simulated, windows ended early left out)."""
 GAPS: Belief = math.log(12), 0.5, 0.5
-"""Where a request's own gaps decide a step with a prompt is long at any load: slopes are 7 to 18 of a p99 on
-the engine model. A long step is long for all answers in the batch, and B's steps are not A's, so that windows
-scatter: with this noise 22 of 24 comparisons of I99 cover, with 0.3 some 7 of ten."""
+"""Of a request's own gaps: 7 to 18 of a p99 on the engine model. A long step is long for the whole batch, and
+B's steps are not A's: with this noise 22 of 24 comparisons of I99 cover, with 0.3 some 7 of ten."""
 POOLED: Belief = math.log(6), 0.4, 0.1
 """Slopes of pooled gaps are 3 to 6.5 there."""
 NOISE_FREEDOM = 2.0
@@ -111,7 +193,8 @@ def ratio(pairs: Sequence[Pair], start: float) -> Ratio | None:
 
     None if not one request was over a bound or near it: the pairs then say nothing.
     """
-    steady = [one for one in pairs if not _overload(one)] or pairs
+    # A side far beyond its capacity does not show which limit binds there.
+    steady = [one for one in pairs if not any(map(_is_over, one.limits.values()))] or pairs
     limits = deciding(list(pairs[0].limits)) if pairs else []
     parts = [_over(steady, limits, side) for side in (0, 1)]
     total = sum(map(sum, parts))
@@ -161,11 +244,6 @@ def unpaired(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(math.exp(value), math.exp(value - below), math.exp(value + above))
 
 
-def _overload(one: Pair) -> bool:
-    """True if a side was so far beyond its capacity that it does not show which limit binds there."""
-    return any(map(_is_over, one.limits.values()))
-
-
 def _is_over(shares: Shares) -> bool:
     return shares.determined > 0 and max(shares.over) > OVERLOADED_SHARE * shares.determined
 
@@ -190,7 +268,11 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate,
     kept = allowed_over(limit)
     near, over = sum(sum(it.near) for _, it in informative), sum(sum(it.over) for _, it in seen)
     allowed = max(kept, min(kept * near / max(1, over), MOST_AROUND))
-    fit = _Fit.of(informative, allowed, _belief(limit, any(shares.of_gaps for _, shares in seen)))
+    belief = GAPS if any(shares.of_gaps for _, shares in seen) else WHOLE
+    belief = POOLED if metric_of(limit) == "itl_pooled" else belief
+    tried, determined, *sides = np.array([(at, it.determined, *it.near) for at, it in informative]).T
+    stretches = [np.array(it.stretches).T for _, it in informative]
+    fit = _Fit(tried, determined, np.array(sides) / determined, stretches, allowed, belief)
     wide = start + np.arange(-_FAR, _FAR + _COARSE / 2, _COARSE)
     noise = fit.noise(wide)
     log_evidence = fit.evidence(wide, noise)
@@ -206,22 +288,11 @@ def _limit(pairs: Sequence[Pair], limit: Limit, start: float) -> tuple[Estimate,
     return Estimate(math.exp(median), math.exp(low), math.exp(high)), side
 
 
-def _belief(limit: Limit, of_gaps: bool) -> Belief:
-    if metric_of(limit) == "itl_pooled":
-        return POOLED
-    return GAPS if of_gaps else WHOLE
-
-
-class _Noise(NamedTuple):
-    """Variance of the difference of a mean pair's shares (over v (1 - v)), and its degrees of freedom."""
-
-    variance: float
-    freedom: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Fit:
     """The informative pairs of one limit in order of time, and what is believed of them.
+
+    Their noise is a `Dispersion`: the variance of the difference of a mean pair's shares over v (1 - v).
 
     Per pair two logits are slope x (ln ratio tried - delta) + tilt x (logit v - logit `allowed`) apart, and v
     is the mean share that was seen; then D = share of B - share of A solves 2 D = K (1 - w^2 + D^2) with
@@ -235,13 +306,6 @@ class _Fit:
     allowed: float
     belief: Belief
 
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[float, Shares]], allowed: float, belief: Belief) -> "_Fit":
-        """The fit of pairs at a ln(ratio) each."""
-        tried, determined, *near = np.array([(at, it.determined, *it.near) for at, it in pairs]).T
-        stretches = [np.array(it.stretches).T for _, it in pairs]
-        return cls(tried, determined, np.array(near) / determined, stretches, allowed, belief)
-
     @property
     def unit(self) -> Floats:
         """The noise of one request, so that quiet windows are held to it too."""
@@ -249,7 +313,7 @@ class _Fit:
         unit: Floats = np.sqrt(mean * (1 - mean))
         return unit
 
-    def evidence(self, deltas: Floats, noise: _Noise) -> Floats:
+    def evidence(self, deltas: Floats, noise: Dispersion) -> Floats:
         """Log-likelihood on a grid of (tilt and slope, delta), with the priors of all but delta.
 
         A quasi-likelihood with the tails of Student's t, as that of a capacity.
@@ -257,11 +321,11 @@ class _Fit:
         expected, spread = self._expected(deltas)
         return self._log_evidence(expected, spread, noise).reshape(-1, len(deltas))
 
-    def noise(self, deltas: Floats) -> _Noise:
+    def noise(self, deltas: Floats) -> Dispersion:
         """The noise that the stretches of the pairs show around the likeliest cell of the grid."""
         freedom, variance = NOISE_FREEDOM, self.belief[2] ** 2
         expected, spread = self._expected(deltas)
-        log_evidence = self._log_evidence(expected, spread, _Noise(variance, freedom))
+        log_evidence = self._log_evidence(expected, spread, Dispersion(variance, freedom))
         best = int(np.argmax(log_evidence))
         expected, spread = (each.reshape(len(self.tried), -1)[:, best] for each in (expected, spread))
         scale, shift = self.unit * np.sqrt(spread), self.unit * expected
@@ -272,7 +336,7 @@ class _Fit:
         seen = long_run(np.concatenate(error), len(self.tried) * float(self.determined.mean()) ** 2)
         shown = max(seen.variance, seen.alone) * (1 + UNSEEN / seen.freedom)
         known = (freedom * variance + seen.freedom * shown) / (freedom + seen.freedom)
-        return _Noise(known, seen.freedom)
+        return Dispersion(known, seen.freedom)
 
     def _expected(self, deltas: Floats) -> tuple[Floats, Floats]:
         """Expected difference of each pair over its unit, and by how much its variance grows with that.
@@ -291,11 +355,11 @@ class _Fit:
         expected = steep * room / (1 + np.sqrt(1 - steep**2 * room)) / unit
         return expected, 1 + (expected * (1 - steep**2) / UNSURE) ** 2
 
-    def _log_evidence(self, expected: Floats, spread: Floats, noise: _Noise) -> Floats:
+    def _log_evidence(self, expected: Floats, spread: Floats, noise: Dispersion) -> Floats:
         weight = self.determined / self.determined.mean()
         difference = (self.shares[1] - self.shares[0]) / self.unit
         squares = np.tensordot(weight, (difference[:, None, None, None] - expected) ** 2 / spread, 1)
-        deviance = (squares - squares.min()) / noise.variance
+        deviance = (squares - squares.min()) / noise.inflation
         found = -(noise.freedom + 1) / 2 * np.log1p(deviance / noise.freedom) - np.log(spread).sum(axis=0) / 2
         return np.asarray(found - (_STEPS**2)[:, None, None] / 2 - (_STEPS**2)[:, None] / 2)
 

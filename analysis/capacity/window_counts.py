@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -150,9 +150,9 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
     limits = {
         bound.limit: _per_block(*parts_over(rows, slo, bound, now_ns), block, blocks) for bound in slo.bounds
     }
-    known: dict[str, Any] = {field.name: getattr(window, field.name) for field in fields(Window)}
+    offered, node_s = float(work.sum()), (end_ns - window.window_start_ns) / NS * window.nodes
     return WindowCounts(
-        **known,
+        **{field.name: getattr(window, field.name) for field in fields(Window)},
         limits=limits,
         weight=1.0,
         requests=rows.num_rows,
@@ -161,7 +161,7 @@ def count(requests: pa.Table, window: Window, slo: Slo, workload: Workload, now_
         pending=int(pending.sum()),
         waiting_at_start=waiting(requests, window.start_ns),
         median_e2e_s=e2e / 1e3 if e2e is not None else None,
-        log_work=_log_rate(float(work.sum()), (end_ns - window.window_start_ns) / NS * window.nodes),
+        log_work=math.log(offered / node_s) if offered > 0 and node_s > 0 else -math.inf,
         load=_load(requests, window, workload, now_ns, blocks),
         work_var=float(np.var(work)) if len(work) else 0.0,
         arrivals_var=ARRIVALS_VAR[workload.arrivals.kind] / workload.arrivals.burstiness,
@@ -203,17 +203,22 @@ def request_work(requests: pa.Table, workload: Workload) -> Floats:
     return (prompt + OUTPUT_WORK * metrics.numbers(requests, "requested_output_tokens")) / mean
 
 
-def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
-    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan.
+def _age_over(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
+    """Age in ms per row where it is over the limit, else nan.
 
-    A fast clock multiplies in that age, unlike in a TTFT, what lies outside the engine: less `PATH_MS` of it.
+    A fast clock multiplies in an age, unlike in a TTFT, what lies outside the engine: less `PATH_MS` of it.
     """
-    pending = metrics.status_in(requests, records.PENDING)
-    first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
     age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
     age_ms -= PATH_MS * (metrics.time_scale(requests) - 1)
-    waits = np.where(age_ms > limit_ms, age_ms, np.nan)
-    return np.where(pending, np.where(np.isnan(first_ms), waits, first_ms), metrics.ttft(requests))
+    return np.where(age_ms > limit_ms, age_ms, np.nan)
+
+
+def ttft_so_far(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
+    """TTFT in ms per row; of one that still waits its age once that is over the limit, else nan."""
+    pending = metrics.status_in(requests, records.PENDING)
+    first_ms = metrics.token_offset_ns(requests, "first") / metrics.NS_PER_MS
+    waits = np.where(np.isnan(first_ms), _age_over(requests, limit_ms, now_ns), first_ms)
+    return np.where(pending, waits, metrics.ttft(requests))
 
 
 def tpot_so_far(requests: pa.Table, now_ns: int) -> Floats:
@@ -239,14 +244,6 @@ def _tokens_per_event(requests: pa.Table) -> float:
     return float(tokens[whole].sum() / events[whole].sum()) if whole.any() else 1.0
 
 
-def e2e_over(requests: pa.Table, limit_ms: float, now_ns: int) -> Floats:
-    """E2E in ms per row; of an unfinished answer its age once that is over the limit, else nan."""
-    pending = metrics.status_in(requests, records.PENDING)
-    age_ms = (now_ns - metrics.numbers(requests, "due_ns")) / metrics.NS_PER_MS
-    age_ms -= PATH_MS * (metrics.time_scale(requests) - 1)
-    return np.where(pending, np.where(age_ms > limit_ms, age_ms, np.nan), metrics.e2e(requests))
-
-
 def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
     """Duration of an answer in ms per row; of an unfinished one as its pace has it, nan if that is unknown.
 
@@ -260,14 +257,18 @@ def e2e_so_far(requests: pa.Table, now_ns: int) -> Floats:
 
 
 def latency_so_far(requests: pa.Table, bound: Bound, now_ns: int) -> Floats:
-    """The bounded latency of a request in ms per row as known at `now_ns`; nan where it is not known yet."""
+    """The bounded latency of a request in ms per row as known at `now_ns`; nan where it is not known yet.
+
+    An E2E that is not over yet is its age once that is over the bound.
+    """
     metric = metric_of(bound.limit)
     if metric == "ttft":
         return ttft_so_far(requests, bound.ms, now_ns)
     if metric == "tpot":
         return tpot_so_far(requests, now_ns)
     if metric == "e2e":
-        return e2e_over(requests, bound.ms, now_ns)
+        pending = metrics.status_in(requests, records.PENDING)
+        return np.where(pending, _age_over(requests, bound.ms, now_ns), metrics.e2e(requests))
     if metric == "queue":
         return metrics.queue(requests)
     assert metric == "itl", metric
@@ -309,10 +310,6 @@ def _per_block(over: Parts, determined: Parts, block: NDArray[np.int64], blocks:
         for parts in (over, determined)
     ]
     return LimitCount(sum(counts[0]), sum(counts[1]), tuple(counts[0]), tuple(counts[1]))
-
-
-def _log_rate(work: float, node_s: float) -> float:
-    return math.log(work / node_s) if work > 0 and node_s > 0 else -math.inf
 
 
 def _load(

@@ -42,10 +42,12 @@ def ramp(spec: Search, start: Start, steps: Sequence[MeasuredWindow]) -> WindowP
     spent."""
     known = [step for step in steps if not step.void]
     good, bad, confirmed = _bracket(known)
+    step = _next_step(spec, start, steps, good, bad, confirmed)
     # As long as everything was void, nothing is known, and the time does not matter.
-    step = _within_time(spec, steps, _next_step(spec, start, steps, good, bad, confirmed))
-    if step is None:
-        return _ramp_end(steps, good, bad, "its part of the budget was spent")
+    if known and isinstance(step, WindowPlan):
+        spent_s = _spent_s(spec, steps) + step.transition_s + step.window_s
+        if spent_s > RAMP_SHARE * spec.budget_s:
+            return _ramp_end(steps, good, bad, "its part of the budget was spent")
     return step
 
 
@@ -65,7 +67,9 @@ def _next_step(
             )
         return _step(spec, start, steps, rate, "the step was void: repeat")
     if good is None and bad is None:
-        return _step(spec, start, steps, _first_rate(spec, start), "first step")
+        # Fast enough for the first requests not to take most of the ramp's time.
+        least = RAMP_LEAST / (FIRST_STEP_SHARE * RAMP_SHARE * spec.budget_s)
+        return _step(spec, start, steps, max(RAMP_START * (start.roofline_qps or 0.0), least), "first step")
     if bad is None:
         last_qps = steps[-1].plan.rate_qps
         if last_qps >= spec.highest_qps:
@@ -105,27 +109,11 @@ def _bracket(steps: Sequence[MeasuredWindow]) -> tuple[float | None, float | Non
     return max(good, default=None), lowest, near > 1
 
 
-def _within_time(
-    spec: Search, steps: Sequence[MeasuredWindow], step: WindowPlan | Stop | FirstWindow
-) -> WindowPlan | Stop | FirstWindow | None:
-    """The step if the ramp's part of the budget has room for it, else None."""
-    if not isinstance(step, WindowPlan) or all(one.void for one in steps):
-        return step
-    over = _spent_s(spec, steps) + step.transition_s + step.window_s > RAMP_SHARE * spec.budget_s
-    return None if over else step
-
-
 def _spent_s(spec: Search, steps: Sequence[MeasuredWindow]) -> float:
     """Seconds from the first step to the end of the last, without the wait for a lost service."""
     own_ns = sum(step.counts.window_end_ns - step.counts.start_ns for step in steps)
     between = (b.counts.start_ns - a.counts.window_end_ns for a, b in pairwise(steps))
     return own_ns / NS + sum(min(max(ns / NS, 0.0), spec.settle_s) for ns in between)
-
-
-def _first_rate(spec: Search, start: Start) -> float:
-    """A share of the guess, but fast enough for the first requests not to take most of the ramp's time."""
-    least = RAMP_LEAST / (FIRST_STEP_SHARE * RAMP_SHARE * spec.budget_s)
-    return max(RAMP_START * (start.roofline_qps or 0.0), least)
 
 
 def _step(spec: Search, start: Start, steps: Sequence[MeasuredWindow], wanted: float, why: str) -> WindowPlan:

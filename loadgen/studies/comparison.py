@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
-from analysis.capacity import paired_ratio, window_pairs
-from analysis.capacity.paired_ratio import LEAST_PAIRS, Ratio
+from analysis.capacity import paired_ratio
+from analysis.capacity.paired_ratio import LEAST_PAIRS, Latencies, Pair, Ratio
 from analysis.capacity.window_counts import NS, Window, in_window, over_bound, parts_over
-from analysis.capacity.window_pairs import Counted, Latencies, Pair
 from analysis.capacity.window_table import window
 from analysis.results import studies, summary
 from analysis.results.runs import Run, load_run
@@ -80,7 +80,7 @@ class Original:
         log_ratio = math.log(plan.rate_qps / self.templates[plan.pair].rate_qps)
         mine = latencies(rows, place, self.slo, now_ns)
         theirs = self.latencies[plan.pair]
-        return window_pairs.pair(plan.pair, log_ratio, not place.aborted, theirs, mine)
+        return paired_ratio.pair(plan.pair, log_ratio, not place.aborted, theirs, mine)
 
 
 class Comparison(Study):
@@ -203,7 +203,7 @@ def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies
     """The latencies of a window's requests over their bounds in order of due time, as known at `now_ns`."""
     inside = in_window(rows, place).sort_by("seq")
     return {
-        bound.limit: Counted(*parts_over(inside, slo, bound, now_ns))
+        bound.limit: np.column_stack(parts_over(inside, slo, bound, now_ns)).astype(np.float64)
         if slo.is_about_gaps(bound.limit)
         else over_bound(inside, slo, bound, now_ns)
         for bound in slo.bounds

@@ -167,7 +167,7 @@ FAULTS = (
     ),
     Fault(
         "requests in flight are on time",
-        "analysis.capacity.window_counts:ttft_so_far",
+        "analysis.capacity.window_counts:_age_over",
         "np.where(age_ms > limit_ms, age_ms, np.nan)",
         "np.full(len(age_ms), np.nan)",
     ),

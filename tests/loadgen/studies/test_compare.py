@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.capacity import paired_ratio, window_pairs
+from analysis.capacity import paired_ratio
+from analysis.capacity.paired_ratio import Latencies, Pair
 from analysis.capacity.window_counts import LimitCount, WindowCounts
-from analysis.capacity.window_pairs import Counted, Latencies, Pair
 from analysis.results import studies, summary
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import load_run
@@ -54,7 +54,7 @@ def pairs(delta: float, tried: list[float], seed: int, noise: float = 0.01) -> l
         shift = 3.5 * (log_ratio - delta) + rng.normal(0, noise, REQUESTS)
         quick = np.full(REQUESTS, 300.0)
         a, b = beside(quick, np.exp(luck)), beside(quick, np.exp(luck + shift))
-        made.append(window_pairs.pair(index, log_ratio, True, a, b))
+        made.append(paired_ratio.pair(index, log_ratio, True, a, b))
     return made
 
 
@@ -82,9 +82,11 @@ def gap_pairs(delta: float, tried: list[float], seed: int, slope: float) -> list
         for shift in (0.0, slope * (log_ratio - delta)):
             share = 1 / (1 + np.exp(math.log(9) - luck - shift + rng.normal(0, 0.02)))
             sides.append(
-                Counted(rng.binomial(gaps.astype(int), rng.beta(8 * share, 8 * (1 - share), REQUESTS)), gaps)
+                np.column_stack(
+                    [rng.binomial(gaps.astype(int), rng.beta(8 * share, 8 * (1 - share), REQUESTS)), gaps]
+                )
             )
-        made.append(window_pairs.pair(index, log_ratio, True, *({"itl_pooled_p90": side} for side in sides)))
+        made.append(paired_ratio.pair(index, log_ratio, True, *({"itl_pooled_p90": side} for side in sides)))
     return made
 
 
@@ -99,9 +101,9 @@ def test_the_ratio_of_pooled_gaps_is_known_with_the_request_as_the_unit(delta: f
 
 
 def test_parts_of_requests_are_shares_of_what_both_sides_know() -> None:
-    a = Counted(np.array([1.0, 8.0, 0.0, 5.0]), np.array([10.0, 80.0, 10.0, 0.0]))
-    b = Counted(np.array([3.0, 0.0, 10.0, 9.0]), np.array([10.0, 20.0, 0.0, 9.0]))
-    shares = window_pairs.pair(0, 0.0, True, {"itl_pooled_p99": a}, {"itl_pooled_p99": b}).limits[
+    a = np.column_stack([[1.0, 8.0, 0.0, 5.0], [10.0, 80.0, 10.0, 0.0]])
+    b = np.column_stack([[3.0, 0.0, 10.0, 9.0], [10.0, 20.0, 0.0, 9.0]])
+    shares = paired_ratio.pair(0, 0.0, True, {"itl_pooled_p99": a}, {"itl_pooled_p99": b}).limits[
         "itl_pooled_p99"
     ]
     assert (shares.determined, shares.of_gaps) == (2, True)
@@ -114,10 +116,11 @@ def test_bounds_weigh_alike_whatever_share_they_allow() -> None:
     made = []
     for index in range(8):
         wide, narrow = (
-            Counted((rng.random(REQUESTS) < share).astype(int), np.ones(REQUESTS)) for share in (0.1, 0.02)
+            np.column_stack([(rng.random(REQUESTS) < share).astype(int), np.ones(REQUESTS)])
+            for share in (0.1, 0.02)
         )
         sides = {"itl_p90": wide, "itl_p98": narrow}
-        made.append(window_pairs.pair(index, 0.0, True, sides, sides))
+        made.append(paired_ratio.pair(index, 0.0, True, sides, sides))
     found = paired_ratio.ratio(made, 0.0)
     assert found and {name: one.weight for name, one in found.limits.items()} == {
         "itl_p90": pytest.approx(0.5, abs=0.1),
@@ -155,7 +158,7 @@ def test_pairs_on_one_side_of_the_answer_are_a_bound(delta: float, open_end: str
 
 def test_quiet_pairs_do_not_draw_the_answer_to_where_they_were_tried() -> None:
     easy = beside(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    quiet = [window_pairs.pair(index, 0.0, True, easy, easy) for index in range(20)]
+    quiet = [paired_ratio.pair(index, 0.0, True, easy, easy) for index in range(20)]
     some = pairs(0.15, [0.1, 0.14, 0.16], 1)
     alone, more = paired_ratio.ratio(some, 0.0), paired_ratio.ratio([*some, *quiet], 0.0)
     assert alone and more and more.estimate == alone.estimate
@@ -177,7 +180,7 @@ def disturbed(seed: int) -> list[Pair]:
     for one in plain:
         luck = np.exp(rng.normal(math.log(0.85), 0.2) + rng.normal(0, 0.1, REQUESTS))
         a, b = (luck * np.exp(0.4 * (rng.random() < 1 / 3) * (np.arange(REQUESTS) > 80)) for _ in "ab")
-        made.append(window_pairs.pair(one.index, 0.0, True, {"tpot": a}, {"tpot": b}))
+        made.append(paired_ratio.pair(one.index, 0.0, True, {"tpot": a}, {"tpot": b}))
     return made
 
 
@@ -193,7 +196,7 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
     for one in ours:
         tpot = one.limits["tpot"]
         stretches = tuple((-apart, requests) for apart, requests in tpot.stretches)
-        turned = window_pairs.Shares(tpot.determined, tpot.over[::-1], tpot.near[::-1], stretches)
+        turned = paired_ratio.Shares(tpot.determined, tpot.over[::-1], tpot.near[::-1], stretches)
         theirs.append(Pair(one.index, -one.log_ratio, True, {**one.limits, "tpot": turned}))
     there, back = paired_ratio.ratio(ours, 0.0), paired_ratio.ratio(theirs, 0.0)
     assert there and back and there.estimate.value == pytest.approx(1 / back.estimate.value, rel=1e-3)
@@ -204,7 +207,7 @@ def test_two_sides_exchanged_give_the_inverse_ratio() -> None:
 
 def test_pairs_without_a_request_over_a_bound_say_nothing() -> None:
     easy = beside(np.full(REQUESTS, 300.0), np.full(REQUESTS, 40.0))
-    made = [window_pairs.pair(index, 0.0, True, easy, easy) for index in range(5)]
+    made = [paired_ratio.pair(index, 0.0, True, easy, easy) for index in range(5)]
     assert paired_ratio.ratio(made, 0.0) is None
 
 
@@ -213,7 +216,7 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
     slow[:30] = 2500.0
     a = beside(fast, np.where(np.arange(REQUESTS) < 30, 130.0, 60.0))
     b = beside(slow, np.full(REQUESTS, 60.0))
-    found = paired_ratio.ratio([window_pairs.pair(n, 0.0, True, a, b) for n in range(5)], 0.0)
+    found = paired_ratio.ratio([paired_ratio.pair(n, 0.0, True, a, b) for n in range(5)], 0.0)
     assert found is not None and found.unlike
     found = paired_ratio.unpaired(Estimate(5.0, 4.8, 5.2), Estimate(6.0, 5.8, 6.2))
     value, low, high = found.value, found.low, found.high
@@ -223,7 +226,7 @@ def test_other_binding_limits_are_said_and_the_capacities_decide() -> None:
 def test_a_pair_counts_what_both_sides_had_and_knew() -> None:
     a = beside(np.array([100.0, 3000.0, 100.0]), np.array([50.0, np.nan, 120.0]))
     b = beside(np.array([100.0, np.inf]), np.array([110.0, 50.0]))
-    made = window_pairs.pair(7, 0.0, False, a, b)
+    made = paired_ratio.pair(7, 0.0, False, a, b)
     assert (made.limits["ttft"].determined, made.limits["ttft"].over) == (2, (1, 1))
     assert (made.limits["tpot"].determined, made.limits["tpot"].over) == (1, (0, 1))
     assert made.limits["ttft"].near[1] == pytest.approx(1.0) and 0.5 < made.limits["tpot"].near[1] < 1.0
@@ -293,9 +296,9 @@ def test_what_was_void_cut_or_far_is_tried_once_more(
         assert isinstance(next_pair(SPEC, TEMPLATES, twice, 0.0, elapsed_s), Stop)
 
 
-def shares(a: float, b: float) -> window_pairs.Shares:
+def shares(a: float, b: float) -> paired_ratio.Shares:
     """A pair of 200 requests of which so many are over, even in time."""
-    return window_pairs.Shares(200, (a, b), (a, b), (((b - a) / 8, 25),) * 8)
+    return paired_ratio.Shares(200, (a, b), (a, b), (((b - a) / 8, 25),) * 8)
 
 
 def test_gaps_that_b_breaks_by_far_are_an_upper_end_whatever_the_other_limits_say() -> None:
