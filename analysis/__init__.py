@@ -9,55 +9,37 @@ from typing import TYPE_CHECKING
 from conf import lazy
 
 if TYPE_CHECKING:
-    from analysis.exchange import compare, export
-    from analysis.figures.client import plot_client_lag
-    from analysis.figures.comparison import plot_compare, plot_scaling
-    from analysis.figures.exhibit import NoData
-    from analysis.figures.latency import plot_cdf, plot_latency
-    from analysis.figures.plan import plot_plan
-    from analysis.figures.search import plot_search
-    from analysis.figures.service import plot_pareto, plot_replica_balance
-    from analysis.figures.timeline import plot_timeseries
-    from analysis.planning import cost, plan, scaling
-    from analysis.report import build_report
-    from analysis.results.recount import rejudge
-    from analysis.results.runs import Run, RunError, load_run, load_runs
-    from analysis.results.studies import Study, load_study
-    from analysis.results.tables import OverBound, capacity_table, over_bound, percentiles
-    from conf.specs.planning import Demand, Margins
+    from analysis.exchange import compare as compare
+    from analysis.exchange import export as export
+    from analysis.figures.client import plot_client_lag as plot_client_lag
+    from analysis.figures.comparison import plot_compare as plot_compare
+    from analysis.figures.comparison import plot_scaling as plot_scaling
+    from analysis.figures.exhibit import NoData as NoData
+    from analysis.figures.latency import plot_cdf as plot_cdf
+    from analysis.figures.latency import plot_latency as plot_latency
+    from analysis.figures.plan import plot_plan as plot_plan
+    from analysis.figures.search import plot_search as plot_search
+    from analysis.figures.service import plot_pareto as plot_pareto
+    from analysis.figures.service import plot_replica_balance as plot_replica_balance
+    from analysis.figures.timeline import plot_timeseries as plot_timeseries
+    from analysis.planning import cost as cost
+    from analysis.planning import plan as plan
+    from analysis.planning import scaling as scaling
+    from analysis.report import build_report as build_report
+    from analysis.results.recount import rejudge as rejudge
+    from analysis.results.runs import Run as Run
+    from analysis.results.runs import RunError as RunError
+    from analysis.results.runs import load_run as load_run
+    from analysis.results.runs import load_runs as load_runs
+    from analysis.results.studies import Study as Study
+    from analysis.results.studies import load_study as load_study
+    from analysis.results.tables import OverBound as OverBound
+    from analysis.results.tables import capacity_table as capacity_table
+    from analysis.results.tables import over_bound as over_bound
+    from analysis.results.tables import percentiles as percentiles
+    from conf.specs.planning import Demand as Demand
+    from conf.specs.planning import Margins as Margins
 
-__all__ = [
-    "Demand",
-    "Margins",
-    "NoData",
-    "OverBound",
-    "Run",
-    "RunError",
-    "Study",
-    "build_report",
-    "capacity_table",
-    "compare",
-    "cost",
-    "export",
-    "load_run",
-    "load_runs",
-    "load_study",
-    "over_bound",
-    "percentiles",
-    "plan",
-    "plot_cdf",
-    "plot_client_lag",
-    "plot_compare",
-    "plot_latency",
-    "plot_pareto",
-    "plot_plan",
-    "plot_replica_balance",
-    "plot_scaling",
-    "plot_search",
-    "plot_timeseries",
-    "rejudge",
-    "scaling",
-]
 _HOMES = {
     "Demand": "conf.specs.planning",
     "Margins": "conf.specs.planning",
@@ -90,6 +72,7 @@ _HOMES = {
     "rejudge": "analysis.results.recount",
     "scaling": "analysis.planning",
 }
+__all__ = sorted(_HOMES)
 __getattr__ = lazy("analysis", _HOMES)
 
 

@@ -11,7 +11,8 @@ from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.exhibit import Exhibit, NoData, Row, counted
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
-from analysis.quality.gate import GateMoment, GateRule, GateVerdict, MeanInterval
+from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval
+from conf.specs.search import Quality
 
 SHOWN_MARGINS = 6.0
 """Ends of an interval are drawn up to so many margins: the first ones are anywhere (our choice)."""
@@ -22,7 +23,7 @@ class GateEvidence:
     """The evidence of a gate, the rule by which it is judged, and its verdict."""
 
     found: Sequence[PromptEvidence]
-    rule: GateRule
+    rule: Quality
     verdict: GateVerdict
 
 

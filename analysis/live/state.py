@@ -16,12 +16,21 @@ from analysis.rows import failures
 from conf.specs.bounds import column
 
 Kind = TypeVar("Kind")
+FILE = "live.json"
+"""The newest `WindowSoFar` in a run folder while the run goes on, replaced whole every second or two."""
+KIND = "window_so_far"
+"""The event of a run that carries one; it goes to whoever watches, and not into events.jsonl."""
+BEGAN = "run"
+"""The event with which a run begins for whoever watches its command; its folder does not hold it."""
+MOST_WINDOWS = 1000
+"""Newest windows, and newest beliefs, that are watched; the longest of our searches has some hundred (our
+choice)."""
 MOST_LINES = 200
 """Newest lines of the log (our choice)."""
 OVER = ("stop", "abort", "target_lost")
 """Events after which no window runs."""
 _BOUND = re.compile(r"(?!lag_)[a-z][a-z0-9_]{0,30}_p\d{2,3}_ms")
-_OVER = re.compile(r"over_[a-z][a-z0-9_]{0,40}_pct")
+_OVER = re.compile(r"over_([a-z][a-z0-9_]{0,40})_pct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,6 @@ class LiveState:
 
     run_id: str = ""
     verb: str = ""
-    nodes: int = 1
     phase: str = "starting"
     now: WindowSoFar | None = None
     windows: tuple[DoneWindow, ...] = ()
@@ -139,10 +147,8 @@ class LiveState:
         kind, text = event.get("event"), event.get("text")
         if kind == KIND:
             return replace(self, now=_read(WindowSoFar, event) or self.now)
-        if kind == "run":
-            return LiveState(
-                str(event.get("run_id", "")), str(event.get("verb", "")), _count(event.get("nodes")) or 1
-            )
+        if kind == BEGAN:
+            return LiveState(str(event.get("run_id", "")), str(event.get("verb", "")))
         if kind == "window":
             return replace(self, phase=_phase(event), now=None)
         if kind == "window_done":
@@ -187,36 +193,16 @@ class LiveState:
 
 def _phase(event: Mapping[str, Any]) -> str:
     """A window that begins, in words."""
-    rate = _figure(event.get("rate_qps_per_node"))
-    at = "" if rate is None else f" at {rate:.3f} QPS per node"
+    rate = event.get("rate_qps_per_node")
+    at = f" at {rate:.3f} QPS per node" if isinstance(rate, int | float) else ""
     return f"{event.get('kind', 'window')} {event.get('index', '')}{at}: {event.get('reason', '')}"
 
 
 def done_window(event: Mapping[str, Any]) -> DoneWindow | None:
     """The window in an event `window_done` or `window_final`; None if there is none."""
-    index, requests = _count(event.get("index")), _count(event.get("requests"))
-    if index is None or requests is None:
-        return None
-    return DoneWindow(
-        index=index,
-        kind=str(event.get("kind", "")),
-        rate_qps_per_node=_figure(event.get("rate_qps_per_node")),
-        requests=requests,
-        pending=_count(event.get("pending")) or 0,
-        failed=_count(event.get("failed")) or 0,
-        latencies_p90_ms={key: _figure(event[key]) for key in event if _BOUND.fullmatch(key)},
-        over_pct={_key(key): _figure(event[key]) for key in event if _OVER.fullmatch(key)},
-        lag_p99_ms=_figure(event.get("lag_p99_ms")),
-        verdict=str(event.get("verdict", "")),
-        void=event.get("void") is True,
-        failures=_counts(event.get("failures")),
-    )
-
-
-def _key(name: str) -> str:
-    """The bound's key of a share's: `ttft_p90_ms` of `over_ttft_pct`."""
-    limit = name.removeprefix("over_").removesuffix("_pct")
-    return column(limit)
+    latencies_p90_ms = {key: event[key] for key in event if _BOUND.fullmatch(key)}
+    over_pct = {column(match[1]): event[key] for key in event if (match := _OVER.fullmatch(key))}
+    return _read(DoneWindow, {**event, "latencies_p90_ms": latencies_p90_ms, "over_pct": over_pct})
 
 
 def _belief(tree: object) -> Belief | None:
@@ -233,34 +219,8 @@ def _read(kind: type[Kind], tree: Mapping[str, Any]) -> Kind | None:
         return None
 
 
-def _figure(value: object) -> float | None:
-    """A number of JSON, where an infinite one is a word; None for anything else."""
-    if value in ("inf", "-inf"):
-        return float(str(value))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _counts(tree: object) -> dict[str, int]:
-    """Counts by name; without what is no count."""
-    pairs = tree.items() if isinstance(tree, Mapping) else ()
-    return {str(name): value for name, value in pairs if _count(value)}
-
-
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-FILE = "live.json"
-"""The newest `WindowSoFar` in a run folder while the run goes on, replaced whole every second or two."""
-KIND = "window_so_far"
-"""The event of a run that carries one; it goes to whoever watches, and not into events.jsonl."""
-
-
-BEGAN = "run"
-"""The event with which a run begins for whoever watches its command; its folder does not hold it."""
-MOST_WINDOWS = 1000
-"""Newest windows, and newest beliefs, that are watched; the longest of our searches has some hundred (our
-choice)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +261,16 @@ class Snapshot:
         """The snapshot after one event more; the log goes on where another run of a study begins."""
         state = self.state.after(event)
         if event.get("event") != BEGAN:
-            return replace(self, state=bounded(state))
-        return replace(self, state=replace(state, log=self.state.log), nodes=state.nodes)
+            newest = state.windows[-MOST_WINDOWS:], state.beliefs[-MOST_WINDOWS:]
+            return replace(self, state=replace(state, windows=newest[0], beliefs=newest[1]))
+        nodes = _count(event.get("nodes")) or 1
+        return replace(self, state=replace(state, log=self.state.log), nodes=nodes)
 
     @property
     def tree(self) -> dict[str, Any]:
         """The snapshot as values that JSON can carry, without its clock."""
         tree = to_tree(self)
-        del tree["heard_s"], tree["state"]["nodes"]
+        del tree["heard_s"]
         if now := self.state.now:
             tree["state"]["now"]["pending_pct"] = now.pending_pct
         return tree
@@ -336,10 +298,3 @@ class LiveView:
         if known is None or known[0] is not snapshot:
             known = self._written = snapshot, json.dumps(snapshot.tree)
         return f'{{"age_s": {max(0.0, time.monotonic() - snapshot.heard_s):.1f}, "run": {known[1]}}}'
-
-
-def bounded(state: LiveState) -> LiveState:
-    """The state with its newest windows and beliefs."""
-    if max(len(state.windows), len(state.beliefs)) <= MOST_WINDOWS:
-        return state
-    return replace(state, windows=state.windows[-MOST_WINDOWS:], beliefs=state.beliefs[-MOST_WINDOWS:])

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.quality.answers import MOST_NATS, SIDES, ComparedAnswers, PromptEvidence, Side
+from analysis.quality.answers import MOST_NATS, SIDES, ComparedAnswers, PromptEvidence
 from analysis.quality.confidence_sequence import Bools, MeanEnd, Span, fewest_values, grid
 from conf.specs.search import Quality
 
@@ -145,37 +145,6 @@ def any_failed(failed: Unanswered) -> bool:
     return bool(failed.base or failed.again or failed.candidate)
 
 
-def figures(
-    verdict: Called,
-    intervals: Sequence[MeanInterval],
-    counted: Sequence[PromptEvidence],
-    unused: int,
-    broken_divergence: float,
-) -> GateVerdict:
-    """The verdict over the prompts that count; three intervals in the order of its fields."""
-    both = [
-        (one.prompt, one.again, one.candidate)
-        for one in counted
-        if one.again is not None and one.candidate is not None
-    ]
-    again, candidate = [one[1] for one in both], [one[2] for one in both]
-    nats, broken, unanswered = intervals
-    return GateVerdict(
-        verdict=verdict,
-        nats=nats,
-        broken=broken,
-        unanswered=unanswered,
-        prompts=len(counted),
-        compared=len(both),
-        unused=unused,
-        failed=Unanswered(*(sum(side in one.unanswered for one in counted) for side in SIDES)),
-        again=_pair(again, broken_divergence),
-        candidate=_pair(candidate, broken_divergence),
-        by_position=_by_position(again, candidate),
-        worst=_worst(both),
-    )
-
-
 def _pair(compared: Sequence[ComparedAnswers], broken_divergence: float) -> PairFigures:
     return PairFigures(
         mean_nats=float(np.mean([one.mean_nats for one in compared])) if compared else 0.0,
@@ -221,38 +190,10 @@ NATS_SPAN: Span = (-MOST_NATS, MOST_NATS)
 SHARE_SPAN: Span = (-1.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class GateRule:
-    """The margins within which answers are the same (our choice), and the chance of a wrong verdict.
-
-    `margin_nats` bounds the mean divergence of the candidate beyond that of the repeat, `margin_broken` the
-    share of broken prompts beyond the repeat's, and likewise that of unanswered ones. A prompt is broken if
-    a position diverges by more than `broken_divergence` nats. Each wrong verdict has a chance of at most
-    `alpha`, however often one looks. A gate that is open after so many `prompts` stays undecided.
-    """
-
-    margin_nats: float = 0.01
-    margin_broken: float = 0.01
-    broken_divergence: float = 0.2
-    alpha: float = 0.025
-    prompts: int = 768
-
-    @classmethod
-    def of(cls, asked: Quality) -> "GateRule":
-        """The margins as they are configured."""
-        return cls(
-            margin_nats=asked.margin_nats,
-            margin_broken=asked.margin_broken,
-            broken_divergence=asked.broken_divergence,
-            alpha=asked.alpha,
-            prompts=asked.prompts,
-        )
-
-    @property
-    def fewest_prompts(self) -> int:
-        """Prompts after which the same can be said at the earliest: all answered, none any different."""
-        margins = ((self.margin_nats, NATS_SPAN), (self.margin_broken, SHARE_SPAN))
-        return max(fewest_values(margin, span, self.alpha) for margin, span in margins)
+def fewest_prompts(rule: Quality) -> int:
+    """Prompts after which the same can be said at the earliest: all answered, none any different."""
+    margins = ((rule.margin_nats, NATS_SPAN), (rule.margin_broken, SHARE_SPAN))
+    return max(fewest_values(margin, span, rule.alpha) for margin, span in margins)
 
 
 class _Ends:
@@ -289,7 +230,7 @@ class GateEnds:
     end alone stands against it. Degraded needs one of two lower ends, so that each has half.
     """
 
-    def __init__(self, rule: GateRule, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, rule: Quality, shape: tuple[int, ...] = ()) -> None:
         self.nats = _Ends(NATS_SPAN, rule.margin_nats, rule.alpha, shape)
         self.broken = _Ends(SHARE_SPAN, rule.margin_broken, rule.alpha, shape)
         self.unanswered = _Ends(SHARE_SPAN, rule.margin_broken, rule.alpha, shape)
@@ -320,7 +261,7 @@ class Gate:
     still missing.
     """
 
-    def __init__(self, rule: GateRule) -> None:
+    def __init__(self, rule: Quality) -> None:
         self.rule = rule
         self._ends = GateEnds(rule)
         self._waiting: dict[int, PromptEvidence] = {}
@@ -347,32 +288,40 @@ class Gate:
 
     def verdict(self) -> GateVerdict:
         """The verdict of the prompts that count so far."""
-        ends = self._ends
-        return figures(
-            self._called or "UNDECIDED",
-            [one.interval for one in (ends.nats, ends.broken, ends.unanswered)],
-            self._counted,
-            len(self._waiting),
-            self.rule.broken_divergence,
+        ends, counted, limit = self._ends, self._counted, self.rule.broken_divergence
+        both = [(one.prompt, one.again, one.candidate) for one in counted if one.again and one.candidate]
+        again, candidate = [one[1] for one in both], [one[2] for one in both]
+        return GateVerdict(
+            verdict=self._called or "UNDECIDED",
+            nats=ends.nats.interval,
+            broken=ends.broken.interval,
+            unanswered=ends.unanswered.interval,
+            prompts=len(counted),
+            compared=len(both),
+            unused=len(self._waiting),
+            failed=Unanswered(*(sum(side in one.unanswered for one in counted) for side in SIDES)),
+            again=_pair(again, limit),
+            candidate=_pair(candidate, limit),
+            by_position=_by_position(again, candidate),
+            worst=_worst(both),
         )
 
     def _count(self, found: PromptEvidence) -> None:
         self._counted.append(found)
-        self._ends.unanswered.feed(_missing(found, "candidate") - _missing(found, "again"))
+        missing = ["candidate" in found.unanswered, "again" in found.unanswered]
+        self._ends.unanswered.feed(float(missing[0]) - float(missing[1]))
         if found.again and found.candidate:
             limit = self.rule.broken_divergence
             self._ends.feed(
                 found.candidate.mean_nats - found.again.mean_nats,
                 float(found.candidate.most_nats > limit) - float(found.again.most_nats > limit),
             )
-        self._called = self._called_now()
-
-    def _called_now(self) -> Called | None:
         if self._ends.degraded:
-            return "DEGRADED"
-        if self._ends.same:
-            return "SAME"
-        return "UNDECIDED" if self._ends.void or len(self._counted) >= self.rule.prompts else None
+            self._called = "DEGRADED"
+        elif self._ends.same:
+            self._called = "SAME"
+        elif self._ends.void or len(self._counted) >= self.rule.prompts:
+            self._called = "UNDECIDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +333,7 @@ class GateMoment:
     broken: MeanInterval
 
 
-def moments(found: Iterable[PromptEvidence], rule: GateRule) -> list[GateMoment]:
+def moments(found: Iterable[PromptEvidence], rule: Quality) -> list[GateMoment]:
     """The intervals after each prompt that counts."""
     gate, seen = Gate(rule), []
     for one in sorted(found, key=lambda one: one.prompt):
@@ -395,13 +344,9 @@ def moments(found: Iterable[PromptEvidence], rule: GateRule) -> list[GateMoment]
     return seen
 
 
-def judge(found: Iterable[PromptEvidence], rule: GateRule) -> GateVerdict:
+def judge(found: Iterable[PromptEvidence], rule: Quality) -> GateVerdict:
     """The verdict of all evidence, in any order. Raises ValueError for a prompt that is there twice."""
     gate = Gate(rule)
     for one in found:
         gate.add(one)
     return gate.verdict()
-
-
-def _missing(found: PromptEvidence, side: Side) -> float:
-    return float(side in found.unanswered)

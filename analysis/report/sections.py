@@ -15,7 +15,7 @@ from analysis.figures.exhibit import NoData, RunData, WindowRows
 from analysis.figures.gate import GateEvidence, GateIntervals, GatePositions
 from analysis.quality import answer_file, evidence_table
 from analysis.quality.answer_file import AnswerRecord
-from analysis.quality.gate import GateRule, GateVerdict
+from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import (
     UNKNOWN,
     Block,
@@ -248,7 +248,7 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: R
     yield from view.gate_tables(verdict)
     try:
         found = evidence_table.read(path / evidence_table.FILE)
-        rule = GateRule.of(load(base=path / "config.yaml").quality)
+        rule = load(base=path / "config.yaml").quality
         subject = GateEvidence(found, rule, verdict)
         for exhibit in (GateIntervals, GatePositions):
             yield figure_block(exhibit, subject, room, f"{name}-")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyarrow import ArrowException
 
-from analysis.quality.gate import GateRule
+from analysis.quality.gate import fewest_prompts
 from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment
 from conf.compose import dump
@@ -85,7 +85,7 @@ def _refuse_unlike(a: Experiment, b: Experiment) -> None:
 def _refuse(asked: Experiment) -> None:
     """Raise ConfigError for a side that the gate cannot ask."""
     asking.refuse_synthetic(asked)
-    if asked.quality.prompts < (fewest := GateRule.of(asked.quality).fewest_prompts):
+    if asked.quality.prompts < (fewest := fewest_prompts(asked.quality)):
         raise ConfigError(
             f"quality.prompts={asked.quality.prompts} can never show that answers are the same; raise it to "
             f"{fewest}, or the margins"

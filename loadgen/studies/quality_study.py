@@ -10,7 +10,7 @@ from typing import TypeVar
 from analysis.quality import answer_file, evidence_table, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
-from analysis.quality.gate import Called, Gate, GateRule, GateVerdict
+from analysis.quality.gate import Called, Gate, GateVerdict
 from analysis.results import studies
 from analysis.results.asked import describe
 from analysis.results.runs import load_run
@@ -47,7 +47,7 @@ def verdict_on_folders(a: Path, b: Path) -> StudyVerdict:
     a run.
     """
     runs = load_run(a), load_run(b)
-    gate_verdict = gate.judge(folder_evidence(a, b), GateRule.of(runs[0].config.quality))
+    gate_verdict = gate.judge(folder_evidence(a, b), runs[0].config.quality)
     return with_gate_verdict(
         StudyVerdict(
             study=KIND,
@@ -86,7 +86,7 @@ def judged_study(path: Path, quality: Quality) -> GateVerdict:
     """
     evidence = folder_evidence(path / "a", path / "b")
     evidence_table.write(evidence, path / evidence_table.FILE)
-    return gate.judge(evidence, GateRule.of(quality))
+    return gate.judge(evidence, quality)
 
 
 def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
@@ -280,7 +280,7 @@ class AskSide(Job):
             self._said = ask(experiment, driver, up, self._path, questions, lambda _: False)
             return
         ours = by_prompt(answer_file.read(self._base / answer_file.FILE))
-        begun = Gate(GateRule.of(experiment.quality))
+        begun = Gate(experiment.quality)
 
         def enough(one: AnswerRecord) -> bool:
             if not begun.ended:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.quality.answers import MOST_NATS
-from analysis.quality.gate import GateEnds, GateRule
+from analysis.quality.gate import GateEnds
+from conf.specs.search import Quality
 
 Floats = NDArray[np.float64]
 
@@ -79,7 +80,7 @@ ROWS = (
 )
 
 
-def pool(row: Row, rule: GateRule, seed: int) -> Pool:
+def pool(row: Row, rule: Quality, seed: int) -> Pool:
     """Prompts of a row. The candidate's noise is that of the repeat, and its own divergence comes on top."""
     rng = np.random.default_rng(seed)
     repeat, noise, own = (_shape(rng) for _ in range(3))
@@ -109,7 +110,7 @@ def _size(excess: Callable[[float], float], wanted: float) -> float:
     return low
 
 
-def _hits(rng: np.random.Generator, share: float, rule: GateRule) -> Floats:
+def _hits(rng: np.random.Generator, share: float, rule: Quality) -> Floats:
     """Divergence of the broken position of each prompt, 0 for prompts that are not broken."""
     hit = rng.uniform(rule.broken_divergence, MOST_NATS, POOL)
     return np.where(rng.permutation(POOL) < round(share * POOL), hit, 0.0)
@@ -123,7 +124,7 @@ def _shape(rng: np.random.Generator) -> Floats:
     return np.asarray(np.exp(ln - SCATTER**2 / 2))
 
 
-def _mean(nats: Floats, chance: Floats, hits: Floats, rule: GateRule) -> Floats:
+def _mean(nats: Floats, chance: Floats, hits: Floats, rule: Quality) -> Floats:
     """Mean divergence up to the first other token, which is where a broken prompt breaks."""
     nats = np.minimum(nats, rule.broken_divergence)
     flips = chance < FLIPS * np.sqrt(nats)
@@ -145,7 +146,7 @@ class Outcome:
         return float(((self.verdict == verdict) & (self.prompts <= prompts)).mean())
 
 
-def simulate(prompts: Pool, rule: GateRule, replications: int, seed: int) -> Outcome:
+def simulate(prompts: Pool, rule: Quality, replications: int, seed: int) -> Outcome:
     """Gates side by side, each on its own prompts."""
     rng = np.random.default_rng([seed, 1])
     ends = GateEnds(rule, (replications,))
@@ -162,7 +163,7 @@ def simulate(prompts: Pool, rule: GateRule, replications: int, seed: int) -> Out
     return Outcome(verdict, count)
 
 
-def table(rows: tuple[Row, ...], rule: GateRule, replications: int, seed: int) -> Iterator[str]:
+def table(rows: tuple[Row, ...], rule: Quality, replications: int, seed: int) -> Iterator[str]:
     yield (
         "| truth | excess, nats | sd | broken beyond the repeat | same | degraded | "
         f"of them in {rule.prompts}: same | degraded | prompts, median | p90 | wrong |"
@@ -174,7 +175,7 @@ def table(rows: tuple[Row, ...], rule: GateRule, replications: int, seed: int) -
         yield _line(row, prompts, found, rule)
 
 
-def _line(row: Row, prompts: Pool, found: Outcome, rule: GateRule) -> str:
+def _line(row: Row, prompts: Pool, found: Outcome, rule: Quality) -> str:
     nats, broken = float(prompts.nats.mean()), float(prompts.broken.mean())
     is_worse = nats > rule.margin_nats * 1.0001 or broken > rule.margin_broken * 1.0001
     is_same = nats < rule.margin_nats * 0.9999 and broken < rule.margin_broken * 0.9999
@@ -198,7 +199,7 @@ def main() -> None:
     asked = parser.parse_args()
     began_s = time.monotonic()
     print("load", *(f"{load:.1f}" for load in os.getloadavg()), f"on {os.cpu_count()} cores")
-    for line in table(ROWS, GateRule(), asked.replications, asked.seed):
+    for line in table(ROWS, Quality(), asked.replications, asked.seed):
         print(line, flush=True)
     print(f"{time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
 

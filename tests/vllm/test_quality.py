@@ -23,9 +23,10 @@ import pytest
 
 from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
-from analysis.quality.gate import GateRule, GateVerdict, judge
+from analysis.quality.gate import GateVerdict, fewest_prompts, judge
 from conf import Experiment, load
 from conf.io.http_get import DEFAULT_ACCESS
+from conf.specs.search import Quality
 from loadgen.quality import asking, questions
 from loadgen.quality.asking import AskedPrompt, AskedService, Asking
 from loadgen.studies import quality_study
@@ -129,7 +130,7 @@ def asked(models: Models) -> Experiment:
             "workload=smoke",
             f"workload.tokenizer={models.plain}",
             "quality.load=idle",
-            f"quality.prompts={GateRule().fewest_prompts}",
+            f"quality.prompts={fewest_prompts(Quality())}",
             f"quality.prompt_tokens={2 * BLOCK_TOKENS}",
             f"quality.answer_tokens={OUTPUT_TOKENS}",
         ]
@@ -174,7 +175,7 @@ class Recorded:
         if name in self.refused:
             pytest.skip(f"this build of vLLM on this CPU: {self.refused[name]}")
         candidate = answer_file.read(self.out / name / answer_file.FILE)
-        return judge(quality_study.evidence_of(base, candidate), GateRule(prompts=CANDIDATE_PROMPTS))
+        return judge(quality_study.evidence_of(base, candidate), Quality(prompts=CANDIDATE_PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +215,7 @@ def shown(found: GateVerdict) -> str:
 def test_a_model_is_the_same_as_itself(asked: Experiment, served: Server, base: list[AnswerRecord]) -> None:
     """As soon as that can be said at all: after 432 prompts, at the margins of the configuration."""
     again = answers(asked, served.url, quality_study.candidate_questions(asked))
-    found = judge(quality_study.evidence_of(base, again), GateRule.of(asked.quality))
+    found = judge(quality_study.evidence_of(base, again), asked.quality)
     assert found.verdict == "SAME", shown(found)
 
 

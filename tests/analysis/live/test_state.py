@@ -105,8 +105,8 @@ def test_final_figures_replace_those_of_their_window_and_the_last_belief() -> No
 
 
 def test_a_run_that_begins_is_named_and_forgets_the_one_before() -> None:
-    state = after(DONE, {"event": "run", "run_id": "base", "verb": "sweep", "nodes": 4})
-    assert (state.run_id, state.verb, state.nodes, state.windows) == ("base", "sweep", 4, ())
+    state = after(DONE, {"event": "run", "run_id": "base", "verb": "sweep"})
+    assert (state.run_id, state.verb, state.windows) == ("base", "sweep", ())
 
 
 def test_the_log_is_bounded_and_its_last_line_is_the_phase() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from analysis.quality import evidence_table
 from analysis.quality.answers import PromptEvidence, Side
-from analysis.quality.gate import Gate, GateRule, GateVerdict, judge
+from analysis.quality.gate import Gate, GateVerdict, fewest_prompts, judge
 from analysis.results.json_border import from_tree, to_tree
+from conf.specs.search import Quality
 from tests.support.quality.answers import prompt, prompts
 
-RULE = GateRule()
+RULE = Quality()
 
 
 @cache
@@ -160,8 +161,8 @@ def test_the_worst_ten_are_named() -> None:
 def test_the_fewest_prompts_are_enough_when_nothing_differs(margin_broken: float) -> None:
     rule = replace(RULE, margin_broken=margin_broken)
     found = judge([prompt(one, 0.0, 0.0) for one in range(600)], rule)
-    assert found.verdict == "SAME" and found.prompts == rule.fewest_prompts
-    assert rule.fewest_prompts == (432 if margin_broken == 0.01 else 299)
+    assert found.verdict == "SAME" and found.prompts == fewest_prompts(rule)
+    assert fewest_prompts(rule) == (432 if margin_broken == 0.01 else 299)
 
 
 def test_a_gate_without_a_prompt_is_undecided() -> None:

@@ -122,7 +122,7 @@ def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_s
     prompts = [[tuple(one["prompt"]) for one in server.asked] for server in sides.servers.values()]
     assert len(prompts[0]) == 121 and len(set(prompts[0])) == 60
     assert set(prompts[1]) <= set(prompts[0])
-    rule = gate.GateRule.of(experiments(tmp_path)[0].quality)
+    rule = experiments(tmp_path)[0].quality
     for path, found in ((tmp_path / "good" / "gate", good), (broken.path, bad)):
         evidence = evidence_table.read(path / evidence_table.FILE)
         assert gate.judge(evidence, rule) == found.quality == studies.load_verdict(path).quality
