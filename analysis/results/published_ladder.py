@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ PER_USER = 10
 DISTINCT, NEARLY = 3, 0.95
 """Lengths that are named one by one, where there are no more; and the share from which one speaks for all."""
 
-ASKED = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
-"""The attributes of a level that say what is asked of it."""
+PLANNED = ("phase", "shape", "concurrency", "requests", "prompt_tokens", "image_tokens")
+"""The attributes of a level's plan that stand in its line; `published` is the paper's row, or None."""
 MEANS = ("success", "total_tok_s", "output_tok_s", "image_tok_s", "p99_s", "in_flight", "seconds")
 
 
@@ -189,25 +189,28 @@ def plateau(total_tok_s: float, before_tok_s: float | None) -> bool:
     return before_tok_s is not None and total_tok_s < GAIN * before_tok_s
 
 
-def row(
-    level: object, runs: Sequence[LevelFigures], baseline_p99_s: float, before: float | None
-) -> LadderLevel:
-    """A line of the table: a level that was `ASKED` for, and the means of all its runs with their spread."""
-    asked: dict[str, Any] = {name: getattr(level, name) for name in ASKED}
+def row(level: Any, runs: Sequence[LevelFigures], baseline_p99_s: float, before: float | None) -> LadderLevel:
+    """A line of the table: the `PLANNED` level, the means of its runs with their spread, the paper's row."""
+    plan: dict[str, Any] = {name: getattr(level, name) for name in PLANNED}
     means: dict[str, Any] = {name: float(np.mean([getattr(run, name) for run in runs])) for name in MEANS}
     hits = [run.prefix_hit for run in runs if run.prefix_hit is not None]
-    total = means["total_tok_s"]
+    total, p99_s = means["total_tok_s"], means["p99_s"]
     return LadderLevel(
-        **asked,
+        **plan,
         **means,
         total_tok_s_spread=spread([run.total_tok_s for run in runs]),
         p99_s_spread=spread([run.p99_s for run in runs]),
         prefix_hit=float(np.mean(hits)) if hits else None,
         answers=runs[0].answers,
-        status=status(means["success"], means["p99_s"], total, baseline_p99_s, before),
+        status=status(means["success"], p99_s, total, baseline_p99_s, before),
         plateau=plateau(total, before),
-        capacity=asked["requests"] >= PER_USER * asked["concurrency"],
+        capacity=plan["requests"] >= PER_USER * plan["concurrency"],
+        beside=_errors(level.published, total, p99_s) if level.published else None,
     )
+
+
+def _errors(published: PublishedLevel, total_tok_s: float, p99_s: float) -> LevelErrors:
+    return LevelErrors(published, total_tok_s / published.total_tok_s - 1, p99_s / published.p99_s - 1)
 
 
 def spread(values: Sequence[float]) -> LevelSpread | None:
@@ -216,12 +219,6 @@ def spread(values: Sequence[float]) -> LevelSpread | None:
         return None
     of = repeated(values)
     return LevelSpread(of.mean, of.variation.value)
-
-
-def compared(line: LadderLevel, published: PublishedLevel) -> LadderLevel:
-    """A line with the published one, and how far ours lies from it (shares of the published figure)."""
-    errors = line.total_tok_s / published.total_tok_s - 1, line.p99_s / published.p99_s - 1
-    return replace(line, beside=LevelErrors(published, *errors))
 
 
 def rms(lines: Sequence[LadderLevel]) -> float | None:

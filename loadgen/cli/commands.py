@@ -1,16 +1,21 @@
 """Commands that put load on a service, and the way from a verb to its command, its exit code and its errors.
 
-`verbs` measures; it is imported late, because Ray comes with it.
+`measuring` is imported late, because Ray comes with it.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
+from analysis.results import published_ladder as ladder_figures
 from analysis.results import summary
+from analysis.results.json_border import to_tree
 from analysis.results.locations import AlteredError, NewerError
-from analysis.results.runs import RunError
-from conf import ConfigError
+from analysis.results.runs import RunError, refuse_out
+from analysis.results.verdicts import Verdict
+from analysis.views import answers
+from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
 from conf.matrix import Matrix, matrix
@@ -23,49 +28,52 @@ from loadgen.cli import (
     machine,
     output,
     prediction,
-    published_benchmark,
-    quality_words,
     recommending,
+    two_sides,
+    words,
 )
 from loadgen.drive import fixed_rate, require
+from loadgen.run.jobs import OfferLoad, RequireRate
 from loadgen.search import pacing
-from loadgen.studies import comparison_words, matrix_study
+from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
+from loadgen.studies.comparison import Comparison
+from loadgen.studies.quality_study import QualityStudy
 
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
-    if (words := matrix(arguments.words)).axes:
-        return _sweep_cells(arguments, words)
+    if (grid := matrix(arguments.words)).axes:
+        return _sweep_cells(arguments, grid)
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     machine.refuse(experiment)
     is_free = not arguments.config and machine.is_free(experiment, arguments.words)
     fast = machine.fast(experiment) if is_free else experiment
+    planned = output.planned_run(experiment, pacing.swept_s(experiment), clock=fast.time_scale)
     if arguments.dry_run:
-        return output.plan(arguments, experiment, pacing.swept_s(experiment), clock=fast.time_scale)
-    from loadgen.cli import verbs
+        return output.plan(arguments, planned)
+    from loadgen.cli import measuring
 
     fast = machine.beside_neighbours(fast) if is_free else fast
-    planned = output.planned_run(experiment, pacing.swept_s(experiment), clock=fast.time_scale)
-    with output.measuring(arguments, experiment, planned=planned) as here:
-        search = verbs.sweep_on_free_clock if is_free else verbs.sweep
+    planned = replace(planned, clock=fast.time_scale)
+    with measuring.opened(arguments, experiment, planned=planned) as here:
+        search = measuring.sweep_on_free_clock if is_free else measuring.sweep
         verdict = here.ended(search(fast, here.site, here.show))
     return output.reported(verdict, arguments.json)
 
 
-def _sweep_cells(arguments: argparse.Namespace, words: Matrix) -> int:
-    cells = matrix_study.cells_of_words(
-        words, partial(config_check.experiment, arguments.verb, config=arguments.config)
-    )
+def _sweep_cells(arguments: argparse.Namespace, grid: Matrix) -> int:
+    make = partial(config_check.experiment, arguments.verb, config=arguments.config)
+    cells = matrix_study.cells_of_words(grid, make)
     machine.refuse(cells.first)
     counts = {"services": cells.deployments, "runs": len(cells.experiments)}
+    planned = output.planned_run(cells.first, cells.load_s, **counts)
     if arguments.dry_run:
         lines = [*matrix_study.cell_lines(cells), "the first one is below"]
-        return output.plan(arguments, cells.first, cells.load_s, lines, **counts)
-    from loadgen.cli import verbs
+        return output.plan(arguments, planned, lines)
+    from loadgen.cli import measuring
 
-    planned = output.planned_run(cells.first, cells.load_s, **counts)
-    with output.measuring(arguments, *cells.experiments.values(), planned=planned) as here:
-        verdict = here.ended(verbs.matrix(cells, here.site, here.show))
+    with measuring.opened(arguments, *cells.experiments.values(), planned=planned) as here:
+        verdict = here.ended(measuring.matrix(cells, here.site, here.show))
     return output.reported(verdict, arguments.json)
 
 
@@ -76,58 +84,110 @@ def probe(arguments: argparse.Namespace) -> int:
         require.refuse(experiment)
     load_s = require.seconds(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
     machine.refuse(experiment)
-    if arguments.dry_run:
-        return output.plan(arguments, experiment, load_s)
-    from loadgen.cli import verbs
-
     planned = output.planned_run(experiment, load_s)
-    with output.measuring(arguments, experiment, planned=planned) as here:
-        verdict = here.ended(verbs.probe(experiment, here.site, here.show, arguments.require))
+    if arguments.dry_run:
+        return output.plan(arguments, planned)
+    from loadgen.cli import measuring
+
+    job = RequireRate(experiment) if arguments.require else OfferLoad(experiment)
+    with measuring.opened(arguments, experiment, planned=planned) as here:
+        verdict = here.ended(measuring.new_run(job, here.site, here.show))
     return output.reported(verdict, arguments.json)
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
-    a, b = comparison_words.compared(
-        arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
-    )
+    make = partial(config_check.experiment, arguments.verb)
+    a, b = two_sides.compared(arguments.words, arguments.config, make)
     machine.refuse(a)
-    if arguments.dry_run:
-        lines = comparison_words.lines(a, b)
-        return output.plan(arguments, a, pacing.compared_s(a), lines, services=2)
-    from loadgen.cli import verbs
-
     planned = output.planned_run(a, pacing.compared_s(a), services=2)
-    with output.measuring(arguments, a, b, planned=planned) as here:
-        verdict = here.ended(verbs.compare(a, b, here.site, here.show))
+    if arguments.dry_run:
+        return output.plan(arguments, planned, two_sides.lines(a, b))
+    from loadgen.cli import measuring
+
+    with measuring.opened(arguments, a, b, planned=planned) as here:
+        verdict = here.ended(measuring.new_study(Comparison(a, b), here.site, here.show))
     return output.reported(verdict, arguments.json)
 
 
 def quality(arguments: argparse.Namespace) -> int:
     """Ask two configurations the same questions, idle or under load: same, degraded or undecided."""
-    if folders := quality_words.folders(arguments.words):
+    if folders := two_sides.answer_folders(arguments.words):
         typed.refuse_page_without_load(arguments, "these answers are on record")
-        return output.printed(quality_words.recorded(*folders), arguments.json)
-    a, b = quality_words.sides(
-        arguments.words, arguments.config, partial(config_check.experiment, arguments.verb)
-    )
+        return output.printed(two_sides.recorded_verdict(*folders), arguments.json)
+    make = partial(config_check.experiment, arguments.verb)
+    a, b = two_sides.gate_sides(arguments.words, arguments.config, make)
     machine.refuse(a)
     if arguments.dry_run:
-        return output.plan_lines(arguments, quality_words.text(a, b))
-    from loadgen.cli import verbs
+        return output.plan_lines(arguments, two_sides.gate_plan(a, b))
+    from loadgen.cli import measuring
 
-    with output.measuring(arguments, a, b) as here:
-        verdict = here.ended(verbs.quality(a, b, here.site, here.show))
+    with measuring.opened(arguments, a, b) as here:
+        verdict = here.ended(measuring.new_study(QualityStudy(a, b), here.site, here.show))
     return output.reported(verdict, arguments.json)
+
+
+def progressive(arguments: argparse.Namespace) -> int:
+    """Run the MI325X paper's benchmark: by the engine model alone, or over HTTP."""
+    first, *others = published_tables.words_by_model(arguments.words, arguments.config)
+    experiments = [_ladder_experiment(first, arguments)]
+    virtual = published_ladder.is_virtual(experiments[0])
+    if others and not virtual:
+        raise ConfigError(
+            "progressive over HTTP deploys one model: choose one, such as model=llama31_405b_fp8"
+        )
+    experiments += [_ladder_experiment(words, arguments) for words in others]
+    refuse_out(arguments.out, *output.SUFFIXES)
+    if virtual:
+        typed.refuse_page_without_load(arguments, "this clock is virtual (progressive.clock=wall loads)")
+    else:
+        machine.refuse(experiments[0])
+    if arguments.dry_run:
+        plans = [published_ladder.plan_lines(each, prediction.level_seconds(each)) for each in experiments]
+        return output.plan_lines(arguments, "\n".join(line for lines in plans for line in lines))
+    if virtual:
+        say = output.noting(arguments)
+        verdicts = [prediction.predicted_ladder(experiment, say) for experiment in experiments]
+        tree = _write_ladders(arguments, verdicts)
+        if arguments.json:
+            output.event("result", tree)
+        else:
+            terminal.tell("\n\n".join(str(answers.answer(verdict)) for verdict in verdicts))
+        return max(verdict.exit_code or 0 for verdict in verdicts)
+    from loadgen.cli import measuring
+
+    study = published_ladder.LadderStudy(experiments[0])
+    with measuring.opened(arguments) as here:
+        verdict = measuring.new_study(study, here.site, here.show)
+        if verdict.progressive:  # every level was played
+            _write_ladders(arguments, [verdict])
+        verdict = here.ended(verdict)
+    return output.reported(verdict, arguments.json)
+
+
+def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
+    """One model's experiment with the workload of its levels, of which even the longest fits."""
+    experiment = config_check.experiment(arguments.verb, words, arguments.config)
+    experiment = published_ladder.with_level_workload(experiment)
+    published_ladder.is_virtual(experiment)
+    config_check.refuse_misfit(published_ladder.longest(experiment))
+    return experiment
+
+
+def _write_ladders(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -> dict[str, object]:
+    """The answers of several models as JSON, their levels written to the file of `--out`."""
+    code = max(verdict.exit_code or 0 for verdict in verdicts)
+    tree = {"event": "result", "exit_code": code, "models": [to_tree(verdict) for verdict in verdicts]}
+    if arguments.out:
+        ladders = [(each.asked.model, each.progressive) for each in verdicts if each.progressive]
+        output.write(arguments.out, ladder_figures.rows(ladders), tree)
+    return tree
 
 
 def recipe(arguments: argparse.Namespace) -> int:
     """Record the probes from which the engine model's constants are fitted."""
-    from loadgen.cli import verbs
-    from loadgen.studies import calibration_probes
-
     calibration_probes.refuse(arguments.words)
-    experiment = typed.experiment_of(arguments.verb, arguments.words, arguments.config)
+    experiment = words.experiment_of(arguments.verb, arguments.words, arguments.config)
     guess_qps = engine_model.guess_qps(calibration_probes.check_experiment(experiment))
     study = calibration_probes.CalibrationStudy(experiment, guess_qps)
     parts = [study.part(name, {}) for name in study.names]
@@ -137,32 +197,34 @@ def recipe(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         total = calibration_probes.total_line(parts, engine_model.closed_s)
         return output.plan_lines(arguments, "\n".join([*map(calibration_probes.probe_line, parts), total]))
-    with output.measuring(arguments) as here:
-        verdict = here.ended(verbs.run_in_new_folder(study, here.site, here.show))
+    from loadgen.cli import measuring
+
+    with measuring.opened(arguments) as here:
+        verdict = here.ended(measuring.new_study(study, here.site, here.show))
     return output.reported(verdict, arguments.json)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """Recover what a killed run or study left, and continue it."""
     path = typed.folder_to_resume(arguments)
-    from loadgen.cli import verbs
+    from loadgen.cli import measuring
 
-    experiment = partial(config_check.experiment, verbs.verb(path), [])
+    load_config = partial(config_check.experiment, measuring.verb(path), [])
     if arguments.dry_run:
-        return output.plan_lines(arguments, verbs.left(path, experiment))
-    with output.measuring(arguments) as here:
-        verdict = here.ended(verbs.resume(path, experiment, here.site, here.show))
+        return output.plan_lines(arguments, measuring.left(path, load_config))
+    with measuring.opened(arguments) as here:
+        verdict = here.ended(measuring.resume(path, load_config, here.site, here.show))
     return recommending.reported(verdict, path, arguments.json)
 
 
-ACTS: dict[str, Callable[[argparse.Namespace], int]] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "probe": probe,
     "predict": prediction.predict,
     "compare": compare,
     "recommend": recommending.recommend,
     "quality": quality,
-    "progressive": published_benchmark.progressive,
+    "progressive": progressive,
     "recipe": recipe,
     "resume": resume,
 }
@@ -172,7 +234,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command of a verb; returns its exit code, with one line on stderr for what went wrong."""
     try:
         typed.refuse_idle_flags(arguments)
-        return ACTS[arguments.verb](arguments)
+        return COMMANDS[arguments.verb](arguments)
     except (ConfigError, RunError) as error:
         terminal.error(error)
         damaged = isinstance(error, AlteredError | NewerError)

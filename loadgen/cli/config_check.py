@@ -12,7 +12,7 @@ from pathlib import Path
 from conf import ConfigError, Experiment
 from conf import kernels as kernels_of
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
-from loadgen.cli.arguments import experiment_of
+from loadgen.cli.words import experiment_of
 from loadgen.prompts import text_pool
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.node import refuse_experts, refuse_small

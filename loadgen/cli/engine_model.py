@@ -1,6 +1,6 @@
 """The engine model bound to experiments: a simulated service and its figures. A composition root.
 
-`prediction` and `published_benchmark` ask it.
+`prediction` asks it.
 """
 
 from dataclasses import replace

@@ -1,56 +1,49 @@
-"""What every command ends with: a plan that is printed, or a measurement and its printed result."""
+"""What every command ends with: a plan or a result on the screen, the file of `--out`, the report."""
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
 from analysis.results import summary
 from analysis.results.json_border import to_tree
+from analysis.results.locations import REPORT
 from analysis.results.predictions import GridVerdict
 from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
+from analysis.rows import parquet
 from analysis.views import answers
 from conf import Experiment
 from conf.compose import UNKNOWN
 from conf.io import terminal
-from conf.specs.experiment import SimulatedEngine
-from loadgen.cli import config_check, dry_run, engine_model, live_view
-from loadgen.cli.live_view import LiveShow
-from loadgen.run import progress
+from conf.io.one_line import reason
+from loadgen.cli import config_check, dry_run, engine_model
 from loadgen.run.run_folder import finite
 
-if TYPE_CHECKING:
-    from loadgen.run.jobs import Site
-
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
+TABLES = (".parquet", ".csv")
+SUFFIXES = (*TABLES, ".json")
 
 
-def plan(
-    arguments: argparse.Namespace,
-    experiment: Experiment,
-    load_s: float | None,
-    lines: Sequence[str] = (),
-    **how: Any,
-) -> int:
-    """Print the plan of a dry run, after `lines` about all of its runs; `how` are fields of `PlannedRun`."""
-    planned = planned_run(experiment, load_s, **how)
+def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> dry_run.PlannedRun:
+    """The plan of a command; `how` are fields of `PlannedRun`."""
+    is_known = experiment.hardware.name != UNKNOWN
+    guess_qps = engine_model.guess_qps(experiment) if is_known else None
+    return dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=config_check.kernels(experiment), **how)
+
+
+def plan(arguments: argparse.Namespace, planned: dry_run.PlannedRun, lines: Sequence[str] = ()) -> int:
+    """Print the plan of a dry run, after `lines` about all of its runs."""
     if arguments.json:
         tree = dry_run.tree(planned)
         return _plan_as_json(tree | {"notes": [*lines, *tree["notes"]]})
     terminal.tell("\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)]))
     return summary.EXIT_OK
-
-
-def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> dry_run.PlannedRun:
-    """The plan of a command; `how` are fields of `PlannedRun`."""
-    known = experiment.hardware.name != UNKNOWN
-    guess_qps, kernels = (
-        engine_model.guess_qps(experiment) if known else None,
-        config_check.kernels(experiment),
-    )
-    return dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=kernels, **how)
 
 
 def plan_lines(arguments: argparse.Namespace, text: str) -> int:
@@ -62,67 +55,13 @@ def plan_lines(arguments: argparse.Namespace, text: str) -> int:
 
 
 def _plan_as_json(tree: Mapping[str, Any]) -> int:
-    terminal.data(json.dumps(finite({"event": "plan", **tree}), default=str))
+    event("plan", tree)
     return summary.EXIT_OK
 
 
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """A command that measures: the `site` of its runs, and `show`, which gets their events."""
-
-    site: "Site"
-    show: LiveShow
-    keeps_folder: bool
-
-    def ended(self, verdict: Measured) -> Measured:
-        """The verdict with its report's path; a failed start leaves no folder, unless it `keeps_folder`."""
-        from loadgen.run import failed_start, report_file
-
-        if not self.keeps_folder:
-            verdict = failed_start.removed(verdict)
-        verdict = report_file.announced(verdict)
-        self.show.end(verdict)
-        return verdict
-
-
-@contextmanager
-def measuring(
-    arguments: argparse.Namespace, *experiments: Experiment, planned: dry_run.PlannedRun | None = None
-) -> Iterator[Measuring]:
-    """Measure in the block, with progress and perhaps a page; Ray is imported late, for `predict` needs none.
-
-    Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`.
-    """
-    from loadgen.cli.service import service
-    from loadgen.run.jobs import Site
-
-    # A simulated engine's kernels are noted with its result.
-    real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))
-    for line in config_check.all_kernels(real):
-        noting(arguments)(line)
-    with (
-        terminal.own_stdout() as out,
-        progress.shown(arguments.json, out, arguments.quiet) as progress_show,
-        live_view.shown(arguments, progress_show) as show,
-    ):
-        if planned:
-            show("plan", text=dry_run.duration(planned))
-        site = Site(engine_model.start, service, engine_model.constants_ratio)
-        yield Measuring(site, show, keeps_folder=arguments.verb == "resume")
-
-
-def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
-    """Print a measured result and return its exit code; then write its report, for which nobody waits."""
-    code = printed(verdict, as_json)
-    write_report(verdict)
-    return code
-
-
-def write_report(verdict: RunVerdict | StudyVerdict) -> None:
-    """Write the report that the verdict announces."""
-    from loadgen.run import report_file
-
-    report_file.write(verdict)
+def event(kind: str, tree: Mapping[str, Any]) -> None:
+    """Print an event as one JSON line on stdout."""
+    terminal.data(json.dumps(finite({"event": kind, **tree}), default=str))
 
 
 def noting(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -133,8 +72,70 @@ def noting(arguments: argparse.Namespace) -> Callable[[str], None]:
 def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:
     """Print a result, a grid always as JSON, and return its exit code."""
     if as_json or isinstance(verdict, GridVerdict):
-        terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
+        event("result", to_tree(verdict))
     else:
         terminal.tell(str(answers.brief(verdict)))
     assert verdict.exit_code is not None
     return verdict.exit_code
+
+
+def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
+    """Print a measured result and return its exit code; then write its report, for which nobody waits."""
+    code = printed(verdict, as_json)
+    write_report(verdict)
+    return code
+
+
+def with_report(verdict: Measured) -> Measured:
+    """The verdict with the path of the report that `write_report` writes, if there is something to report."""
+    if not verdict.folder or (verdict.requests is not None and not verdict.requests.planned):
+        return verdict  # nothing was planned, as after a failed start: the answer says why
+    return replace(verdict, report=str(Path(verdict.folder) / REPORT))
+
+
+def write_report(verdict: RunVerdict | StudyVerdict) -> None:
+    """Write the report that `with_report` names; a line on stderr if that fails, and no other result."""
+    if not verdict.report:
+        return
+    # Pictures and templates, for which no answer waits.
+    from analysis import report
+
+    folder = Path(verdict.folder)
+    try:
+        report.write(folder)
+        return
+    except KeyboardInterrupt:
+        why = "interrupted"
+    except Exception as error:  # noqa: BLE001  what was measured must not be lost with its picture
+        why = f"{type(error).__name__}: {reason(error)}"
+    terminal.note(f"no report was written ({why}); python -m analysis report {folder} tries again")
+
+
+def write(out: Path, table: pa.Table, whole: Mapping[str, Any]) -> None:
+    """Write the file of `--out`: `table` as Parquet or CSV, or `whole` as JSON, complete or not at all.
+
+    In CSV what is unknown is empty and what is infinite `inf`; in JSON null and "inf". Raises ValueError for
+    another suffix.
+    """
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"{out}: must end in one of {', '.join(SUFFIXES)}")
+    if out.suffix == ".parquet":
+        return parquet.write(table, out)
+    part = out.with_name(out.name + ".tmp")
+    try:
+        if out.suffix == ".csv":
+            pyarrow.csv.write_csv(_without_nan(table), part, pyarrow.csv.WriteOptions(quoting_style="needed"))
+        else:
+            part.write_text(json.dumps(finite(dict(whole)), indent=1, default=str), encoding="utf-8")
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _without_nan(table: pa.Table) -> pa.Table:
+    """The table with null in place of NaN, which CSV would write as a word."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            column = table.column(index)
+            table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
+    return table

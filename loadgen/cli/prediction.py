@@ -8,17 +8,21 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children, cpu_count, get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from analysis.results import predictions
+from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import GridCell, GridVerdict, PredictionVerdict
 from analysis.results.runs import refuse_out
+from analysis.results.summary import EXIT_OK
 from analysis.views import prediction as prediction_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
@@ -27,7 +31,7 @@ from loadgen.cli import config_check, engine_model, output
 from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.uncertainty import ParallelMap
-from loadgen.run import export
+from loadgen.studies import published_ladder
 
 CHUNKS = 4
 """Chunks of work per process: with several, no process waits long for the last one."""
@@ -107,24 +111,55 @@ def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
     return pa.concat_tables(parts_of)
 
 
+def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet) -> PredictionVerdict:
+    """The MI325X paper's benchmark on the virtual clock, each run with a seed of its own."""
+    runs = []
+    for number in range(experiment.progressive.runs):
+        say(f"{experiment.model.name}: run {number + 1} of {experiment.progressive.runs}")
+        one = replace(experiment, seed=drawn_seed(experiment.seed, number))
+        runs.append(published_ladder.play(one, partial(played, one), quiet if number else say))
+    verdict = PredictionVerdict(asked=describe(experiment), exit_code=EXIT_OK)
+    return published_ladder.concluded(verdict, experiment, runs, "virtual")
+
+
+def level_seconds(experiment: Experiment) -> list[float] | None:
+    """Seconds of each level by the engine model; None for a service that is not one simulated engine."""
+    if experiment.engine.kind != "simulated" or experiment.replicas != 1:
+        return None
+    return [level.seconds for level in published_ladder.play(experiment, partial(played, experiment), quiet)]
+
+
+def played(experiment: Experiment, number: int, level: published_ladder.LevelPlan) -> pa.Table:
+    """The request rows of one level, a closed loop on one empty engine."""
+    schedule, seed = level.schedule(number, 0, 0), drawn_seed(experiment.seed, number)
+    return replay.progress_rows(schedule, engine_model.replayed(experiment, schedule, seed))
+
+
+def drawn_seed(seed: int, number: int) -> int:
+    """The seed of a run, or of a level within a run."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
 def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
     cells = matrix(arguments.words)
     cell = partial(checked, config=arguments.config, sensitivity=arguments.sensitivity)
     found = grid.experiments(cell, cells)
     are_replays = grid.are_replays(found)
-    refuse_out(arguments.out, *export.SUFFIXES)
+    refuse_out(arguments.out, *output.SUFFIXES)
     if arguments.requests and not are_replays:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
-    refuse_out(arguments.requests, *export.TABLES, flag="--requests")
+    refuse_out(arguments.requests, *output.TABLES, flag="--requests")
     if arguments.dry_run:
-        return max(output.plan(arguments, one, 0) for one in found if isinstance(one, Experiment))
+        return max(
+            output.plan(arguments, output.planned_run(one, 0)) for one in found if isinstance(one, Experiment)
+        )
     answer = answered(cells, found, arguments.sensitivity, output.noting(arguments))
     if arguments.requests:
-        export.write(arguments.requests, requests(cells, found), to_tree(answer))
+        output.write(arguments.requests, requests(cells, found), to_tree(answer))
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
-        export.write(
+        output.write(
             arguments.out, predictions.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
         )
     if isinstance(answer, GridVerdict) and not arguments.json:

@@ -4,12 +4,10 @@ The words are in `shape_words`, the order is in `analysis.recommendation`.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
@@ -30,14 +28,13 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, engine_model, machine, output, prediction
+from loadgen.cli import config_check, engine_model, machine, output, prediction, two_sides
 from loadgen.cli.shape_words import Shape, ShapeQuestion
 from loadgen.predict import grid
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
-from loadgen.run import export
-from loadgen.run.run_folder import finite
+from loadgen.run.run_folder import json_text
 from loadgen.search import pacing
-from loadgen.studies import comparison_words, matrix_study
+from loadgen.studies import matrix_study
 from loadgen.studies.matrix_study import Cells
 
 KV_FULL = 0.8
@@ -57,7 +54,7 @@ SAID_EVERY = 5
 
 def recommend(arguments: argparse.Namespace) -> int:
     """Rank the shapes of a node by the nodes that a demand needs, and say what to measure to be sure."""
-    refuse_out(arguments.out, *export.SUFFIXES)
+    refuse_out(arguments.out, *output.SUFFIXES)
     question = ShapeQuestion.of(arguments.words, arguments.config)
     peak_qps = demand_rates(question.asked.demand).peak_qps
     shapes = question.shapes(lambda words: prediction.checked(words, question.config))
@@ -68,7 +65,7 @@ def recommend(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         more = _to_measure(question, shapes) if arguments.measure else []
         lines = [*_planned(shapes, peak_qps), *more, "the first one is below"]
-        return output.plan(arguments, good[0], 0, lines)
+        return output.plan(arguments, output.planned_run(good[0], 0), lines)
     with prediction.processes() as parallel_map:
         answers = predictions(shapes, parallel_map, output.noting(arguments))
     try:
@@ -78,7 +75,7 @@ def recommend(arguments: argparse.Namespace) -> int:
         return error.exit_code
     if arguments.out:
         tree = {"event": "result", **to_tree(verdict)}
-        export.write(arguments.out, ranking.recommendation_rows(verdict), tree)
+        output.write(arguments.out, ranking.recommendation_rows(verdict), tree)
     if arguments.measure:
         return _measure(arguments, question, shapes, verdict)
     return shown(verdict, arguments.json)
@@ -87,7 +84,7 @@ def recommend(arguments: argparse.Namespace) -> int:
 def shown(verdict: RecommendationVerdict, as_json: bool) -> int:
     """Print a recommendation and return its exit code."""
     if as_json:
-        terminal.data(json.dumps(finite({"event": "result", **to_tree(verdict)}), default=str))
+        output.event("result", to_tree(verdict))
     else:
         terminal.tell(recommend_view.text(verdict))
     return verdict.exit_code
@@ -276,7 +273,7 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeas
             sides = [[f"{side}.{word}" for word in own] for side, own in zip("ab", shape_words, strict=True)]
             words, verb = [*sides[0], *sides[1], *hits], "compare"
             check = partial(config_check.experiment, "compare")
-            a, _ = comparison_words.compared([*words, *question.service], question.config, check)
+            a, _ = two_sides.compared([*words, *question.service], question.config, check)
             load_s = _load_s(a, pacing.compared_s(a))
     except ConfigError:
         return None
@@ -314,9 +311,9 @@ def _measure(
 ) -> int:
     found = cells(question, shapes, verdict)
     machine.refuse(found.first)
-    from loadgen.cli import verbs
+    from loadgen.cli import measuring
 
-    beside: dict[str, Any] = {recommended.FILE: to_tree(verdict)}
-    with output.measuring(arguments, *found.experiments.values()) as here:
-        study = here.ended(verbs.matrix(found, here.site, here.show, beside))
+    beside = {recommended.FILE: json_text(to_tree(verdict))}
+    with measuring.opened(arguments, *found.experiments.values()) as here:
+        study = here.ended(measuring.matrix(found, here.site, here.show, beside))
     return reported(study, Path(study.folder), arguments.json)

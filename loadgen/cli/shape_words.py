@@ -12,7 +12,7 @@ from conf.compose import load_recommendation
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.planning import MOST_SHAPES, Recommendation
 from conf.words import group_file, groups, key_and_value
-from loadgen.cli.arguments import PROBE_KEYS
+from loadgen.cli.words import PROBE_KEYS
 
 OWN_GROUPS = tuple(field.name for field in fields(Recommendation))
 PREDICTED = ("search.lowest_qps", "search.highest_qps")

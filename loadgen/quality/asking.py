@@ -1,4 +1,4 @@
-"""The pace of the quality gate's questions and the load beside them; sends nothing."""
+"""Asks the questions of the quality gate: prompts of real text, their pace beside a load, the requests."""
 
 import json
 import secrets
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from analysis.quality.answer_file import AnswerRecord, digest
 from analysis.quality.answers import Answer
 from conf import ConfigError, Experiment
 from conf.io.http_get import Access, AskError, ask
-from conf.specs.experiment import Workload
 from conf.specs.request_sizes import Images
 from loadgen.prompts.bodies import Prompts
 from loadgen.quality import questions
@@ -30,6 +28,44 @@ MOST_PER_S = 32.0
 MOST_IN_FLIGHT = 64
 IDLE_IN_FLIGHT = 8
 """Questions in flight at a service without other load: a small batch (our choice)."""
+THREADS = "question"
+"""The beginning of the names of the threads that ask."""
+PATH = "/v1/completions"
+BAD_REQUEST = 400
+"""The status of vLLM's own refusals, of which one says that there are fewer alternatives."""
+SALT_BYTES = 16
+Prompt = tuple[int, ...]
+"""Token ids of one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """A prompt by its number; `repeat` is 0 the first time that a side is asked it, and 1 the second."""
+
+    number: int
+    repeat: int
+    prompt: Prompt
+
+
+def gate_prompts(experiment: Experiment) -> list[Prompt]:
+    """The prompts in the order in which they are asked; the experiment's seed decides them."""
+    quality = experiment.quality
+    # Plain text as token ids, whatever the form of the workload's prompts.
+    workload = replace(experiment.workload, prompt="token_ids", conversations=None, images=Images())
+    build = Prompts(workload, "", experiment.model.vocab, experiment.seed)
+    # The tokens that name a prompt are words without a sense: the text begins after them.
+    tokens = quality.prompt_tokens + UNIQUE_TOKENS
+    bodies = (build.body(number, tokens, 1) for number in range(quality.prompts))
+    return [tuple(json.loads(body)["prompt"][UNIQUE_TOKENS:]) for body in bodies]
+
+
+def refuse_synthetic(experiment: Experiment) -> None:
+    """Raise ConfigError if a real model would get prompts of random tokens."""
+    if experiment.engine.kind != "simulated" and not experiment.workload.tokenizer:
+        raise ConfigError(
+            "quality needs prompts of real text, because divergences on random tokens mean nothing: add "
+            "workload.tokenizer=FOLDER of the model"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +106,7 @@ def longest_s(experiment: Experiment, pace: Pace) -> float | None:
     return None if pace.per_s is None else 3 * experiment.quality.prompts / pace.per_s
 
 
-Prompt = tuple[int, ...]
-"""Token ids of one prompt."""
-
-
-def gate_prompts(experiment: Experiment) -> list[Prompt]:
-    """The prompts in the order in which they are asked; the experiment's seed decides them."""
-    build, quality = (
-        Prompts(_plain(experiment.workload), "", experiment.model.vocab, experiment.seed),
-        experiment.quality,
-    )
-    # The tokens that name a prompt are words without a sense: the text begins after them.
-    tokens = quality.prompt_tokens + UNIQUE_TOKENS
-    bodies = (build.body(number, tokens, 1) for number in range(quality.prompts))
-    return [tuple(json.loads(body)["prompt"][UNIQUE_TOKENS:]) for body in bodies]
-
-
-def refuse_synthetic(experiment: Experiment) -> None:
-    """Raise ConfigError if a real model would get prompts of random tokens."""
-    if experiment.engine.kind != "simulated" and not experiment.workload.tokenizer:
-        raise ConfigError(
-            "quality needs prompts of real text, because divergences on random tokens mean nothing: add "
-            "workload.tokenizer=FOLDER of the model"
-        )
-
-
-def _plain(workload: Workload) -> Workload:
-    """The workload whose prompts are plain text as token ids."""
-    return replace(workload, prompt="token_ids", conversations=None, images=Images())
-
-
-THREADS = "question"
-"""The beginning of the names of its threads."""
-
-Question = TypeVar("Question")
-Answered = TypeVar("Answered")
-
-
-class Asking(Generic[Question, Answered]):
+class Asking:
     """Questions under way. Leaving the block asks no more, and waits for answers in flight.
 
     `ask` blocks until a question has its answer; `answered` takes both, one call at a time, and returns True
@@ -116,10 +115,10 @@ class Asking(Generic[Question, Answered]):
 
     def __init__(
         self,
-        questions: Iterable[Question],
+        questions: Iterable[AskedPrompt],
         pace: Pace,
-        ask: Callable[[Question], Answered],
-        answered: Callable[[Question, Answered], bool],
+        ask: Callable[[AskedPrompt], AnswerRecord],
+        answered: Callable[[AskedPrompt, AnswerRecord], bool],
     ) -> None:
         self._questions, self._pace, self._ask, self._answered = questions, pace, ask, answered
         self._enough = threading.Event()
@@ -127,7 +126,7 @@ class Asking(Generic[Question, Answered]):
         self._one_at_a_time = threading.Lock()
         self._threads = ThreadPoolExecutor(pace.in_flight + 1, thread_name_prefix=THREADS)
 
-    def __enter__(self) -> "Asking[Question, Answered]":
+    def __enter__(self) -> "Asking":
         self._feeding: Future[None] = self._threads.submit(self._feed)
         return self
 
@@ -156,7 +155,7 @@ class Asking(Generic[Question, Answered]):
         for one in pending:
             one.result()
 
-    def _one(self, question: Question) -> None:
+    def _one(self, question: AskedPrompt) -> None:
         try:
             answer = self._ask(question)
             with self._one_at_a_time:
@@ -167,21 +166,6 @@ class Asking(Generic[Question, Answered]):
             raise
         finally:
             self._room.release()
-
-
-PATH = "/v1/completions"
-BAD_REQUEST = 400
-"""The status of vLLM's own refusals, of which one says that there are fewer alternatives."""
-SALT_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class AskedPrompt:
-    """A prompt by its number; `repeat` is 0 the first time that a side is asked it, and 1 the second."""
-
-    number: int
-    repeat: int
-    prompt: Prompt
 
 
 @dataclass(frozen=True, slots=True)

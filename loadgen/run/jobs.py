@@ -1,4 +1,4 @@
-"""The service under load as a run is handed it, and the site that hands it out."""
+"""What a run is handed: its job, and the site with the service under load."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -67,9 +67,13 @@ class Site:
 
 
 class Job(ABC):
-    """The work of one run: `load` the service, then a `verdict` once every row is final."""
+    """The work of one run: `load` the service, then a `verdict` once every row is final.
+
+    `service` is the service under load, once it is up.
+    """
 
     verb = "sweep"
+    service: Service | None = None
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment

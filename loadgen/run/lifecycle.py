@@ -10,7 +10,6 @@ import traceback
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -35,14 +34,13 @@ from loadgen.drive.prepared_load import QueueTimeNotReported
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.target import FleetError
-from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.jobs import Job, Service, Site
 from loadgen.run.metrics_scraper import Scraper
 from loadgen.run.power_sampler import IDLE_S, PowerSampler
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import RunFolder, checksums, finite, manifest, sha256_of
+from loadgen.run.run_folder import RunFolder, checksums, finite, manifest, read_files, sha256_of
 from loadgen.run.run_hosts import RunHosts
 from loadgen.search.pacing import fitted
 from loadgen.search.window_plan import Start
@@ -55,16 +53,6 @@ STREAMS_SPARE = 2.0
 """Requests in flight at the bounds, times this, must fit into the actors' files and ports (our choice)."""
 LAST_WORDS = "deploy_failure.txt"
 """The file of a run folder that holds what a service that did not come up, or not again, wrote last."""
-
-
-def read_of(experiment: Experiment) -> dict[str, Path]:
-    """Files that decide what a run sends, by the manifest's name of their checksum."""
-    files, workload = {}, experiment.workload
-    if workload.trace:
-        files["trace_sha256"] = Path(workload.trace)
-    if workload.tokenizer:
-        files["tokenizer_sha256"] = Path(workload.tokenizer) / TOKENIZER
-    return files
 
 
 class RunLifecycle:
@@ -94,7 +82,7 @@ class RunLifecycle:
         self._manifest = manifest(folder.run_id, job.verb, experiment.seed, self._salt)
         if before:
             self._manifest["sessions_before"] = [*before.pop("sessions_before", []), before]
-        self._manifest |= {key: sha256_of(path) for key, path in read_of(experiment).items()}
+        self._manifest |= {key: sha256_of(path) for key, path in read_files(experiment).items()}
         if before:  # the sums that stand there end before what they sum up is written anew
             folder.write_json("manifest.json", self._manifest)
         folder.write_text("config.yaml", dump(experiment))
@@ -186,6 +174,7 @@ class RunLifecycle:
                 self._driver.watcher = self._watched
                 if self._past is not None:
                     self._driver.restore(self._past)
+                self._job.service = service
                 self._job.load(self._driver)
                 # Nothing may be cut: whatever still flies ends by itself, or times out.
                 drain_s = max(drain_s, self.experiment.request_timeout_s)

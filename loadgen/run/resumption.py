@@ -15,8 +15,7 @@ from conf.io.one_line import reason
 from loadgen.drive.load_feed import health_of
 from loadgen.drive.plan import Past
 from loadgen.run import run_folder
-from loadgen.run.lifecycle import read_of
-from loadgen.run.run_folder import RunFolder, sha256_of
+from loadgen.run.run_folder import RunFolder, read_files, sha256_of
 from loadgen.search.window_plan import MeasuredWindow, WindowPlan
 
 
@@ -107,7 +106,7 @@ def continued(run: Run) -> Past:
             f"a {verb} is not continued; run it again: "
             f"python -m loadgen {verb} --config {run.path}/config.yaml run=NAME{required}"
         )
-    for key, path in read_of(run.config).items():
+    for key, path in read_files(run.config).items():
         if not path.is_file() or sha256_of(path) != run.manifest.get(key):
             raise ConfigError(f"{path} is not what it was when {run.path} began; put the old file back")
     try:

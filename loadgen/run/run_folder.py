@@ -33,6 +33,7 @@ from conf.io.one_line import version
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream, lock
 from loadgen.fleet.rows import plan_table
+from loadgen.prompts.tokenizer import FILE as TOKENIZER
 from loadgen.traffic.schedule import ArrivalSchedule
 
 SCHEMA_VERSION = KNOWN
@@ -113,7 +114,7 @@ class Folder:
 
     def write_json(self, name: str, tree: Any) -> None:
         """Write a JSON file whole or not at all; see `finite` for numbers that are not."""
-        self.write_text(name, json.dumps(finite(self.cleaned(tree)), indent=2, default=str) + "\n")
+        self.write_text(name, json_text(self.cleaned(tree)))
 
     def cleaned(self, tree: Any) -> Any:
         """A tree, or a text, as it may leave this process: without the key in it."""
@@ -167,6 +168,11 @@ def _give_up_second_name(log: Path) -> None:
     """Copy a log that has another name besides, as in a copy by hard links: what is appended is ours."""
     if log.exists() and log.stat().st_nlink > 1:
         durable.write_text(log, log.read_text(errors="replace"))
+
+
+def json_text(tree: Any) -> str:
+    """The text of a JSON file."""
+    return json.dumps(finite(tree), indent=2, default=str) + "\n"
 
 
 def finite(tree: Any) -> Any:
@@ -342,6 +348,16 @@ def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
             "load_average": os.getloadavg(),
         },
     }
+
+
+def read_files(experiment: Experiment) -> dict[str, Path]:
+    """Files that decide what a run sends, by the manifest's name of their checksum."""
+    files, workload = {}, experiment.workload
+    if workload.trace:
+        files["trace_sha256"] = Path(workload.trace)
+    if workload.tokenizer:
+        files["tokenizer_sha256"] = Path(workload.tokenizer) / TOKENIZER
+    return files
 
 
 def without_credentials(word: str) -> str:

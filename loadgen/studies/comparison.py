@@ -15,28 +15,44 @@ from analysis.capacity import paired_ratio
 from analysis.capacity.paired_ratio import LEAST_PAIRS, Latencies, Pair, Ratio
 from analysis.capacity.window_counts import NS, Window, in_window, over_bound, parts_over
 from analysis.capacity.window_table import window
-from analysis.results import studies, summary
+from analysis.results import summary
 from analysis.results.runs import Run, load_run
 from analysis.results.studies import Parts, PartVerdict
 from analysis.results.verdicts import StudyVerdict
 from analysis.stats.estimate import Estimate
-from conf import Experiment, load
-from conf.compose import dump
-from conf.keys import differences
+from conf import Experiment
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
 from loadgen.run.jobs import Job, SearchCapacity
-from loadgen.run.run_folder import Folder
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior
 from loadgen.search.replay_policy import next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Stop, WindowPlan
-from loadgen.studies.study import Study, seed_of
+from loadgen.studies.study import TwoSides, seed_of
 
 KIND = "compare"
 ENDED_NS = 2**62
 """A time after the end of every request on record."""
+SHARED = ("workload", "slo", "search", "fleet")
+"""Groups that both sides must share, since B would otherwise answer another question."""
+NODES, CLOCK = "cluster.nodes or routing=per_node", "engine.time_scale"
+CHATS = "workload.conversations"
+"""Users who live on one clock: their turns cannot be scaled in time."""
+OF_BOTH = ("seed", "run", "out")
+"""Keys that a study has only once."""
+
+
+def unlike(a: Experiment, b: Experiment) -> str:
+    """The difference that keeps B from getting A's requests; empty if there is none."""
+    groups = [group for group in SHARED if getattr(a, group) != getattr(b, group)]
+    if groups:
+        return groups[0]
+    if a.workload.conversations is not None:
+        return CHATS
+    if a.cluster.nodes != b.cluster.nodes or a.streams != b.streams:
+        return NODES
+    return CLOCK if a.time_scale != b.time_scale else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +68,9 @@ class Original:
     @classmethod
     def of(cls, run: Run) -> "Original":
         """The original from the folder of A, whose sweep has ended."""
-        asked, rows = run.config, run.requests()
+        config, rows = run.config, run.requests()
         good = [(plan, place) for plan, place, valid in played(run) if valid and not place.aborted]
-        return cls.of_windows(asked.seed, _centre(run), asked.slo, good, lambda _: rows)
+        return cls.of_windows(config.seed, _centre(run), config.slo, good, lambda _: rows)
 
     @classmethod
     def of_windows(
@@ -83,50 +99,33 @@ class Original:
         return paired_ratio.pair(plan.pair, log_ratio, not place.aborted, theirs, mine)
 
 
-class Comparison(Study):
-    """B beside A in the folder `path`: A is searched, B replays its windows."""
+class Comparison(TwoSides):
+    """B beside A: A is searched, B replays its windows."""
 
     kind = verb = KIND
-
-    def __init__(self, a: Experiment, b: Experiment, path: Path) -> None:
-        super().__init__(a, ("a", "b"))
-        self._sides, self._path = {"a": a, "b": b}, path
 
     def part(self, name: str, done: Parts) -> Experiment:
         # B's engine gets a seed of its own: common are the arrivals, not the noise of a simulated engine.
         seed = self.experiment.seed if name == "a" else seed_of(self.experiment.seed, name)
-        return replace(self._sides[name], run=name, seed=seed)
+        return replace(super().part(name, done), seed=seed)
 
     def job(self, name: str, experiment: Experiment) -> Job:
-        return SearchCapacity(experiment) if name == "a" else ReplayWindows(experiment, self._path / "a")
+        return SearchCapacity(experiment) if name == "a" else ReplayWindows(experiment, self.path / "a")
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict with the ratio, from the rows of both folders; too few pairs are an open end."""
-        original = Original.of(load_run(self._path / "a"))
-        pairs = PairedReplays.of(original, load_run(self._path / "b"))
-        found = pairs.ratio
+        original = Original.of(load_run(self.path / "a"))
+        pairs = PairedReplays.of(original, load_run(self.path / "b"))
         evidence = f"{pairs.whole} of {len(original.templates)} windows of A paired"
-        changed = {
-            key: tuple(values) for key, values in differences(self._sides["a"], self._sides["b"]).items()
-        }
-        verdict = replace(verdict, differs=changed, evidence=evidence)
-        if found is None or pairs.lack:
+        verdict = replace(verdict, differs=self.differs, evidence=evidence)
+        if pairs.ratio is None or pairs.lack:
             reason = f"{pairs.lack}; raise search.budget_s"
             return replace(verdict, passed=False, exit_code=summary.EXIT_OPEN, reason=reason)
-        if found.unlike:
-            found = replace(found, estimate=unpaired(parts["a"], parts["b"]))
-        return replace(verdict, ratio=found)
-
-
-def new_study(folder: Folder, a: Experiment, b: Experiment) -> Comparison:
-    """The study in its new folder, which stores B's configuration too."""
-    folder.write_text(studies.OTHER, dump(b))
-    return Comparison(a, b, folder.path)
-
-
-def saved_study(path: Path, a: Experiment) -> Comparison:
-    """The study of an existing folder."""
-    return Comparison(a, load(base=path / studies.OTHER), path)
+        if pairs.ratio.unlike:
+            return replace(
+                verdict, ratio=replace(pairs.ratio, estimate=unpaired_ratio(parts["a"], parts["b"]))
+            )
+        return replace(verdict, ratio=pairs.ratio)
 
 
 class ReplayWindows(SearchCapacity):
@@ -134,10 +133,10 @@ class ReplayWindows(SearchCapacity):
 
     def __init__(self, experiment: Experiment, path: Path) -> None:
         super().__init__(experiment)
-        self._path = path
+        self.path = path
 
     def load(self, driver: Driver) -> None:
-        original = Original.of(load_run(self._path))
+        original = Original.of(load_run(self.path))
         driver.replan(seed=original.seed)
         self._sweep = sweep(driver, lambda driver: self.next_step(driver, original))
 
@@ -171,32 +170,28 @@ class PairedReplays:
     @property
     def lack(self) -> str:
         """The reason why there is no ratio with two ends; empty if there is one."""
-        one = self.ratio
-        if one is not None:
-            bound = one.estimate.low if one.open == "above" else one.estimate.high
-            return (
-                one.open and f"{self.whole} whole pairs say no more than that B / A is {one.open} {bound:.3g}"
-            )
+        if ratio := self.ratio:
+            bound = ratio.estimate.low if ratio.open == "above" else ratio.estimate.high
+            says = f"{self.whole} whole pairs say no more than that B / A is {ratio.open} {bound:.3g}"
+            return says if ratio.open else ""
         if self.whole < LEAST_PAIRS:
             return f"{self.whole} whole pairs of windows are too few: {LEAST_PAIRS} are needed"
         return f"in {self.whole} whole pairs of windows too few or too many requests were over a bound"
 
 
-def unpaired(a: PartVerdict, b: PartVerdict) -> Estimate:
+def unpaired_ratio(a: PartVerdict, b: PartVerdict) -> Estimate:
     """Ratio of two capacities as if they were independent, with its 95 % interval."""
-    return paired_ratio.unpaired(_figures(a), _figures(b))
+    assert a.capacity is not None and b.capacity is not None
+    return paired_ratio.unpaired(a.capacity.sampling, b.capacity.sampling)
 
 
 def played(run: Run) -> list[tuple[WindowPlan, Window, bool]]:
     """The windows of a run that has ended: plan, window, and whether it is valid."""
     assert run.verdict is not None
-    told = {
-        event["index"]: WindowPlan(**event["plan"])
-        for event in run.events()
-        if event["event"] == "window_done"
-    }
-    lines = [line for line in run.verdict.windows if line["kind"] == "window"]
-    return [(told[line["index"]], window(dict(line)), line["valid"]) for line in lines]
+    done = [event for event in run.events() if event["event"] == "window_done"]
+    plans = {event["index"]: WindowPlan(**event["plan"]) for event in done}
+    rows = [row for row in run.verdict.windows if row["kind"] == "window"]
+    return [(plans[row["index"]], window(dict(row)), row["valid"]) for row in rows]
 
 
 def latencies(rows: pa.Table, place: Window, slo: Slo, now_ns: int) -> Latencies:
@@ -216,23 +211,21 @@ def next_replay(driver: Driver, original: Original) -> WindowPlan | Stop:
     if prior(spec, start, outcomes) is None:
         return next_window(spec, start, outcomes, driver.elapsed_s())
     pairs, begin = pairs_of(driver, original), apart(driver, original)
-    found = paired_ratio.ratio(pairs, begin)
-    log_ratios = [one.log_ratio for one in pairs]
-    log_ratio = found.log_next if found else without_evidence(_replays(outcomes), log_ratios, begin)
-    return next_pair(
-        fitted(spec, start, outcomes),
-        list(original.templates.values()),
-        outcomes,
-        log_ratio,
-        driver.elapsed_s(),
-    )
+    if ratio := paired_ratio.ratio(pairs, begin):
+        log_ratio = ratio.log_next
+    else:
+        log_ratio = without_evidence(_replays(outcomes), [pair.log_ratio for pair in pairs], begin)
+    templates = list(original.templates.values())
+    return next_pair(fitted(spec, start, outcomes), templates, outcomes, log_ratio, driver.elapsed_s())
 
 
 def pairs_of(driver: Driver, original: Original) -> list[Pair]:
     """B's replays so far, each paired with its window of A."""
-    used = _replays(driver.windows.outcomes)
-    now_ns = driver.feed.target.now_ns()
-    return [original.pair(o.plan, o.counts, driver.windows.requests(o.plan.index), now_ns) for o in used]
+    now_ns, windows = driver.feed.target.now_ns(), driver.windows
+    return [
+        original.pair(window.plan, window.counts, windows.requests(window.plan.index), now_ns)
+        for window in _replays(windows.outcomes)
+    ]
 
 
 def _replays(outcomes: Sequence[MeasuredWindow]) -> list[MeasuredWindow]:
@@ -254,17 +247,11 @@ def ramp_centre(driver: Driver) -> float:
 def _template(plan: WindowPlan, place: Window) -> WindowPlan:
     """The plan with the times that the window took."""
     transition_s = (place.window_start_ns - place.start_ns) / NS
-    return replace(
-        plan, transition_s=transition_s, window_s=(place.planned_end_ns - place.window_start_ns) / NS
-    )
+    window_s = (place.planned_end_ns - place.window_start_ns) / NS
+    return replace(plan, transition_s=transition_s, window_s=window_s)
 
 
 def _centre(run: Run) -> float:
     basis = run.verdict.basis if run.verdict else None
     assert basis is not None and basis.prior is not None
     return basis.prior.centre
-
-
-def _figures(part: PartVerdict) -> Estimate:
-    assert part.capacity is not None
-    return part.capacity.sampling

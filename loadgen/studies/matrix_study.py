@@ -1,4 +1,7 @@
-"""The cells of a measured grid: their order, their experiments, and the plan as text."""
+"""A measured grid: its cells in order, and a sweep for each; later ones replay the first one's requests.
+
+`shared_service` decides which service is up, `comparison` replays.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +32,27 @@ from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.run_folder import Folder
 from loadgen.search import pacing
 from loadgen.search.window_plan import Stop, WindowPlan
-from loadgen.studies import comparison, comparison_words
-from loadgen.studies.comparison import Original, PairedReplays, ReplayWindows, next_replay
-from loadgen.studies.comparison_words import OF_BOTH
+from loadgen.studies import comparison
+from loadgen.studies.comparison import (
+    OF_BOTH,
+    Original,
+    PairedReplays,
+    ReplayWindows,
+    next_replay,
+    unpaired_ratio,
+)
 from loadgen.studies.study import Study, result, seed_of
 
+ENDS = (
+    summary.EXIT_OK,
+    summary.EXIT_INTERNAL,
+    summary.EXIT_USAGE,
+    summary.EXIT_SLO_MISSED,
+    summary.EXIT_VOID,
+    summary.EXIT_TARGET,
+    summary.EXIT_OPEN,
+)
+"""Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
 DEPLOYED = ("cluster", "hardware", "model", "engine", "layout", "routing", "target")
 """Groups that decide what is deployed; an axis of another group changes the load on the same deployment."""
 
@@ -113,6 +132,15 @@ def cells_of_experiments(places: Sequence[tuple[Mapping[str, Any], Experiment]])
     return Cells(tuple(cells[0].at), cells)
 
 
+def _checked(experiment: Experiment) -> Experiment:
+    if experiment.search.parts > 1:
+        raise ConfigError(
+            f"a cell is one sweep, not the {experiment.search.parts} of search.deployments and "
+            "search.repeats; add search.deployments=1 search.repeats=1"
+        )
+    return experiment
+
+
 def same_service(a: Experiment, b: Experiment) -> bool:
     """True if the deployment for one experiment serves the other too."""
     return all(getattr(a, group) == getattr(b, group) for group in DEPLOYED)
@@ -120,8 +148,8 @@ def same_service(a: Experiment, b: Experiment) -> bool:
 
 def unpaired(first: Experiment, other: Experiment) -> str:
     """The reason why a cell does not get the first one's requests; empty if it does."""
-    apart = comparison_words.unlike(first, other)
-    if apart == comparison_words.CHATS:
+    apart = comparison.unlike(first, other)
+    if apart == comparison.CHATS:
         return "conversations are not scaled in time, so that it has requests of its own"
     return f"{apart} differs, so that it has requests of its own" if apart else ""
 
@@ -142,76 +170,51 @@ def _line(cell: Cell, first: Experiment) -> str:
     return f"{cell.name}, {cell.words}: {does}"
 
 
-def _checked(experiment: Experiment) -> Experiment:
-    if experiment.search.parts > 1:
-        raise ConfigError(
-            f"a cell is one sweep, not the {experiment.search.parts} of search.deployments and "
-            "search.repeats; add search.deployments=1 search.repeats=1"
-        )
-    return experiment
-
-
-KIND = MATRIX
-ENDS = (
-    summary.EXIT_OK,
-    summary.EXIT_INTERNAL,
-    summary.EXIT_USAGE,
-    summary.EXIT_SLO_MISSED,
-    summary.EXIT_VOID,
-    summary.EXIT_TARGET,
-    summary.EXIT_OPEN,
-)
-"""Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
-
-
-def new_study(cells: Cells, folder: Folder) -> "MatrixStudy":
-    """The study in its new folder, in which every cell already has its folder and configuration.
-
-    Cells share the first one's arrivals; a simulated engine's noise and a cell's additional windows are its
-    own.
-    """
-    for name, experiment in cells.experiments.items():
-        seed = experiment.seed if experiment is cells.first else seed_of(experiment.seed, name)
-        (folder.path / name).mkdir()
-        one = replace(experiment, run=name, out=str(folder.typed), seed=seed)
-        folder.write_text(f"{name}/config.yaml", dump(one))
-    return MatrixStudy(cells, folder.path)
-
-
-def saved_study(path: Path) -> "MatrixStudy":
-    """The study of an existing folder."""
-    saved = studies.load_verdict(path)
-    cells = [
-        Cell(row.name, row.at, _saved(path, row.name))
-        if row.name in saved.names
-        else Cell(row.name, row.at, None, row.reason)
-        for row in saved.cells or ()
-    ]
-    return MatrixStudy(Cells(saved.axes or (), tuple(cells)), path)
-
-
 class MatrixStudy(Study):
-    """A sweep of each of the `cells` in the folder `path`."""
+    """A sweep of each of the `cells`; `beside` are further texts that its folder holds, by file name."""
 
-    kind = KIND
+    kind = MATRIX
     ends = ENDS
 
-    def __init__(self, cells: Cells, path: Path) -> None:
+    def __init__(self, cells: Cells, beside: Mapping[str, str] | None = None) -> None:
         super().__init__(cells.first, tuple(cells.experiments))
-        self.cells, self._path = cells, path
+        self.cells, self._beside = cells, beside or {}
+
+    @classmethod
+    def saved(cls, path: Path) -> "MatrixStudy":
+        """The study of an existing folder."""
+        verdict = studies.load_verdict(path)
+        cells = [
+            Cell(row.name, row.at, _saved(path, row.name))
+            if row.name in verdict.names
+            else Cell(row.name, row.at, None, row.reason)
+            for row in verdict.cells or ()
+        ]
+        return cls(Cells(verdict.axes or (), tuple(cells)))
+
+    def files(self, folder: Folder) -> Mapping[str, str]:
+        """The configuration of every cell, in the cell's folder from the beginning, for `resume`."""
+        parts = {name: self._part(name, str(folder.typed)) for name in self.names}
+        return {**self._beside, **{f"{name}/config.yaml": dump(part) for name, part in parts.items()}}
+
+    def _part(self, name: str, out: str) -> Experiment:
+        # Cells share the first one's arrivals; a simulated engine's noise and more windows are a cell's own.
+        experiment = self.cells.experiments[name]
+        seed = experiment.seed if experiment is self.cells.first else seed_of(experiment.seed, name)
+        return replace(experiment, run=name, out=out, seed=seed)
 
     def part(self, name: str, done: Parts) -> Experiment:
-        return _saved(self._path, name)
+        return _saved(self.path, name)
 
     def job(self, name: str, experiment: Experiment) -> Job:
         """Replay the reference's requests if possible, else search alone."""
-        first = reference(_ended(self._path, self.names))
-        if first is None or unpaired(_saved(self._path, first), experiment):
+        first = reference(_ended(self.path, self.names))
+        if first is None or unpaired(_saved(self.path, first), experiment):
             return SearchCapacity(experiment)
-        return ReplayReference(experiment, self._path / first)
+        return ReplayReference(experiment, self.path / first)
 
     def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        return replace(verdict, axes=self.cells.axes, cells=matrix_rows(self.cells, self._path, parts))
+        return replace(verdict, axes=self.cells.axes, cells=matrix_rows(self.cells, self.path, parts))
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """As of a grid that is predicted, the exit code is the highest of the cells."""
@@ -244,7 +247,7 @@ class ReplayReference(ReplayWindows):
         return focus(driver)
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return replace(super().verdict(driver), replays=self._path.name)
+        return replace(super().verdict(driver), replays=self.path.name)
 
 
 def reference(parts: Parts) -> str | None:
@@ -271,15 +274,13 @@ def matrix_rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...
 
 def ratios(path: Path, first: str, verdicts: Parts) -> dict[str, CellRatio]:
     """The known capacities over that of the first, with 95 % intervals, paired if a cell had its requests."""
-    replayed = [
-        name for name, one in verdicts.items() if isinstance(one, RunVerdict) and one.replays == first
-    ]
+    replayed = [name for name, each in verdicts.items() if getattr(each, "replays", "") == first]
     original = Original.of(load_run(path / first)) if replayed else None
     ratios_by_name = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
     for name, one in verdicts.items():
         if one.exit_code != summary.EXIT_OK or name == first:
             continue
-        alone = comparison.unpaired(verdicts[first], one)
+        alone = unpaired_ratio(verdicts[first], one)
         if original is None or name not in replayed:
             why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
             ratios_by_name[name] = CellRatio(alone, UNPAIRED, why)
@@ -290,12 +291,12 @@ def ratios(path: Path, first: str, verdicts: Parts) -> dict[str, CellRatio]:
 
 def cell_ratio(paired: PairedReplays, alone: Estimate) -> CellRatio:
     """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
-    one = paired.ratio
-    if one is None or paired.lack:
+    ratio = paired.ratio
+    if ratio is None or paired.lack:
         return CellRatio(alone, UNPAIRED, paired.lack)
-    if one.unlike:
+    if ratio.unlike:
         return CellRatio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
-    return CellRatio(one.estimate, PAIRED, pairs=paired.whole)
+    return CellRatio(ratio.estimate, PAIRED, pairs=paired.whole)
 
 
 def _ended(path: Path, names: Sequence[str]) -> dict[str, PartVerdict]:

@@ -1,28 +1,25 @@
-"""The MI325X paper's benchmark: its five phases as levels of a closed loop.
+"""The MI325X paper's benchmark: its five phases as levels of a closed loop, played virtually or over HTTP.
 
-The counts of scaling and saturation are those that the paper's figures imply (docs/engine_checks.md). Of the
-other phases only the purpose is published (docs.vultr.com, the Inference Cookbook's Benchmarking Guide: a
-single request; p99 at concurrency 1; long context, long output, several images), so their counts and lengths
-are our choice."""
+The paper's figures imply the counts of scaling and saturation (docs/engine_checks.md). Of the other phases
+only the purpose is published (docs.vultr.com, Inference Cookbook, Benchmarking Guide), so that their counts
+and lengths are our choice.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.results import published_ladder as judged
 from analysis.results import summary
-from analysis.results.asked import describe
-from analysis.results.json_border import to_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import LadderFigures, LadderLevel, LevelFigures, PublishedLevel
 from analysis.results.studies import Parts
-from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
+from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, kernels
 from conf.specs.experiment import Lengths, Workload
 from conf.specs.request_sizes import MOST_IMAGES, Images, tokens_of
@@ -30,14 +27,13 @@ from conf.specs.search import Progressive
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import refuse_failing, warm_up
-from loadgen.run import export, verdicts
+from loadgen.run import verdicts
 from loadgen.run.jobs import Job
 from loadgen.studies import published_tables
 from loadgen.studies.published_tables import (
     SATURATION,
     SCALING,
     PublishedModel,
-    PublishedRow,
     RequestShape,
     model_of,
     published_model_of,
@@ -46,6 +42,7 @@ from loadgen.studies.study import Study, seed_of
 from loadgen.traffic.lengths import Ints
 from loadgen.traffic.schedule import PHASES, ArrivalSchedule
 
+KIND = "progressive"
 WARM_UP, BASELINE, STRESS = "warm-up", "baseline", "stress"
 FEW, SINGLE = 3, 10
 """Requests of warm-up and baseline, one at a time (our choice)."""
@@ -62,6 +59,10 @@ NOMINAL_PROMPT, NOMINAL_TEXT, NOMINAL_LIMIT = 500, 100, 200
 """Tokens of a text prompt, of the text beside an image, and of answers (tables 10 and 14 to 17)."""
 TEXT_SATURATION_LIMIT = 100
 """Tokens of answers to text in saturation (table 22)."""
+ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
+"""Exit codes of a run after which the next one begins: its figures stand, with their cautions."""
+
+Verdict = TypeVar("Verdict", PredictionVerdict, RunVerdict, StudyVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class LevelPlan:
     image_tokens: int = 0
     shape: str = ""
     same: bool = True
-    published: PublishedRow | None = None
+    published: PublishedLevel | None = None
 
     @property
     def requests(self) -> int:
@@ -109,11 +110,13 @@ class LevelPlan:
         )
 
 
-def asked_shape(experiment: Experiment) -> RequestShape:
+def request_shape(experiment: Experiment) -> RequestShape:
     """The lengths of requests: the workload's, those of the paper's model, or nominal ones."""
-    model = experiment.model
+    model, workload = experiment.model, experiment.workload
     if experiment.progressive.lengths == "workload":
-        return _shaped(experiment.workload)
+        answer, images = workload.output_tokens.mean, round(workload.images.mean_tokens)
+        limits = {SCALING: answer, SATURATION: answer}
+        return RequestShape(prompt=workload.input_tokens.mean + images, limits=limits, image_tokens=images)
     if published := model_of(experiment):
         return published
     if model.image_token_px:
@@ -124,88 +127,67 @@ def asked_shape(experiment: Experiment) -> RequestShape:
     return RequestShape(prompt=NOMINAL_PROMPT, limits=limits)
 
 
-def _shaped(workload: Workload) -> RequestShape:
-    answer, images = workload.output_tokens.mean, round(workload.images.mean_tokens)
-    limits = {SCALING: answer, SATURATION: answer}
-    return RequestShape(prompt=workload.input_tokens.mean + images, limits=limits, image_tokens=images)
-
-
 def levels(experiment: Experiment) -> list[LevelPlan]:
     """All levels in order."""
-    return list(_levels(experiment.progressive, asked_shape(experiment), published_model_of(experiment)))
+    return list(_levels(experiment.progressive, request_shape(experiment), published_model_of(experiment)))
 
 
 def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None) -> Iterator[LevelPlan]:
-    known = published_tables.played(shape) if isinstance(shape, PublishedModel) else []
-    rows = {(row.burst, row.concurrency): row for row in known}
+    played = published_tables.played(shape) if isinstance(shape, PublishedModel) else []
+    rows = {(row.phase, row.concurrency): row for row in played}
     usual, burst_limit = shape.limits[SCALING], shape.limits[SATURATION]
-    short = min(BASELINE_LIMIT, usual)
-    one = LevelPlan(
-        "", 1, shape.prompt, _mixed(shape, 1, usual), shape.image_tokens, same=it.prompts == "same"
-    )
+    short, images = min(BASELINE_LIMIT, usual), shape.image_tokens
+    mixed = partial(published_tables.mixed_answers, shape)
+    one = LevelPlan("", 1, shape.prompt, mixed(1, usual), images, same=it.prompts == "same")
     level = partial(replace, one)
 
     def loaded(phase: str, concurrency: int, limit: int) -> LevelPlan:
-        row = rows.get((phase == SATURATION, concurrency))
-        count = _counted(it, concurrency, burst=phase == SATURATION)
-        answers = published_tables.outputs(shape, row, count) if row else _mixed(shape, count, limit)
-        beside = row if subject else None
+        row, count = rows.get((phase, concurrency)), it.requests_per_user * concurrency
+        count = count or _times(it, published_tables.requests(concurrency, burst=phase == SATURATION))
+        answers = published_tables.outputs(shape, row, count) if row else mixed(count, limit)
+        beside = subject.level(row) if subject and row else None
         return level(phase=phase, concurrency=concurrency, answers=answers, published=beside)
 
-    yield level(phase=WARM_UP, answers=_mixed(shape, _times(it, FEW), short))
-    yield level(phase=BASELINE, answers=_mixed(shape, _times(it, SINGLE), short))
-    for concurrency in [c for burst, c in rows if not burst] or SCALED:
+    yield level(phase=WARM_UP, answers=mixed(_times(it, FEW), short))
+    yield level(phase=BASELINE, answers=mixed(_times(it, SINGLE), short))
+    for concurrency in [c for phase, c in rows if phase == SCALING] or SCALED:
         yield loaded(SCALING, concurrency, usual)
     few = _times(it, published_tables.requests(STRESSED, burst=False))
-    stressed = partial(level, phase=STRESS, concurrency=STRESSED, answers=_mixed(shape, few, usual))
+    stressed = partial(level, phase=STRESS, concurrency=STRESSED, answers=mixed(few, usual))
     yield stressed(shape="long context", prompt_tokens=max(LONG_PROMPT, shape.prompt))
-    yield stressed(shape="long output", answers=_mixed(shape, few, max(LONG_ANSWER, usual)))
-    if shape.image_tokens:
-        more = (MOST_IMAGES - 1) * shape.image_tokens
-        prompt, images = shape.prompt + more, shape.image_tokens + more
-        yield stressed(shape=f"{MOST_IMAGES} images", prompt_tokens=prompt, image_tokens=images)
+    yield stressed(shape="long output", answers=mixed(few, max(LONG_ANSWER, usual)))
+    if images:
+        more = (MOST_IMAGES - 1) * images
+        yield stressed(
+            shape=f"{MOST_IMAGES} images", prompt_tokens=shape.prompt + more, image_tokens=images + more
+        )
     for concurrency in SATURATED:
         yield loaded(SATURATION, concurrency, burst_limit)
-
-
-def _mixed(shape: RequestShape, count: int, limit: int) -> Ints:
-    """Answers to the limit in the model's own share; the others end at once."""
-    mean = shape.whole * limit + (1 - shape.whole) * published_tables.EARLY_TOKENS
-    return published_tables.spread(count, limit, mean, shape.whole)
 
 
 def _times(it: Progressive, count: int) -> int:
     return max(1, math.ceil(it.multiplier * count))
 
 
-def _counted(it: Progressive, concurrency: int, *, burst: bool) -> int:
-    if it.requests_per_user:
-        return it.requests_per_user * concurrency
-    return _times(it, published_tables.requests(concurrency, burst))
-
-
 def workload(experiment: Experiment) -> Workload:
     """The workload of the bodies of all levels; each level has its own lengths."""
-    shape, old = asked_shape(experiment), experiment.workload
+    shape, old = request_shape(experiment), experiment.workload
     if experiment.progressive.lengths == "workload":
         return old
     text = Lengths(shape.prompt - shape.image_tokens), Lengths(shape.limits[SCALING])
     if not shape.image_tokens:
         return Workload("progressive", *text, old.prompt, tokenizer=old.tokenizer)
-    side = Images().width_px, Images().height_px
-    same = experiment.progressive.prompts == "same"
-    images = Images(1, 1, *side, not same, shape.image_tokens)
+    size = Images().width_px, Images().height_px
+    images = Images(1, 1, *size, experiment.progressive.prompts != "same", shape.image_tokens)
     return Workload("progressive", *text, "chat", images=images, tokenizer=old.tokenizer)
 
 
 def with_level_workload(experiment: Experiment) -> Experiment:
     """The experiment with the workload of its levels. Raises ConfigError for settings without effect."""
-    it, workload_asked = experiment.progressive, experiment.workload
-    if it.lengths == "workload" and {workload_asked.input_tokens.kind, workload_asked.output_tokens.kind} != {
-        "fixed"
-    }:
+    own, lengths = experiment.workload, experiment.progressive.lengths
+    if lengths == "workload" and {own.input_tokens.kind, own.output_tokens.kind} != {"fixed"}:
         raise ConfigError("progressive.lengths=workload needs fixed lengths; choose another workload")
-    if workload_asked.has_sessions or experiment.streams:
+    if own.has_sessions or experiment.streams:
         raise ConfigError(
             "progressive is one closed loop without sessions; choose another workload or routing"
         )
@@ -222,8 +204,7 @@ def with_level_workload(experiment: Experiment) -> Experiment:
 def longest(experiment: Experiment) -> Experiment:
     """The experiment with the longest request of any level as its workload, to check that it fits."""
     most = max(level.prompt_tokens + int(level.answers.max()) for level in levels(experiment))
-    lengths = Lengths(most - 1), Lengths(1)
-    return replace(experiment, workload=Workload("longest", *lengths))
+    return replace(experiment, workload=Workload("longest", Lengths(most - 1), Lengths(1)))
 
 
 def is_virtual(experiment: Experiment) -> bool:
@@ -240,173 +221,23 @@ def is_virtual(experiment: Experiment) -> bool:
     return virtual
 
 
-def drawn_seed(seed: int, number: int) -> int:
-    """The seed of a run, or of a level within a run."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+def play(
+    experiment: Experiment, play_level: Callable[[int, LevelPlan], pa.Table], say: Callable[[str], None]
+) -> list[LevelFigures]:
+    """The figures of one run: every level in order, with a progress line for each.
 
-
-Play = Callable[[int, LevelPlan], pa.Table]
-"""Plays a level of a number, and returns the rows of all its requests."""
-Say = Callable[[str], None]
-
-
-def play_levels(levels_to_play: Sequence[LevelPlan], play: Play, say: Say) -> list[LevelFigures]:
-    """The figures of one run: every level played in order, with a progress line for each."""
+    `play_level` plays the level of a number, and returns the rows of all its requests.
+    """
     figures_by_level = []
-    for number, level in enumerate(levels_to_play):
-        figures_by_level.append(judged.figures(play(number, level)))
-        say(progress_line(level, figures_by_level[-1]))
+    for number, level in enumerate(levels(experiment)):
+        seen = judged.figures(play_level(number, level))
+        shape = f" ({level.shape})" if level.shape else ""
+        say(
+            f"{level.phase}{shape}, C = {level.concurrency}: {seen.requests} requests in "
+            f"{seen.seconds:.1f} s, {seen.total_tok_s:.0f} tok/s, p99 {seen.p99_s:.2f} s"
+        )
+        figures_by_level.append(seen)
     return figures_by_level
-
-
-def progress_line(level: LevelPlan, at: LevelFigures) -> str:
-    """One played level as a progress line."""
-    shape = f" ({level.shape})" if level.shape else ""
-    return (
-        f"{level.phase}{shape}, C = {level.concurrency}: {at.requests} requests in {at.seconds:.1f} s, "
-        f"{at.total_tok_s:.0f} tok/s, p99 {at.p99_s:.2f} s"
-    )
-
-
-def level_table(
-    plans: Sequence[LevelPlan], runs: Sequence[Sequence[LevelFigures]], subject: PublishedModel | None
-) -> list[LadderLevel]:
-    """The table of all runs; each level is compared with the previous one of its phase."""
-    baseline = next(i for i, level in enumerate(plans) if level.phase == BASELINE)
-    baseline_p99_s = float(np.mean([run[baseline].p99_s for run in runs]))
-    out: list[LadderLevel] = []
-    for number, level in enumerate(plans):
-        follows = bool(out) and out[-1].phase == level.phase and level.phase != STRESS
-        before = out[-1].total_tok_s if follows else None
-        line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
-        if (row := level.published) and subject:
-            left_out = subject.left_out.get((row.table, row.concurrency), "")
-            figures = row.total_tok_s, row.output_tok_s, row.p99_s
-            line = judged.compared(line, PublishedLevel(row.table, *figures, row.status, left_out))
-        out.append(line)
-    return out
-
-
-def figures(
-    experiment: Experiment,
-    runs: Sequence[Sequence[LevelFigures]],
-    clock: str,
-    void: Mapping[int, str] | None = None,
-) -> LadderFigures:
-    """The figures of all runs; `void` maps void levels to their reasons."""
-    it, subject, void = experiment.progressive, published_model_of(experiment), void or {}
-    played = level_table(levels(experiment), runs, subject)
-    lines = tuple(replace(line, void=void.get(number, "")) for number, line in enumerate(played))
-    fit = judged.rms(lines) if it.as_published and not void else None
-    return LadderFigures(
-        profile=it.profile,
-        requests_per_user=it.requests_per_user,
-        prompts=it.prompts,
-        lengths=it.lengths,
-        runs=len(runs),
-        clock=clock,
-        as_published=it.as_published,
-        caution="; ".join(filter(None, [_caution(experiment), *kernels.kernel_lines(experiment)])),
-        how=description(it, len(runs), clock),
-        levels=lines,
-        figures=tuple(map(tuple, runs)),
-        rms=fit,
-        fit_rms=subject.fit_rms if subject and fit is not None else None,
-        source=published_tables.SOURCE,
-    )
-
-
-def predicted(experiment: Experiment, runs: Sequence[Sequence[LevelFigures]]) -> PredictionVerdict:
-    """The verdict of runs on the virtual clock."""
-    return PredictionVerdict(
-        asked=describe(experiment), **verdict_fields(figures(experiment, runs, "virtual"), {})
-    )
-
-
-def _caution(experiment: Experiment) -> str:
-    """The reason why no published rows stand beside a model, or why its constants need one prompt."""
-    own = model_of(experiment)
-    if own and experiment.progressive.lengths == "workload":
-        return "the lengths are the workload's, not the paper's; nothing stands beside these"
-    if own and not published_model_of(experiment):
-        return f"the paper's rows are of MI325X, {' and '.join(own.words[:2])}; nothing stands beside these"
-    spread = experiment.model.step_time.expert_spread
-    if experiment.progressive.prompts == "same" or experiment.engine.kind != "simulated" or spread.value == 1:
-        return ""
-    return (
-        f"unique prompts choose their experts independently, but expert_spread is {spread.value:g}, fitted "
-        "to one prompt: set model.step_time.expert_spread.value=1"
-    )
-
-
-def verdict_fields(ladder: LadderFigures, void: Mapping[int, str]) -> dict[str, Any]:
-    """The fields of a verdict that the ladder decides: the ladder itself, the exit code and its reason."""
-    code, reason = _exit(ladder.levels, void)
-    passed = code == summary.EXIT_OK
-    return {"progressive": ladder, "valid": not void, "passed": passed, "exit_code": code, "reason": reason}
-
-
-def _exit(lines: Sequence[LadderLevel], void: Mapping[int, str]) -> tuple[int, str]:
-    if void:
-        first = next(iter(void.values()))
-        return summary.EXIT_VOID, f"{len(void)} of {len(lines)} levels are void, the first for {first}"
-    failing = sum(line.status == "FAILING" for line in lines)
-    if failing:
-        return (
-            summary.EXIT_SLO_MISSED,
-            f"{failing} levels are FAILING: under 95 % of their requests succeeded",
-        )
-    return summary.EXIT_OK, ""
-
-
-def description(it: Progressive, runs: int, clock: str) -> str:
-    """The benchmark's settings in one line."""
-    if it.requests_per_user:
-        counts = f"{it.requests_per_user} requests for each one in flight"
-    else:
-        counts = f"the paper's request counts{'' if it.profile == 'default' else f' x {it.multiplier:g}'}"
-    prompts = "one prompt for all requests" if it.prompts == "same" else "unique prompts"
-    return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
-
-
-def models_tree(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The answers of several models as JSON, with the highest of their exit codes."""
-    code = max(one.exit_code or 0 for one in verdicts)
-    return {"event": "result", "exit_code": code, "models": [to_tree(one) for one in verdicts]}
-
-
-def write(out: Path | None, verdicts: Sequence[Verdict]) -> None:
-    """Write the levels of several models to `out`, in the format of its suffix, if it is given."""
-    if out is not None:
-        export.write(
-            out,
-            judged.rows([(one.asked.model, one.progressive) for one in verdicts if one.progressive]),
-            models_tree(verdicts),
-        )
-
-
-def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
-    """The plan, a line for each level; `seconds` are the engine model's times of the levels."""
-    plans, it = levels(experiment), experiment.progressive
-    clock = "virtual" if is_virtual(experiment) else "wall"
-    out = [f"# {experiment.model.name}: {description(it, it.runs, clock)}"]
-    out += [f"# {line}" for line in kernels.kernel_lines(experiment)]
-    for number, level in enumerate(plans):
-        images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
-        shape = f" {level.shape}:" if level.shape else ""
-        took = f", {seconds[number]:.0f} s" if seconds else ""
-        out.append(
-            f"# {level.phase}:{shape} {level.requests} requests, {level.in_flight} in flight (C = "
-            f"{level.concurrency}), {level.prompt_tokens}{images} + {level.answers.mean():.5g} tokens{took}"
-        )
-    total = sum(level.requests for level in plans)
-    lasts = f", {sum(seconds):.0f} s by the engine model" if seconds else ", as long as the service takes"
-    return [*out, f"# {total} requests a run{lasts}; {it.runs} run(s)"]
-
-
-KIND = "progressive"
-ENDS = (summary.EXIT_OK, summary.EXIT_SLO_MISSED, summary.EXIT_VOID)
-"""Exit codes of a run after which the next one begins: its figures stand, with their cautions."""
 
 
 class LadderStudy(Study):
@@ -432,14 +263,9 @@ class LadderStudy(Study):
         void: dict[int, str] = {}
         for each in played:
             void = {number: line.void for number, line in enumerate(each.levels) if line.void} | void
-        ladder = figures(self.experiment, [each.figures[0] for each in played], "wall", void)
-        return replace(
-            verdict,
-            windows=(),
-            evidence=f"{len(played)} runs, each of a service deployed anew",
-            remedy="",
-            **verdict_fields(ladder, void),
-        )
+        evidence = f"{len(played)} runs, each of a service deployed anew"
+        verdict = replace(verdict, windows=(), evidence=evidence, remedy="")
+        return concluded(verdict, self.experiment, [each.figures[0] for each in played], "wall", void)
 
 
 class PlayLadder(Job):
@@ -450,21 +276,19 @@ class PlayLadder(Job):
     def load(self, driver: Driver) -> None:
         driver.replan(warmup_requests=0)
         warm_up(driver)
-        play = partial(_play, driver)
-        play_levels(levels(self.experiment), play, lambda line: driver.emit("level", text=line))
+        play(self.experiment, partial(_offered, driver), lambda line: driver.emit("level", text=line))
         driver.drain()
 
     def verdict(self, driver: Driver) -> RunVerdict:
         windows = driver.windows
         seen = [judged.figures(windows.ledger.rows(number)) for number in range(len(windows.outcomes))]
-        judged_windows = [(window.index, window.verdict) for window in windows.outcomes]
-        void = {number: verdict.reason for number, verdict in judged_windows if not verdict.valid}
-        ladder = figures(self.experiment, [seen], "wall", void)
-        seen_levels = replace(verdicts.levels_verdict(self.experiment, driver), clock="wall")
-        return replace(seen_levels, **verdict_fields(ladder, void))
+        judgements = [(window.index, window.verdict) for window in windows.outcomes]
+        void = {number: verdict.reason for number, verdict in judgements if not verdict.valid}
+        verdict = replace(verdicts.levels_verdict(self.experiment, driver), clock="wall")
+        return concluded(verdict, self.experiment, [seen], "wall", void)
 
 
-def _play(driver: Driver, number: int, level: LevelPlan) -> pa.Table:
+def _offered(driver: Driver, number: int, level: LevelPlan) -> pa.Table:
     start_ns = driver.feed.next_start_ns()
     schedule = level.schedule(number, start_ns, driver.feed.next_seq)
     why = f"{level.phase}, C = {level.concurrency}"
@@ -473,3 +297,105 @@ def _play(driver: Driver, number: int, level: LevelPlan) -> pa.Table:
     if level.phase == WARM_UP:
         refuse_failing(rows)
     return rows
+
+
+def concluded(
+    verdict: Verdict,
+    experiment: Experiment,
+    runs: Sequence[Sequence[LevelFigures]],
+    clock: str,
+    void: Mapping[int, str] | None = None,
+) -> Verdict:
+    """The verdict with the ladder of all runs; `void` maps void levels to their reasons."""
+    ladder, void = figures(experiment, runs, clock, void), void or {}
+    failing = sum(line.status == "FAILING" for line in ladder.levels)
+    code, reason = summary.EXIT_OK, ""
+    if void:
+        first = next(iter(void.values()))
+        code = summary.EXIT_VOID
+        reason = f"{len(void)} of {len(ladder.levels)} levels are void, the first for {first}"
+    elif failing:
+        code = summary.EXIT_SLO_MISSED
+        reason = f"{failing} levels are FAILING: under 95 % of their requests succeeded"
+    passed = code == summary.EXIT_OK
+    return replace(verdict, progressive=ladder, valid=not void, passed=passed, exit_code=code, reason=reason)
+
+
+def figures(
+    experiment: Experiment,
+    runs: Sequence[Sequence[LevelFigures]],
+    clock: str,
+    void: Mapping[int, str] | None = None,
+) -> LadderFigures:
+    """The figures of all runs; each level is compared with the previous one of its phase."""
+    it, subject, plans = experiment.progressive, published_model_of(experiment), levels(experiment)
+    number = next(number for number, level in enumerate(plans) if level.phase == BASELINE)
+    baseline_p99_s = float(np.mean([run[number].p99_s for run in runs]))
+    lines: list[LadderLevel] = []
+    for number, level in enumerate(plans):
+        follows = bool(lines) and lines[-1].phase == level.phase and level.phase != STRESS
+        before = lines[-1].total_tok_s if follows else None
+        line = judged.row(level, [run[number] for run in runs], baseline_p99_s, before)
+        lines.append(replace(line, void=(void or {}).get(number, "")))
+    fit = judged.rms(lines) if it.as_published and not void else None
+    return LadderFigures(
+        profile=it.profile,
+        requests_per_user=it.requests_per_user,
+        prompts=it.prompts,
+        lengths=it.lengths,
+        runs=len(runs),
+        clock=clock,
+        as_published=it.as_published,
+        caution="; ".join(filter(None, [_caution(experiment), *kernels.kernel_lines(experiment)])),
+        how=_settings(it, len(runs), clock),
+        levels=tuple(lines),
+        figures=tuple(map(tuple, runs)),
+        rms=fit,
+        fit_rms=subject.fit_rms if subject and fit is not None else None,
+        source=published_tables.SOURCE,
+    )
+
+
+def _caution(experiment: Experiment) -> str:
+    """The reason why no published rows stand beside a model, or why its constants need one prompt."""
+    own = model_of(experiment)
+    if own and experiment.progressive.lengths == "workload":
+        return "the lengths are the workload's, not the paper's; nothing stands beside these"
+    if own and not published_model_of(experiment):
+        return f"the paper's rows are of MI325X, {' and '.join(own.words[:2])}; nothing stands beside these"
+    spread = experiment.model.step_time.expert_spread
+    if experiment.progressive.prompts == "same" or experiment.engine.kind != "simulated" or spread.value == 1:
+        return ""
+    return (
+        f"unique prompts choose their experts independently, but expert_spread is {spread.value:g}, fitted "
+        "to one prompt: set model.step_time.expert_spread.value=1"
+    )
+
+
+def _settings(it: Progressive, runs: int, clock: str) -> str:
+    """The benchmark's settings in one line."""
+    if it.requests_per_user:
+        counts = f"{it.requests_per_user} requests for each one in flight"
+    else:
+        counts = f"the paper's request counts{'' if it.profile == 'default' else f' x {it.multiplier:g}'}"
+    prompts = "one prompt for all requests" if it.prompts == "same" else "unique prompts"
+    return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
+
+
+def plan_lines(experiment: Experiment, seconds: Sequence[float] | None) -> list[str]:
+    """The plan, a line for each level; `seconds` are the engine model's times of the levels."""
+    plans, it = levels(experiment), experiment.progressive
+    clock = "virtual" if is_virtual(experiment) else "wall"
+    lines = [f"# {experiment.model.name}: {_settings(it, it.runs, clock)}"]
+    lines += [f"# {line}" for line in kernels.kernel_lines(experiment)]
+    for number, level in enumerate(plans):
+        images = f" ({level.image_tokens} of them image)" if level.image_tokens else ""
+        shape = f" {level.shape}:" if level.shape else ""
+        took = f", {seconds[number]:.0f} s" if seconds else ""
+        lines.append(
+            f"# {level.phase}:{shape} {level.requests} requests, {level.in_flight} in flight (C = "
+            f"{level.concurrency}), {level.prompt_tokens}{images} + {level.answers.mean():.5g} tokens{took}"
+        )
+    total = sum(level.requests for level in plans)
+    lasts = f", {sum(seconds):.0f} s by the engine model" if seconds else ", as long as the service takes"
+    return [*lines, f"# {total} requests a run{lasts}; {it.runs} run(s)"]

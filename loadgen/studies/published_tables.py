@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from analysis.results.published_ladder import PublishedLevel
 from conf import Experiment, load
 from conf.specs.experiment import Hardware, Layout, Model
 from loadgen.traffic.lengths import Ints
@@ -55,6 +55,11 @@ class PublishedModel(RequestShape):
     words: tuple[str, ...]
     fit_rms: float
     left_out: Mapping[tuple[str, int], str] = field(default_factory=dict)
+
+    def level(self, row: "PublishedRow") -> PublishedLevel:
+        """A row of this model as it stands beside our level."""
+        left_out = self.left_out.get((row.table, row.concurrency), "")
+        return PublishedLevel(row.table, row.total_tok_s, row.output_tok_s, row.p99_s, row.status, left_out)
 
 
 _ONCE = "its answers have 100 tokens, the others' 199"
@@ -136,13 +141,12 @@ def published_rows(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
     rows: dict[str, list[PublishedRow]] = {}
     with path.open() as file:
         for line in csv.DictReader(line for line in file if not line.startswith("#")):
-            output = float(line["output_tok_s"]) if line["output_tok_s"] else None
             row = PublishedRow(
                 line["table"],
                 int(line["concurrency"]),
                 line["phase"] == SATURATION,
                 float(line["total_tok_s"]),
-                output,
+                float(line["output_tok_s"]) if line["output_tok_s"] else None,
                 float(line["p99_latency_s"]),
                 line["status"],
             )
@@ -169,6 +173,12 @@ def words_by_model(words: Sequence[str], config: Path | None) -> list[list[str]]
         [*(word for word in subject.words if word.partition("=")[0] not in given), *words]
         for subject in PUBLISHED_MODELS
     ]
+
+
+def mixed_answers(shape: RequestShape, count: int, limit: int) -> Ints:
+    """Answers to the limit in the model's own share; the others end at once."""
+    mean = shape.whole * limit + (1 - shape.whole) * EARLY_TOKENS
+    return spread(count, limit, mean, shape.whole)
 
 
 def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
@@ -201,12 +211,12 @@ def fitted_rows(subject: PublishedModel, rows: Sequence[PublishedRow]) -> list[P
     return [row for row in rows if (row.table, row.concurrency) not in subject.left_out]
 
 
-Facts = dict[str, Any]
-
-_LABELS = "name served_name source config_json step_time posterior efficiency fitted_with"
-"""Fields that name something or give its speed; the others identify it."""
+_NAMING = ("name", "served_name", "source", "config_json")
+_SPEED = ("step_time", "posterior", "efficiency", "fitted_with")
+"""Fields that name something, and those that give its speed; the others identify it."""
 _SERVED = ("kv_cache", "max_context_tokens")
 """Fields that a deployment may choose: it stays that model, but is not what the paper served."""
+_loaded = cache(load)
 
 
 def published_model_of(experiment: Experiment) -> PublishedModel | None:
@@ -214,26 +224,18 @@ def published_model_of(experiment: Experiment) -> PublishedModel | None:
     published = model_of(experiment)
     if published is None or experiment.progressive.lengths == "workload":
         return None
-    own, theirs = (_facts(it.model, it.hardware, it.layout) for it in (experiment, _loaded(published.words)))
-    return published if own == theirs else None
+    paper = _loaded(published.words)
+    groups = ("model", "hardware", "layout")
+    same = (_facts(getattr(experiment, group)) == _facts(getattr(paper, group)) for group in groups)
+    return published if all(same) else None
 
 
 def model_of(experiment: Experiment) -> PublishedModel | None:
     """The paper's model, whatever its name and node."""
-    facts = _architecture(experiment.model)
-    models = (it for it in PUBLISHED_MODELS if _architecture(_loaded(it.words).model) == facts)
-    return next(models, None)
+    facts = _facts(experiment.model, *_SERVED)
+    return next((it for it in PUBLISHED_MODELS if _facts(_loaded(it.words).model, *_SERVED) == facts), None)
 
 
-_loaded = cache(load)
-
-
-def _architecture(model: Model) -> Facts:
-    return {name: value for name, value in _facts(model)[0].items() if name not in _SERVED}
-
-
-def _facts(*specs: Hardware | Layout | Model) -> list[Facts]:
-    labels = _LABELS.split()
-    return [
-        {it.name: getattr(spec, it.name) for it in fields(spec) if it.name not in labels} for spec in specs
-    ]
+def _facts(spec: Hardware | Layout | Model, *without: str) -> dict[str, object]:
+    names = [each.name for each in fields(spec) if each.name not in (*_NAMING, *_SPEED, *without)]
+    return {name: getattr(spec, name) for name in names}

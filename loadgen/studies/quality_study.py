@@ -1,127 +1,36 @@
-"""Answers of two run folders side by side: the gate's evidence, its verdict, and the study's words for it."""
+"""The quality gate: A answers every prompt twice, then B until the verdict is clear, beside a load or alone.
+
+`analysis.quality` holds the statistics.
+"""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from analysis.quality import answer_file, evidence_table, gate
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
 from analysis.quality.gate import Called, Gate, GateVerdict
-from analysis.results import studies
 from analysis.results.asked import describe
 from analysis.results.runs import load_run
 from analysis.results.studies import Parts
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
 from analysis.results.verdicts import RunVerdict, StudyVerdict
-from conf import Experiment, load
-from conf.compose import dump
+from conf import Experiment
 from conf.io.http_get import AskError
-from conf.keys import differences
-from conf.specs.search import Quality
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import warm_up
-from loadgen.quality import asking
-from loadgen.quality.asking import AskedPrompt, AskedService, Asking, Pace
+from loadgen.quality.asking import AskedPrompt, AskedService, Asking, Pace, gate_pace, gate_prompts
 from loadgen.quality.questions import UnusableAnswer
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.jobs import Job, Service
-from loadgen.run.progress import Emit
-from loadgen.run.run_folder import Folder
-from loadgen.studies.shared_service import Deploy
-from loadgen.studies.study import Study
+from loadgen.studies.study import TwoSides, differing
 from loadgen.traffic.schedule import NS
 
 KIND = "quality"
 CODES: dict[Called, int] = {"SAME": EXIT_OK, "DEGRADED": EXIT_DEGRADED, "UNDECIDED": EXIT_OPEN}
-
-
-def verdict_on_folders(a: Path, b: Path) -> StudyVerdict:
-    """The verdict on answers on record, by the margins of A's configuration; nothing is written.
-
-    Raises OSError, ArrowException or ValueError as `folder_evidence` does, and RunError for a folder without
-    a run.
-    """
-    runs = load_run(a), load_run(b)
-    gate_verdict = gate.judge(folder_evidence(a, b), runs[0].config.quality)
-    return with_gate_verdict(
-        StudyVerdict(
-            study=KIND,
-            verb=KIND,
-            asked=describe(runs[0].config),
-            names=(str(a), str(b)),
-            parts=(),
-            exit_code=None,
-            valid=True,
-            evidence=f"answers on record in {a} and {b}",
-        ),
-        gate_verdict,
-        runs[0].config,
-        runs[1].config,
-    )
-
-
-def with_gate_verdict(
-    verdict: StudyVerdict, gate_verdict: GateVerdict, a: Experiment, b: Experiment
-) -> StudyVerdict:
-    """The study's verdict with that of the gate, its exit code and its reason."""
-    return replace(
-        verdict,
-        quality=gate_verdict,
-        differs={key: tuple(values) for key, values in differences(a, b).items()},
-        passed=gate_verdict.verdict == "SAME",
-        exit_code=CODES[gate_verdict.verdict],
-        reason="" if gate_verdict.verdict == "SAME" else "; ".join(gate_verdict.why),
-    )
-
-
-def judged_study(path: Path, quality: Quality) -> GateVerdict:
-    """The verdict on both parts of the study in `path`, its evidence written there.
-
-    Raises as `folder_evidence` does.
-    """
-    evidence = folder_evidence(path / "a", path / "b")
-    evidence_table.write(evidence, path / evidence_table.FILE)
-    return gate.judge(evidence, quality)
-
-
-def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
-    """The evidence in two folders with answers.
-
-    Raises OSError, ArrowException or ValueError for folders without comparable answers.
-    """
-    return evidence_of(*(answer_file.read(path / answer_file.FILE) for path in (base, candidate)))
-
-
-def evidence_of(a: Sequence[AnswerRecord], b: Sequence[AnswerRecord]) -> list[PromptEvidence]:
-    """The evidence of every prompt that B was asked. Raises ValueError if A was asked others."""
-    ours = by_prompt(a)
-    return [evidence_on(one, ours) for one in b if one.repeat == 0]
-
-
-def evidence_on(of_b: AnswerRecord, of_a: Mapping[tuple[int, int], AnswerRecord]) -> PromptEvidence:
-    base, again = (of_a.get((of_b.prompt, repeat)) for repeat in (0, 1))
-    if base is None or again is None or base.digest != of_b.digest:
-        raise ValueError(f"A was not asked prompt {of_b.prompt} of B")
-    answers: dict[Side, Answer | None] = {
-        "base": base.answer,
-        "again": again.answer,
-        "candidate": of_b.answer,
-    }
-    return evidence(of_b.prompt, {side: answer for side, answer in answers.items() if answer})
-
-
-def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
-    return {(one.prompt, one.repeat): one for one in answers}
-
-
-Asked = TypeVar("Asked")
-Answered = TypeVar("Answered")
-
 PIECE_S = 5.0
 """Load is offered in pieces so long: the last one ends so much later than the last answer, at most."""
 FIRST_PIECE = 3000
@@ -134,31 +43,81 @@ LEAST_MASS = 0.3
 off by a tenth change 404 of 432 answers at a divergence of 3e-6 nats (vLLM 0.32.0, measured)."""
 
 
-class ServiceInUse:
-    """Remembers the service that is up, so that a run can ask it questions of its own."""
+class QualityStudy(TwoSides):
+    """Both sides of the gate; a side that was cut short is asked again."""
 
-    def __init__(self, deploy: Deploy) -> None:
-        self._deploy = deploy
-        self.up: Service | None = None
+    kind = verb = KIND
+    anew = True
 
-    @contextmanager
-    def service(self, experiment: Experiment, emit: Emit) -> Iterator[Service]:
-        """The service for one run; a `Site` can use this function as its own."""
-        with self._deploy(experiment, emit) as self.up:
-            yield self.up
+    def job(self, name: str, experiment: Experiment) -> Job:
+        return AskSide(experiment, self.path / name, self.path / "a", self.experiment.seed)
+
+    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
+        """The verdict from the answers of both folders, its evidence written beside them."""
+        evidence = folder_evidence(self.path / "a", self.path / "b")
+        evidence_table.write(evidence, self.path / evidence_table.FILE)
+        gate_verdict = gate.judge(evidence, self.experiment.quality)
+        said = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
+        return _with_gate(replace(verdict, evidence=said), gate_verdict, self.sides["a"], self.sides["b"])
+
+
+class AskSide(Job):
+    """The job of one side: ask its questions in its run folder `path`; `base` is that of the side A.
+
+    `seed` decides the prompts of both sides.
+    """
+
+    verb = KIND
+
+    def __init__(self, experiment: Experiment, path: Path, base: Path, seed: int) -> None:
+        super().__init__(experiment)
+        self._path, self._base, self._seed = path, base, seed
+
+    def load(self, driver: Driver) -> None:
+        """Only ask: the deployment has warmed the service up, and nothing is timed."""
+        driver.replan(warmup_requests=0)
+        warm_up(driver)
+        experiment = replace(self.experiment, seed=self._seed)
+        assert self.service is not None
+        enough: Callable[[AnswerRecord], bool] = _never_enough
+        if self._path == self._base:
+            questions, first = base_questions(experiment), None
+        else:
+            base_answers = _by_prompt(answer_file.read(self._base / answer_file.FILE))
+            questions, first = candidate_questions(experiment), base_answers.get((0, 0))
+            enough = _until_decided(Gate(experiment.quality), base_answers)
+        self._said = ask(experiment, driver, self.service, self._path, questions, enough, first)
+
+    def verdict(self, driver: Driver) -> RunVerdict:
+        return verdicts.answers_verdict(self.experiment, driver, self._said)
+
+
+def _never_enough(_: AnswerRecord) -> bool:
+    return False
+
+
+def _until_decided(
+    begun: Gate, base_answers: Mapping[tuple[int, int], AnswerRecord]
+) -> Callable[[AnswerRecord], bool]:
+    def enough(answer: AnswerRecord) -> bool:
+        if not begun.ended:
+            begun.add(_evidence_on(answer, base_answers))
+        return begun.ended
+
+    return enough
 
 
 def candidate_questions(experiment: Experiment) -> list[AskedPrompt]:
     """Every prompt of an experiment."""
-    return [AskedPrompt(number, 0, prompt) for number, prompt in enumerate(asking.gate_prompts(experiment))]
+    return [AskedPrompt(number, 0, prompt) for number, prompt in enumerate(gate_prompts(experiment))]
 
 
 def base_questions(experiment: Experiment) -> list[AskedPrompt]:
     """Every prompt twice, the second time a chunk of prompts later."""
-    questions, every = [], asking.gate_prompts(experiment)
-    for begin in range(0, len(every), CHUNK):
-        chunk = list(enumerate(every))[begin : begin + CHUNK]
-        questions += [AskedPrompt(number, repeat, prompt) for repeat in (0, 1) for number, prompt in chunk]
+    once, questions = candidate_questions(experiment), []
+    for begin in range(0, len(once), CHUNK):
+        chunk = once[begin : begin + CHUNK]
+        questions += [*chunk, *(replace(question, repeat=1) for question in chunk)]
     return questions
 
 
@@ -177,27 +136,23 @@ def ask(
     service whose answers cannot be compared, also not with that of the `base` to the first question, before
     it is loaded.
     """
-    asked, paced = asked_service(service, experiment), asking.gate_pace(experiment)
-    answers: list[AnswerRecord] = []
+    tokens, model = experiment.quality.answer_tokens, experiment.model.served_name
+    asked = AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
+    pace, answers = gate_pace(experiment), list[AnswerRecord]()
     _refuse_unfit(asked, questions[0], base)
 
-    def answered(_: AskedPrompt, one: AnswerRecord) -> bool:
-        answers.append(one)
-        return enough(one)
+    def answered(_: AskedPrompt, answer: AnswerRecord) -> bool:
+        answers.append(answer)
+        return enough(answer)
 
     began_s = time.monotonic()
     try:
-        beside_load(driver, paced, questions, asked.ask, answered)
+        with Asking(questions, pace, asked.ask, answered) as asking:
+            _load(driver, pace, asking.is_over, lambda: len(answers))
     finally:
         answer_file.write(answers, path / answer_file.FILE)
-    failed, took_s = sum(one.answer is None for one in answers), time.monotonic() - began_s
-    return f"{len(answers)} answers, {failed} of them failed, in {took_s:.0f} s; questions {paced.words}"
-
-
-def asked_service(service: Service, experiment: Experiment) -> AskedService:
-    """The service as one that is asked questions."""
-    tokens, model = experiment.quality.answer_tokens, experiment.model.served_name
-    return AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
+    failed, took_s = sum(answer.answer is None for answer in answers), time.monotonic() - began_s
+    return f"{len(answers)} answers, {failed} of them failed, in {took_s:.0f} s; questions {pace.words}"
 
 
 def _refuse_unfit(service: AskedService, question: AskedPrompt, base: AnswerRecord | None) -> None:
@@ -218,31 +173,12 @@ def _refuse_unfit(service: AskedService, question: AskedPrompt, base: AnswerReco
         )
 
 
-def beside_load(
-    driver: Driver,
-    paced: Pace,
-    questions: Iterable[Asked],
-    ask: Callable[[Asked], Answered],
-    answered: Callable[[Asked, Answered], bool],
-) -> None:
-    """Ask questions at the pace, as `Asking` does, and offer the load beside them, if there is one."""
-    count = 0
-
-    def counted(question: Asked, answer: Answered) -> bool:
-        nonlocal count
-        count += 1
-        return answered(question, answer)
-
-    with Asking(questions, paced, ask, counted) as asking:
-        _load(driver, paced, asking.is_over, lambda: count)
-
-
-def _load(driver: Driver, paced: Pace, is_over: Callable[[], bool], count: Callable[[], int]) -> None:
-    """Offer the load until the asking is over."""
+def _load(driver: Driver, pace: Pace, is_over: Callable[[], bool], count: Callable[[], int]) -> None:
+    """Offer the load beside the questions, if there is one, until the asking is over."""
     piece, said_s = FIRST_PIECE, time.monotonic()
     while not is_over():
-        if paced.load_qps:
-            driver.offer_piece(0, piece, paced.load_qps, PIECE_S)
+        if pace.load_qps:
+            driver.offer_piece(0, piece, pace.load_qps, PIECE_S)
             piece += 1
         else:
             driver.feed.wait_until(driver.feed.target.now_ns() + NS // 2)
@@ -252,80 +188,68 @@ def _load(driver: Driver, paced: Pace, is_over: Callable[[], bool], count: Calla
     driver.feed.target.retract()
 
 
-SIDES = ("a", "b")
+def verdict_on_folders(a: Path, b: Path) -> StudyVerdict:
+    """The verdict on answers on record, by the margins of A's configuration; nothing is written.
 
-
-class AskSide(Job):
-    """The job of one side: ask its questions in its run folder `path`; `base` is that of the side A.
-
-    `seed` decides the prompts of both sides.
+    Raises OSError, ArrowException or ValueError as `folder_evidence` does, and RunError for a folder without
+    a run.
     """
-
-    verb = KIND
-
-    def __init__(
-        self, experiment: Experiment, path: Path, base: Path, seed: int, in_use: ServiceInUse
-    ) -> None:
-        super().__init__(experiment)
-        self._path, self._base, self._seed, self._in_use = path, base, seed, in_use
-
-    def load(self, driver: Driver) -> None:
-        """Only ask: the deployment has warmed the service up, and nothing is timed."""
-        driver.replan(warmup_requests=0)
-        warm_up(driver)
-        experiment, up = replace(self.experiment, seed=self._seed), self._in_use.up
-        assert up is not None
-        if self._path == self._base:
-            questions = base_questions(experiment)
-            self._said = ask(experiment, driver, up, self._path, questions, lambda _: False)
-            return
-        ours = by_prompt(answer_file.read(self._base / answer_file.FILE))
-        begun = Gate(experiment.quality)
-
-        def enough(one: AnswerRecord) -> bool:
-            if not begun.ended:
-                begun.add(evidence_on(one, ours))
-            return begun.ended
-
-        questions, first = candidate_questions(experiment), ours.get((0, 0))
-        self._said = ask(experiment, driver, up, self._path, questions, enough, first)
-
-    def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.answers_verdict(self.experiment, driver, self._said)
+    config_a, config_b = load_run(a).config, load_run(b).config
+    gate_verdict = gate.judge(folder_evidence(a, b), config_a.quality)
+    verdict = StudyVerdict(
+        study=KIND,
+        verb=KIND,
+        asked=describe(config_a),
+        names=(str(a), str(b)),
+        parts=(),
+        exit_code=None,
+        valid=True,
+        evidence=f"answers on record in {a} and {b}",
+    )
+    return _with_gate(verdict, gate_verdict, config_a, config_b)
 
 
-class QualityStudy(Study):
-    """Both sides of the gate in the folder `path`; a side that was cut short is asked again."""
-
-    kind = verb = KIND
-    anew = True
-
-    def __init__(self, a: Experiment, b: Experiment, path: Path, in_use: ServiceInUse) -> None:
-        super().__init__(a, SIDES)
-        self._sides = {"a": a, "b": b}
-        self._path, self._in_use = path, in_use
-
-    def part(self, name: str, done: Parts) -> Experiment:
-        return replace(self._sides[name], run=name)
-
-    def job(self, name: str, experiment: Experiment) -> Job:
-        return AskSide(experiment, self._path / name, self._path / "a", self.experiment.seed, self._in_use)
-
-    def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        """The verdict from the answers of both folders, its evidence written beside them."""
-        gate_verdict = judged_study(self._path, self.experiment.quality)
-        evidence = f"{gate_verdict.prompts} prompts; questions {asking.gate_pace(self.experiment).words}"
-        return with_gate_verdict(
-            replace(verdict, evidence=evidence), gate_verdict, self._sides["a"], self._sides["b"]
-        )
+def _with_gate(
+    verdict: StudyVerdict, gate_verdict: GateVerdict, a: Experiment, b: Experiment
+) -> StudyVerdict:
+    """The study's verdict with that of the gate, its exit code and its reason."""
+    return replace(
+        verdict,
+        quality=gate_verdict,
+        differs=differing(a, b),
+        passed=gate_verdict.verdict == "SAME",
+        exit_code=CODES[gate_verdict.verdict],
+        reason="" if gate_verdict.verdict == "SAME" else "; ".join(gate_verdict.why),
+    )
 
 
-def new_study(folder: Folder, a: Experiment, b: Experiment, in_use: ServiceInUse) -> QualityStudy:
-    """The study in its new folder, which stores B's configuration too."""
-    folder.write_text(studies.OTHER, dump(b))
-    return QualityStudy(a, b, folder.path, in_use)
+def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
+    """The evidence in two folders with answers.
+
+    Raises OSError, ArrowException or ValueError for folders without comparable answers.
+    """
+    return evidence_of(*(answer_file.read(path / answer_file.FILE) for path in (base, candidate)))
 
 
-def saved_study(path: Path, a: Experiment, in_use: ServiceInUse) -> QualityStudy:
-    """The study of an existing folder."""
-    return QualityStudy(a, load(base=path / studies.OTHER), path, in_use)
+def evidence_of(a: Sequence[AnswerRecord], b: Sequence[AnswerRecord]) -> list[PromptEvidence]:
+    """The evidence of every prompt that B was asked. Raises ValueError if A was asked others."""
+    base_answers = _by_prompt(a)
+    return [_evidence_on(answer, base_answers) for answer in b if answer.repeat == 0]
+
+
+def _evidence_on(
+    answer: AnswerRecord, base_answers: Mapping[tuple[int, int], AnswerRecord]
+) -> PromptEvidence:
+    base, again = (base_answers.get((answer.prompt, repeat)) for repeat in (0, 1))
+    if base is None or again is None or base.digest != answer.digest:
+        raise ValueError(f"A was not asked prompt {answer.prompt} of B")
+    answers: dict[Side, Answer | None] = {
+        "base": base.answer,
+        "again": again.answer,
+        "candidate": answer.answer,
+    }
+    return evidence(answer.prompt, {side: answer for side, answer in answers.items() if answer})
+
+
+def _by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
+    return {(answer.prompt, answer.repeat): answer for answer in answers}

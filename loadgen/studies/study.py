@@ -6,10 +6,11 @@ A part is measured like any other run, and what the parts say together is comput
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from analysis.results.studies import Parts, PartVerdict
 from analysis.results.verdicts import MatrixCell, PartRow, RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
+from conf.keys import differences
 from conf.specs.experiment import Search
 from loadgen.drive.plan import Past
 from loadgen.run import resumption
@@ -36,12 +38,8 @@ RunPart = Callable[[Job, RunFolder, Past | None], RunVerdict]
 """Does the job of one run in its folder; the last is what earlier sessions of it left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The part that ended a study; it has no verdict if it was interrupted between two runs."""
-
-    row: PartRow
-    verdict: PartVerdict | None = None
+Failed = tuple[PartRow, PartVerdict | None]
+"""The part that ended a study; it has no verdict if it was interrupted between two runs."""
 
 
 class Study(ABC):
@@ -49,16 +47,21 @@ class Study(ABC):
 
     `experiment` is that of the study, `names` are its parts in order. A part that ends with one of the exit
     codes `ends` has a result; any other ends the study. With `anew` no part is continued: one that was cut
-    short is measured again.
+    short is measured again. `path` is the study's folder, from the moment it runs.
     """
 
     kind: str
+    path: Path
     verb = "sweep"
     anew = False
     ends: Collection[int] = (summary.EXIT_OK,)
 
     def __init__(self, experiment: Experiment, names: Sequence[str]) -> None:
         self.experiment, self.names = experiment, tuple(names)
+
+    def files(self, folder: Folder) -> Mapping[str, str]:
+        """Texts that a new folder of the study holds beside its config.yaml, by name."""
+        return {}
 
     @abstractmethod
     def part(self, name: str, done: Parts) -> Experiment:
@@ -75,6 +78,30 @@ class Study(ABC):
     @abstractmethod
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict once every part has its result."""
+
+
+class TwoSides(Study):
+    """A study of two parts, A and B; its folder stores B's configuration too."""
+
+    def __init__(self, a: Experiment, b: Experiment) -> None:
+        super().__init__(a, ("a", "b"))
+        self.sides = {"a": a, "b": b}
+
+    def files(self, folder: Folder) -> Mapping[str, str]:
+        return {studies.OTHER: dump(self.sides["b"])}
+
+    def part(self, name: str, done: Parts) -> Experiment:
+        return replace(self.sides[name], run=name)
+
+    @property
+    def differs(self) -> dict[str, tuple[Any, ...]]:
+        """Keys whose values are not the same on both sides."""
+        return differing(self.sides["a"], self.sides["b"])
+
+
+def differing(a: Experiment, b: Experiment) -> dict[str, tuple[Any, ...]]:
+    """Keys whose values are not the same in two experiments, as a verdict has them."""
+    return {key: tuple(values) for key, values in differences(a, b).items()}
 
 
 class Deployments(Study):
@@ -140,8 +167,13 @@ def run(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> StudyVer
     cannot be continued.
     """
     with closing(folder):
+        study.path = folder.path
         (folder.path / SUMS).unlink(missing_ok=True)  # what it summed up is about to change
         folder.write_text("config.yaml", dump(study.experiment))
+        for name, text in study.files(folder).items():
+            if not (folder.path / name).exists():
+                (folder.path / name).parent.mkdir(exist_ok=True)
+                folder.write_text(name, text)
         done, failed = _parts(study, folder, run_part, show)
         verdict = _ended(study, folder, done, failed)
         folder.write_json(studies.FILE, to_tree(verdict))
@@ -160,9 +192,9 @@ def _parts(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> tuple
             verdict = _part(study, name, done, folder, run_part, show)
         except KeyboardInterrupt:
             why = "interrupted between two runs"
-            return done, Failed(PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why))
+            return done, (PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why), None)
         if verdict.exit_code not in study.ends:
-            return done, Failed(studies.part_row(name, verdict), verdict)
+            return done, (studies.part_row(name, verdict), verdict)
         done[name] = verdict
     return done, None
 
@@ -183,8 +215,9 @@ def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPar
     verdict = result(path)
     if verdict is not None and (verdict.exit_code in study.ends or not study.anew):
         return verdict
-    if study.anew:
-        _set_aside(path)
+    if study.anew and (path / "manifest.json").exists():
+        cuts = len(list(path.parent.glob(f"{path.name}.cut*")))
+        path.rename(path.with_name(f"{path.name}.cut{cuts + 1}"))
     config = path / "config.yaml"
     out = str(folder.typed)
     experiment = load(base=config) if config.exists() else replace(study.part(name, done), out=out)
@@ -200,12 +233,6 @@ def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPar
     before = load_run(path)
     again, _ = resumption.reopen(before)
     return run_part(job, again, resumption.continued(before))
-
-
-def _set_aside(path: Path) -> None:
-    if (path / "manifest.json").exists():
-        cuts = len(list(path.parent.glob(f"{path.name}.cut*")))
-        path.rename(path.with_name(f"{path.name}.cut{cuts + 1}"))
 
 
 def _tell(folder: Folder, show: Emit, text: str) -> None:
@@ -240,7 +267,7 @@ def _ended(study: Study, folder: Folder, done: Parts, failed: Failed | None) -> 
             _running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK, reason=""
         )
         return replace(study.conclude(good, done), state="ended")
-    row, verdict = failed.row, failed.verdict
+    row, verdict = failed
     begun = done if verdict is None else {**done, row.name: verdict}
     running = _running(study, folder, begun)
     return replace(

@@ -21,7 +21,7 @@ import pyarrow as pa
 from conf import Experiment
 from conf.specs.experiment import Workload
 from loadgen.cli import engine_model
-from loadgen.cli.arguments import experiment_of as asked
+from loadgen.cli.words import experiment_of as asked
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
 from loadgen.drive.sweep import sweep

@@ -19,7 +19,7 @@ from analysis.stats.estimate import span
 from analysis.stats.quantiles import quantile
 from conf import Experiment
 from loadgen.cli import engine_model, prediction
-from loadgen.cli.arguments import experiment_of as asked
+from loadgen.cli.words import experiment_of as asked
 from loadgen.predict.grid import ratio
 from loadgen.traffic.prefix_sharing import cache_warmup_s, shared_prefixes
 from loadgen.traffic.schedule import NS

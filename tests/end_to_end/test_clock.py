@@ -15,7 +15,7 @@ import pytest
 from analysis import load_run
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment, load
-from loadgen.cli import arguments
+from loadgen.cli.words import experiment_of
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
@@ -305,7 +305,7 @@ def test_only_a_simulated_clock_runs_otherwise_and_not_without_end(words: list[s
 
 def test_verbs_without_use_for_another_clock_refuse_it() -> None:
     with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
-        arguments.experiment_of("predict", [FAST_WORD], None)
+        experiment_of("predict", [FAST_WORD], None)
     with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
         calibration_probes.CalibrationStudy(load([FAST_WORD]), guess_qps=5.0)
 

@@ -16,14 +16,15 @@ from typing import Any, cast
 
 import pytest
 
-from analysis import load_run
 from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
+from analysis.results.runs import load_run
 from analysis.rows import metrics
 from cluster.ray_session.session import Session
 from conf import Experiment
-from loadgen.cli import arguments, verbs
+from loadgen.cli import measuring
 from loadgen.cli.service import service
+from loadgen.cli.words import experiment_of
 from loadgen.drive import prepared_load
 from loadgen.drive.driver import Driver
 from loadgen.fleet.target import Observation, Target
@@ -133,7 +134,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator[Ran]:
-    experiment = arguments.experiment_of("sweep", WORDS, None)
+    experiment = experiment_of("sweep", WORDS, None)
     out, runs = tmp_path_factory.mktemp("runs"), list[Ran]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepared_load, "CACHE_PIECE_S", 5.0)
@@ -147,8 +148,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
             def cut_and_resumed(number: int) -> dict[str, Any]:
                 folder = RunFolder.create(out, f"try-{number}")
                 cut = to_tree(RunLifecycle(CutSearch(experiment), folder, site, quiet).measure())
-                asked = partial(arguments.experiment_of, "sweep", [])
-                ended = to_tree(verbs.resume(folder.path, asked, site, quiet))
+                asked = partial(experiment_of, "sweep", [])
+                ended = to_tree(measuring.resume(folder.path, asked, site, quiet))
                 runs.append(Ran(experiment, (cut, ended), folder.path))
                 return ended
 

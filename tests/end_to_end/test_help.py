@@ -60,7 +60,8 @@ def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.Capt
 
 
 def test_the_help_says_what_the_acts_do() -> None:
-    assert {verb: str(act.__doc__).splitlines()[0] for verb, act in commands.ACTS.items()} == grammar.VERBS
+    said = {verb: str(act.__doc__).splitlines()[0] for verb, act in commands.COMMANDS.items()}
+    assert said == grammar.VERBS
 
 
 @pytest.mark.parametrize("verb", grammar.VERBS)

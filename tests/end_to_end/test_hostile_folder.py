@@ -17,9 +17,8 @@ from analysis.results.figures import RequestCounts
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import records
 from loadgen import __main__ as loading
-from loadgen.cli import output, verbs
+from loadgen.cli import measuring, output
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.run import report_file
 from loadgen.run.run_folder import LinkError, RunFolder
 from tests.support.runs.golden import GOLDEN, unsealed, write_json
 
@@ -352,8 +351,8 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    verdict = report_file.announced(verbs.resume(run, None, None, told))  # type: ignore[arg-type]
-    report_file.write(verdict)
+    verdict = output.with_report(measuring.resume(run, None, None, told))  # type: ignore[arg-type]
+    output.write_report(verdict)
     assert verdict.folder == str(run) and verdict.report == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
     assert f"{run}/config.yaml" in (run / "report.html").read_text()
@@ -362,8 +361,8 @@ def test_a_copied_run_gets_its_report_where_it_lies(
 def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked, none = describe(load_run(run).config), RequestCounts(0, 0, {})
     failed = RunVerdict(asked=asked, folder=str(run), valid=False, exit_code=5, requests=none)
-    assert report_file.announced(failed) == failed
-    report_file.write(failed)
+    assert output.with_report(failed) == failed
+    output.write_report(failed)
     assert not (run / "report.html").exists()
 
 
@@ -374,7 +373,7 @@ def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.Capt
 def test_a_name_that_is_no_folder_in_out_is_refused(
     run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "measuring", None)  # nothing may be started
+    monkeypatch.setattr(measuring, "opened", None)  # nothing may be started
     words = [f"out={tmp_path}", f"run={run_name}"]
     for flags in ([], ["--dry-run"]):
         assert loading.main(["sweep", *words, *flags]) == 2

@@ -22,7 +22,8 @@ from analysis.views.shown import table_lines
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
-from loadgen.cli import arguments, verbs
+from loadgen.cli import measuring
+from loadgen.cli.words import experiment_of
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
 from loadgen.run.jobs import Service, Site
@@ -105,11 +106,11 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
 
 def cells(out: Path, *words: str) -> Cells:
     given = [*SHARED, f"out={out}", "run=grid", *words]
-    return matrix_study.cells_of_words(matrix(given), partial(arguments.experiment_of, "sweep", config=None))
+    return matrix_study.cells_of_words(matrix(given), partial(experiment_of, "sweep", config=None))
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
-    return to_tree(verbs.resume(path, lambda file: load(base=file), deployments.site, silent))
+    return to_tree(measuring.resume(path, lambda file: load(base=file), deployments.site, silent))
 
 
 def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -138,7 +139,7 @@ def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right
     tmp_path: Path, deployments: Deployments
 ) -> None:
     found = cells(tmp_path, "matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = to_tree(verbs.matrix(found, deployments.site, silent))
+    tree = to_tree(measuring.matrix(found, deployments.site, silent))
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
     rows = by_name(tree)
@@ -172,7 +173,7 @@ def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     tmp_path: Path, deployments: Deployments
 ) -> None:
     words = ["matrix.engine.max_num_seqs=[1024]", "search.highest_qps=2"]
-    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, silent))
+    tree = to_tree(measuring.matrix(cells(tmp_path, *words), deployments.site, silent))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
     assert concluded(tmp_path / "grid").startswith(
         "VALID  0 of 1 cells have a capacity\n  why: 1 of 1 cells have no"
@@ -185,7 +186,7 @@ def test_a_grid_goes_on_past_a_failed_deployment_and_a_refused_cell(
 ) -> None:
     deployments.fails = {1023}
     words = ["matrix.engine.max_num_seqs=[1023,-1,1024]", "search.highest_qps=2"]
-    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, silent))
+    tree = to_tree(measuring.matrix(cells(tmp_path, *words), deployments.site, silent))
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 2, 6]
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
@@ -200,7 +201,7 @@ def test_a_deployment_that_failed_is_not_tried_again_for_the_next_load(
 ) -> None:
     deployments.fails = {1023}
     words = ["matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023]"]
-    tree = to_tree(verbs.matrix(cells(tmp_path, *words), deployments.site, silent))
+    tree = to_tree(measuring.matrix(cells(tmp_path, *words), deployments.site, silent))
     assert deployments.deployed == [1023]
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 5] and tree["exit_code"] == 5
 
@@ -210,10 +211,12 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     tmp_path: Path, deployments: Deployments
 ) -> None:
     deployments.fails = {1023}
-    to_tree(verbs.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent))
+    to_tree(
+        measuring.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent)
+    )
     path = tmp_path / "grid"
     assert study.result(path) is None
-    assert verbs.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
+    assert measuring.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
     deployments.fails, deployments.deployed = set(), []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1023], 0)
@@ -250,14 +253,14 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
             raise KeyboardInterrupt
 
     found = cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = to_tree(verbs.matrix(found, deployments.site, cut))
+    tree = to_tree(measuring.matrix(found, deployments.site, cut))
     assert (tree["exit_code"], tree["valid"], deployments.up) == (130, False, 0)
     path = tmp_path / "grid"
     text = concluded(path)
     assert text.startswith("INTERRUPTED  1 of 2 cells have a capacity")
     assert "no result (exit 130): every request" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):
-        to_tree(verbs.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent))
+        to_tree(measuring.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent))
     deployments.deployed = []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1024], 0)

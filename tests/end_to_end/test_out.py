@@ -9,7 +9,7 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis.exchange import FORMATS
-from loadgen.run import export
+from loadgen.cli import output
 from tests.support.runs.golden import GOLDEN
 
 TABLE = pa.table(
@@ -19,8 +19,8 @@ TREE = {"cells": [{"qps": float("nan")}, {"qps": 5.25}]}
 
 
 def test_an_answer_is_written_as_its_suffix_says(tmp_path: Path) -> None:
-    for suffix in export.SUFFIXES:
-        export.write(tmp_path / f"answer{suffix}", TABLE, TREE)
+    for suffix in output.SUFFIXES:
+        output.write(tmp_path / f"answer{suffix}", TABLE, TREE)
     assert pq.read_table(tmp_path / "answer.parquet").schema == TABLE.schema
     assert (tmp_path / "answer.csv").read_text().splitlines() == [
         '"layout","qps_per_node","ttft_p90_ms"',
@@ -29,7 +29,7 @@ def test_an_answer_is_written_as_its_suffix_says(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "answer.json").read_text()) == {"cells": [{"qps": None}, {"qps": 5.25}]}
     with pytest.raises(ValueError, match="must end in one of .parquet, .csv, .json"):
-        export.write(tmp_path / "answer", TABLE, TREE)
+        output.write(tmp_path / "answer", TABLE, TREE)
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -37,8 +37,8 @@ from analysis.views.shown import Table
 from conf import load
 from conf.compose import dump
 from conf.specs.experiment import Slo
-from loadgen.cli.short_words import spelled
-from loadgen.run import report_file
+from loadgen.cli import output
+from loadgen.cli.words import spelled
 from loadgen.run.run_folder import checksums
 from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
 from tests.support.runs.run_in_memory import RunInMemory, failed, request
@@ -409,11 +409,11 @@ def test_a_report_that_fails_changes_no_result(
             raise error
 
         monkeypatch.setattr(report, "write", fail)
-        report_file.write(report_file.announced(verdict))
+        output.write_report(output.with_report(verdict))
         told = capsys.readouterr().err
         assert told.count("\n") == 1 and f"python -m analysis report {copy}" in told
     nowhere = replace(verdict, folder="")
-    assert report_file.announced(nowhere) == nowhere
+    assert output.with_report(nowhere) == nowhere
 
 
 def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: None) -> None:
@@ -421,8 +421,8 @@ def test_a_report_is_written_anew_and_no_file_of_the_run(copy: Path, undrawn: No
     assert report.command([copy], None) == f"report {copy / 'report.html'}"
     first = (copy / "report.html").read_bytes()
     known = load_run(copy).verdict
-    verdict = report_file.announced(replace(known, folder=str(copy)))
-    report_file.write(verdict)
+    verdict = output.with_report(replace(known, folder=str(copy)))
+    output.write_report(verdict)
     assert verdict.report == str(copy / "report.html")
     assert (copy / "report.html").read_bytes() == first
     assert checksums(copy) == before and not list(copy.glob("*.tmp"))

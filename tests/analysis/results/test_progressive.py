@@ -21,7 +21,8 @@ from analysis.results.verdicts import StudyVerdict
 from analysis.rows import records
 from conf import ConfigError, Experiment
 from loadgen.__main__ import main
-from loadgen.cli import arguments, published_benchmark
+from loadgen.cli import prediction
+from loadgen.cli.words import experiment_of
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.plan import LoadPlan
@@ -42,7 +43,7 @@ PUBLISHED = published_tables.published_rows()
 
 @cache
 def ready(*words: str) -> Experiment:
-    return published_ladder.with_level_workload(arguments.experiment_of("progressive", words, None))
+    return published_ladder.with_level_workload(experiment_of("progressive", words, None))
 
 
 def of(subject: str, *words: str) -> Experiment:
@@ -211,9 +212,8 @@ def concluded(
     asked: Experiment, runs: list[list[LevelFigures]], void: dict[int, str] | None = None
 ) -> dict[str, Any]:
     """The tree of a ladder that was played."""
-    found = published_ladder.figures(asked, runs, "wall", void)
-    ended = published_ladder.verdict_fields(found, void or {})
-    return to_tree(PredictionVerdict(asked=describe(asked), clock="wall", calibration="", **ended))
+    begun = PredictionVerdict(asked=describe(asked), clock="wall", calibration="", exit_code=0)
+    return to_tree(published_ladder.concluded(begun, asked, runs, "wall", void))
 
 
 def rows(*of: dict[str, Any]) -> pa.Table:
@@ -251,7 +251,7 @@ def test_runs_have_a_t_interval_and_a_variation() -> None:
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, Any]:
     """Every model of the paper, once, at the paper's counts."""
-    return {name: to_tree(published_benchmark.predicted_ladder(of(name))) for name in SUBJECT}
+    return {name: to_tree(prediction.predicted_ladder(of(name))) for name in SUBJECT}
 
 
 @pytest.mark.parametrize("name", SUBJECT)
@@ -292,7 +292,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
         return {line["concurrency"]: line for line in lines if line["phase"] == "saturation"}
 
     asked = of(LLAMA, "progressive.requests_per_user=10")
-    published, full = at(replayed[LLAMA]), at(to_tree(published_benchmark.predicted_ladder(asked)))
+    published, full = at(replayed[LLAMA]), at(to_tree(prediction.predicted_ladder(asked)))
     assert published[1000]["total_tok_s"] == pytest.approx(published[500]["total_tok_s"], rel=1e-9)
     assert max(line["in_flight"] for line in published.values()) < 450
     # The engine model, section 4: 16.8, 18.2 and 19.0 thousand tok/s, by constants fitted a little otherwise.
@@ -307,7 +307,7 @@ def test_the_plateau_above_450_is_that_of_the_request_count(replayed: dict[str, 
 @pytest.mark.slow
 def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
-    tree = to_tree(published_benchmark.predicted_ladder(ready(*SUBJECT[LLAMA].words, *words)))
+    tree = to_tree(prediction.predicted_ladder(ready(*SUBJECT[LLAMA].words, *words)))
     lines = tree["progressive"]["levels"]
     assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
     assert all(
@@ -321,8 +321,7 @@ def test_runs_differ_where_the_engine_has_noise() -> None:
 
 def test_prompts_that_differ_find_nothing_cached() -> None:
     trees = [
-        to_tree(published_benchmark.predicted_ladder(of(name, "progressive.prompts=unique")))
-        for name in (LLAMA, QWEN)
+        to_tree(prediction.predicted_ladder(of(name, "progressive.prompts=unique"))) for name in (LLAMA, QWEN)
     ]
     assert {line["prefix_hit"] for line in trees[0]["progressive"]["levels"]} == {0.0}
     assert trees[1]["progressive"]["caution"]
@@ -391,7 +390,7 @@ class Played:
     def run(self, schedule: Any, until_ns: int) -> Observation:
         ended = records.PROGRESS.empty_table()
         if schedule is not None:
-            rows = published_benchmark.played(
+            rows = prediction.played(
                 self._experiment, schedule.window_index, self._levels[schedule.window_index]
             )
             due_ns = rows["due_ns"].to_numpy() + self._now_ns
@@ -496,7 +495,7 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     ]
     assert {line["total_tok_s_cov"] for line in lines} == {""}  # one run has no spread, which is not 0
     # Nothing is played for a file that cannot be written.
-    monkeypatch.setattr(published_benchmark, "predicted_ladder", None)
+    monkeypatch.setattr(prediction, "predicted_ladder", None)
     assert main([*words, "--out", str(tmp_path / "a.xlsx")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[-1].endswith("a.xlsx: cannot be written as such; give it a name in .parquet or .csv or .json")

@@ -1,11 +1,11 @@
-"""loadgen/cli/short_words.py: an endpoint in one word, and what the short words stand for."""
+"""loadgen/cli/words.py: an endpoint in one word, and what the short words stand for."""
 
 import json
 
 import pytest
 
 from conf import ConfigError, load
-from loadgen.cli.short_words import COMMON_VOCAB, spelled
+from loadgen.cli.words import COMMON_VOCAB, spelled
 
 URL = "http://10.0.0.7:8000/team/v1"
 

@@ -14,7 +14,7 @@ from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
 from conf import Experiment, load
 from loadgen.__main__ import main
-from loadgen.cli import machine, verbs
+from loadgen.cli import machine, measuring
 from loadgen.run.jobs import Job, Site
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Stop, WindowPlan
@@ -103,9 +103,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
                 scales.append(self._scale)
                 return ended(self._scale, reasons[len(scales) - 1])
 
-        monkeypatch.setattr(verbs, "RunLifecycle", PlayedRun)
+        monkeypatch.setattr(measuring, "RunLifecycle", PlayedRun)
         experiment = load(["engine.time_scale=3", f"out={out}", "run=x"])
-        verbs.sweep_on_free_clock(experiment, SITE, lambda *_, **__: None)
+        measuring.sweep_on_free_clock(experiment, SITE, lambda *_, **__: None)
         return scales
 
     return play

@@ -19,6 +19,7 @@ from conf.specs.experiment import Constant
 from loadgen import __main__ as root
 from loadgen.cli import arguments as typed
 from loadgen.cli import engine_model, prediction
+from loadgen.cli.words import experiment_of
 from loadgen.predict import answer, grid, uncertainty
 from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
@@ -239,10 +240,10 @@ def test_what_cannot_be_answered_is_refused_in_a_line(
 
 
 def test_a_prediction_honours_nodes_and_one_rate() -> None:
-    asked = typed.experiment_of("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
+    asked = experiment_of("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
     assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
     with pytest.raises(ConfigError, match="duration_s belongs to probe"):
-        typed.experiment_of("predict", ["rate_qps=10", "duration_s=5"], None)
+        experiment_of("predict", ["rate_qps=10", "duration_s=5"], None)
 
 
 def test_plain_columns_have_the_latencies_of_the_request_table() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from analysis.results import summary
 from conf import ConfigError, Experiment, load
 from loadgen.__main__ import main
-from loadgen.cli import arguments
+from loadgen.cli.words import experiment_of
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.load_actor import LoadActor
 from loadgen.fleet.rows import Planned, planned
@@ -28,7 +28,7 @@ from loadgen.prompts import text_pool
 from loadgen.prompts.bodies import Prompts
 from loadgen.prompts.text_pool import sentences, talk
 from loadgen.run import resumption
-from loadgen.run.lifecycle import read_of
+from loadgen.run.run_folder import read_files
 from loadgen.studies import calibration_probes, published_ladder
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS
@@ -263,14 +263,14 @@ def test_text_is_refused_where_words_are_counted_as_tokens(folder: Path, kind: s
 
 def test_other_nodes_are_told_the_whole_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    found = arguments.experiment_of("sweep", [f"workload.tokenizer={folder.name}"], None)
+    found = experiment_of("sweep", [f"workload.tokenizer={folder.name}"], None)
     assert found.workload.tokenizer == str(folder)
 
 
 def test_another_tokenizer_than_the_one_of_the_run_ends_a_resume(tmp_path: Path) -> None:
     folder = stub_tokenizers.write(tmp_path / "model")
     config = asked(folder)
-    files = read_of(config)
+    files = read_files(config)
     assert files == {"tokenizer_sha256": folder / "tokenizer.json"}
     known = sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     run: Any = SimpleNamespace(

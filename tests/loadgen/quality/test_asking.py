@@ -12,7 +12,7 @@ FAST = Pace(load_qps=0.0, per_s=None, in_flight=AT_ONCE)
 PATIENCE_S = 20.0
 
 
-def until_over(asking: Asking[int, int]) -> None:
+def until_over(asking: Asking) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not asking.is_over():
         assert time.monotonic() < deadline_s

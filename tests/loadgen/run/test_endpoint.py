@@ -13,7 +13,7 @@ from conf import ConfigError, load
 from conf.io.http_get import DEFAULT_ACCESS, Access
 from conf.io.secret import Secret
 from conf.specs.routing import Endpoints
-from loadgen.cli.short_words import spelled
+from loadgen.cli.words import spelled
 from loadgen.run.endpoint import TargetError, access_to, located, models_of, with_served_model
 from tests.support.servers.certificates import self_signed
 from tests.support.servers.threaded_server import Reply, reply, serving

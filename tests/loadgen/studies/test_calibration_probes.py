@@ -13,7 +13,8 @@ from analysis.results.runs import RunError
 from analysis.results.verdicts import RunVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen.cli import arguments, verbs
+from loadgen.cli import measuring
+from loadgen.cli.words import experiment_of
 from loadgen.drive.plan import Past
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.run.run_folder import Folder, RunFolder, created
@@ -55,7 +56,7 @@ def begun(out: Path, site: Site) -> dict[str, Any]:
 
 
 def resumed(path: Path, site: Site) -> dict[str, Any]:
-    asked = arguments.experiment_of(verbs.verb(path), [], path / "config.yaml")
+    asked = experiment_of(measuring.verb(path), [], path / "config.yaml")
     return to_tree(study.run(calibration_probes.CalibrationStudy(asked), Folder(path), site, silent))
 
 
@@ -115,7 +116,7 @@ def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | No
 @pytest.mark.parametrize("word", ["concurrency=4", "search.deployments=2", "search.expected_qps=5"])
 def test_words_that_a_recipe_would_ignore_are_refused(word: str) -> None:
     with pytest.raises(ConfigError):
-        arguments.experiment_of("recipe", [word, "search=standard", "search.start=prediction"], None)
+        experiment_of("recipe", [word, "search=standard", "search.start=prediction"], None)
 
 
 def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:

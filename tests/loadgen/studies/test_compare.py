@@ -20,7 +20,7 @@ from analysis.stats.estimate import Estimate
 from analysis.stats.quantiles import Floats
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
-from loadgen.cli import verbs
+from loadgen.cli import measuring, two_sides
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan, Past
 from loadgen.run.jobs import Job
@@ -28,7 +28,7 @@ from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search.policy import MOST_CLEAN_STEP
 from loadgen.search.replay_policy import RATIO_UP, next_pair, without_evidence
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, WindowPlan
-from loadgen.studies import comparison, comparison_words, study
+from loadgen.studies import comparison, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.traffic.schedule import NS, PHASES
 from tests.support.runs.verdict_trees import screen
@@ -365,7 +365,7 @@ def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
 
 def asked(words: list[str], out: Path) -> tuple[Experiment, Experiment]:
     shared = [*words, f"out={out}", "run=one", "a.engine.max_num_seqs=1023", "b.engine.max_num_seqs=1024"]
-    return comparison_words.compared(shared, None, load)
+    return two_sides.compared(shared, None, load)
 
 
 class Site:
@@ -395,7 +395,7 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     a, b = asked([*VARIED, "search.budget_s=500", "seed=2"], tmp_path)
     site = Site(1.08)
     folder = created(Folder, a)
-    tree = to_tree(study.run(comparison.new_study(folder, a, b), folder, site, silent))
+    tree = to_tree(study.run(comparison.Comparison(a, b), folder, site, silent))
     ratio = tree["ratio"]
     # A service faster in everything by 8 % gains a little more where a bound is in seconds.
     assert (tree["exit_code"], tree["valid"]) == (0, True)
@@ -411,7 +411,8 @@ def test_a_study_shows_which_side_is_better_and_too_few_pairs_show_nothing(tmp_p
     assert text.startswith(f"VALID  B / A = {estimate['value']:.2f} [")
     assert "(95 %): B is better" in text and "engine.max_num_seqs 1023 -> 1024" in text
     assert "B got A's arrivals and lengths" in text and "\n    b " in text
-    again = comparison.saved_study(tmp_path / "one", load(base=tmp_path / "one" / "config.yaml"))
+    again = comparison.Comparison(a, b)
+    again.path = tmp_path / "one"
     ended = replace(from_tree(StudyVerdict, tree, "a test"), ratio=None)
 
     def compared() -> StudyVerdict:
@@ -434,20 +435,20 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / studies.OTHER).write_text("")
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        verbs.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
+        measuring.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        verbs.left(tmp_path / "b", lambda path: load(base=path))
+        measuring.left(tmp_path / "b", lambda path: load(base=path))
     (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
     (tmp_path / "b" / "events.jsonl").touch()
     assert concluded(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")
 
 
 def test_words_for_one_side_win_over_words_for_both() -> None:
-    a, b = comparison_words.compared(
+    a, b = two_sides.compared(
         ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"], None, load
     )
     assert (a.layout.name, b.layout.name, a.seed, b.seed) == ("dp1_tp8_ep8", "dp2_tp4_ep4", 9, 9)
-    assert comparison_words.differences(a, b)["layout.tensor_parallel"] == [8, 4]
+    assert two_sides.differences(a, b)["layout.tensor_parallel"] == [8, 4]
 
 
 def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> None:
@@ -455,7 +456,7 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
     for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(dump(load([f"layout={layout}", f"run={name}", "search=standard"])))
-    a, b = comparison_words.compared([*map(str, files), "search.budget_s=600"], None, load)
+    a, b = two_sides.compared([*map(str, files), "search.budget_s=600"], None, load)
     assert (a.layout.name, b.layout.name) == ("dp1_tp8_ep8", "dp2_tp4_ep4")
     assert (a.run, b.run, a.search.budget_s, b.search.budget_s) == (None, None, 600.0, 600.0)
 
@@ -479,4 +480,4 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
 )
 def test_what_cannot_be_compared_is_refused_with_the_remedy(words: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
-        comparison_words.compared(words, None, load)
+        two_sides.compared(words, None, load)

@@ -17,10 +17,11 @@ from analysis.results.json_border import to_tree
 from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from loadgen import __main__ as root
-from loadgen.cli import quality_words, verbs
+from loadgen.cli import measuring, two_sides
 from loadgen.run import lifecycle
 from loadgen.run.jobs import Service, Site
 from loadgen.search.window_plan import Start
+from loadgen.studies.quality_study import QualityStudy
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.servers.answering_server import AnsweringServer, answering
 from tests.support.virtual.virtual_fleet import VirtualFleet
@@ -79,7 +80,7 @@ def experiments(out: Path, *words: str) -> tuple[Experiment, Experiment]:
 
 
 def asked(out: Path, sides: Sides, *words: str) -> StudyVerdict:
-    return verbs.quality(*experiments(out, *words), sides.site, silent)
+    return measuring.new_study(QualityStudy(*experiments(out, *words)), sides.site, silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ def test_a_service_that_drafts_tokens_is_refused_before_anything_starts() -> Non
     words = ["b.engine.args.speculative_config={num_speculative_tokens: 2}", "workload.tokenizer=model"]
     words += ["engine=vllm", "cluster=mi325x_1n", "quality.load=2"]
     with pytest.raises(ConfigError, match=r"engine\.args\.speculative_config: .* no drafted tokens"):
-        quality_words.sides(words, None, lambda side, base: load(side, base))
+        two_sides.gate_sides(words, None, lambda side, base: load(side, base))
 
 
 @pytest.mark.slow
@@ -229,8 +230,8 @@ def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_pat
         summary.EXIT_INTERRUPTED
     )
     path, sides = tmp_path / "gate", Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB))
-    assert verbs.left(path, lambda file: load(base=file)).endswith("1 of 2 parts have ended; left: b")
-    found = verbs.resume(path, lambda file: load(base=file), sides.site, silent)
+    assert measuring.left(path, lambda file: load(base=file)).endswith("1 of 2 parts have ended; left: b")
+    found = measuring.resume(path, lambda file: load(base=file), sides.site, silent)
     assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])
 
 

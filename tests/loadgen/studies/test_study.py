@@ -12,7 +12,8 @@ from analysis.results.runs import RunError
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
-from loadgen.cli import arguments, engine_model, verbs
+from loadgen.cli import engine_model, measuring
+from loadgen.cli.words import experiment_of
 from loadgen.drive.plan import Past
 from loadgen.run.jobs import Job
 from loadgen.run.run_folder import Folder, RunFolder, created
@@ -79,7 +80,7 @@ class Site:
 
 
 def left(path: Path) -> str:
-    return verbs.left(path, lambda file: load(base=file))
+    return measuring.left(path, lambda file: load(base=file))
 
 
 def asked(out: Path, *words: str) -> Experiment:
@@ -216,7 +217,7 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["predict", "probe"])
 def test_one_run_refuses_to_be_several(verb: str) -> None:
     with pytest.raises(ConfigError, match="add search.deployments=1 search.repeats=1"):
-        arguments.experiment_of(verb, ["search.deployments=2"], None)
+        experiment_of(verb, ["search.deployments=2"], None)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from analysis.results.predictions import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.request_sizes import Images, tokens_of
 from loadgen.cli import engine_model
-from loadgen.cli.arguments import experiment_of as asked
-from loadgen.cli.arguments import with_image_tokens
+from loadgen.cli.words import experiment_of as asked
+from loadgen.cli.words import with_image_tokens
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.prompts.bodies import ImageParts, Prompts

@@ -12,8 +12,9 @@ from numpy.testing import assert_array_equal
 from analysis.rows import records
 from conf import ConfigError, load
 from conf.specs.conversation import Conversations
+from loadgen.cli import two_sides
 from loadgen.fleet.rows import plan_table, planned
-from loadgen.studies import comparison_words, matrix_study
+from loadgen.studies import comparison, matrix_study
 from loadgen.traffic.lengths import cut_tokens
 from loadgen.traffic.population import TURN, Rows, SessionPopulation
 from loadgen.traffic.prefix_sharing import means_of, with_mean_lengths
@@ -359,9 +360,7 @@ def test_what_conversations_cannot_be_is_refused_in_a_line(words: list[str], sai
 
 def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_them() -> None:
     both = [load(["workload=character", f"search={name}"]) for name in ("standard", "standard")]
-    assert comparison_words.unlike(*both) == comparison_words.CHATS
+    assert comparison.unlike(*both) == comparison.CHATS
     assert "requests of its own" in matrix_study.unpaired(*both)
     with pytest.raises(ConfigError, match="matrix.KEY"):
-        comparison_words.compared(
-            ["workload=character", "b.layout=dp2_tp4_ep4"], None, lambda words, _: load(words)
-        )
+        two_sides.compared(["workload=character", "b.layout=dp2_tp4_ep4"], None, lambda words, _: load(words))

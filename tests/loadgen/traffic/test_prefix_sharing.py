@@ -9,7 +9,8 @@ from analysis.results import predictions
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import GridCell
 from conf import Experiment, load
-from loadgen.cli import arguments, engine_model
+from loadgen.cli import engine_model
+from loadgen.cli.words import experiment_of
 from loadgen.predict import grid
 from loadgen.predict.operating_point import Effort, RateSimulator
 from loadgen.traffic.prefix_sharing import (
@@ -30,7 +31,7 @@ from tests.support.runs.verdict_trees import screen
 
 
 def asked(*words: str) -> Experiment:
-    return arguments.experiment_of("predict", ["cluster.session=fake", *words], None)
+    return experiment_of("predict", ["cluster.session=fake", *words], None)
 
 
 def drawn(experiment: Experiment, rate_qps: float, seconds: float) -> ArrivalSchedule:
