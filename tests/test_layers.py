@@ -178,8 +178,6 @@ def test_folders_import_lower_floors_only() -> None:
 
 
 @pytest.mark.parametrize("line", ["from loadgen.cli import output", "from loadgen.cli.output import printed"])
-    "line", ["from loadgen.cli import measuring", "from loadgen.cli.measuring import sweep"]
-)
 def test_a_planted_upward_import_is_found(line: str) -> None:
     planted = ROOT / "loadgen" / "traffic" / "planted.py"
     assert upward(planted, imported_in(f"def later() -> None:\n    {line}\n"))
