@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.capacity.paired_ratio import unpaired
-from analysis.exchange import aiperf, guidellm, vllm_bench
+from analysis.exchange import readers
 from analysis.exchange.foreign import Foreign
 from analysis.results import studies, summary
 from analysis.results.runs import Run, RunError, load_run
@@ -44,9 +44,7 @@ class ComparedResult:
     def capacity(self) -> Estimate | None:
         """The capacity in QPS per node by sampling noise alone; None where `unclaimed` gives the reason."""
         figures = self.verdict.capacity if self.verdict else None
-        if self.unclaimed or not figures:
-            return None
-        return figures.sampling
+        return None if self.unclaimed or not figures else figures.sampling
 
     @property
     def unclaimed(self) -> str:
@@ -76,26 +74,6 @@ def compared_results(paths: Sequence[Path]) -> list[ComparedResult]:
     if len(sides) > len(LETTERS):
         raise RunError(f"compare takes up to {len(LETTERS)} sides, not {len(sides)}")
     return [replace(one, letter=letter) for one, letter in zip(sides, LETTERS, strict=False)]
-
-
-def paired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
-    """B over A of the same requests, if the two are the sides of one comparison study; else None."""
-    above = a.path.resolve().parent
-    if a.foreign or b.foreign or above != b.path.resolve().parent or not studies.is_study(above):
-        return None
-    study = studies.load_verdict(above)
-    ratio = study.ratio
-    if study.study != "compare" or not ratio or not study.valid:
-        return None
-    if a.path.resolve().name == study.names[0]:
-        return ratio.estimate
-    low, high = ratio.estimate.ends
-    return Estimate(1 / ratio.estimate.value, high and 1 / high, low and 1 / low)
-
-
-def unpaired_ratio(a: ComparedResult, b: ComparedResult) -> Estimate | None:
-    """B over A of two capacities that were measured apart; None if one claims none."""
-    return unpaired(a.capacity, b.capacity) if a.capacity and b.capacity else None
 
 
 def _sides(path: Path) -> list[ComparedResult]:
@@ -144,19 +122,27 @@ def compare(a: Run, b: Run) -> CapacityRatio:
 
 
 def capacity_ratio(a: ComparedResult, b: ComparedResult) -> CapacityRatio | None:
-    """The ratio of two sides; None where a side claims no capacity."""
-    if paired := paired_ratio(a, b):
-        return CapacityRatio(paired, PAIRED)
-    apart = unpaired_ratio(a, b)
-    return CapacityRatio(apart, "measured apart") if apart else None
+    """B over A, of the same requests if the two are the sides of one comparison study.
+
+    None where a side claims no capacity.
+    """
+    first, second = a.path.resolve(), b.path.resolve()
+    if not a.foreign and not b.foreign and first.parent == second.parent and studies.is_study(first.parent):
+        study = studies.load_verdict(first.parent)
+        if study.study == "compare" and study.ratio and study.valid:
+            ratio = study.ratio.estimate
+            if first.name != study.names[0]:
+                low, high = ratio.ends
+                ratio = Estimate(1 / ratio.value, high and 1 / high, low and 1 / low)
+            return CapacityRatio(ratio, PAIRED)
+    if not a.capacity or not b.capacity:
+        return None
+    return CapacityRatio(unpaired(a.capacity, b.capacity), "measured apart")
 
 
 def refused(a: ComparedResult, b: ComparedResult) -> str:
     """Why there is no ratio."""
     return "; ".join(f"{one.letter} ({one.name}) {one.unclaimed}" for one in (a, b) if one.unclaimed)
-
-
-TOOLS = f"{vllm_bench.TOOL}, {guidellm.TOOL} or {aiperf.TOOL}"
 
 
 def is_foreign(path: Path | str) -> bool:
@@ -167,53 +153,26 @@ def is_foreign(path: Path | str) -> bool:
 def load_foreign(path: Path | str) -> list[Foreign]:
     """The loads in a result file, mostly one. Raises RunError for any other file, or one that is cut off."""
     path = Path(path)
-    text = _text(path)
-    try:
-        trees, cut = _trees(text, path)
-        loads = _read(trees, path)
-    except RunError:
-        raise
-    except RecursionError as error:
-        raise RunError(f"{path} is nested too deeply: it is no result of {TOOLS}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
-        raise RunError(
-            f"{path} looks like a result of {TOOLS}, but not of a version that is read here: "
-            f"{type(error).__name__} {error}"
-        ) from error
-    note = ("its last line is cut off and left out",) if cut else ()
-    return [replace(one, notes=(*one.notes, *note)) for one in loads]
-
-
-def _read(trees: Sequence[Any], path: Path) -> list[Foreign]:
-    if aiperf.fits(trees):
-        return [aiperf.read(trees, path)]
-    if len(trees) == 1 and guidellm.fits(trees[0]):
-        return list(guidellm.read(trees[0], path))
-    if trees and all(map(vllm_bench.fits, trees)):
-        several = len(trees) > 1
-        return [
-            vllm_bench.read(tree, path, f"line {i + 1}" if several else "") for i, tree in enumerate(trees)
-        ]
-    raise RunError(f"{path} is not a result of {TOOLS}: {_looks(trees)}")
-
-
-def _looks(trees: Sequence[Any]) -> str:
-    first = trees[0]
-    if isinstance(first, dict) and "aiperf_version" in first:
-        return f"it is {aiperf.TOOL}'s summary; give profile_export.jsonl, which has the single requests"
-    if isinstance(first, dict):
-        return f"it holds {', '.join(list(map(str, first))[:4]) or 'nothing'}"
-    return f"it holds a {type(first).__name__}"
-
-
-def _text(path: Path) -> str:
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} cannot be read as text: {reason(error)}") from error
     if not text.strip():
         raise RunError(f"{path} is empty: the tool saved nothing")
-    return text
+    try:
+        trees, is_cut = _trees(text, path)
+        loads = list(readers.read(trees, path))
+    except RunError:
+        raise
+    except RecursionError as error:
+        raise RunError(f"{path} is nested too deeply: it is no result of {readers.TOOLS}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+        raise RunError(
+            f"{path} looks like a result of {readers.TOOLS}, but not of a version that is read here: "
+            f"{type(error).__name__} {error}"
+        ) from error
+    note = ("its last line is cut off and left out",) if is_cut else ()
+    return [replace(one, notes=(*one.notes, *note)) for one in loads]
 
 
 def _trees(text: str, path: Path) -> tuple[list[Any], bool]:
@@ -221,10 +180,7 @@ def _trees(text: str, path: Path) -> tuple[list[Any], bool]:
     try:
         return [json.loads(text)], False
     except ValueError:
-        return _lines(text.strip().split("\n"), path)  # JSON may hold what splitlines takes for an end
-
-
-def _lines(lines: Sequence[str], path: Path) -> tuple[list[Any], bool]:
+        lines = text.strip().split("\n")  # JSON may hold what splitlines takes for an end
     trees: list[Any] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -233,6 +189,6 @@ def _lines(lines: Sequence[str], path: Path) -> tuple[list[Any], bool]:
             if number == len(lines) and trees:
                 return trees, True
             raise RunError(
-                f"{path} is cut off or not JSON, so no result of {TOOLS}: line {number}, {error}"
+                f"{path} is cut off or not JSON, so no result of {readers.TOOLS}: line {number}, {error}"
             ) from error
     return trees, False

@@ -25,12 +25,9 @@ ERROR_CHARS = 300
 """Most letters of an error message; a tool may save a whole traceback (our choice)."""
 CUT_OFF = ("payload is not completed", "incomplete", "peer closed", "disconnected")
 """Words of Python's HTTP clients for an answer that broke off."""
-_OFFSETS = ("first_byte", "first_token", "last_token", "end")
+_OFFSETS = tuple(f"{name}_offset_ns" for name in ("first_byte", "first_token", "last_token", "end"))
 _PHRASES = {status.phrase: int(status) for status in HTTPStatus}
 _CODE = re.compile(r"(?:error|status|code)\W{1,3}([45]\d\d)\b", re.IGNORECASE)
-
-DUE_UNKNOWN = "due times are not reported: latencies count from the send, which hides a late client"
-LENGTH_UNKNOWN = "the asked length is not in the file: an answer that ended early counts as answered"
 
 Row = dict[str, Any]
 Trio = tuple[float | None, float | None, float | None]
@@ -102,8 +99,20 @@ class Foreign:
 
     @property
     def from_send(self) -> pa.Table:
-        """The measured requests with times from the actual send, as other tools count."""
-        return sent_at_due(self.measured) if self.due_known else self.measured
+        """The measured requests with times from the actual send, as other tools count.
+
+        Where the due times are known each is then due when it was sent, so that the lag is unknown.
+        """
+        rows = self.measured
+        if not self.due_known:
+            return rows
+        sent = rows.column("send_offset_ns")
+        columns = {name: rows.column(name) for name in rows.column_names}
+        for name in _OFFSETS:
+            columns[name] = pc.subtract(columns[name], sent)
+        columns["due_ns"] = pc.add(columns["due_ns"], sent)
+        columns["send_offset_ns"] = pa.nulls(len(sent), pa.int64())
+        return pa.table(columns, schema=rows.schema)
 
     @property
     def latencies(self) -> dict[str, Floats]:
@@ -136,17 +145,6 @@ def table(rows: Iterable[Row]) -> pa.Table:
         if row["status"] in records.FAILURES and row.get("requested_output_tokens") is None:
             row["requested_output_tokens"] = usual
     return records.table(rows)
-
-
-def sent_at_due(requests: pa.Table) -> pa.Table:
-    """The same rows, each due when it was sent; the lag is then unknown."""
-    sent = requests.column("send_offset_ns")
-    columns = {name: requests.column(name) for name in requests.column_names}
-    for name in _OFFSETS:
-        columns[f"{name}_offset_ns"] = pc.subtract(columns[f"{name}_offset_ns"], sent)
-    columns["due_ns"] = pc.add(columns["due_ns"], sent)
-    columns["send_offset_ns"] = pa.nulls(len(sent), pa.int64())
-    return pa.table(columns, schema=requests.schema)
 
 
 def failure(message: str, http_status: int | None = None, got_token: bool = False) -> Row:
@@ -204,9 +202,5 @@ def released(waits: Sequence[float], scale: float) -> list[str]:
 
 def percentiles(tree: Mapping[str, Any], names: tuple[str, str, str], scale: float = 1.0) -> Trio:
     """Three figures of a tool's tree, in ms by `scale`; None for a missing one."""
-
-    def figure(name: str) -> float | None:
-        return None if tree.get(name) is None else float(tree[name]) * scale
-
-    p50, p90, p99 = names
-    return figure(p50), figure(p90), figure(p99)
+    p50, p90, p99 = (None if tree.get(name) is None else float(tree[name]) * scale for name in names)
+    return p50, p90, p99

@@ -4,7 +4,7 @@ Column d of every table is one draw of all constants, the same one for all shape
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,8 @@ class RankedShape:
     `nodes` are planned ones, `nodes_at` those at each known figure of the capacity. Shapes with equally many
     share a `rank`. `probability_best` counts a tie in equal parts; `told_apart` is true if it needs strictly
     fewer or more nodes than the first in 95 % of the draws. `assumed` are the constants that nobody measured,
-    by config key. `cell` names the part of a study that measured it.
+    by config key. `cell` names the part of a study that measured it. A shape before its ranking has no rank,
+    nodes or probability.
     """
 
     name: str
@@ -38,15 +39,15 @@ class RankedShape:
     budget_tokens: int
     shape: str
     gpus: int
-    rank: int
-    tied: bool
-    nodes: int
-    nodes_at: Mapping[str, int]
+    rank: int = 0
+    tied: bool = False
+    nodes: int = 0
+    nodes_at: Mapping[str, int] = field(default_factory=dict)
     qps_per_node: Estimate
     binding: str
     kv_full: bool = False
-    probability_best: float
-    told_apart: bool
+    probability_best: float = 0.0
+    told_apart: bool = False
     assumed: tuple[str, ...] = ()
     draws: int
     usd_per_hour: float | None = None
@@ -133,19 +134,19 @@ def nodes_of(peak_qps: float, service: FleetCapacity, care: Margins, qps_per_nod
 
 
 def _monotone(function: Callable[[float], int], values: Floats) -> Ints:
-    """The falling function at each of the rising values; asked only where its steps are."""
-    found = np.zeros(len(values), dtype=np.int64)
+    """The falling function at each of the rising values; called only where its steps are."""
+    results = np.zeros(len(values), dtype=np.int64)
     open_ends = [(0, len(values) - 1)]
-    found[0], found[-1] = function(float(values[0])), function(float(values[-1]))
+    results[0], results[-1] = function(float(values[0])), function(float(values[-1]))
     while open_ends:
         first, last = open_ends.pop()
-        if found[first] == found[last]:
-            found[first : last + 1] = found[first]
+        if results[first] == results[last]:
+            results[first : last + 1] = results[first]
         elif last - first > 1:
             middle = (first + last) // 2
-            found[middle] = function(float(values[middle]))
+            results[middle] = function(float(values[middle]))
             open_ends += [(first, middle), (middle, last)]
-    return found
+    return results
 
 
 def best_probability(nodes: Ints) -> Floats:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,27 +37,15 @@ MEASURED_DRAWS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeCapacity:
-    """The knowledge of one shape: the evidence to plan on, and ln of its capacity in every joint draw.
+class Candidate:
+    """A shape before its rank, the evidence to plan on, and ln of its capacity in every joint draw.
 
-    `draws` are those that were simulated; the others follow from them.
+    The `draws` of the shape are those that were simulated; the others follow from them.
     """
 
-    layout: str
-    budget_tokens: int
-    shape: str
-    gpus: int
+    shape: RankedShape
     evidence: Evidence
-    binding: str
     ln_qps: Floats
-    draws: int
-    kv_full: bool = False
-    assumed: tuple[str, ...] = ()
-    cell: str = ""
-
-    @property
-    def name(self) -> str:
-        return name_of(self.layout, self.budget_tokens)
 
 
 def name_of(layout: str, budget_tokens: int) -> str:
@@ -68,7 +55,7 @@ def name_of(layout: str, budget_tokens: int) -> str:
 
 def ranked(
     hit: float | None,
-    found: Sequence[ShapeCapacity],
+    candidates: Sequence[Candidate],
     unranked: Sequence[UnrankedShape],
     peak_qps: float,
     care: Margins,
@@ -77,53 +64,46 @@ def ranked(
 
     Raises NotPlannable where no shape has a capacity, RunError where no number of nodes serves the peak.
     """
-    if not found:
+    if not candidates:
         why = unranked[0].reason if unranked else "there is none"
         raise NotPlannable(f"no shape has a capacity: {why}", summary.EXIT_SLO_MISSED)
-    found, plans, beyond = _plans(found, peak_qps, care)
-    unranked = [*unranked, *beyond]
-    ln_qps = np.array([one.ln_qps for one in found])
+    kept: list[Candidate] = []
+    plans: list[Plan] = []
+    beyond: list[UnrankedShape] = []
+    for candidate in candidates:
+        try:
+            plans.append(plan(candidate.evidence, Demand(peak_qps=peak_qps), care))
+            kept.append(candidate)
+        except RunError as error:
+            beyond.append(UnrankedShape(name=candidate.shape.name, kind="not ranked", reason=str(error)))
+    if not kept:
+        raise RunError(beyond[0].reason)
+    ln_qps = np.array([candidate.ln_qps for candidate in kept])
     # Every shape was watched on as many nodes as the others, and E(n) = 1 for all.
     nodes = ranking.nodes_of(peak_qps, plans[0].service, care, np.exp(ln_qps))
     best = ranking.best_probability(nodes)
     order = ranking.places([one.nodes for one in plans], [one.planned_on.qps_per_node.value for one in plans])
     first = order[0][0]
-    shapes = [
-        _ranked(found[each], plans[each].nodes, dict(plans[each].nodes_at), care)
-        | {
-            "rank": rank,
-            "tied": tied,
-            "probability_best": float(best[each]),
-            "told_apart": each != first and ranking.told_apart(nodes, first, each),
-        }
+    shapes = (
+        replace(
+            kept[each].shape,
+            rank=rank,
+            tied=tied,
+            nodes=plans[each].nodes,
+            nodes_at=dict(plans[each].nodes_at),
+            usd_per_hour=None if care.node_hour_usd is None else plans[each].nodes * care.node_hour_usd,
+            probability_best=float(best[each]),
+            told_apart=each != first and ranking.told_apart(nodes, first, each),
+        )
         for each, rank, tied in order
-    ]
+    )
     return ShapeRanking(
         hit=hit,
-        shapes=tuple(RankedShape(**each) for each in shapes),
-        unranked=tuple(unranked),
+        shapes=tuple(shapes),
+        unranked=(*unranked, *beyond),
         tie_probability=ranking.tie_probability(nodes),
         sd_nodes=float(nodes[first].std()),
     )
-
-
-def _plans(
-    found: Sequence[ShapeCapacity], peak_qps: float, care: Margins
-) -> tuple[list[ShapeCapacity], list[Plan], list[UnrankedShape]]:
-    """The shapes that some number of nodes makes serve the peak, their plans, and the others.
-
-    Raises RunError if there is none.
-    """
-    known, plans, beyond = [], [], []
-    for one in found:
-        try:
-            plans.append(plan(one.evidence, Demand(peak_qps=peak_qps), care))
-            known.append(one)
-        except RunError as error:
-            beyond.append(UnrankedShape(name=one.name, kind="not ranked", reason=str(error)))
-    if not known:
-        raise RunError(beyond[0].reason)
-    return known, plans, beyond
 
 
 def rivals(of: ShapeRanking) -> list[RankedShape]:
@@ -136,25 +116,6 @@ def rivals(of: ShapeRanking) -> list[RankedShape]:
         best = {shape.layout: shape for shape in reversed(close) if shape.layout != of.first.layout}
         close = [shape for shape in close if shape in best.values()]
     return sorted(close, key=lambda shape: -shape.probability_best)[:MOST_RIVALS]
-
-
-def _ranked(one: ShapeCapacity, nodes: int, nodes_at: dict[str, int], care: Margins) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "layout": one.layout,
-        "budget_tokens": one.budget_tokens,
-        "shape": one.shape,
-        "gpus": one.gpus,
-        "nodes": nodes,
-        "nodes_at": nodes_at,
-        "qps_per_node": one.evidence.qps_per_node,
-        "binding": one.binding,
-        "kv_full": one.kv_full,
-        "assumed": one.assumed,
-        "draws": one.draws,
-        "usd_per_hour": None if care.node_hour_usd is None else nodes * care.node_hour_usd,
-        "cell": one.cell,
-    }
 
 
 def is_recommendation(path: Path) -> bool:
@@ -209,8 +170,8 @@ def _of_cells(
     predicted: ShapeRanking, cells: Sequence[MatrixCell], peak_qps: float, care: Margins, study: StudyVerdict
 ) -> ShapeRanking | None:
     """The measured ranking at one hit rate; None while no shape of it has a capacity."""
-    known = {one.name: one for one in predicted.shapes}
-    ours = [cell for cell in cells if cell.at.get(HIT) == predicted.hit and _name(cell) in known]
+    shapes = {shape.name: shape for shape in predicted.shapes}
+    ours = [cell for cell in cells if cell.at.get(HIT) == predicted.hit and _name(cell) in shapes]
     good = [cell for cell in ours if cell.exit_code == summary.EXIT_OK and cell.qps_per_node]
     if not good:
         return None
@@ -219,37 +180,39 @@ def _of_cells(
         for cell in ours
         if cell not in good
     ]
-    pairs = zip(good, _measured_ln_qps(good), strict=True)
-    found = [_capacity(known[_name(cell)], cell, ln_qps, study) for cell, ln_qps in pairs]
-    return ranked(predicted.hit, found, others, peak_qps, care)
+    candidates = [
+        _candidate(shapes[_name(cell)], cell, ln_qps, study)
+        for cell, ln_qps in zip(good, _measured_ln_qps(good), strict=True)
+    ]
+    return ranked(predicted.hit, candidates, others, peak_qps, care)
 
 
 def _name(cell: MatrixCell) -> str:
     return name_of(str(cell.at.get(LAYOUT)), int(cell.at.get(BUDGET) or 0))
 
 
-def _capacity(shape: RankedShape, cell: MatrixCell, ln_qps: Floats, study: StudyVerdict) -> ShapeCapacity:
+def _candidate(predicted: RankedShape, cell: MatrixCell, ln_qps: Floats, study: StudyVerdict) -> Candidate:
     q = cell.qps_per_node
     assert q is not None
-    return ShapeCapacity(
-        layout=shape.layout,
-        budget_tokens=shape.budget_tokens,
-        shape=shape.shape,
-        gpus=shape.gpus,
-        evidence=Evidence(
-            name=shape.name,
-            asked=study.asked,
-            found_by="simulated" if study.asked.is_modelled else "measured",
-            caution="",
-            qps_per_node=q,
-            open_above=False,
-            lengths=None,
-        ),
+    evidence = Evidence(
+        name=predicted.name,
+        asked=study.asked,
+        found_by="simulated" if study.asked.is_modelled else "measured",
+        caution="",
+        qps_per_node=q,
+        open_above=False,
+        lengths=None,
+    )
+    shape = replace(
+        predicted,
+        qps_per_node=q,
         binding=cell.binding or "",
-        ln_qps=ln_qps,
         draws=0,
         cell=cell.name,
+        kv_full=False,
+        assumed=(),
     )
+    return Candidate(shape, evidence, ln_qps)
 
 
 def _measured_ln_qps(cells: Sequence[MatrixCell]) -> list[Floats]:

@@ -14,11 +14,12 @@ from analysis.planning.plan import demand_rates
 from analysis.recommendation import ranking, recommended
 from analysis.recommendation.ranking import (
     ProposedMeasurement,
+    RankedShape,
     RecommendationVerdict,
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.recommendation.recommended import ShapeCapacity
+from analysis.recommendation.recommended import Candidate
 from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
@@ -202,24 +203,18 @@ def answered(
 def _ranking(
     question: ShapeQuestion, pairs: Sequence[tuple[Shape, Answer | None]], peak_qps: float
 ) -> ShapeRanking:
-    found: list[ShapeCapacity] = []
-    unranked: list[UnrankedShape] = []
-    for shape, answer in pairs:
-        one = _capacity(shape, answer)
-        if isinstance(one, ShapeCapacity):
-            found.append(one)
-        else:
-            unranked.append(one)
+    results = [_candidate(shape, answer) for shape, answer in pairs]
+    candidates = [each for each in results if isinstance(each, Candidate)]
+    unranked = [each for each in results if isinstance(each, UnrankedShape)]
     by_name = {shape.name: shape for shape, _ in pairs}
-    care, hit = question.asked.plan, pairs[0][0].hit
-    ranking = recommended.ranked(hit, found, unranked, peak_qps, care)
-    first = by_name[ranking.first.name]
-    sides = [[first, by_name[rival.name]] for rival in recommended.rivals(ranking)] or [[first]]
+    order = recommended.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.asked.plan)
+    first = by_name[order.first.name]
+    sides = [[first, by_name[rival.name]] for rival in recommended.rivals(order)] or [[first]]
     proposed = [said for side in sides if (said := _proposal(question, side))]
-    return replace(ranking, proposed=tuple(proposed))
+    return replace(order, proposed=tuple(proposed))
 
 
-def _capacity(shape: Shape, answer: Answer | None) -> ShapeCapacity | UnrankedShape:
+def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape:
     """The prediction of the engine model for a shape, or the reason why it has no rank."""
     if shape.asked is None or answer is None:
         return UnrankedShape(name=shape.name, kind="infeasible", reason=shape.refused)
@@ -230,28 +225,21 @@ def _capacity(shape: Shape, answer: Answer | None) -> ShapeCapacity | UnrankedSh
     except RunError as error:
         return UnrankedShape(name=shape.name, kind="not ranked", reason=answer.reason or str(error))
     assert answer.capacity and answer.forecast
-    known = answer.forecast.of_capacity
-    draws = known.draws if known else 0
-    layout = shape.asked.layout
-    return ShapeCapacity(
+    draws = answer.forecast.of_capacity.draws if answer.forecast.of_capacity else 0
+    predicted = RankedShape(
+        name=shape.name,
         layout=shape.layout,
         budget_tokens=shape.budget_tokens,
-        shape=layout.shape,
-        gpus=layout.gpus_per_node,
-        evidence=evidence,
+        shape=shape.asked.layout.shape,
+        gpus=shape.asked.layout.gpus_per_node,
+        qps_per_node=evidence.qps_per_node,
         binding=answer.capacity.binding,
-        ln_qps=grid.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS),
         draws=draws,
-        kv_full=_kv_full(answer),
+        kv_full=(answer.forecast.kv_used or 0.0) >= KV_FULL,
         assumed=answer.constants.assumed if answer.constants else (),
     )
-
-
-def _kv_full(answer: PredictionVerdict) -> bool:
-    """True where the KV cache holds the service back too."""
-    assert answer.forecast is not None
-    used = answer.forecast.kv_used
-    return used is not None and used >= KV_FULL
+    ln_qps = grid.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS)
+    return Candidate(predicted, evidence, ln_qps)
 
 
 def _measured(question: ShapeQuestion, shape: Shape) -> Experiment:

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 from analysis import RunError
-from analysis.exchange import (
-    Foreign,
-    aiperf,
-    guidellm,
-    is_foreign,
-    load_foreign,
-    vllm_bench,
-)
+from analysis.exchange import Foreign, is_foreign, load_foreign, readers
 from analysis.exchange.foreign import failure
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
@@ -62,10 +55,10 @@ def one(path: Path) -> Foreign:
 @pytest.mark.parametrize(
     ("path", "tool", "version", "counts"),
     [
-        (VLLM, vllm_bench.TOOL, "unknown", [(25, 3, 2)]),
-        (GUIDELLM, guidellm.TOOL, "0.8.1", [(13, 2, 1), (12, 2, 2)]),
-        (CLOSED, guidellm.TOOL, "0.8.1", [(10, 1, 1)]),
-        (AIPERF, aiperf.TOOL, "0.13.0", [(24, 4, 2)]),
+        (VLLM, readers.VLLM_BENCH, "unknown", [(25, 3, 2)]),
+        (GUIDELLM, readers.GUIDELLM, "0.8.1", [(13, 2, 1), (12, 2, 2)]),
+        (CLOSED, readers.GUIDELLM, "0.8.1", [(10, 1, 1)]),
+        (AIPERF, readers.AIPERF, "0.13.0", [(24, 4, 2)]),
     ],
 )
 def test_a_real_file_is_known_by_its_content(
@@ -132,22 +125,13 @@ def test_a_due_time_that_is_not_told_leaves_the_lag_unknown_and_not_zero(path: P
     assert any("count from the send" in note for note in foreign.notes)
 
 
-def test_a_warm_up_is_not_measured() -> None:
-    foreign = one(AIPERF)
-    assert (foreign.requests.num_rows, foreign.measured.num_rows) == (33, 30)
-
-
-def test_what_was_asked_is_told_as_far_as_the_file_says() -> None:
+def test_the_offered_load_is_what_the_file_says(tmp_path: Path) -> None:
     assert (one(VLLM).asked.rate_qps, one(VLLM).asked.open_loop, one(VLLM).asked.model) == (10, True, "mock")
     assert (one(AIPERF).asked.rate_qps, one(AIPERF).asked.arrivals) == (10, "poisson")
     assert [foreign.asked.rate_qps for foreign in load_foreign(GUIDELLM)] == [10, 20]
     assert (one(CLOSED).asked.open_loop, one(CLOSED).asked.concurrency) == (False, 4)
-
-
-def test_an_unlimited_rate_is_no_open_loop(tmp_path: Path) -> None:
-    tree = vllm_tree() | {"request_rate": "inf"}
-    found = one(saved(tmp_path / "x", tree))
-    assert (found.asked.rate_qps, found.asked.open_loop) == (None, False)
+    unlimited = one(saved(tmp_path / "x", vllm_tree() | {"request_rate": "inf"}))
+    assert (unlimited.asked.rate_qps, unlimited.asked.open_loop) == (None, False)
 
 
 def test_older_files_of_vllm_are_read_without_what_they_lack(tmp_path: Path) -> None:
@@ -170,7 +154,10 @@ def test_appended_results_are_loads_of_their_own_and_a_cut_one_is_left_out(tmp_p
     assert cut.notes[-1] == "its last line is cut off and left out"
 
 
-def test_records_of_a_killed_aiperf_are_read_up_to_the_cut(tmp_path: Path) -> None:
+def test_records_of_a_killed_aiperf_are_read_up_to_the_cut_and_a_warm_up_is_not_measured(
+    tmp_path: Path,
+) -> None:
+    assert (one(AIPERF).requests.num_rows, one(AIPERF).measured.num_rows) == (33, 30)
     path = tmp_path / "x"
     path.write_text(AIPERF.read_text()[:-40])
     found = one(path)
@@ -180,7 +167,7 @@ def test_records_of_a_killed_aiperf_are_read_up_to_the_cut(tmp_path: Path) -> No
 
 def test_a_summary_of_another_run_is_not_believed(tmp_path: Path) -> None:
     saved(tmp_path / "profile_export.jsonl", *aiperf_lines()[:20])
-    (tmp_path / aiperf.SUMMARY_FILE).write_bytes(AIPERF.with_name(aiperf.SUMMARY_FILE).read_bytes())
+    (tmp_path / readers.AIPERF_SUMMARY).write_bytes(AIPERF.with_name(readers.AIPERF_SUMMARY).read_bytes())
     assert one(tmp_path / "profile_export.jsonl").own == {}
 
 
@@ -251,7 +238,7 @@ def without(*names: str) -> Change:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "not detailed": (without("ttfts", "itls"), "run vllm bench serve with --save-result --save-detailed"),
-    "no request": (lambda t: t | dict.fromkeys(vllm_bench.DETAIL, []), "holds no request"),
+    "no request": (lambda t: t | dict.fromkeys(readers.VLLM_DETAIL, []), "holds no request"),
     "torn lists": (lambda t: t | {"ttfts": t["ttfts"][:3]}, "its lists of requests differ in length"),
     "odd figures": (lambda t: t | {"ttfts": ["soon"] * 30}, "not of a version that is read here"),
     "another tool": (
