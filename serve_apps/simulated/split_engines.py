@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from serve_apps.engine_model.cost.transfer import KvLink
+from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
 from serve_apps.simulated.openai_request import SeenImages

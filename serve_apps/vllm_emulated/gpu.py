@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from conf.constants import fingerprint
 from conf.kernels import backend_ratio
 from conf.specs.experiment import EmulatedEngine, Hardware, Layout, Model, VllmEngine
-from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
+from serve_apps.engine_model.cost.architecture import weight_bytes_on_gpu
+from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import Batch, Roofline, roofline
-from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.vllm_emulated.platform_plugin import CONNECTORS, ENVIRONMENT, GPU_BYTES
 from serve_apps.vllm_recipes.recipes import Recipe
 
@@ -71,7 +71,7 @@ class EmulatedGpu:
             roofline(model, hardware, layout, backend_ratio(backend)),
             layout.tensor_parallel,
             hardware.hbm_bytes,
-            weight_bytes_per_gpu(model, layout.tensor_parallel),
+            weight_bytes_on_gpu(model, layout),
             engine.activation_bytes,
             fingerprint(model, hardware),
             None if split is None else TransferSeconds.of(model, split),

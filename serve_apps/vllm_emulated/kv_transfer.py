@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 
 HOLD_S = 480.0
 """Seconds after which unread blocks are released: our choice, longer than any request waits.

@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from serve_apps.engine_model.cost.transfer import KvLink
+from serve_apps.engine_model.cost.links import KvLink
 from tests.vllm.real_core import (
     Clock,
     Core,

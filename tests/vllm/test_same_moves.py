@@ -18,7 +18,7 @@ from vllm.v1.engine.core_client import DPLBAsyncMPClient
 from conf import load
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
-from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine import steps
 from serve_apps.engine_model.engine.kinds import EngineKind, SplitKind, empty_arrays
 from serve_apps.engine_model.service import loop

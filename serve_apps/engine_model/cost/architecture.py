@@ -133,11 +133,6 @@ def replicated_bytes(model: Model) -> float:
     return replicated_parameters(model) * (_BF16_BYTES if kept else _quantised_bytes(model))
 
 
-def weight_bytes_per_gpu(model: Model, gpus: int) -> float:
-    """Bytes of the weights on each of `gpus`."""
-    return per_gpu(weight_bytes(model), replicated_bytes(model), gpus)
-
-
 def routed_bytes(model: Model) -> float:
     """Bytes of all routed experts, which `weight_bytes` counts."""
     return expert_layers(model) * model.experts * expert_bytes(model)
@@ -150,7 +145,7 @@ def weight_bytes_on_gpu(model: Model, layout: Layout) -> float:
     experts are cut over the GPUs of all ranks (vLLM, FusedMoEParallelConfig).
     """
     if layout.data_parallel == 1:
-        return weight_bytes_per_gpu(model, layout.tensor_parallel)
+        return per_gpu(weight_bytes(model), replicated_bytes(model), layout.tensor_parallel)
     routed = routed_bytes(model)
     rest = per_gpu(weight_bytes(model) - routed, replicated_bytes(model), layout.tensor_parallel)
     return rest + routed / layout.gpus_per_replica

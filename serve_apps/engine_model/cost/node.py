@@ -6,8 +6,8 @@ from conf.io.check import require
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine, Workload
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.cost.transfer import TransferSeconds
 
 GUESS_BATCH = 64
 """Decoding sequences in the guess (the concurrency of the Character.ai post)."""
@@ -24,7 +24,8 @@ def shares(
     both sides' engines count, with the fields of `PREFILL` for those that compute prompts.
     """
     if layout.prefill_side is not None:
-        known = {"decode": (layout.decode_side, work), "prefill": (layout.prefill_side, _of_prefill(work))}
+        prompts = {k.removeprefix(PREFILL): value for k, value in work.items() if k.startswith(PREFILL)}
+        known = {"decode": (layout.decode_side, work), "prefill": (layout.prefill_side, prompts)}
         busy_s = sum(own["busy_s"] for _, own in known.values())
         return {
             f"{name} of {side} engines": share * own["busy_s"] / busy_s
@@ -48,10 +49,6 @@ def shares(
         terms = {**terms, "all-reduce": cost.all_reduce_token_s * tokens}
     rest = max(0.0, work["busy_s"] - sum(terms.values()))
     return {name: seconds / work["busy_s"] for name, seconds in {**terms, "experts and rest": rest}.items()}
-
-
-def _of_prefill(work: Mapping[str, float]) -> dict[str, float]:
-    return {name.removeprefix(PREFILL): value for name, value in work.items() if name.startswith(PREFILL)}
 
 
 def peaks(

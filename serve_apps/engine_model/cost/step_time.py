@@ -6,27 +6,12 @@ a step may cost as much as decode tokens; the efficiency then rises smoothly, wi
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 
 from conf.specs.experiment import Hardware, KernelRatio, Layout, Model
-from serve_apps.engine_model.cost import architecture
-
-_ACTIVATION_BYTES = 2
-"""All-reduces carry bf16."""
-_CODEC_BYTES = {"int8": 2176 / 2048, "int6": 1664 / 2048, "int4": 1152 / 2048}
-"""Bytes of a value in quick reduce: the tile of 2048 values of each codec, scales included
-(vLLM csrc/quickreduce/quick_reduce_impl.cuh, kRankTileStride)."""
-_MIB = 2**20
-_QUICK_MIN_BYTES = {
-    2: {"int8": 2 * _MIB, "int6": 2 * _MIB, "int4": 1 * _MIB},
-    4: {"int8": 16 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
-    8: {"int8": 4 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
-}
-"""Smallest message quick reduce takes over, by GPUs and codec, cast to fp16 as by default (vLLM
-vllm/distributed/device_communicators/quick_all_reduce.py, _QR_MIN_SIZE)."""
+from serve_apps.engine_model.cost import architecture, links
 
 
 @dataclass(slots=True)
@@ -60,20 +45,20 @@ class Roofline:
     for their all-reduces.
     """
 
-    launch_s: float
-    weight_read_s: float
-    expert_read_s: float
-    expert_miss: float
-    decode_gemm_token_s: float
-    prefill_gemm_token_s: float
-    all_reduce_token_s: float
-    context_token_s: float
-    attention_pair_s: float
-    host_sequence_s: float
-    prefill_rise_s: float
-    prefill_rise_tokens: float
-    quick_reduce_token_s: float
-    quick_reduce_tokens: float
+    launch_s: float = 0.0
+    weight_read_s: float = 0.0
+    expert_read_s: float = 0.0
+    expert_miss: float = 0.0
+    decode_gemm_token_s: float = 0.0
+    prefill_gemm_token_s: float = 0.0
+    all_reduce_token_s: float = 0.0
+    context_token_s: float = 0.0
+    attention_pair_s: float = 0.0
+    host_sequence_s: float = 0.0
+    prefill_rise_s: float = 0.0
+    prefill_rise_tokens: float = 1.0
+    quick_reduce_token_s: float = 0.0
+    quick_reduce_tokens: float = math.inf
     expert_skew_s: float = 0.0
 
     def duration_s(self, batch: Batch) -> float:
@@ -175,7 +160,7 @@ def roofline(
     rise_tokens = constants.gemm_rise_tokens.value
     mixed_s = model.layers * constants.prefill_layer_us.value * 1e-6
     expert_read_s = experts / (bandwidth * constants.expert_read.value)
-    quick_bytes, quick_tokens = _quick_reduce(model, hardware, layout)
+    quick_bytes, quick_tokens = links.quick_reduce(model, hardware, layout)
     found = Roofline(
         launch_s=constants.step_ms.value * 1e-3 + model.layers * constants.layer_us.value * 1e-6,
         weight_read_s=read_bytes / (hardware.hbm_bytes_per_s * reached.hbm.value),
@@ -183,14 +168,14 @@ def roofline(
         expert_miss=_expert_miss(model),
         decode_gemm_token_s=decode_s,
         prefill_gemm_token_s=prefill_s + constants.prefill_token_us.value * 1e-6 / pace,
-        all_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, _ACTIVATION_BYTES),
+        all_reduce_token_s=links.all_reduce_token_s(model, hardware, gpus, links.ACTIVATION_BYTES),
         context_token_s=architecture.kv_bytes_per_token(model, gpus)
         / (hardware.hbm_bytes_per_s * reached.kv_read.value),
         attention_pair_s=_pair_s(model, hardware, gpus) / reached.attention.value,
         host_sequence_s=constants.host_per_sequence_us.value * 1e-6,
         prefill_rise_s=(decode_s - prefill_s) * rise_tokens + mixed_s,
         prefill_rise_tokens=rise_tokens or 1.0,
-        quick_reduce_token_s=_all_reduce_token_s(model, hardware, gpus, quick_bytes),
+        quick_reduce_token_s=links.all_reduce_token_s(model, hardware, gpus, quick_bytes),
         quick_reduce_tokens=quick_tokens,
         expert_skew_s=expert_read_s * _expert_skew(model, layout),
     )
@@ -209,13 +194,6 @@ class RanksTime:
     own: Roofline
     shared: Roofline
     ranks: int
-
-    def duration_s(self, batches: Sequence[Batch | None]) -> float:
-        """Seconds of a step; `batches` has one of each rank, or None for a rank without work."""
-        work = [Batch(decode_tokens=1) if batch is None else batch for batch in batches]
-        slowest = max(self.own.duration_s(batch) for batch in work)
-        decode, prefill = sum(each.decode_tokens for each in work), sum(each.prefill_tokens for each in work)
-        return slowest + self.shared.duration_s(Batch(decode, prefill))
 
     @property
     def balanced(self) -> Roofline:
@@ -277,21 +255,16 @@ def ranks_time(
         decode_gemm_token_s=own_decode_s,
         prefill_gemm_token_s=own_prefill_s + token_s,
         prefill_rise_s=(own_decode_s - own_prefill_s) * rise_tokens + mixed_s,
-        all_reduce_token_s=scale * _ranks_exchange_s(model, hardware, layout),
+        all_reduce_token_s=scale * links.ranks_exchange_s(model, hardware, layout),
     )
-    nothing = {field.name: 0.0 for field in fields(Roofline)}
     shared = Roofline(
-        **{
-            **nothing,
-            "expert_read_s": expert_read_s,
-            "expert_miss": plain.expert_miss,
-            "expert_skew_s": expert_read_s * _expert_skew(model, layout),
-            "decode_gemm_token_s": decode_s,
-            "prefill_gemm_token_s": prefill_s,
-            "prefill_rise_s": (decode_s - prefill_s) * rise_tokens,
-            "prefill_rise_tokens": plain.prefill_rise_tokens,
-            "quick_reduce_tokens": math.inf,
-        }
+        expert_read_s=expert_read_s,
+        expert_miss=plain.expert_miss,
+        expert_skew_s=expert_read_s * _expert_skew(model, layout),
+        decode_gemm_token_s=decode_s,
+        prefill_gemm_token_s=prefill_s,
+        prefill_rise_s=(decode_s - prefill_s) * rise_tokens,
+        prefill_rise_tokens=plain.prefill_rise_tokens,
     )
     return RanksTime(own.with_kernels(kernels), shared.with_kernels(kernels), layout.data_parallel)
 
@@ -310,7 +283,7 @@ def _at_pace(model: Model, hardware: Hardware) -> tuple[Hardware, float]:
 
 def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     """Linear layers of one token, each at the peak of its weights' type; int4 weights compute in bf16."""
-    peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
+    peak = links.figure(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
     gpus = layout.tensor_parallel
     linear = architecture.linear_flop_per_gpu(model, gpus)
     picked = architecture.expert_layers(model) * model.experts_per_token
@@ -319,13 +292,13 @@ def _gemm_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     fullest = model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
     flop = linear - routed + routed * fullest
     kept = architecture.bf16_flop_per_gpu(model, gpus) if model.weights == "fp8" else 0.0
-    slower = kept / _known(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
+    slower = kept / links.figure(hardware, "bf16_flop_per_s") - kept / peak if kept else 0.0
     return flop / peak + slower
 
 
 def _routed_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
     """The routed experts' part of `_gemm_token_s`, of a token of any rank, on the fullest GPU of all."""
-    peak = _known(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
+    peak = links.figure(hardware, "fp8_flop_per_s" if model.weights == "fp8" else "bf16_flop_per_s")
     picked = architecture.expert_layers(model) * model.experts_per_token
     fullest = model.step_time.expert_imbalance.value if layout.expert_parallel else 1.0
     return 2 * picked * architecture.expert_parameters(model) / layout.gpus_per_replica * fullest / peak
@@ -333,10 +306,11 @@ def _routed_token_s(model: Model, hardware: Hardware, layout: Layout) -> float:
 
 def _pair_s(model: Model, hardware: Hardware, gpus: int) -> float:
     """Attention of one pair at the BF16 peak, and the indexer's score of it at the FP8 peak."""
-    attention_s = architecture.attention_flop_per_pair(model) / (gpus * _known(hardware, "bf16_flop_per_s"))
+    peak = gpus * links.figure(hardware, "bf16_flop_per_s")
+    attention_s = architecture.attention_flop_per_pair(model) / peak
     if not model.index_heads:
         return attention_s
-    return attention_s + architecture.index_flop_per_pair(model) / _known(hardware, "fp8_flop_per_s")
+    return attention_s + architecture.index_flop_per_pair(model) / links.figure(hardware, "fp8_flop_per_s")
 
 
 def _expert_miss(model: Model) -> float:
@@ -359,75 +333,6 @@ def _expert_skew(model: Model, layout: Layout) -> float:
     if not (layout.expert_parallel and model.experts and gpus > 1):
         return 0.0
     return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) / math.sqrt(model.experts / gpus)
-
-
-def _quick_reduce(model: Model, hardware: Hardware, layout: Layout) -> tuple[float, float]:
-    """Bytes of a value in the layout's quick reduce, and the tokens of its smallest message."""
-    gpus = layout.tensor_parallel
-    if layout.quick_reduce == "none" or gpus == 1:
-        return _ACTIVATION_BYTES, math.inf
-    if hardware.topology != "mesh" or gpus not in _QUICK_MIN_BYTES:
-        raise ValueError(
-            f"layout.quick_reduce={layout.quick_reduce} is for 2, 4 or 8 GPUs in an xGMI mesh, not TP{gpus} "
-            f"on {hardware.name}; set layout.quick_reduce=none"
-        )
-    smallest = _QUICK_MIN_BYTES[gpus][layout.quick_reduce]
-    return _CODEC_BYTES[layout.quick_reduce], math.ceil(smallest / (model.hidden * _ACTIVATION_BYTES))
-
-
-def _all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes: float) -> float:
-    """Two two-shot all-reduces per layer.
-
-    In a mesh each shot sends a `gpus`-th of the activations over every link to a peer; behind a
-    switch one link carries the shares of all peers.
-    """
-    if gpus == 1:
-        return 0.0
-    if hardware.topology == "mesh" and gpus - 1 > hardware.links:
-        raise ValueError(
-            f"TP{gpus} needs a link to each of {gpus - 1} peers but {hardware.name} has {hardware.links}; "
-            f"choose a tensor_parallel of at most {hardware.links + 1}"
-        )
-    shares = 1 if hardware.topology == "mesh" else gpus - 1
-    link = _known(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
-    shot_bytes = model.hidden * value_bytes / gpus * shares
-    return model.layers * 2 * 2 * shot_bytes / link
-
-
-def _ranks_exchange_s(model: Model, hardware: Hardware, layout: Layout) -> float:
-    """The time in which the GPUs of a rank send one token of its own.
-
-    Attention, and the FFN of a dense layer, end in an all-reduce within the rank. A layer of experts gathers
-    the tokens of all ranks and scatters the sums (vLLM's default all2all_backend, allgather_reducescatter):
-    each GPU sends its part of the rank's tokens to every other GPU, and gets as many sums back; then the
-    GPUs of a rank gather theirs (sequence-parallel experts). Tokens go in bf16, to every GPU, whether it
-    has an expert of theirs or not, and no time is hidden behind computation: assumed.
-    """
-    width, every = layout.tensor_parallel, layout.gpus_per_replica
-    sparse = architecture.expert_layers(model)
-    within = _shot_token_s(model, hardware, width, width) if width > 1 else 0.0
-    among = _shot_token_s(model, hardware, width, every)
-    within_shots = 3 if layout.data_parallel > 1 else 2
-    return (model.layers - sparse) * 4 * within + sparse * (within_shots * within + 2 * among)
-
-
-def _shot_token_s(model: Model, hardware: Hardware, width: int, gpus: int) -> float:
-    """One GPU's `width`-th of a token's activations to each of the other `gpus`."""
-    if hardware.topology == "mesh" and gpus - 1 > hardware.links:
-        raise ValueError(
-            f"{gpus} GPUs need a link to each of {gpus - 1} peers but {hardware.name} has {hardware.links}; "
-            f"choose a replica of at most {hardware.links + 1} GPUs"
-        )
-    shares = 1 if hardware.topology == "mesh" else gpus - 1
-    link = _known(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
-    return model.hidden * _ACTIVATION_BYTES / width * shares / link
-
-
-def _known(hardware: Hardware, figure: str) -> float:
-    value: float | None = getattr(hardware, figure)
-    if value is None:
-        raise ValueError(f"hardware {hardware.name}: {figure} is unknown; set hardware.{figure}=...")
-    return value
 
 
 def forward_s(model: Model, hardware: Hardware, layout: Layout, batch: Batch) -> float:

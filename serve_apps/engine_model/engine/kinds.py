@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
+from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import ranks_time, roofline
-from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.engine_model.engine import state
 from serve_apps.engine_model.engine.native import NONE
 

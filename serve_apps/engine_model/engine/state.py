@@ -128,7 +128,7 @@ SERVICE = np.dtype(
     ]
     + [(name, np.int64) for name in ("noisy", "writes", "closed", "coupled", "apart", "arrived")]
 )
-"""One row: the noise of steps, transfers of KV as `cost.transfer` has them (with `writes` KV flows while its
+"""One row: the noise of steps, transfers of KV as `cost.links` has them (with `writes` KV flows while its
 prompt is computed), and what the loop of a service needs.
 
 Requests before `from_s` only fill caches. In a `closed` loop each end sends the next request. The engines of

@@ -7,7 +7,7 @@ and in who is alive. Of one instant the ends of steps come first, then arrivals,
 import math
 from typing import Any
 
-from serve_apps.engine_model.cost.transfer import left_s
+from serve_apps.engine_model.cost.links import left_s
 from serve_apps.engine_model.engine import kv, state, steps
 from serve_apps.engine_model.engine.native import NONE, inlined, native
 from serve_apps.engine_model.service.balancer import choose, lose, recount

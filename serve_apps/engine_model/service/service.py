@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
+from serve_apps.engine_model.cost.node import PREFILL
 from serve_apps.engine_model.engine import kinds, state
 from serve_apps.engine_model.engine.kinds import EngineKind, Ints, SplitKind
 from serve_apps.engine_model.engine.native import NONE, native
@@ -26,8 +27,6 @@ STANDSTILL = (
 )
 SPARE_RUNS = 4
 """Runs of blocks beside those of the pieces that a request shares, of which it may need room for."""
-PREFILL = "prefill_"
-"""The prefix of the fields of `Work` of engines that only compute prompts."""
 AnyKind = EngineKind | SplitKind
 
 

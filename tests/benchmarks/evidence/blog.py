@@ -14,7 +14,7 @@ from conf import Experiment
 from conf.specs.engine import FITTED_BACKEND
 from loadgen.predict.draws import LAYOUT_SCALE
 from loadgen.traffic.processes import bench_arrivals_s
-from serve_apps.engine_model.cost.architecture import weight_bytes_per_gpu
+from serve_apps.engine_model.cost.architecture import weight_bytes_on_gpu
 from serve_apps.engine_model.service import service
 from serve_apps.engine_model.service.service import LATE_GAP, AnyKind, late_gaps_s, serve, serve_closed
 from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded, machine, service_kind
@@ -315,4 +315,4 @@ class Weights:
 
     def predict(self, values: Values) -> Floats:
         asked = self.experiment
-        return np.log([weight_bytes_per_gpu(asked.model, asked.layout.tensor_parallel) / 1e9])
+        return np.log([weight_bytes_on_gpu(asked.model, asked.layout) / 1e9])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conf.specs.experiment import PrefillEngines, SimulatedEngine
-from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import split_engines
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps

@@ -14,8 +14,8 @@ from conf import load
 from conf.constants import fingerprint
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks, kv_bytes_per_token
+from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.vllm_emulated.gpu import EmulatedGpu, StepPart, Steps, batch, emulated
 from serve_apps.vllm_emulated.platform_plugin import (
     CONNECTORS,

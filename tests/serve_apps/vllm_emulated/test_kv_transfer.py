@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from conf import load
-from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.vllm_emulated.kv_transfer import (
     COMPUTED,
     HOLD_S,

@@ -1,5 +1,6 @@
 """Engines as tests look at them: steps one by one, and a service that tells gaps."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 from conf import load
 from conf.specs.experiment import Constant, Experiment, SimulatedEngine
 from serve_apps.engine_model import Engine, EngineKind
+from serve_apps.engine_model.cost.step_time import Batch, RanksTime
 from serve_apps.engine_model.service.service import late_gap_s
 from tests.support.virtual.books import check_integrity
 from tests.support.virtual.virtual_service import VirtualService
@@ -29,6 +31,14 @@ def engine(seed: int = 0, front_end_ms: float = 0.0, **changes: Any) -> Engine:
     step_time = replace(asked.model.step_time, front_end_ms=work, front_end_latency_ms=none)
     model = replace(asked.model, step_time=step_time)
     return Engine(SimulatedEngine(**changes), model, asked.hardware, asked.layout, seed)
+
+
+def ranks_step_s(time: RanksTime, batches: Sequence[Batch | None]) -> float:
+    """Seconds of a step; `batches` has one of each rank, or None for a rank without work."""
+    work = [Batch(decode_tokens=1) if batch is None else batch for batch in batches]
+    slowest = max(time.own.duration_s(batch) for batch in work)
+    decode, prefill = sum(each.decode_tokens for each in work), sum(each.prefill_tokens for each in work)
+    return slowest + time.shared.duration_s(Batch(decode, prefill))
 
 
 class TokenEvent(NamedTuple):

@@ -139,7 +139,8 @@ def test_weights_per_gpu_are_a_little_below_what_the_paper_loaded(
     name: str, tensor_parallel: int, table_gib: float
 ) -> None:
     """arXiv 2603.10031, table 27; the rest is prediction layers and the vision tower."""
-    gib = architecture.weight_bytes_per_gpu(model(name), tensor_parallel) / 2**30
+    layout = replace(specs().layout, tensor_parallel=tensor_parallel)
+    gib = architecture.weight_bytes_on_gpu(model(name), layout) / 2**30
     assert 0.94 < gib / table_gib < 0.97
 
 
@@ -166,3 +167,14 @@ def test_weights_that_do_not_fit_are_refused_in_one_line_with_a_remedy() -> None
     with pytest.raises(ValueError, match="larger tensor_parallel") as refusal:
         kv_tokens(specs(LLAMA, layout="dp2_tp4_ep4", hardware="h100"))
     assert "\n" not in str(refusal.value)
+
+
+def test_each_rank_holds_all_but_the_routed_experts_which_the_gpus_of_all_ranks_share() -> None:
+    asked = specs(QWEN, layout="dp8_attention_ep8")
+    model, layout = asked.model, asked.layout
+    assert (layout.data_parallel, layout.gpus_per_replica) == (8, 8)
+    routed, whole = architecture.routed_bytes(model), architecture.weight_bytes(model)
+    found = architecture.weight_bytes_on_gpu(model, layout)
+    assert found == pytest.approx(whole - routed + routed / 8, rel=1e-9)
+    # Eight GPUs hold the routed experts once and the rest eight times.
+    assert 8 * found == pytest.approx(routed + 8 * (whole - routed), rel=1e-9)

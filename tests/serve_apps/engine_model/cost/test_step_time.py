@@ -17,7 +17,7 @@ from serve_apps.engine_model.cost.node import guess_qps
 from serve_apps.engine_model.cost.step_time import Batch, RanksTime, Roofline, ranks_time, roofline
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import serve_closed
-from tests.support.virtual.engines import QWEN, specs
+from tests.support.virtual.engines import QWEN, ranks_step_s, specs
 
 KIMI = "kimi_k25_int4"
 ROUND_TIMES = {
@@ -303,14 +303,14 @@ def test_one_data_parallel_rank_is_a_step_of_always() -> None:
         asked = specs(layout=layout)
         plain = roofline(asked.model, asked.hardware, asked.layout)
         for batch in (Batch(60, 0, 60 * 3000, 0, 60), Batch(30, 5000, 30 * 3000, 5000 * 2500, 31)):
-            assert ranks(layout).duration_s([batch]) == pytest.approx(plain.duration_s(batch), rel=1e-9)
+            assert ranks_step_s(ranks(layout), [batch]) == pytest.approx(plain.duration_s(batch), rel=1e-9)
 
 
 def test_equal_ranks_take_what_the_balanced_step_says() -> None:
     time = ranks()
     each = Batch(8, 0, 8 * 3000, 0, 8)
     whole = Batch(64, 0, 64 * 3000, 0, 64)
-    assert time.duration_s([each] * 8) == pytest.approx(time.balanced.duration_s(whole))
+    assert ranks_step_s(time, [each] * 8) == pytest.approx(time.balanced.duration_s(whole))
     asked = specs(layout="dp8_attention_ep8")
     assert roofline(asked.model, asked.hardware, asked.layout) == time.balanced
 
@@ -318,10 +318,10 @@ def test_equal_ranks_take_what_the_balanced_step_says() -> None:
 def test_work_on_one_rank_takes_longer_than_the_same_spread_and_the_idle_still_take_part() -> None:
     time = ranks()
     one = Batch(64, 0, 64 * 3000, 0, 64)
-    spread = time.duration_s([Batch(8, 0, 8 * 3000, 0, 8)] * 8)
-    alone = time.duration_s([one, *[None] * 7])
+    spread = ranks_step_s(time, [Batch(8, 0, 8 * 3000, 0, 8)] * 8)
+    alone = ranks_step_s(time, [one, *[None] * 7])
     assert alone > spread > time.own.launch_s + time.own.weight_read_s
-    dummies = time.duration_s([None] * 8)
+    dummies = ranks_step_s(time, [None] * 8)
     assert dummies > time.own.launch_s + time.own.weight_read_s
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from conf.specs.experiment import Constant
 from conf.specs.layout import PrefillEngines, TransferTime
-from serve_apps.engine_model.cost.transfer import KvLink, TransferSeconds
+from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from tests.support.virtual.engines import specs
 
 ASKED = specs()

@@ -10,8 +10,8 @@ import pytest
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
 from serve_apps.engine_model import SplitKind
+from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import Batch, roofline
-from serve_apps.engine_model.cost.transfer import TransferSeconds
 from serve_apps.engine_model.engine.steps import IDLE_POLL_S
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import Replicas, Requests, serve

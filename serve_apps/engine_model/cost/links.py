@@ -1,0 +1,152 @@
+"""The time of what goes over links: all-reduces, the exchange of ranks, and a prompt's KV between engines."""
+
+import math
+from dataclasses import dataclass
+
+from conf.specs.experiment import Hardware, Layout, Model
+from serve_apps.engine_model.cost import architecture
+
+ACTIVATION_BYTES = 2
+"""All-reduces carry bf16."""
+_CODEC_BYTES = {"int8": 2176 / 2048, "int6": 1664 / 2048, "int4": 1152 / 2048}
+"""Bytes of a value in quick reduce: the tile of 2048 values of each codec, scales included
+(vLLM csrc/quickreduce/quick_reduce_impl.cuh, kRankTileStride)."""
+_MIB = 2**20
+_QUICK_MIN_BYTES = {
+    2: {"int8": 2 * _MIB, "int6": 2 * _MIB, "int4": 1 * _MIB},
+    4: {"int8": 16 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
+    8: {"int8": 4 * _MIB, "int6": 4 * _MIB, "int4": 2 * _MIB},
+}
+"""Smallest message quick reduce takes over, by GPUs and codec, cast to fp16 as by default (vLLM
+vllm/distributed/device_communicators/quick_all_reduce.py, _QR_MIN_SIZE)."""
+
+
+def quick_reduce(model: Model, hardware: Hardware, layout: Layout) -> tuple[float, float]:
+    """Bytes of a value in the layout's quick reduce, and the tokens of its smallest message."""
+    gpus = layout.tensor_parallel
+    if layout.quick_reduce == "none" or gpus == 1:
+        return ACTIVATION_BYTES, math.inf
+    if hardware.topology != "mesh" or gpus not in _QUICK_MIN_BYTES:
+        raise ValueError(
+            f"layout.quick_reduce={layout.quick_reduce} is for 2, 4 or 8 GPUs in an xGMI mesh, not TP{gpus} "
+            f"on {hardware.name}; set layout.quick_reduce=none"
+        )
+    smallest = _QUICK_MIN_BYTES[gpus][layout.quick_reduce]
+    return _CODEC_BYTES[layout.quick_reduce], math.ceil(smallest / (model.hidden * ACTIVATION_BYTES))
+
+
+def all_reduce_token_s(model: Model, hardware: Hardware, gpus: int, value_bytes: float) -> float:
+    """Two two-shot all-reduces per layer.
+
+    In a mesh each shot sends a `gpus`-th of the activations over every link to a peer; behind a
+    switch one link carries the shares of all peers.
+    """
+    if gpus == 1:
+        return 0.0
+    shares, link = _way(hardware, gpus, f"TP{gpus} needs", "a tensor_parallel of at most {}")
+    shot_bytes = model.hidden * value_bytes / gpus * shares
+    return model.layers * 2 * 2 * shot_bytes / link
+
+
+def ranks_exchange_s(model: Model, hardware: Hardware, layout: Layout) -> float:
+    """The time in which the GPUs of a rank send one token of its own.
+
+    Attention, and the FFN of a dense layer, end in an all-reduce within the rank. A layer of experts gathers
+    the tokens of all ranks and scatters the sums (vLLM's default all2all_backend, allgather_reducescatter):
+    each GPU sends its part of the rank's tokens to every other GPU, and gets as many sums back; then the
+    GPUs of a rank gather theirs (sequence-parallel experts). Tokens go in bf16, to every GPU, whether it
+    has an expert of theirs or not, and no time is hidden behind computation: assumed.
+    """
+    width, every = layout.tensor_parallel, layout.gpus_per_replica
+    sparse = architecture.expert_layers(model)
+    within = _shot_token_s(model, hardware, width, width) if width > 1 else 0.0
+    among = _shot_token_s(model, hardware, width, every)
+    within_shots = 3 if layout.data_parallel > 1 else 2
+    return (model.layers - sparse) * 4 * within + sparse * (within_shots * within + 2 * among)
+
+
+def _shot_token_s(model: Model, hardware: Hardware, width: int, gpus: int) -> float:
+    """One GPU's `width`-th of a token's activations to each of the other `gpus`."""
+    shares, link = _way(hardware, gpus, f"{gpus} GPUs need", "a replica of at most {} GPUs")
+    return model.hidden * ACTIVATION_BYTES / width * shares / link
+
+
+def _way(hardware: Hardware, gpus: int, need: str, remedy: str) -> tuple[int, float]:
+    """The shares of peers that one link carries, and its bytes per second. Raises ValueError for too many."""
+    mesh, most = hardware.topology == "mesh", hardware.links
+    if mesh and gpus - 1 > most:
+        raise ValueError(
+            f"{need} a link to each of {gpus - 1} peers but {hardware.name} has {most}; choose "
+            + remedy.format(most + 1)
+        )
+    return 1 if mesh else gpus - 1, figure(hardware, "link_bytes_per_s") * hardware.efficiency.link.value
+
+
+def figure(hardware: Hardware, name: str) -> float:
+    """A figure of the hardware; ValueError where it is unknown."""
+    value: float | None = getattr(hardware, name)
+    if value is None:
+        raise ValueError(f"hardware {hardware.name}: {name} is unknown; set hardware.{name}=...")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSeconds:
+    """Seconds that a transfer works per token, and its latency, which delays no other transfer.
+
+    `last_share` of a prompt's work is left when its last layer is computed, if KV flows layer by layer.
+    """
+
+    per_token_s: float
+    latency_s: float
+    last_share: float = 1.0
+
+    @classmethod
+    def of(cls, model: Model, layout: Layout) -> "TransferSeconds":
+        """The seconds of a split layout, each GPU of whose narrower side moves its part; else ValueError."""
+        if layout.prefill is None:
+            raise ValueError(f"layout {layout.name} has no prefill engines: no KV is transferred")
+        narrower = min(layout.tensor_parallel, layout.prefill.tensor_parallel)
+        bytes_per_token = architecture.kv_bytes_per_token(model, narrower)
+        latency_s = layout.transfer.latency_ms.value * 1e-3
+        return cls(bytes_per_token / layout.transfer.gpu_bytes_per_s.value, latency_s, 1 / model.layers)
+
+    def work_s(self, tokens: int) -> float:
+        """Time for which the KV of so many tokens occupies the link."""
+        return tokens * self.per_token_s
+
+
+def left_s(work_s: float, last_share: float, begun_s: float, computed_s: float, taken_s: float) -> float:
+    """Work left at `computed_s` of a transfer of `work_s`, whose layers are pushed while they are computed.
+
+    They can be pushed since `begun_s`, and since `taken_s`, when there are blocks for them. The last layer
+    always is left. Of plain numbers, so that numba can compile it.
+    """
+    flown_s = max(0.0, computed_s - max(begun_s, taken_s))
+    return max(work_s - flown_s, work_s * last_share)
+
+
+class KvLink:
+    """The way into one decode engine: prompts come one after the other, in the order of the calls."""
+
+    def __init__(self, seconds: TransferSeconds) -> None:
+        self._seconds = seconds
+        self._free_s = -math.inf
+
+    def end_s(self, start_s: float, tokens: int) -> float:
+        """End of a transfer that may begin at `start_s`, when its KV exists and there are blocks for it."""
+        return self._carry(start_s, self._seconds.work_s(tokens))
+
+    def written_s(self, begun_s: float, computed_s: float, taken_s: float, tokens: int) -> float:
+        """End of a transfer that goes on while the prompt is computed, from `begun_s` to `computed_s`.
+
+        `taken_s` is when the decode engine has blocks. Alone on the link it ends at the later of the
+        computation and what is left then, and of `taken_s` and the whole transfer. What flows before the
+        end of the computation is taken to hinder no other prompt.
+        """
+        work_s, last_share = self._seconds.work_s(tokens), self._seconds.last_share
+        return self._carry(max(computed_s, taken_s), left_s(work_s, last_share, begun_s, computed_s, taken_s))
+
+    def _carry(self, ready_s: float, work_s: float) -> float:
+        self._free_s = max(self._free_s, ready_s) + work_s
+        return self._free_s + self._seconds.latency_s
