@@ -1,30 +1,17 @@
 """vLLM V1's scheduling rules, compiled: which tokens the next step computes.
 
-The rules (docs/engine_model.md): running requests first, in order; then waiting ones (`admission`); when a
-running request lacks a block, the last running one is preempted and recomputed later. On an engine that
-receives KV no block is freed under a step that may still write it: nobody is preempted whose tokens are being
-computed.
+The rules (docs/engine_model.md): running requests first, in order; when one lacks a block, the last running
+one is preempted and recomputed later. Then waiting ones, first come, first served, while token budget and
+request slots remain: a prompt is admitted only when the whole of it fits the free blocks, and nobody
+overtakes one that does not fit. A prompt whose KV comes from another engine takes all its blocks and waits
+beside the queue, without a slot; once its KV is known to be there it comes before all that wait. On an engine
+that receives KV no block is freed under a step that may still write it: nobody is preempted whose tokens are
+being computed.
 """
 
 from typing import Any
 
-from serve_apps.engine_model.engine import kv, rules, state
-from serve_apps.engine_model.engine.decoders import (
-    compute,
-    context,
-    drop_emissions,
-    emits_in,
-    emitted,
-    hashed,
-    leave,
-    long_prefill_limit,
-    missing,
-    partials,
-    put,
-    ring_bucket,
-    scheduled,
-    set_partial,
-)
+from serve_apps.engine_model.engine import decoders, kv, state
 from serve_apps.engine_model.engine.native import (
     NONE,
     append,
@@ -47,11 +34,11 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     number = last + 1
     state.emits(arrays, r, number & 1).count = 0
     held = engine.interval > 1 and _holds_prefills(arrays, r, number)
-    if (held and partials(arrays, r)) or not _continue_all(arrays, r, number):
+    if (held and decoders.partials(arrays, r)) or not _continue_all(arrays, r, number):
         _walk(arrays, r, number, held)
     if engine.preemptions == preemptions:
         if state.count(arrays, r, state.WAITING) or engine.loaded:
-            rules.admit(arrays, r, number, now_s, held)
+            _admit(arrays, r, number, now_s, held)
         if not held:
             engine.backed_up = 1 if state.count(arrays, r, state.WAITING) else 0
     if not batch.decode + batch.prefill:
@@ -59,10 +46,10 @@ def schedule(arrays: Any, r: Any, now_s: Any) -> bool:
     engine.scheduled = number
     batch.sequences = state.emits(arrays, r, number & 1).count
     ending = state.queue(arrays, r, state.ENDING + (number & 1))
-    move_all(ring_bucket(arrays, r, number), ending)
+    move_all(decoders.ring_bucket(arrays, r, number), ending)
     i = ending.head
     while i != NONE:
-        leave(arrays, r, i, last)
+        decoders.leave(arrays, r, i, last)
         i = state.link(arrays, i, state.ENDS).next
     return True
 
@@ -102,16 +89,16 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
     Blocks that a transfer still writes are kept until it ends.
     """
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    drop_emissions(arrays, r, i)
+    decoders.drop_emissions(arrays, r, i)
     place = request.place
-    put(arrays, r, i, state.KEPT if place == state.LOADING else state.NOWHERE)
+    decoders.put(arrays, r, i, state.KEPT if place == state.LOADING else state.NOWHERE)
     if place == state.RUNNING:
         _release(arrays, r, i)
     elif place == state.LOADING and request.loaded:
         request.loaded = 0
         engine.loaded -= 1
         transferred(arrays, r, i)
-    request.most = emitted(engine, request)
+    request.most = decoders.emitted(engine, request)
 
 
 @native
@@ -122,7 +109,7 @@ def transferred(arrays: Any, r: Any, i: Any) -> None:
         engine.loaded += 1 - request.loaded
         request.loaded = 1
     elif request.place == state.KEPT:
-        put(arrays, r, i, state.NOWHERE)
+        decoders.put(arrays, r, i, state.NOWHERE)
         kv.free(arrays, r, i, request.computed // engine.block)
 
 
@@ -132,7 +119,7 @@ def emitting(arrays: Any, r: Any, out: Any) -> Any:
     step, count = state.engine(arrays, r).completed + 1, 0
     i = state.queue(arrays, r, state.RUNNING).head
     while i != NONE:
-        if emits_in(state.request(arrays, i), step):
+        if decoders.emits_in(state.request(arrays, i), step):
             out[count] = i
             count += 1
         i = state.link(arrays, i, state.PLACES).next
@@ -140,7 +127,7 @@ def emitting(arrays: Any, r: Any, out: Any) -> Any:
         i = state.queue(arrays, r, queue + (step & 1)).head
         while i != NONE:
             request = state.request(arrays, i)
-            if request.place != state.RUNNING and emits_in(request, step):
+            if request.place != state.RUNNING and decoders.emits_in(request, step):
                 twice = family == state.ENDS and request.touched
                 if not twice:
                     out[count] = i
@@ -156,10 +143,10 @@ def _finish(arrays: Any, r: Any, i: Any, at_s: Any) -> None:
     engine.open -= 1
     running = request.place == state.RUNNING
     if running and request.kv == state.HELD:
-        put(arrays, r, i, state.KEPT)
+        decoders.put(arrays, r, i, state.KEPT)
         return
-    put(arrays, r, i, state.NOWHERE)
-    set_partial(arrays, r, i, 0)
+    decoders.put(arrays, r, i, state.NOWHERE)
+    decoders.set_partial(arrays, r, i, 0)
     if running:  # else preempted while its last token was computed
         kv.free(arrays, r, i, request.computed // engine.block)
 
@@ -172,7 +159,7 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     """
     engine, batch = state.engine(arrays, r), state.batch(arrays, r)
     budget = engine.max_tokens - engine.decoders
-    cut = partials(arrays, r)
+    cut = decoders.partials(arrays, r)
     if engine.long_prefill or budget < 0 or cut > 1:
         return False
     opened = state.needing(arrays, r, engine.scheduled % engine.block).count
@@ -180,7 +167,7 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     i = state.queue(arrays, r, state.PARTIAL).head
     if cut:
         request = state.request(arrays, i)
-        new = min(missing(request), budget)
+        new = min(decoders.missing(request), budget)
         needed += kv.blocks_for(engine, request.computed + new) - request.blocks
     if needed > engine.free:
         return False
@@ -190,7 +177,7 @@ def _continue_all(arrays: Any, r: Any, number: Any) -> bool:
     if opened:
         kv.take(arrays, r, opened)
     if cut and budget:
-        compute(arrays, r, i, new, number)
+        decoders.compute(arrays, r, i, new, number)
     return True
 
 
@@ -213,21 +200,22 @@ def _holds_prefills(arrays: Any, r: Any, number: Any) -> bool:
 def _walk(arrays: Any, r: Any, number: Any, held: Any) -> None:
     """Schedule the missing tokens of one running request after the other, while the budget lasts."""
     engine, batch = state.engine(arrays, r), state.batch(arrays, r)
-    budget, limit = engine.max_tokens, long_prefill_limit(arrays, r)
+    budget, limit = engine.max_tokens, decoders.long_prefill_limit(arrays, r)
     i = state.queue(arrays, r, state.RUNNING).head
     while i != NONE:
         request = state.request(arrays, i)
-        new = min(1 if request.decoding else missing(request), min(limit, budget))
-        if scheduled(engine, request) != request.output and not (held and request.partial == state.DUE):
+        new = min(1 if request.decoding else decoders.missing(request), min(limit, budget))
+        waits = held and request.partial == state.DUE
+        if decoders.scheduled(engine, request) != request.output and not waits:
             if new and not _make_room(arrays, r, i, new):
                 _pause_from(arrays, r, i)
                 return
             if not request.decoding:
                 if new:
-                    compute(arrays, r, i, new, number)
+                    decoders.compute(arrays, r, i, new, number)
             elif new:
                 batch.decode += 1
-                batch.context += context(engine, request)
+                batch.context += decoders.context(engine, request)
                 kv.take(arrays, r, _blocks_lacking(engine, request, 1))
                 state.emits(arrays, r, number & 1).count += 1
             else:
@@ -269,20 +257,20 @@ def _pause_from(arrays: Any, r: Any, i: Any) -> None:
 @native
 def _pause(arrays: Any, r: Any, i: Any) -> None:
     """Give a decoder no token in this step."""
-    leave(arrays, r, i, state.engine(arrays, r).scheduled)
-    set_partial(arrays, r, i, state.WHOLE)
+    decoders.leave(arrays, r, i, state.engine(arrays, r).scheduled)
+    decoders.set_partial(arrays, r, i, state.WHOLE)
 
 
 @inlined
 def _preempt(arrays: Any, r: Any, i: Any) -> None:
     """Return a request to the queue; its blocks keep their hashes, so that it may find them again."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    put(arrays, r, i, state.NOWHERE)
-    kv.name_all(arrays, r, i, hashed(engine, request))
+    decoders.put(arrays, r, i, state.NOWHERE)
+    kv.name_all(arrays, r, i, decoders.hashed(engine, request))
     _release(arrays, r, i)
     if request.kv == state.HELD:  # KV that is to be handed on is gone: tokens in flight count for nothing
-        drop_emissions(arrays, r, i)
-        request.most = emitted(engine, request)
+        decoders.drop_emissions(arrays, r, i)
+        request.most = decoders.emitted(engine, request)
     request.computed = 0
     request.place = state.WAITING
     insert_after(state.queue(arrays, r, state.WAITING), state.links(arrays), state.PLACES, NONE, i)
@@ -293,25 +281,25 @@ def _preempt(arrays: Any, r: Any, i: Any) -> None:
 def _release(arrays: Any, r: Any, i: Any) -> None:
     """Give back the blocks of a request that runs no longer."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    known = hashed(engine, request)
+    known = decoders.hashed(engine, request)
     if request.decoding:
-        leave(arrays, r, i, engine.scheduled)
-    set_partial(arrays, r, i, 0)
+        decoders.leave(arrays, r, i, engine.scheduled)
+    decoders.set_partial(arrays, r, i, 0)
     kv.free(arrays, r, i, known)
 
 
 @native
 def _blocks_lacking(engine: Any, request: Any, new: Any) -> Any:
-    has = context(engine, request) if request.decoding else request.computed
+    has = decoders.context(engine, request) if request.decoding else request.computed
     blocks = kv.blocks_for(engine, has) if request.decoding else request.blocks
     return kv.blocks_for(engine, has + new) - blocks
 
 
 @native
-def admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
+def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
     engine, batch = state.engine(arrays, r), state.batch(arrays, r)
     waiting, running = state.queue(arrays, r, state.WAITING), state.queue(arrays, r, state.RUNNING)
-    limit = long_prefill_limit(arrays, r)
+    limit = decoders.long_prefill_limit(arrays, r)
     budget = engine.max_tokens - batch.decode - batch.prefill
     if engine.loaded:
         budget = _admit_loaded(arrays, r, budget, number, now_s)
@@ -338,7 +326,7 @@ def admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
             request.cached = request.computed
             _count_hits(engine, request, tokens)
         new = min(tokens - request.computed, min(limit, budget))
-        compute(arrays, r, i, new, number)
+        decoders.compute(arrays, r, i, new, number)
         budget -= new
 
 
@@ -346,7 +334,7 @@ def admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
 def _start(arrays: Any, r: Any, i: Any, number: Any, now_s: Any) -> None:
     """Give a request a slot."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
-    put(arrays, r, i, state.RUNNING)
+    decoders.put(arrays, r, i, state.RUNNING)
     engine.admitted += 1
     request.order = engine.admitted
     request.first_step = number
@@ -376,7 +364,7 @@ def _load(arrays: Any, r: Any, i: Any, found: Any) -> None:
     request.blocks = blocks
     _count_hits(engine, request, request.prompt)
     request.kv = state.OWN
-    put(arrays, r, i, state.LOADING)
+    decoders.put(arrays, r, i, state.LOADING)
     append(state.queue(arrays, r, state.STARTED), state.links(arrays), state.MOVES, i)
     request.moving = 1
 
@@ -393,7 +381,7 @@ def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> 
             engine.loaded -= 1
             _start(arrays, r, i, number, now_s)
             request.cached = request.computed = request.own = request.prompt - 1
-            compute(arrays, r, i, 1, number)
+            decoders.compute(arrays, r, i, 1, number)
             budget -= 1
         i = after
     return budget

@@ -14,8 +14,7 @@ from typing import Any
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from serve_apps.engine_model.cost.step_time import step_terms, total_s
-from serve_apps.engine_model.engine import rules, state
-from serve_apps.engine_model.engine.decoders import emits_in, put
+from serve_apps.engine_model.engine import decoders, rules, state
 from serve_apps.engine_model.engine.native import NONE, append, inlined, insert_after, native, pop_first
 from serve_apps.engine_model.engine.native import remove as unlink
 
@@ -34,7 +33,7 @@ def add(arrays: Any, r: Any, i: Any, now_s: Any, more_s: Any) -> None:
     engine.open += 1
     if request.kv != state.OWN:
         engine.moves = 1
-    put(arrays, r, i, state.ARRIVING)
+    decoders.put(arrays, r, i, state.ARRIVING)
 
 
 @native
@@ -43,7 +42,7 @@ def abort(arrays: Any, r: Any, i: Any) -> None:
     engine, request = state.engine(arrays, r), state.request(arrays, i)
     engine.open -= 1
     if request.place == state.ARRIVING:
-        put(arrays, r, i, state.NOWHERE)
+        decoders.put(arrays, r, i, state.NOWHERE)
     else:
         rules.abort(arrays, r, i)
         engine.stalled = 0
@@ -65,7 +64,7 @@ def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
             break
         request.queued_s = now_s
         engine.receives |= 1 if request.kv == state.REMOTE else 0
-        put(arrays, r, i, state.WAITING)
+        decoders.put(arrays, r, i, state.WAITING)
     if not engine.ahead:
         engine.ahead_first = NONE
         if now_s < engine.idle_until_s or not _schedule(arrays, r, now_s):
@@ -219,7 +218,7 @@ def _note_tokens(arrays: Any, r: Any, at_s: Any) -> None:
         i = state.queue(arrays, r, queue).head
         while i != NONE:
             request = state.request(arrays, i)
-            if emits_in(request, step):
+            if decoders.emits_in(request, step):
                 state.tokens(arrays)[request.token + request.ahead + step - 1] = at_s
             i = state.link(arrays, i, state.PLACES).next
 
