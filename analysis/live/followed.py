@@ -9,7 +9,6 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -38,9 +37,6 @@ MOST_LETTERS, MOST_MEMBERS, MOST_DEPTH = 500, 100, 8
 MOST_INT = 2**53
 MOST_PARTS = 100
 """Newest runs of a study that are named (our choice)."""
-
-Conclude = Callable[[Path], str]
-"""The result of a folder that has ended, as text of several lines, or why it cannot be read."""
 
 
 class GrowingFile:
@@ -79,11 +75,10 @@ class GrowingFile:
 
 
 class FollowedRun:
-    """One run folder, read as far as it goes. `conclude` tells the result once the run has ended."""
+    """One run folder, read as far as it goes."""
 
-    def __init__(self, path: Path, conclude: Conclude) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._conclude = conclude
         self._log = GrowingFile(path / EVENTS)
         self._snapshot, self._last, self._heard_s = Snapshot(), "", time.monotonic()
         self._seen: dict[str, tuple[int, int, int]] = {}
@@ -101,16 +96,8 @@ class FollowedRun:
         if tree := self._renewed(FILE):
             self._snapshot = self._snapshot.after({**tree, "event": KIND})
         self._end()
-        state, ending = self._snapshot.state, self._ending
-        state = replace(
-            state,
-            run_id=self._name,
-            verb=self._verb,
-            now=None if ending else state.now,
-            ended=bool(ending),
-            exit_code=ending.exit_code if ending else None,
-        )
-        return Snapshot(state, self._nodes, ending, heard_s=self._heard_s)
+        state = replace(self._snapshot.state, run_id=self._name, verb=self._verb)
+        return Snapshot(state, self._nodes, heard_s=self._heard_s).concluded(self._ending)
 
     def _read(self) -> bool:
         """Take up what the log has more; False once that was nothing."""
@@ -153,7 +140,7 @@ class FollowedRun:
             tree = self._renewed(SWEEP)
             code = tree.get("exit_code")
             self._seen.pop(SWEEP, None)
-            self._ending = Ending(self._conclude(self.path), code if type(code) is int else None)
+            self._ending = Ending(concluded(self.path), code if type(code) is int else None)
         if self._ending.report is None and (report := self.path / REPORT).exists():
             self._ending = replace(self._ending, report=str(report))
 
@@ -161,10 +148,9 @@ class FollowedRun:
 class FollowedStudy:
     """A study: the newest of its runs that has not ended, else the newest, and the names of all."""
 
-    def __init__(self, path: Path, conclude: Conclude) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._conclude = conclude
-        self._runs: dict[Path, FollowedRun] = {}
+        self._run: FollowedRun | None = None
         self._ending: Ending | None = None
 
     def look(self) -> Snapshot:
@@ -173,19 +159,16 @@ class FollowedStudy:
         if not runs:
             return Snapshot(LiveState(run_id=self.path.name, phase="no run of this study has begun"))
         shown = max(runs, key=lambda run: (not _has_ended(run), _changed_s(run)))
-        if shown not in self._runs:
-            self._runs = {shown: FollowedRun(shown, self._conclude)}
-        snapshot = self._runs[shown].look()
+        if self._run is None or self._run.path != shown:
+            self._run = FollowedRun(shown)
+        snapshot = self._run.look()
         parts = tuple(
             WatchedPart(one_line(str(run.relative_to(self.path))), _has_ended(run), run == shown)
             for run in runs
         )
-        ending = self._concluded()
-        state = replace(
-            snapshot.state, run_id=f"{one_line(self.path.resolve().name)}/{parts[runs.index(shown)].name}"
-        )
-        state = replace(state, ended=bool(ending), exit_code=ending.exit_code if ending else None)
-        return replace(snapshot, state=state, ending=ending, parts=parts)
+        name = f"{one_line(self.path.resolve().name)}/{parts[runs.index(shown)].name}"
+        state = replace(snapshot.state, run_id=name)
+        return replace(snapshot, state=state, parts=parts).concluded(self._concluded())
 
     def _concluded(self) -> Ending | None:
         """The end of the study; None while it runs."""
@@ -195,21 +178,21 @@ class FollowedStudy:
         report = self.path / REPORT
         known = str(report) if report.exists() else None
         if self._ending is None or (self._ending.exit_code, self._ending.report) != (code, known):
-            self._ending = Ending(self._conclude(self.path), code, known)
+            self._ending = Ending(concluded(self.path), code, known)
         return self._ending
 
 
 Followed = FollowedRun | FollowedStudy
 
 
-def followed(path: Path, conclude: Conclude) -> Followed:
+def followed(path: Path) -> Followed:
     """The follower of the folder at `path`. Raises RunError unless it is one of a run or of a study."""
     if studies.is_study(path):
         studies.load_verdict(path)
-        return FollowedStudy(path, conclude)
+        return FollowedStudy(path)
     if not (path / MANIFEST).exists():
         raise RunError(f"{path} is no folder of a run or a study: it has no {MANIFEST}")
-    return FollowedRun(path, conclude)
+    return FollowedRun(path)
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -291,7 +274,7 @@ def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
 
     Raises RunError for a folder of neither, ConfigError where the port cannot be listened on.
     """
-    source, asked, view = followed(path, concluded), Address.from_words(port, FLAG), LiveView()
+    source, asked, view = followed(path), Address.from_words(port, FLAG), LiveView()
     view.snapshot = source.look()
     with serving(asked, view, FLAG) as server:
         terminal.note(f"{invitation(server.address)}  (Ctrl-C ends it)")

@@ -7,7 +7,6 @@ Rates are QPS per node, as everywhere here.
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as KIND
@@ -43,27 +42,20 @@ class _Snapshot(Collector):
         yield InfoMetricFamily(
             "maxqps_run", "The run that is watched.", dict(zip(LABELS, self._labels, strict=True))
         )
-        for name, help_, value in self._gauges():
-            if (known := _number(value)) is not None:
-                family = GaugeMetricFamily(f"maxqps_{name}", help_, labels=LABELS)
-                family.add_metric(self._labels, known)
-                yield family
+        for name, help_, value in self._figures():
+            yield from self._gauge(name, help_, [((), value)])
         yield from self._requests()
         if state.now is not None:
             yield from self._latencies(state.now)
 
-    def _gauges(self) -> Iterator[tuple[str, str, Any]]:
+    def _figures(self) -> Iterator[tuple[str, str, float | None]]:
         """Name, help and value of every figure that stands alone; None where it is unknown."""
         state = self._snapshot.state
         yield "ended", "1 once the run has ended.", int(state.ended)
-        yield (
-            "exit_code",
-            "Exit code of the run, once it has ended.",
-            state.exit_code if state.ended else None,
-        )
+        yield "exit_code", "Exit code of the run, once it has ended.", state.exit_code
         yield "nodes", "Nodes that the rates are divided by.", self._snapshot.nodes
         yield "windows", "Measurement windows that are over.", len(state.windows)
-        voids = sum(bool(window.void) for window in state.windows)
+        voids = sum(window.void for window in state.windows)
         yield "void_windows", "Windows that are void: neither pass nor fail.", voids
         if belief := state.belief:
             yield "capacity_qps", "Estimate of the capacity so far, QPS per node.", belief.qps_per_node
@@ -99,13 +91,9 @@ class _Snapshot(Collector):
                     f"{word} of {name} over the requests of the running window whose value is known so far."
                 )
                 yield from self._gauge(f"{name}_{word}_seconds", help_, [((), _seconds(ms))])
+        most = "The most that the bounded quantile of a latency may be."
         of_bounds = (
-            (
-                "bound_seconds",
-                "The most that the bounded quantile of a latency may be.",
-                "bound_ms",
-                MS_PER_S,
-            ),
+            ("bound_seconds", most, "bound_ms", MS_PER_S),
             ("over_bound_ratio", "Share of the known values that are over the bound.", "over_pct", 100),
             ("known_requests", "Requests of the running window whose latency is known so far.", "known", 1),
         )
@@ -117,7 +105,7 @@ class _Snapshot(Collector):
         self, name: str, help_: str, values: Iterable[tuple[tuple[str, ...], float | None]], *labels: str
     ) -> Iterator[Metric]:
         """A gauge with its known values, or nothing if none is known."""
-        known = [(more, value) for more, value in values if value is not None]
+        known = [(more, value) for more, value in values if value is not None and not math.isnan(value)]
         if known:
             family = GaugeMetricFamily(f"maxqps_{name}", help_, labels=(*LABELS, *labels))
             for more, value in known:
@@ -125,34 +113,23 @@ class _Snapshot(Collector):
             yield family
 
 
-def _of_window(now: WindowSoFar) -> Iterator[tuple[str, str, Any]]:
+def _of_window(now: WindowSoFar) -> Iterator[tuple[str, str, float | None]]:
     """The figures of the running window."""
     yield "window_index", "Number of the running window.", now.index
     yield "offered_qps", "Rate offered in the running window, QPS per node.", now.rate_qps_per_node
     yield "achieved_qps", "Rate sent in the running window so far, QPS per node.", now.achieved_qps_per_node
     yield "in_flight", "Requests of the fleet that are open, of any window.", now.in_flight
-    yield (
-        "window_pending_ratio",
-        "Share of the window's requests still unanswered.",
-        _divided(now.pending_pct, 100),
-    )
+    pending = _divided(now.pending_pct, 100)
+    yield "window_pending_ratio", "Share of the window's requests still unanswered.", pending
     yield "send_lag_p99_seconds", "p99 of sent minus due in the running window.", _seconds(now.lag_p99_ms)
     yield "send_lag_gate_seconds", "Send lag above which a window is void.", _seconds(now.lag_gate_ms)
     yield "elapsed_seconds", "Part of the budget that is spent, in seconds of the run's clock.", now.elapsed_s
     yield "budget_seconds", "Budget of the search, in seconds of the run's clock.", now.budget_s
 
 
-def _seconds(ms: Any) -> float | None:
+def _seconds(ms: float | None) -> float | None:
     return _divided(ms, MS_PER_S)
 
 
-def _divided(value: Any, divisor: float) -> float | None:
-    known = _number(value)
-    return None if known is None else known / divisor
-
-
-def _number(value: Any) -> float | None:
-    """A figure as a number; None if it is unknown or no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        return None
-    return float(value)
+def _divided(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor

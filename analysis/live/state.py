@@ -266,6 +266,12 @@ class Snapshot:
         nodes = _count(event.get("nodes")) or 1
         return replace(self, state=replace(state, log=self.state.log), nodes=nodes)
 
+    def concluded(self, ending: Ending | None) -> "Snapshot":
+        """The snapshot with the end of the run; with None it goes on."""
+        now, exit_code = (None, ending.exit_code) if ending else (self.state.now, None)
+        state = replace(self.state, now=now, ended=bool(ending), exit_code=exit_code)
+        return replace(self, state=state, ending=ending)
+
     @property
     def tree(self) -> dict[str, Any]:
         """The snapshot as values that JSON can carry, without its clock."""
@@ -289,8 +295,7 @@ class LiveView:
 
     def end(self, ending: Ending) -> None:
         """Take up the end of the run, after which no event comes."""
-        state = replace(self.snapshot.state, now=None, ended=True, exit_code=ending.exit_code)
-        self.snapshot = replace(self.snapshot, state=state, ending=ending, heard_s=time.monotonic())
+        self.snapshot = replace(self.snapshot.concluded(ending), heard_s=time.monotonic())
 
     def text(self, snapshot: Snapshot) -> str:
         """A snapshot as a line of ASCII JSON: the `run`, and `age_s`, the seconds since its newest event."""

@@ -14,7 +14,7 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis.live import followed as following
-from analysis.live.followed import FollowedRun, GrowingFile, concluded, event_of, followed, live
+from analysis.live.followed import FollowedRun, GrowingFile, event_of, followed, live
 from analysis.live.state import FILE, Snapshot
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
@@ -47,11 +47,11 @@ def end(run: Path) -> None:
 
 
 def of(run: Path) -> FollowedRun:
-    return followed(run, concluded)
+    return followed(run)
 
 
 def test_a_run_that_has_ended_is_there_at_once() -> None:
-    seen = followed(GOLDEN, concluded).look()
+    seen = followed(GOLDEN).look()
     assert seen.ending and seen.ending.exit_code == 0
     assert seen.ending.text.startswith("SIMULATED, VALID  3.31 QPS per node") and seen.ending.report is None
     assert (seen.state.run_id, seen.state.verb, seen.state.ended) == ("golden_run", "sweep", True)
@@ -184,7 +184,7 @@ def test_of_a_study_the_newest_run_that_goes_on_is_shown(tmp_path: Path, run: Pa
     shutil.copytree(GOLDEN, tmp_path / "first")
     os.utime(run / "events.jsonl", (2e9, 2e9))
     os.utime(tmp_path / "first" / "events.jsonl", (3e9, 3e9))
-    source = followed(study(tmp_path, None, "first", "golden_run", "not_begun"), concluded)
+    source = followed(study(tmp_path, None, "first", "golden_run", "not_begun"))
     seen = source.look()
     assert [(part.name, part.ended, part.shown) for part in seen.parts] == [
         ("first", True, False),
@@ -199,13 +199,13 @@ def test_of_a_study_the_newest_run_that_goes_on_is_shown(tmp_path: Path, run: Pa
 
 
 def test_a_study_whose_runs_have_not_begun_says_so(tmp_path: Path) -> None:
-    seen = followed(study(tmp_path, None, "a", "b"), concluded).look()
+    seen = followed(study(tmp_path, None, "a", "b")).look()
     assert "no run of this study has begun" in seen.state.phase and not seen.parts
 
 
 def test_a_study_that_holds_itself_ends(tmp_path: Path) -> None:
     (study(tmp_path, None, "a") / "a").symlink_to(tmp_path)
-    assert not followed(tmp_path, concluded).look().parts
+    assert not followed(tmp_path).look().parts
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])

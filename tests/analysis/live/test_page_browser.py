@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.live.address import Address
-from analysis.live.followed import LOOK_S, concluded, followed
+from analysis.live.followed import LOOK_S, followed
 from analysis.live.server import LiveServer, serving
 from analysis.live.state import FILE, Ending, LiveView
 from analysis.results.json_border import to_tree
@@ -150,7 +150,7 @@ def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path
     run.mkdir()
     shutil.copy(GOLDEN / "manifest.json", run)
     (run / "events.jsonl").touch()
-    view, source, stop = LiveView(), followed(run, concluded), threading.Event()
+    view, source, stop = LiveView(), followed(run), threading.Event()
 
     def look() -> None:
         while not stop.wait(LOOK_S / 10):
@@ -200,7 +200,7 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
     now["latencies"] = {evil: now["latencies"]["ttft_p90_ms"]}
     (tmp_path / FILE).write_text(json.dumps(now))
     view = LiveView()
-    view.snapshot = followed(tmp_path, concluded).look()
+    view.snapshot = followed(tmp_path).look()
     tab.complaints.clear()
     tab.asked.clear()
     with serving(Address.from_words("0", "--port"), view, "--port") as server:

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import load_run
 from analysis.live import prometheus_text
-from analysis.live.followed import concluded, followed
+from analysis.live.followed import followed
 from analysis.live.state import Ending, LiveView
 from loadgen.run import lifecycle
 from loadgen.run.jobs import SearchCapacity
@@ -56,7 +56,7 @@ def test_page_and_metrics_end_with_the_figures_of_the_verdict(ran: Any) -> None:
     view.end(Ending("", 0))
     verdict = json.loads((folder / "sweep.json").read_text())
     figures = verdict["capacity"]["qps_per_node"]
-    for snapshot in (view.snapshot, followed(folder, concluded).look()):
+    for snapshot in (view.snapshot, followed(folder).look()):
         shown = {one.index: one.latencies_p90_ms for one in snapshot.state.windows}
         assert shown == {
             row["index"]: {name: row[name] for name in ("ttft_p90_ms", "tpot_p90_ms")}
