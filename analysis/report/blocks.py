@@ -10,10 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from analysis import figures
-from analysis.figures.comparison import Comparison, Scaling
 from analysis.figures.exhibit import Exhibit, NoData, RunData
-from analysis.results.runs import Run
-from analysis.results.verdicts import MATRIX, StudyVerdict
 from analysis.views.shown import Answer, Cell, Table
 from conf.io.one_line import one_line, reason
 from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
@@ -47,13 +44,6 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Code:
     """Lines to read or copy as they are; `folded` ones open by their title."""
 
@@ -62,7 +52,8 @@ class Code:
     folded: bool = False
 
 
-Block = Table | FigureBlock | Missing | Facts | Paragraph | Code | Answer
+Block = Table | FigureBlock | Missing | Facts | Code | Answer | str
+"""A part of a section; text is a paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +86,14 @@ MOST_LETTERS = 400
 
 def value(it: Any) -> str:
     """Any value of a table as text."""
-    if it is None:
-        return UNKNOWN
     if isinstance(it, bool):
         return "yes" if it else "no"
     if isinstance(it, datetime):
         return moment(it.isoformat())
-    if isinstance(it, int | float | str):
-        return figure(it) if not isinstance(it, str) or it in ("inf", "-inf") else one_line(it, MOST_LETTERS)
+    if it is None or isinstance(it, int | float) or it in ("inf", "-inf"):
+        return figure(it)
+    if isinstance(it, str):
+        return one_line(it, MOST_LETTERS)
     if isinstance(it, Mapping):
         return ", ".join(f"{key} {value(each)}" for key, each in it.items())
     if isinstance(it, Sequence):
@@ -112,9 +103,7 @@ def value(it: Any) -> str:
 
 def figure(number: float | str | None) -> str:
     """A number to four digits, whole above 1000; JSON carries an infinite one as text."""
-    if number is None:
-        return UNKNOWN
-    exact = float(number)
+    exact = math.nan if number is None else float(number)
     if math.isnan(exact):
         return UNKNOWN
     if math.isinf(exact):
@@ -145,10 +134,8 @@ def across(found: Table) -> Table:
     """The table turned: a column for each row, so that few rows with many columns fit a page."""
     if len(found.rows) > MOST_ACROSS:
         return found
-    columns = tuple(zip(*found.rows, strict=True))
-    (first, *heads), (names, *cells) = found.heads, columns
-    rows = tuple((head, *line) for head, line in zip(heads, cells, strict=True))
-    return Table(found.title, (first, *(str(name) for name in names)), rows)
+    heads, *rows = zip(found.heads, *found.rows, strict=True)
+    return Table(found.title, tuple(map(str, heads)), tuple(rows))
 
 
 def arrow_table(caption: str, found: pa.Table, null: str = UNKNOWN) -> Table:
@@ -170,49 +157,40 @@ BROKEN = "it could not be drawn"
 ABSENT = "What this page would show of another run, and why it does not of this one."
 FULL = "left out to keep this page under 1 MB"
 
-QUESTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+QUESTIONS = {
     "latency": (
-        "The answer in one picture",
+        *("latency", "The answer in one picture"),
         "How both latencies grow with the load, and where the bounds cut.",
-        ("latency",),
     ),
     "search": (
-        "How it was found",
+        *("search", "How it was found"),
         "Which rates were offered in which order, and what was believed after each.",
-        ("search",),
     ),
-    "cdf": ("How close to the bounds", "All latencies of a rate, not only their 90th percentile.", ("cdf",)),
-    "client": (
-        "Was the load generator fast enough?",
+    "cdf": ("cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."),
+    "client_lag": (
+        *("client", "Was the load generator fast enough?"),
         "A late generator looks like a slow server: did requests leave when they were planned?",
-        ("client_lag",),
     ),
-    "time": (
-        "Was the service steady?",
+    "timeseries": (
+        *("time", "Was the service steady?"),
         "Requests in flight and what the servers reported of themselves, over time.",
-        ("timeseries",),
     ),
-    "balance": (
-        "Balance of the replicas",
+    "replica_balance": (
+        *("balance", "Balance of the replicas"),
         "Whether each replica got its share, and served it alike.",
-        ("replica_balance",),
     ),
     "pareto": (
-        "Throughput against interactivity",
+        *("pareto", "Throughput against interactivity"),
         "On the axes that InferenceX uses, both of them measured.",
-        ("pareto",),
     ),
-    "bounds": (
-        "Every bound",
+    "share_over": (
+        *("bounds", "Every bound"),
         "How much of what each bound allows was over it, at each rate.",
-        ("share_over",),
     ),
 }
-"""Anchor of each section in page order, with its heading, its purpose and its figures."""
+"""Anchor, heading and purpose of the section of each figure of a run."""
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
-POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
-"""Studies with a figure over all parts."""
 
 
 @dataclass(slots=True)
@@ -232,13 +210,11 @@ class Room:
 
 def figure_sections(data: RunData, room: Room) -> list[Section]:
     """All figures of a run, by question."""
-    known = {exhibit.name: exhibit for exhibit in figures.EXHIBITS}
-    found = []
-    for anchor, (title, purpose, names) in QUESTIONS.items():
-        shown = [known[name] for name in names if name in known and known[name].applies(data)]
-        blocks = tuple(figure_block(exhibit, data, room) for exhibit in shown)
-        found += [Section(anchor, title, purpose, blocks)] if blocks else []
-    return found
+    return [
+        Section(*QUESTIONS[exhibit.name], (figure_block(exhibit, data, room),))
+        for exhibit in figures.EXHIBITS
+        if exhibit.applies(data)
+    ]
 
 
 def without_empty(found: Sequence[Section]) -> list[Section]:
@@ -253,16 +229,6 @@ def main_figures(data: RunData, room: Room, prefix: str) -> list[Block]:
     """The main figures of a run beside others; `prefix` keeps its anchors apart from theirs."""
     chosen = (exhibit for exhibit in figures.EXHIBITS if exhibit.name in MAIN)
     return [figure_block(exhibit, data, room, prefix) for exhibit in chosen]
-
-
-def study_figures(verdict: StudyVerdict, room: Room) -> list[Block]:
-    """The figure over all parts of a study."""
-    return [figure_block(Comparison, verdict, room)] if verdict.study in POOLED_OR_COMPARED else []
-
-
-def runs_figures(runs: Sequence[Run], room: Room) -> list[Block]:
-    """The figures of several runs without a study."""
-    return [figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling)]
 
 
 def figure_block(exhibit: type[Exhibit], subject: Any, room: Room, prefix: str = "") -> Block:

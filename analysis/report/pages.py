@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from analysis.figures.comparison import Comparison, Scaling
 from analysis.figures.exhibit import RunData
 from analysis.figures.plan import Nodes
 from analysis.planning.verdict import NoPlan, Plan
@@ -16,7 +17,6 @@ from analysis.report.blocks import (
     Facts,
     Missing,
     Page,
-    Paragraph,
     Room,
     Section,
     across,
@@ -25,8 +25,6 @@ from analysis.report.blocks import (
     figure_sections,
     main_figures,
     moment,
-    runs_figures,
-    study_figures,
     value,
     without_empty,
 )
@@ -45,8 +43,7 @@ from analysis.results.json_border import to_tree
 from analysis.results.locations import REPORT
 from analysis.results.runs import Run
 from analysis.results.studies import Study
-from analysis.results.verdicts import RunVerdict, StudyVerdict
-from analysis.views import answers as views
+from analysis.results.verdicts import MATRIX, RunVerdict
 from analysis.views import plan as plan_view
 from analysis.views import rates
 from analysis.views import study as view
@@ -76,6 +73,8 @@ CAPACITIES = {
     "requests": "requests",
 }
 """Columns of `tables.capacity_table` with the answer first, and their words."""
+POOLED_OR_COMPARED = ("deployments", "repeats", "compare", MATRIX)
+"""Studies with a figure over all parts."""
 RATES = "Every rate in QPS per node, latencies in ms, tokens/s per node (windows.parquet)"
 PURPOSE = "How much was seen, and every check with its worst figure."
 
@@ -84,27 +83,31 @@ def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, asked, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
     shown = [*figure_sections(data, Room()), errors(data)]
-    every_rate = _rates(verdict)
-    main = [replace(one, blocks=(*one.blocks, *every_rate, *percentiles(data))) for one in shown[:1]]
+    every_rate = [rates.table(verdict.windows, verdict.asked.slo)] if verdict and verdict.windows else []
+    tables = *(replace(table, title=RATES) for table in every_rate), *percentiles(data)
+    main = [replace(one, blocks=(*one.blocks, *tables)) for one in shown[:1]]
     shown += power_sections(verdict.power if verdict else None)
-    sections = [*main, _trust(verdict), *without_empty(shown[1:])]
-    capacity = verdict.capacity if verdict else None
-    sections += [provenance.of_run(run), definitions(asked, capacity)]
+    trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
+    sections = [*main, trust, *without_empty(shown[1:]), provenance.of_run(run)]
+    sections.append(definitions(asked, verdict.capacity if verdict else None))
     heading = _heading(asked, str(run.manifest.get("verb", "run")))
     return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, sections)
 
 
 def of_study(found: Study, out: Path) -> Page:
     """The page of a study for the file `out`: its answer, its parts, and the main figures of each."""
-    verdict, claim, room = found.verdict, _of_study(found), Room()
+    verdict, claim, room = found.verdict, _answer(found), Room()
     links = {name: _link(name, found.path / name / REPORT, out) for name in verdict.names}
     parts: list[Block] = [replace(view.table(verdict, links), title="Parts of the study (study.json)")]
-    parts += [differing] if (differing := differences(verdict)) else []
-    parts += study_figures(verdict, room)
+    if verdict.differs:
+        rows = tuple((key, value(ours), value(theirs)) for key, (ours, theirs) in verdict.differs.items())
+        parts.append(Table("What differs from A to B", ("key", "A", "B"), rows))
+    if verdict.study in POOLED_OR_COMPARED:
+        parts.append(figure_block(Comparison, verdict, room))
     sections = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
         *quality_sections(found, room),
-        Section("trust", TRUST, PURPOSE, tuple(_checks(verdict))),
+        Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
         *_beside(found.parts, room),
         *provenance.of_study(verdict, found.parts),
         definitions(verdict.asked, verdict.capacity),
@@ -119,7 +122,7 @@ def of_runs(runs: Sequence[Run]) -> Page:
     room = Room()
     found = tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
     known = across(arrow_table("Capacity of each run, as far as one is claimed", found, "not claimed"))
-    blocks = known, *runs_figures(runs, room)
+    blocks = known, *(figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling))
     claims = "What each run claims; a run that is void or did not end claims nothing."
     sections = [
         Section("capacities", "Capacities", claims, blocks),
@@ -137,50 +140,26 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     sections = []
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
-        trust = [Paragraph(checks_counted(known))] if known else []
-        blocks = (
-            _answer(run),
-            *trust,
-            *main_figures(RunData(run), room, f"{place}-"),
-            *provenance.brief(run),
-        )
+        trust = [checks_counted(known)] if known else []
+        drawn = main_figures(RunData(run), room, f"{place}-")
+        blocks = (_answer(run), *trust, *drawn, *provenance.brief(run))
         sections.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
     return sections
 
 
-def _trust(verdict: RunVerdict | None) -> Section:
+def _checks(verdict: RunVerdict | None) -> tuple[Block, ...]:
     if verdict is None:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
-        return Section("trust", TRUST, PURPOSE, (Missing("Checks", why),))
-    blocks: list[Block] = _checks(verdict)
-    return Section("trust", TRUST, PURPOSE, tuple(blocks))
+        return (Missing("Checks", why),)
+    if verdict.checks:
+        return checks_counted(verdict.checks), checks_table(verdict.checks, verdict.valid)
+    return (Missing("Checks", "no window was judged"),)
 
 
-def _rates(verdict: RunVerdict | None) -> list[Table]:
-    """Every rate with its final figures; a row stacks on a narrow screen."""
-    if verdict is None or not verdict.windows:
-        return []
-    return [replace(rates.table(verdict.windows, verdict.asked.slo), title=RATES)]
-
-
-def _checks(verdict: RunVerdict | StudyVerdict) -> list[Block]:
-    if isinstance(verdict, RunVerdict) and verdict.checks:
-        return [Paragraph(checks_counted(verdict.checks)), checks_table(verdict.checks, verdict.valid)]
-    if isinstance(verdict, StudyVerdict):
-        return [Paragraph("The checks of each part are in its own report.")]
-    return [Missing("Checks", "no window was judged")]
-
-
-def _answer(run: Run) -> Answer:
-    """The answer of a run, killed or ended."""
-    if found := locations.altered(run.path):
-        return _altered(found)
-    return views.unfinished(run) if run.verdict is None else views.answer(run.verdict)
-
-
-def _of_study(found: Study) -> Answer:
-    changed = locations.altered(found.path)
-    return _altered(changed) if changed else views.answer(found.verdict)
+def _answer(opened: Run | Study) -> Answer:
+    """The answer of a run or a study, killed or ended."""
+    changed = locations.altered(opened.path)
+    return _altered(changed) if changed else opened.answer()
 
 
 def _altered(found: Sequence[str]) -> Answer:
@@ -223,23 +202,8 @@ def _link(name: str, report: Path, out: Path) -> Cell:
     return Link(name, Path(os.path.relpath(report.resolve(), out.resolve().parent)).as_posix())
 
 
-def differences(study: StudyVerdict) -> Table | None:
-    """Keys that differ between A and B of a comparison; None for another study."""
-    if not study.differs:
-        return None
-    rows = tuple((key, value(ours), value(theirs)) for key, (ours, theirs) in study.differs.items())
-    return Table("What differs from A to B", ("key", "A", "B"), rows)
-
-
 UNWRITTEN = "no file for Ray Serve was asked for; --serve-config FILE.yaml writes it"
 PREDICTED = "a file for Ray Serve needs the folder of a run: this capacity is predicted"
-PLAN_HEADS = {
-    "basis": ("What it rests on", "The capacity, and the configuration that has it."),
-    "rules": ("Which rule asks for them", "The fewest nodes that each rule is content with."),
-    "hours": ("Over the day", "Nodes by the hour."),
-    "cost": ("Cost and power", "By the price that you gave, and watts as given or measured."),
-}
-"""Anchor, heading and purpose of the sections behind the figure."""
 
 
 def of_plan(plan: Plan | NoPlan) -> Page:
@@ -248,25 +212,24 @@ def of_plan(plan: Plan | NoPlan) -> Page:
     if isinstance(plan, NoPlan):
         claim = replace(answer, headline="Nothing is planned", notes=(f"{answer.headline}.",))
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
-    on = plan.planned_on
-    cost: tuple[Block, ...] = tuple(plan_view.cost_tables(plan)) or (Paragraph(plan_view.NO_PRICE),)
-    blocks: dict[str, tuple[Block, ...]] = {
-        "basis": (Facts(tuple(plan_view.basis(plan))),),
-        "rules": (Facts(tuple(plan_view.rules(plan))),),
-        "hours": (Facts(tuple(plan_view.hours(plan))),) if plan.day else (),
-        "cost": (*cost, Facts(tuple(plan_view.power(plan)))),
-    }
+    on, cost = plan.planned_on, tuple(plan_view.cost_tables(plan)) or (plan_view.NO_PRICE,)
     figure, whole = figure_block(Nodes, plan, Room()), json.dumps(to_tree(plan), indent=1)
     code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
+    basis, rules, hours, power = (
+        Facts(tuple(facts(plan)))
+        for facts in (plan_view.basis, plan_view.rules, plan_view.hours, plan_view.power)
+    )
+    rests_on = "The capacity, and the configuration that has it."
+    priced = "By the price that you gave, and watts as given or measured."
+    fewest = "The fewest nodes that each rule is content with."
+    served = "Ray Serve's autoscaling for the planned nodes."
     sections = [
         Section("nodes", "How many nodes", "What grows with the demand.", (figure, code)),
-        *(Section(anchor, *PLAN_HEADS[anchor], shown) for anchor, shown in blocks.items() if shown),
-        Section(
-            "service",
-            "Taken into service",
-            "Ray Serve's autoscaling for the planned nodes.",
-            _serve_settings(plan),
-        ),
+        Section("basis", "What it rests on", rests_on, (basis,)),
+        Section("rules", "Which rule asks for them", fewest, (rules,)),
+        *([Section("hours", "Over the day", "Nodes by the hour.", (hours,))] if plan.day else []),
+        Section("cost", "Cost and power", priced, (*cost, power)),
+        Section("service", "Taken into service", served, _serve_settings(plan)),
     ]
     subtitle = f"Planned on {on.name}, {on.found_by}: {on.asked.load}"
     title = f"{answer.word}: {on.name}"
@@ -296,4 +259,4 @@ def _serve_settings(plan: Plan) -> tuple[Block, ...]:
         return (Missing("Ray Serve's settings", why),)
     settings = Facts(tuple((name, value(it)) for name, it in written.autoscaling_config.items()))
     where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
-    return Paragraph(where), settings
+    return where, settings

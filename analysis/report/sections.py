@@ -20,7 +20,6 @@ from analysis.report.blocks import (
     UNKNOWN,
     Block,
     Missing,
-    Paragraph,
     Room,
     Section,
     arrow_table,
@@ -183,48 +182,34 @@ POWER_MEANING = (
 
 
 def power_sections(power: PowerFigures | None) -> list[Section]:
-    """The section of a run that asked its nodes; none of a run before there were such figures."""
+    """The section of a run that asked its nodes for their power."""
     if power is None:
         return []
-    tables: list[Block] = [_power_windows(power)] if power.windows else []
-    tables += [_power_nodes(power)] if power.nodes else []
-    first: Block = Paragraph(POWER_MEANING.format(of=power.of))
+    blocks: list[Block] = [POWER_MEANING.format(of=power.of)]
     if power.unknown:
-        first = Missing(POWER_TITLE, f"unknown, for {power.unknown}")
-    return [Section("power", POWER_TITLE, POWER_PURPOSE, (first, *tables))]
+        blocks = [Missing(POWER_TITLE, f"unknown, for {power.unknown}")]
+    if power.windows:
+        caption = "Each window" if power.at is None else f"Each window; the verdict quotes window {power.at}"
+        blocks.append(Table(caption, WINDOW_HEADS, tuple(map(_window_row, power.windows))))
+    if power.nodes:
+        of_gpus = "CPUs, memory, network and fans of a node are not in the watts of its GPUs."
+        caption, note = (
+            "Each node, in the window that the verdict quotes",
+            "" if power.of == WHOLE else of_gpus,
+        )
+        blocks.append(Table(caption, NODE_HEADS, tuple(map(_node_row, power.nodes)), note=note))
+    return [Section("power", POWER_TITLE, POWER_PURPOSE, tuple(blocks))]
 
 
-def _power_windows(power: PowerFigures) -> Table:
-    caption = "Each window" if power.at is None else f"Each window; the verdict quotes window {power.at}"
-    return Table(caption, WINDOW_HEADS, tuple(map(_power_window, power.windows)))
-
-
-def _power_window(one: WindowEnergy) -> tuple[str, ...]:
+def _window_row(one: WindowEnergy) -> tuple[str, ...]:
     energy = one.wh_per_request, one.kwh_per_1m_input_tokens, one.kwh_per_1m_output_tokens
-    return (
-        str(one.index),
-        figure(one.rate_qps_per_node),
-        figure(one.watts_per_node),
-        _percent(one.idle_share),
-        *map(figure, energy),
-        _percent(one.coverage),
-    )
+    rates = figure(one.rate_qps_per_node), figure(one.watts_per_node), _percent(one.idle_share)
+    return str(one.index), *rates, *map(figure, energy), _percent(one.coverage)
 
 
-def _power_nodes(power: PowerFigures) -> Table:
-    note = (
-        ""
-        if power.of == WHOLE
-        else "CPUs, memory, network and fans of a node are not in the watts of its GPUs."
-    )
-    caption = "Each node, in the window that the verdict quotes"
-    return Table(caption, NODE_HEADS, tuple(map(_power_node, power.nodes)), note=note)
-
-
-def _power_node(one: NodeFigures) -> tuple[str, ...]:
-    told = f"{one.gpus_told} of {one.gpus}"
+def _node_row(one: NodeFigures) -> tuple[str, ...]:
     watts = one.idle_gpu_watts, one.gpu_watts, one.idle_meter_watts, one.meter_watts
-    return one.name, told, one.source or "none", *map(figure, watts)
+    return one.name, f"{one.gpus_told} of {one.gpus}", one.source or "none", *map(figure, watts)
 
 
 def _percent(share: float | None) -> str:
@@ -308,16 +293,11 @@ def definitions(asked: AskedExperiment, capacity: CapacityFigures | None) -> Sec
         "requests. A failed request counts as infinitely late."
     )
     joined = CONSTANTS if capacity and capacity.constants else ""
-    interval = " ".join(filter(None, (METHOD, joined, _pooled_interval(capacity))))
+    origin = capacity.interval if capacity else ""
+    several = f"Here several runs stand together: {origin}." if origin and "posterior" not in origin else ""
+    interval = " ".join(filter(None, (METHOD, joined, several)))
     rows = tuple((one.name, "ms", one.meaning, one.formula) for one in METRICS)
     heads = "metric", "unit", "in words", "formula (columns of requests/*.parquet)"
     metrics = Table("Metrics: one value per request", heads, rows, words=frozenset({2, 3}), stacks=True)
-    blocks: tuple[Block, ...] = (Paragraph(words), Paragraph(interval), Paragraph(MEASURED), metrics)
+    blocks: tuple[Block, ...] = (words, interval, MEASURED, metrics)
     return Section("definitions", "Definitions", "What every number here means.", blocks)
-
-
-def _pooled_interval(capacity: CapacityFigures | None) -> str:
-    """The note on the interval of a study; empty for a run."""
-    interval = capacity.interval if capacity else ""
-    pooled = interval and "posterior" not in interval
-    return f"Here several runs stand together: {interval}." if pooled else ""
