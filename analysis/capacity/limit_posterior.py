@@ -180,8 +180,10 @@ def fit(
     known = [window for window in windows if window.over(limit).determined]
     overloaded = [window for window in known if _is_overloaded(window, limit)]
     steady = [window for window in known if not _is_overloaded(window, limit) and not window.aborted]
-    e2e_s = _e2e_s(windows)
-    kernels = Kernel.all_of(limit, e2e_s, _rate_qps(known))
+    answers_s = [window.median_e2e_s for window in windows if window.median_e2e_s is not None]
+    e2e_s = float(np.median(answers_s)) if answers_s else E2E_UNKNOWN_S
+    rate_qps = float(np.median([window.rate_qps for window in known])) if known else math.inf
+    kernels = Kernel.all_of(limit, e2e_s, rate_qps)
     # The prior is of the limit rate, the grid of the limit load, which lies above it by the shift.
     usual = float(_shifts(known, math.exp(prior.centre), kernels[:1], allowed, [USUAL])[0])
     centre = prior.centre - usual
@@ -352,16 +354,6 @@ def _rise(allowed: float) -> Floats:
 def _steps(apart: Floats | float) -> Steps:
     """A distance of ln loads in steps, within what the tables hold."""
     return np.clip(np.rint(np.asarray(apart) / STEP), REACH - SPAN, SPAN - REACH).astype(np.int64)
-
-
-def _e2e_s(windows: Sequence[WindowCounts]) -> float:
-    known = [window.median_e2e_s for window in windows if window.median_e2e_s is not None]
-    return float(np.median(known)) if known else E2E_UNKNOWN_S
-
-
-def _rate_qps(windows: Sequence[WindowCounts]) -> float:
-    """Requests per second of the whole service, in the middle of the windows."""
-    return float(np.median([window.rate_qps for window in windows])) if windows else math.inf
 
 
 def _blocks(

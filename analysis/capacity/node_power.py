@@ -88,12 +88,12 @@ class NodeSamples:
 
 def by_node(samples: pa.Table) -> list[NodeSamples]:
     """The samples of each node (schema `time_series.POWER`), by its name."""
+    samples = samples.sort_by("clock_ns")
     nodes = np.array(samples["node"].to_pylist(), dtype=object)
     return [_of_node(name, samples.filter(pa.array(nodes == name))) for name in sorted(set(nodes))]
 
 
 def _of_node(name: str, samples: pa.Table) -> NodeSamples:
-    samples = samples.sort_by("clock_ns")
     rows = [row or [] for row in samples["gpu_watts"].to_pylist()]
     watts = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for at, row in enumerate(rows):

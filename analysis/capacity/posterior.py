@@ -112,13 +112,11 @@ def posterior(
             break
         prior = Prior(centre, RECENTRED_SD)
     applied = [found for found in fits.values() if found.applies]
-    leans_below, leans_above = _leans(cdf, grid)
+    bottom, top = np.interp([grid[0] + 2 * EDGE, grid[-1] - 2 * EDGE], grid, cdf)
     smallest = _smallest_of_all(fits, cdfs)
     binding = max(smallest, key=smallest.__getitem__)
-    median, slower = (
-        _at(0.5, cdf, grid),
-        0.0 if steady else level_sd(used, fits[binding].dispersion.inflation),
-    )
+    median = _at(0.5, cdf, grid)
+    slower = 0.0 if steady else level_sd(used, fits[binding].dispersion.inflation)
     reach = DOUBT if fits[binding].slope_unusual else 1.0
 
     def end(q: float) -> float:
@@ -135,8 +133,8 @@ def posterior(
         binding_probability=smallest[binding],
         limits={limit: _limit_fit(fits[limit], cdfs[limit], grid) for limit in limits},
         windows=tuple(window.index for window in used),
-        open_above=leans_above or not any(found.rising for found in applied),
-        open_below=leans_below or not applied or any(not found.kept for found in applied),
+        open_above=bool(1 - top > EDGE_MASS) or not any(found.rising for found in applied),
+        open_below=bool(bottom > EDGE_MASS) or not applied or any(not found.kept for found in applied),
     )
 
 
@@ -196,11 +194,6 @@ def _smallest_of_all(fits: Fits, cdfs: Cdfs) -> dict[Limit, float]:
         lowest = cdfs[limit][0] * survive[0]
         found[limit] = float(lowest + np.sum(np.diff(cdfs[limit]) * (survive[1:] + survive[:-1]) / 2))
     return {**found, last: 1 - sum(found.values())}
-
-
-def _leans(cdf: Floats, grid: Floats) -> tuple[bool, bool]:
-    bottom, top = np.interp([grid[0] + 2 * EDGE, grid[-1] - 2 * EDGE], grid, cdf)
-    return bool(bottom > EDGE_MASS), bool(1 - top > EDGE_MASS)
 
 
 def _at(q: float, cdf: Floats, grid: Floats) -> float:

@@ -32,7 +32,8 @@ from loadgen.cli import (
     two_sides,
     words,
 )
-from loadgen.drive import fixed_rate, require
+from loadgen.drive import fixed_rate
+from loadgen.drive.sweep import refuse_requirement, required_s
 from loadgen.run.jobs import OfferLoad, RequireRate
 from loadgen.search import pacing
 from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
@@ -81,8 +82,8 @@ def probe(arguments: argparse.Namespace) -> int:
     """Offer one load without a search, and judge it."""
     experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
-        require.refuse(experiment)
-    load_s = require.seconds(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
+        refuse_requirement(experiment)
+    load_s = required_s(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
     machine.refuse(experiment)
     planned = output.planned_run(experiment, load_s)
     if arguments.dry_run:

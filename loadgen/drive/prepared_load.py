@@ -74,15 +74,6 @@ class QueueTimeNotReported(RuntimeError):
     """A bound limits the time in the server's queue, which the server does not report."""
 
 
-def _refuse_unreported_queue(driver: Driver, rows: pa.Table) -> None:
-    """Raise QueueTimeNotReported before the budget is spent: unknown times keep no bound and miss none."""
-    share = checks.queue_share(rows)
-    is_bound = driver.plan.slo.strictest_ms("queue") is not None
-    if is_bound and share is not None and share < checks.LEAST_QUEUE_TOLD:
-        reported = f"{share:.0%} of the warm-up's answers tell their time in the server's queue"
-        raise QueueTimeNotReported(f"queue_untold: {reported}. {REASONS['queue_untold'].remedy}")
-
-
 def refuse_failing(rows: pa.Table) -> None:
     """Raise TargetLost where nearly all requests of a warm-up failed: load is not the cause there."""
     if failures.nearly_all(rows):
@@ -98,7 +89,12 @@ def _report(driver: Driver, rows: pa.Table, requests: int) -> None:
     answered = metrics.status_in(rows, records.OK).any()
     if driver.plan.workload.wants_hits and answered and metrics.prefix_hit(rows) is None:
         driver.emit("fill", text=UNREPORTED)
-    _refuse_unreported_queue(driver, rows)
+    share = checks.queue_share(rows)
+    is_bound = driver.plan.slo.strictest_ms("queue") is not None
+    if is_bound and share is not None and share < checks.LEAST_QUEUE_TOLD:
+        # Before the budget is spent: unknown times keep no bound and miss none.
+        reported = f"{share:.0%} of the warm-up's answers tell their time in the server's queue"
+        raise QueueTimeNotReported(f"queue_untold: {reported}. {REASONS['queue_untold'].remedy}")
     if other := rows.filter(pa.array(metrics.word_in(rows, "error_kind", "time_scale"))).to_pylist():
         driver.loss.lose(other[0]["error"])
     refuse_failing(rows)

@@ -120,8 +120,7 @@ def invalidated(verdict: Verdict) -> Verdict:
 
 def felt(outages: Iterable[HostOutage], rows: pa.Table, window: Window) -> list[HostOutage]:
     """The outages that lasted while a window, or the answers to its requests (`rows`), did."""
-    ended_ns = _ended_ns(rows)
-    last_ns = max(window.window_end_ns, float(np.max(ended_ns, initial=-math.inf)))
+    last_ns = max(window.window_end_ns, float(np.max(_ended_ns(rows), initial=-math.inf)))
     return [outage for outage in outages if outage.lasted_at(window.start_ns, last_ns)]
 
 

@@ -11,9 +11,8 @@ from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.io.http_get import DEFAULT_ACCESS, Access
 from loadgen.drive import fixed_rate
-from loadgen.drive import require as required_rate
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
+from loadgen.drive.sweep import require, required_s, sweep
 from loadgen.fleet.target import HostSource, NoHosts
 from loadgen.run import verdicts
 from loadgen.run.power_sampler import PowerSource
@@ -116,8 +115,8 @@ class RequireRate(Job):
 
     def load(self, driver: Driver) -> None:
         assert self.experiment.rate_qps
-        longest_s = required_rate.seconds(self.experiment)
-        self._required = required_rate.require(driver, self.experiment.rate_qps, longest_s)
+        longest_s = required_s(self.experiment)
+        self._required = require(driver, self.experiment.rate_qps, longest_s)
 
     def verdict(self, driver: Driver) -> RunVerdict:
         return verdicts.required_verdict(self.experiment, driver, self._required)

@@ -50,10 +50,8 @@ from conf.specs.bounds import (
     quantile_of,
 )
 from conf.specs.experiment import Experiment
-from loadgen.drive import require
 from loadgen.drive.driver import Driver
-from loadgen.drive.require import Required
-from loadgen.drive.sweep import Sweep
+from loadgen.drive.sweep import Required, Sweep, analyse
 from loadgen.search import acceptance
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import counted_windows
@@ -221,7 +219,7 @@ def answers_verdict(experiment: Experiment, driver: Driver, evidence: str) -> Ru
 def required_verdict(experiment: Experiment, driver: Driver, required: Required) -> RunVerdict:
     """The verdict on a required rate: passed, failed, or neither shown."""
     assert experiment.rate_qps
-    look = require.analyse(driver, experiment.rate_qps, required.whole_s)
+    look = analyse(driver, experiment.rate_qps, required.whole_s)
     used = [window for window in driver.windows.outcomes if not window.void]
     judged = _every(driver)
     rows = pa.concat_tables([records.PROGRESS.empty_table(), *(window.rows for window in used)])

@@ -66,7 +66,7 @@ FAULTS = (
     Fault(
         "open above is never said",
         "analysis.capacity.posterior:posterior",
-        "open_above=leans_above or not any(found.rising for found in applied)",
+        "open_above=bool(1 - top > EDGE_MASS) or not any(found.rising for found in applied)",
         "open_above=False",
     ),
     Fault(

@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 
 from analysis.capacity.window_counts import NS, WindowCounts
-from loadgen.drive import require
 from loadgen.drive.driver import Driver
 from loadgen.drive.plan import LoadPlan
+from loadgen.drive.sweep import REQUIRED_S, TRANSITION_S, WINDOW_S, require
 from loadgen.search import acceptance
 from loadgen.search.window_plan import Start, WindowPlan
 from tests.support.search.scenarios import experiment, service, truths
@@ -38,8 +38,8 @@ Told = tuple[str, float]
 def drawn(root_qps: float, drift_sd: float, rate_qps: float, seed: int) -> Told:
     """One required rate of drawn windows, whose latencies nobody knows."""
     fluid = Fluid(root_qps, drift_sd=drift_sd, seed=seed)
-    window_s, transition_s = require.WINDOW_S, require.TRANSITION_S
-    whole_s = acceptance.windows_s(require.DEFAULT_S, transition_s, window_s, 1.0)
+    window_s, transition_s = WINDOW_S, TRANSITION_S
+    whole_s = acceptance.windows_s(REQUIRED_S, transition_s, window_s, 1.0)
     windows: list[WindowCounts] = []
     while sum(window.seconds for window in windows) < whole_s:
         step = WindowPlan(len(windows), "window", rate_qps, transition_s, window_s, False, "")
@@ -56,7 +56,7 @@ def served(scenario: str, rate_qps: float, seed: int) -> Told:
     asked = experiment(scenario)
     plan = LoadPlan(asked.search, asked.slo, asked.workload, 1, seed, Start(rate_qps))
     driver = Driver(VirtualTarget(service(asked, seed)), plan, lambda _, /, **__: None)
-    found = require.require(driver, rate_qps, require.DEFAULT_S)
+    found = require(driver, rate_qps, REQUIRED_S)
     return found.analysis.verdict, driver.windows.outcomes[-1].counts.window_end_ns / NS
 
 

@@ -10,9 +10,9 @@ import pytest
 from analysis.results import summary
 from analysis.results.verdicts import RunVerdict
 from conf import load
-from loadgen.drive import fixed_rate, require
+from loadgen.drive import fixed_rate
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.sweep import sweep
+from loadgen.drive.sweep import require, required_s, sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
@@ -110,6 +110,6 @@ def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
 def test_a_required_rate_ends_with_its_code(rate_qps: float, code: int) -> None:
     words = [*WORDS, "slo.ttft_p90_ms=2000", f"rate_qps={rate_qps}"]
     drive, experiment, _ = driver(words, target=Altered())
-    found = require.require(drive, rate_qps, require.seconds(experiment))
+    found = require(drive, rate_qps, required_s(experiment))
     verdict = verdicts.required_verdict(experiment, drive, found)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)

@@ -15,8 +15,8 @@ from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import load
 from loadgen.cli import dry_run
-from loadgen.drive import fixed_rate, require
-from loadgen.drive.sweep import sweep
+from loadgen.drive import fixed_rate
+from loadgen.drive.sweep import require, required_s, sweep
 from loadgen.run import verdicts
 from loadgen.search import pacing
 from loadgen.search.pacing import RAMP_SHARE, paced
@@ -101,7 +101,7 @@ def test_a_rate_well_above_the_capacity_is_not_passed_by_answers_that_have_just_
     words = [*EDGES["L4000"], f"rate_qps={1.3 * truths()['L4000']}"]
     drive, experiment, _ = driver(words, target=VirtualTarget(SharedProcessor()))
     assert experiment.rate_qps
-    found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
+    found = require(drive, experiment.rate_qps, required_s(experiment))
     assert found.analysis.verdict == "failed"
 
 

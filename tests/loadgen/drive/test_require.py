@@ -1,4 +1,4 @@
-"""loadgen/drive/require.py: one rate, passed or failed; when an answer is clear, what ends without one."""
+"""loadgen/drive/sweep.py: one rate, passed or failed; when an answer is clear, what ends without one."""
 
 import json
 from itertools import pairwise
@@ -11,8 +11,8 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from conf import load
 from loadgen.__main__ import main
-from loadgen.drive import require
 from loadgen.drive.driver import Driver
+from loadgen.drive.sweep import require, required_s
 from loadgen.run import verdicts
 from loadgen.search import acceptance
 from loadgen.traffic.schedule import NS
@@ -26,7 +26,7 @@ def required(words: list[str], **more: Any) -> tuple[dict[str, Any], list[dict[s
     """The conclusion, the looks in order, and the driver of a rate required of the engine model."""
     drive, experiment, events = driver(words, **more)
     assert experiment.rate_qps
-    found = require.require(drive, experiment.rate_qps, require.seconds(experiment))
+    found = require(drive, experiment.rate_qps, required_s(experiment))
     tree = to_tree(verdicts.required_verdict(experiment, drive, found))
     assert text_of(tree)
     return tree, [facts for kind, facts in events if kind == "look"], drive
