@@ -5,10 +5,10 @@ Ready means: exactly the expected replicas run, and each has answered requests u
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster.deployment import warmup as warming
 from cluster.deployment.failure_text import last_words
 from cluster.deployment.removal import remove
 from cluster.deployment.serve_state import (
@@ -30,7 +29,16 @@ from cluster.deployment.serve_state import (
     state,
 )
 from cluster.deployment.service_reports import PrefillReport, digest, reported_facts, warm_prefill
-from cluster.deployment.warmup import UNNAMED, ReplicaWarmer, ReplicaWarmup, WarmupError, WarmupRequests
+from cluster.deployment.warmup import (
+    MOST_AT_ONCE,
+    UNNAMED,
+    ReplicaWarmer,
+    ReplicaWarmup,
+    WarmupError,
+    WarmupRequests,
+    warmup_line,
+    warmup_tree,
+)
 from cluster.ray_session.session import last_line
 
 __all__ = ["DeployError", "Deployment", "ServicePlan", "deploy"]
@@ -117,13 +125,12 @@ class Deployment:
         Raises DeployError after `limit_s`.
         """
         began_s = time.monotonic()
-        before = self.state.engines
+        start = _Start(self._plan, self._front, began_s, limit_s, progress, self.state.engines)
         while True:
-            start = _Start(self._plan, self._front, began_s, limit_s, progress, PATIENCE_S, (), before)
             try:
                 return start.ready()
             except DeployError as error:
-                if time.monotonic() - began_s > limit_s:
+                if time.monotonic() > start.deadline_s:
                     raise _explained(error, self._plan) from error
                 progress(f"not yet: {error}")
             time.sleep(AGAIN_S)
@@ -138,8 +145,8 @@ def deploy(plan: ServicePlan, front: str, progress: Progress = lambda _: None) -
 
     `progress` gets one line whenever something changed. Raises DeployError.
     """
-    began_s, since_s = time.monotonic(), time.time()
-    start = _Start(plan, front, began_s, plan.start_s, progress, patience_s=plan.start_s)
+    since_s = time.time()
+    start = _Start(plan, front, time.monotonic(), plan.start_s, progress)
     try:
         _run(plan)
         return start.ready()
@@ -163,6 +170,7 @@ def _explained(error: DeployError, plan: ServicePlan, since_s: float = 0.0) -> D
 def _run(plan: ServicePlan) -> None:
     try:
         if plan.built_in_cluster:
+            # A process there has the engine and the cluster's settings of Serve.
             task = ray.remote(num_cpus=0)(_build_and_start).remote(plan.build, plan.app_name)
             ray.get(task, timeout=plan.start_s)
         else:
@@ -172,10 +180,7 @@ def _run(plan: ServicePlan) -> None:
 
 
 def _build_and_start(build: Callable[[], Application], app_name: str) -> None:
-    """In the cluster, a process has the engine and the cluster's settings of Serve.
-
-    Serve would wait without bound until the application's first deployment is there; `_Start` looks for it.
-    """
+    # Serve would wait without bound until the application's first deployment is there; `_Start` looks for it.
     serve.run_many(
         [serve.RunTarget(build(), name=app_name)],
         wait_for_ingress_deployment_creation=False,
@@ -185,10 +190,10 @@ def _build_and_start(build: Callable[[], Application], app_name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """One wait for a service to get ready, for `timeout_s` from `began_s` (monotonic).
+    """A wait for a service to get ready, for `timeout_s` from `began_s` (monotonic).
 
-    No replica may stay silent for `patience_s`. Replicas keep the order of `before`. If the application's
-    status is one of `failed`, the wait ends at once.
+    A service that returns has replicas from `before`, whose order it keeps. No replica of it may stay silent
+    for long, and it may leave a failed state by itself.
     """
 
     plan: ServicePlan
@@ -196,8 +201,6 @@ class _Start:
     began_s: float
     timeout_s: float
     progress: Progress
-    patience_s: float
-    failed: Collection[str] = FAILED
     before: Sequence[ServeReplica] = ()
 
     @property
@@ -217,7 +220,8 @@ class _Start:
         pages = {name: by_replica[name] for name in ordered if name in by_replica}
         bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
         urls = _node_urls(bases, now) if plan.per_node else (self.front,)
-        warmer = ReplicaWarmer(plan.warmup, self.deadline_s, self.patience_s, lambda: self._lost(now))
+        patience_s = PATIENCE_S if self.before else plan.start_s
+        warmer = ReplicaWarmer(plan.warmup, self.deadline_s, patience_s, lambda: self._lost(now))
         try:
             warmups, named = self._warm(now, bases, warmer)
             prefill = self._warm_prefill(now, bases, warmer)
@@ -225,7 +229,7 @@ class _Start:
             raise DeployError(str(error)) from error
         if not named:
             self.progress("answers do not name their replica: unknown whether the front reaches all of them")
-        self.progress(f"{plan.replicas} replicas warm: {warming.warmup_line(warmups)}")
+        self.progress(f"{plan.replicas} replicas warm: {warmup_line(warmups)}")
         described = {
             **_described(plan, now, bases, warmups, seen_at),
             "prefill": self._describe_prefill(now, prefill),
@@ -251,7 +255,7 @@ class _Start:
             complete = now.counts == {"RUNNING": plan.replicas}
             if now.trouble is None and complete and len(self._prefill(now)) == plan.prefill_replicas:
                 return now, seen_at
-            if now.status in self.failed:
+            if now.status in FAILED and not self.before:
                 raise DeployError(f"{plan.app_name} is {now.status}: {now.message}")
             if time.monotonic() > self.deadline_s:
                 raise DeployError(f"{line} in time; {plan.app_name} is {now.status}: {now.message}")
@@ -303,11 +307,7 @@ class _Start:
         """The manifest's facts on the prefill replicas: their processes, and what they report."""
         facts = {name: reported_facts(report.url) for name, report in reports.items()}
         return {
-            replica.replica_id: {
-                **_process(replica),
-                "told": facts.get(replica.replica_id) or None,
-                "told_sha256": digest(facts.get(replica.replica_id, {})),
-            }
+            replica.replica_id: _process(replica) | _reported(facts.get(replica.replica_id, {}))
             for replica in self._prefill(now)
         }
 
@@ -333,7 +333,7 @@ def _described(
     seen_at: Mapping[str, float],
 ) -> dict[str, Any]:
     """The manifest's facts: replicas with their processes, times and engines, and the other processes."""
-    with ThreadPoolExecutor(warming.MOST_AT_ONCE) as pool:
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
         facts = dict(zip(bases, pool.map(reported_facts, bases.values()), strict=True))
     weight_bytes = plan.engine.get("weight_bytes")
     replicas = {}
@@ -345,9 +345,8 @@ def _described(
             **_process(replica),
             "load_s": load_s,
             "weight_bytes_per_s": weight_bytes / load_s if weight_bytes and load_s else None,
-            **warming.warmup_tree(warmups.get(name)),
-            "told": facts.get(name) or None,
-            "told_sha256": digest(facts.get(name, {})),
+            **warmup_tree(warmups.get(name)),
+            **_reported(facts.get(name, {})),
         }
     prefix = plan.prefill_engines
     return {
@@ -359,11 +358,14 @@ def _described(
             for replica in now.others
             if not (prefix and replica.deployment.startswith(prefix))
         },
-        "unnamed": warming.warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
+        "unnamed": warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
         "options_sha256": now.options,
     }
 
 
 def _process(replica: ServeReplica) -> dict[str, Any]:
-    kept = asdict(replica)
-    return {key: kept[key] for key in ("deployment", "node", "host", "pid")}
+    return {key: getattr(replica, key) for key in ("deployment", "node", "host", "pid")}
+
+
+def _reported(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"told": facts or None, "told_sha256": digest(facts)}

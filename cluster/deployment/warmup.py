@@ -3,7 +3,6 @@
 Serve calls a replica running before its first request has compiled anything.
 """
 
-import json
 import math
 import statistics
 import threading
@@ -18,9 +17,9 @@ from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, HttpAnswer, ask
 REPLICA_ID, SESSION_ID = "x-replica-id", "x-session-id"
 UNNAMED = ""
 """The name of the replica in an answer without one."""
-STEADY, BAND, JITTER_S = 5, 0.2, 0.02
-"""A replica is stable if its last five TTFTs differ by at most a fifth of their median, or by the jitter of a
-busy machine (all our choice)."""
+STEADY, MOST, BAND, JITTER_S = 5, 20, 0.2, 0.02
+"""A replica gets requests until its last five TTFTs differ by at most a fifth of their median, or by the
+jitter of a busy machine, at most twenty (all our choice)."""
 MOST_AT_ONCE = 32
 """Most replicas that are warmed at the same time; each costs a thread."""
 RETRY_S, LOOK_S = 0.1, 1.0
@@ -40,15 +39,10 @@ class WarmupError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WarmupRequests:
-    """Requests of one shape: `body(n)` is the JSON of the n-th, a streamed request with a prompt of its own.
-
-    Each replica gets `least` of them, then more until it is stable, at most `most`.
-    """
+    """Requests of one shape: `body(n)` is the JSON of the n-th, streamed, with a prompt of its own."""
 
     path: str
     body: Callable[[int], bytes]
-    least: int = STEADY
-    most: int = 20
     access: Access = DEFAULT_ACCESS
 
 
@@ -66,13 +60,6 @@ class ReplicaWarmup:
         """The warm-up from all its TTFTs in seconds, in order."""
         last = statistics.median(ttfts_s[-STEADY:])
         return cls(ttfts_s[0], last, len(ttfts_s), stable(ttfts_s))
-
-
-def one_token(model: str) -> WarmupRequests:
-    """One request of one token, which shows only that a replica answers."""
-    request = {"model": model, "prompt": [0], "max_tokens": 1, "stream": True}
-    body = json.dumps(request).encode()
-    return WarmupRequests("/v1/completions", lambda _: body, least=1, most=1)
 
 
 def stable(ttfts_s: Sequence[float]) -> bool:
@@ -121,8 +108,8 @@ class ReplicaWarmer:
                 ttfts.setdefault(name, []).append(ttft_s)
             unseen = set(replicas) - set(ttfts) if UNNAMED not in ttfts else set()
             share = wanted if UNNAMED in ttfts else 1
-            done = all(self._enough(times, share) for times in ttfts.values())
-            if not unseen and (done or sent >= self._warm.most * wanted):
+            done = all(len(times) >= STEADY * share and stable(times) for times in ttfts.values())
+            if not unseen and (done or sent >= MOST * wanted):
                 return {name: ReplicaWarmup.from_ttfts(times) for name, times in ttfts.items()}
             self._refuse_late(f"{len(unseen)} of {wanted} replicas never answered at {url}")
 
@@ -142,12 +129,9 @@ class ReplicaWarmer:
             if time.monotonic() > began_s + self._patience_s:
                 raise WarmupError(silent)
 
-    def _enough(self, ttfts_s: Sequence[float], share: int = 1) -> bool:
-        return len(ttfts_s) >= self._warm.least * share and (self._warm.least < STEADY or stable(ttfts_s))
-
     def _replica(self, url: str) -> ReplicaWarmup:
         ttfts_s: list[float] = []
-        while len(ttfts_s) < self._warm.most and not self._enough(ttfts_s):
+        while len(ttfts_s) < MOST and not stable(ttfts_s):
             ttfts_s.append(self._answer(url)[1])
         return ReplicaWarmup.from_ttfts(ttfts_s)
 
@@ -236,12 +220,12 @@ def _refuse(url: str, answer: HttpAnswer) -> None:
         raise AskError("the stream ended before its end")
 
 
-def warmup_line(warmths: Mapping[str, ReplicaWarmup]) -> str:
+def warmup_line(warmups: Mapping[str, ReplicaWarmup]) -> str:
     """One line for people on the warm-up of all replicas."""
-    ttfts_s = [warmth.ttft_s for warmth in warmths.values()]
-    requests = [warmth.requests for warmth in warmths.values()]
-    times = f"{_span([1e3 * it for it in ttfts_s])} ms to the first token after {_span(requests)} requests"
-    unstable = sum(not warmth.stable for warmth in warmths.values() if warmth.requests >= STEADY)
+    ttfts_ms = [1e3 * warmup.ttft_s for warmup in warmups.values()]
+    requests = [warmup.requests for warmup in warmups.values()]
+    times = f"{_span(ttfts_ms)} ms to the first token after {_span(requests)} requests"
+    unstable = sum(not warmup.stable for warmup in warmups.values() if warmup.requests >= STEADY)
     return f"{times}, {unstable} not stable yet" if unstable else times
 
 
@@ -250,13 +234,11 @@ def _span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def warmup_tree(warmth: ReplicaWarmup | None) -> dict[str, Any]:
+def warmup_tree(warmup: ReplicaWarmup | None) -> dict[str, Any]:
     """The manifest's entry; all None if answers did not name the replica."""
-    if warmth is None:
-        return dict.fromkeys(("first_request_s", "warm_ttft_s", "warm_requests", "stable"))
     return {
-        "first_request_s": warmth.first_s,
-        "warm_ttft_s": warmth.ttft_s,
-        "warm_requests": warmth.requests,
-        "stable": warmth.stable if warmth.requests >= STEADY else None,
+        "first_request_s": warmup and warmup.first_s,
+        "warm_ttft_s": warmup and warmup.ttft_s,
+        "warm_requests": warmup and warmup.requests,
+        "stable": warmup.stable if warmup and warmup.requests >= STEADY else None,
     }

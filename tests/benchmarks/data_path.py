@@ -88,9 +88,9 @@ def behind_serve(routing: str) -> Iterator[tuple[str, str, Processes]]:
     """(front's URL, replica's own URL or "", processes) of the replica behind Serve."""
     # Ray comes with these; the clients' processes import this file too and shall not have it.
     from cluster.deployment.deploy import ServicePlan, deploy
-    from cluster.deployment.warmup import one_token
     from cluster.ray_session.session import open_session
     from serve_apps.simulated.app import ENGINES, EngineSpecs, application_name, build_app
+    from tests.support.servers.plans import one_token
 
     chosen = load([f"routing={routing}"]).routing
     specs = EXPERIMENT.engine, EXPERIMENT.model, EXPERIMENT.hardware, EXPERIMENT.layout

@@ -23,7 +23,6 @@ from analysis.rows.records import read_stream
 from analysis.rows.time_series import SERVER
 from cluster.deployment import serve_state
 from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, deploy
-from cluster.deployment.warmup import one_token
 from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
@@ -33,6 +32,7 @@ from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
+from tests.support.servers.plans import one_token
 from tests.support.servers.sockets import LOOPBACK, listening
 
 pytestmark = pytest.mark.ray

@@ -11,13 +11,13 @@ import pytest
 import ray
 
 from cluster.deployment.deploy import Deployment, ServicePlan, deploy
-from cluster.deployment.warmup import one_token
 from cluster.ray_session.session import Session
 from conf import load
 from conf.io.http_get import ask
 from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import FAKE
+from tests.support.servers.plans import one_token
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -18,7 +18,6 @@ from cluster.deployment.warmup import (
     ReplicaWarmup,
     WarmupError,
     WarmupRequests,
-    one_token,
     stable,
     warmup_line,
 )
@@ -89,13 +88,11 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> Clock:
 
 
 def warmer(
-    least: int = 5,
-    most: int = 12,
     patience_s: float = PATIENCE_S,
     limit_s: float = PATIENCE_S,
     lost: Callable[[], str | None] = lambda: None,
 ) -> ReplicaWarmer:
-    shape = WarmupRequests("/v1/completions", lambda n: b'{"n":%d}' % n, least, most)
+    shape = WarmupRequests("/v1/completions", lambda n: b'{"n":%d}' % n)
     return ReplicaWarmer(shape, warmup.time.monotonic() + limit_s, patience_s, lost)
 
 
@@ -120,9 +117,9 @@ def test_a_replica_is_asked_until_its_first_compilation_is_over(monkeypatch: pyt
 
 def test_a_replica_that_never_gets_stable_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     answered_by(monkeypatch, lambda n: ("r0", 0.15 * (n % 2)))
-    warmth = warmer(most=8).replicas({"r0": "http://r0"})["r0"]
-    assert (warmth.requests, warmth.stable) == (8, False)
-    assert warmup_line({"r0": warmth}).endswith("after 8 requests, 1 not stable yet")
+    warmth = warmer().replicas({"r0": "http://r0"})["r0"]
+    assert (warmth.requests, warmth.stable) == (20, False)
+    assert warmup_line({"r0": warmth}).endswith("after 20 requests, 1 not stable yet")
 
 
 def test_a_replica_that_is_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +139,7 @@ def test_replicas_are_warmed_at_the_same_time() -> None:
 
     with ExitStack() as stack:
         urls = {name: stack.enter_context(server(answer)) for name in ("r0", "r1", "r2")}
-        assert set(warmer(least=1).replicas(urls)) == set(urls)
+        assert set(warmer().replicas(urls)) == set(urls)
 
 
 def test_behind_a_front_every_replica_gets_its_share() -> None:
@@ -177,15 +174,6 @@ def test_half_an_answer_and_a_refusal_are_none(end: bytes, status: int) -> None:
         pytest.raises(WarmupError, match="does not answer: "),
     ):
         warmer(patience_s=0.3).replicas({"r0": url})
-
-
-def test_a_small_request_only_shows_that_somebody_answers() -> None:
-    with server(lambda _: ("r0", 0.0)) as url:
-        warmth = ReplicaWarmer(one_token("m"), time.monotonic() + PATIENCE_S, PATIENCE_S).replicas(
-            {"r0": url}
-        )["r0"]
-    assert warmth.requests == 1 and not warmth.stable
-    assert "not stable" not in warmup_line({"r0": warmth})
 
 
 def test_a_server_that_says_nothing_of_its_engine_is_unknown() -> None:
