@@ -5,7 +5,7 @@ pydantic is imported where a tree is checked: it takes a tenth of a second, whic
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
@@ -123,7 +123,7 @@ def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
         # A spec that stands in several places does not know its key.
         return text if "." not in key or text.startswith(key.partition(".")[0]) else f"{key}: {text}"
     if error["type"] == "unexpected_keyword_argument":
-        return unknown(root, key, fits, error["input"])
+        return unknown(root, key, error["input"])
     if error["type"] == "json_invalid":
         return "a text has letters that are not Unicode"
     if error["type"] == "union_tag_invalid":
@@ -137,7 +137,7 @@ def wrong(root: Fields, key: str, value: Any) -> str:
     """One line on a value that the type of its key does not take."""
     kind, _, ranges = bare(_type_at(root, key))
     if (fields := fields_of(kind)) is not None:
-        such = setting(fields, key, value, fits) or f"{key}.{next(iter(fields))}=..."
+        such = setting(fields, key, value) or f"{key}.{next(iter(fields))}=..."
         return f"{key} is a group of keys; set one of them, such as {such}"
     if get_origin(kind) is dict:
         return f"{key} is a mapping of names to values; set one of them: {key}.NAME=VALUE"
@@ -200,16 +200,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-UNSAID = object()
 MOST_SHOWN = 60
 """Letters of a value that a message shows (our choice)."""
 SAMPLES = {"target.urls": "[http://HOST:PORT,...]", "profile_qps": "[[SECOND,QPS],...]"}
 """Examples of values whose type says too little."""
-Fits = Callable[[Any, Any], bool]
-"""True if a type takes a value."""
 
 
-def unknown(root: Fields, key: str, fits: Fits, value: Any = UNSAID) -> str:
+def unknown(root: Fields, key: str, value: Any) -> str:
     """One line on an unknown dotted key under `root`, with the nearest known one; empty if it exists."""
     fields: Fields | None = root
     parts = key.split(".")
@@ -221,23 +218,19 @@ def unknown(root: Fields, key: str, fits: Fits, value: Any = UNSAID) -> str:
                 return ""
             return f"{above} has no keys of its own; set it whole: {above}={sample(kind, above)}"
         if part not in fields:
-            near = hint(_meant(root, parts, depth, value, fits)) or f"; choose from {', '.join(fields)}"
+            near = hint(_meant(root, parts, depth, value)) or f"; choose from {', '.join(fields)}"
             return f"unknown key '{one_line(key, MOST_SHOWN)}'{near}"
         fields = fields_of(fields[part])
     return ""
 
 
-def setting(kind: Any, key: str, value: Any, fits: Fits) -> str:
+def setting(kind: Any, key: str, value: Any) -> str:
     """The key with the value, or one of a group's keys that can have it; empty if none can."""
     if (fields := fields_of(kind)) is not None:
-        if value is None or value is UNSAID:
+        if value is None:
             return ""
-        inner = (
-            setting(fields[name], f"{key}.{name}", value, fits) for name in fields if is_figure(fields[name])
-        )
+        inner = (setting(fields[name], f"{key}.{name}", value) for name in fields if is_figure(fields[name]))
         return next(filter(None, inner), "")
-    if value is UNSAID:
-        return key
     if not fits(kind, value):
         return ""
     return f"{key}={shown(value)}" if is_figure(kind) and not SECRET_SETTING.search(key) else key
@@ -265,12 +258,12 @@ def sample(kind: Any, key: str = "") -> str:
     return {bool: "true", int: "1", float: "1.5"}.get(kind, "TEXT")
 
 
-def _meant(root: Fields, parts: list[str], depth: int, value: Any, fits: Fits) -> list[str]:
+def _meant(root: Fields, parts: list[str], depth: int, value: Any) -> list[str]:
     """Keys that may be meant: those with this ending, else the nearest in the group, else anywhere."""
     known, key = dict(keys(root)), ".".join(parts)
     above = "".join(f"{part}." for part in parts[:depth])
     whole = [name for name in known if name.endswith(f".{key}")]
-    near = [name for name in whole if setting(known[name], name, value, fits)] or whole
+    near = [name for name in whole if setting(known[name], name, value)] or whole
     if not near:
         tail = "".join(f".{part}" for part in parts[depth + 1 :])
         within = [name.removeprefix(above) for name in known if name.startswith(above)]
@@ -279,7 +272,7 @@ def _meant(root: Fields, parts: list[str], depth: int, value: Any, fits: Fits) -
         near = [rest]
     if not near and not depth:
         near = nearest(key, list(known)) or _by_last(parts[-1], list(known))
-    settings = [(setting(known[name], name, value, fits) or name) if name in known else name for name in near]
+    settings = [(setting(known[name], name, value) or name) if name in known else name for name in near]
     return sorted(settings, key=lambda name: "=" not in name)[:MOST]
 
 

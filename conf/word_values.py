@@ -19,7 +19,7 @@ from conf.keys import Fields, bare, fields_of, type_of, value_at
 from conf.specs.bounds import LIMITS, METRICS, column, limit_of
 from conf.specs.engine import ENGINES
 from conf.specs.request_sizes import Lengths
-from conf.typed import fits, unknown
+from conf.typed import unknown
 from conf.words import key_and_value
 
 LIST = "slo.bounds"
@@ -174,7 +174,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def _check_key(root: Fields, key: str, value: Any) -> None:
     """Raise ConfigError for a dotted key that does not exist, with the nearest that does."""
-    if not (why := unknown(root, key, fits, value)):
+    if not (why := unknown(root, key, value)):
         return
     name = key.partition(".")[2].partition(".")[0]
     homes = [kind for kind, spec in ENGINES.items() if name in (fields_of(spec) or {})]

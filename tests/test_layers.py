@@ -19,13 +19,11 @@ ALLOWED = {
 CONFINED = {
     "ray": {
         "conf/ray_patches.py",
-        "cluster/ray_session/node_tasks.py",
         "cluster/ray_session/session.py",
         "cluster/deployment/deploy.py",
-        "cluster/deployment/failure_text.py",
         "cluster/deployment/removal.py",
         "cluster/deployment/serve_state.py",
-        "cluster/preflight/power.py",
+        "cluster/preflight/gpus.py",
         "cluster/preflight/preflight.py",
         "serve_apps/simulated/app.py",
         "serve_apps/simulated/configured.py",

@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster.deployment.failure_text import last_words
 from cluster.deployment.removal import remove
 from cluster.deployment.serve_state import (
     DeployError,
@@ -25,6 +24,7 @@ from cluster.deployment.serve_state import (
     ServeState,
     details,
     in_order,
+    last_words,
     metrics_urls,
     state,
 )

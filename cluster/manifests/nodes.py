@@ -55,18 +55,6 @@ def host_address(text: str, what: str) -> str:
     )
 
 
-def check_setting(name: str, value: str) -> None:
-    """Raise ValueError for an environment variable that no file of settings can hold."""
-    checked_name("variable", name, "the environment variable")
-    if not value.isprintable():
-        raise ValueError(f"{name}={value!r} has a control character; leave it out")
-
-
-def authority(text: str) -> str:
-    """A host as written before a port: an IPv6 address in brackets."""
-    return f"[{text}]" if ":" in text else text
-
-
 HEAD = "head"
 GPU = "gpu"
 GCS_PORT = 6379
@@ -149,7 +137,9 @@ def environment(serve: dict[str, str]) -> dict[str, str]:
         **dict(sorted(serve.items())),
     }
     for name, value in made.items():
-        check_setting(name, value)
+        checked_name("variable", name, "the environment variable")
+        if not value.isprintable():
+            raise ValueError(f"{name}={value!r} has a control character; leave it out")
     return made
 
 
@@ -161,7 +151,8 @@ def ray_start(nodes: NodeGroup, head_address: str, own_address: str) -> list[str
     if nodes.role == HEAD:
         own = ["--head", f"--port={GCS_PORT}", "--dashboard-host=127.0.0.1"]
     else:
-        own = [f"--address={authority(head_address)}:{GCS_PORT}"]
+        host = f"[{head_address}]" if ":" in head_address else head_address
+        own = [f"--address={host}:{GCS_PORT}"]
     own += [f"--node-ip-address={own_address}", f"--num-cpus={nodes.cpus}", f"--num-gpus={nodes.gpus}"]
     own.append(f"--labels=role={nodes.role}")
     if nodes.resources:

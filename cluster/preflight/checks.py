@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cluster.preflight.gpu_facts import Gpu
+from cluster.preflight.gpus import Gpu
 from cluster.preflight.node_facts import Host, Weights
 from cluster.ray_session.placement import LOAD_ROLE
 

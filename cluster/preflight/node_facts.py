@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-from cluster.preflight.gpu_facts import IMPORT_TIMEOUT_S, Gpu, file_integer, file_text, read_gpus, run_tool
+from cluster.preflight.gpus import IMPORT_TIMEOUT_S, Gpu, file_integer, file_text, read_gpus, run_tool
 from conf.io.one_line import version
 from conf.io.secret import SECRET_VARIABLE
 

@@ -25,11 +25,10 @@ from cluster.preflight.checks import (
     compare,
     environments,
 )
-from cluster.preflight.gpu_facts import visible_devices
+from cluster.preflight.gpus import visible_devices
 from cluster.preflight.judges import GPU_CHECKS, HOST_CHECKS
 from cluster.preflight.node_facts import read_host
-from cluster.ray_session.node_tasks import gather, on_node
-from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, serve_runs
+from cluster.ray_session.session import CLUSTER_HTTP_PORT, HEAD_RESOURCE, gather, on_node, serve_runs
 from conf.specs.experiment import EmulatedEngine, Experiment, VllmEngine
 
 ROUND_TRIPS = 20

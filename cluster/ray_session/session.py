@@ -1,10 +1,9 @@
-"""A Ray session with Serve started in it: on this machine, or joined by address.
+"""A Ray session with Serve started in it: on this machine, or joined by address. Runs tasks on chosen nodes.
 
 A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
 It listens on the loopback address only, and leaves nothing behind when it ends, also by an error or Ctrl-C.
 If this process is killed (SIGKILL, or a signal without a handler), Ray ends the processes of the session, but
-the folder maxqps-* stays, with a token that is worth nothing any more.
-"""
+the folder maxqps-* stays, with a token that is worth nothing any more."""
 
 import io
 import logging
@@ -25,6 +24,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.ray_session.host_watch import WatchedHost, hosts_of
 from cluster.ray_session.own_machine import LOOPBACK, HeldPorts, kill_processes_of, new_folder
@@ -105,21 +105,15 @@ def open_session(
         else:
             stack.enter_context(in_environment(environment))
             _start(cluster, routing, load_cpus, real_gpus, stack)
+        haproxy = routing is not None and routing.data_path != "python_proxy"
         if routing is not None:
-            haproxy = routing.data_path != "python_proxy"
             stack.enter_context(ray_patches.haproxy_mode(haproxy))
         with as_session_error("list the nodes of the Ray session", "start it again"):
             nodes = [node for node in ray.nodes() if node["Alive"]]
         url = "" if routing is None else _start_serve(cluster, nodes, stack)
         kept = any(node["Labels"].get("role") == LOAD_ROLE for node in nodes)
-        yield Session(url, {"role": LOAD_ROLE} if kept else {}, _front_streams(routing))
-
-
-def _front_streams(routing: Routing | None) -> int | None:
-    """Concurrent requests of the front: HAProxy has a bound, Serve's Python proxy has none."""
-    if routing is None or routing.data_path == "python_proxy":
-        return None
-    return front_streams()
+        # Serve's Python proxy has no bound.
+        yield Session(url, {"role": LOAD_ROLE} if kept else {}, front_streams() if haproxy else None)
 
 
 @contextmanager
@@ -188,17 +182,6 @@ def _front_started(head: str, port: int, last: bool) -> bool:
 
 
 @contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A private folder; the processes that name it in their command line are killed at the end."""
-    folder = new_folder()
-    try:
-        yield folder
-    finally:
-        kill_processes_of(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def in_environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables, unset those whose value is None, and restore them at the end."""
     before = {name: os.environ.get(name) for name in values}
@@ -223,7 +206,9 @@ def _start(
     """Start a session of our own: a head and, in a `fake` one, a Ray node per node of `cluster`."""
     if reason := shortage() or (hidden_gpus(cluster.gpus_per_node) if real_gpus else None):
         raise SessionError(reason)
-    folder = stack.enter_context(_private_folder())
+    folder = new_folder()
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.callback(kill_processes_of, folder)
     ports = stack.enter_context(HeldPorts())
     stack.enter_context(in_environment(own_environment(folder, routing, ports)))
     if not real_gpus:
@@ -368,3 +353,33 @@ def _stop(*parts: Callable[[], None]) -> None:
                 shut_down()
     except RayError as error:
         log.warning("Serve did not shut down: %s", error)
+
+
+def on_node(node: str, task: Any, gpus: float = 0) -> Any:
+    """`task` bound to one node; it takes no CPUs, so that it also runs where there are none."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "num_gpus": gpus, "max_retries": 0, "scheduling_strategy": strategy}
+    return ray.remote(task).options(**options)
+
+
+def gather(
+    tasks: Mapping[str, Any], timeout_s: float, force: bool = False
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Results of the tasks that ended within `timeout_s`, and the reasons of the others, by key.
+
+    Late tasks are cancelled, with `force` by ending their processes.
+    """
+    ready, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=timeout_s)
+    for task in late:
+        ray.cancel(task, force=force)
+    results: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for key, task in tasks.items():
+        if task not in ready:
+            reasons[key] = f"no answer in {timeout_s:g} s"
+            continue
+        try:
+            results[key] = ray.get(task)
+        except RayError as error:
+            reasons[key] = last_line(error)
+    return results, reasons

@@ -10,7 +10,7 @@ from cluster.deployment.deploy import Deployment, ServicePlan, deploy
 from cluster.deployment.serve_state import DeployError
 from cluster.deployment.service_reports import check_router
 from cluster.deployment.warmup import WarmupRequests
-from cluster.preflight.power import PowerMeter
+from cluster.preflight.gpus import PowerMeter
 from cluster.preflight.preflight import expected_of, inspect
 from cluster.ray_session.session import Session, open_session
 from conf import Experiment

@@ -1,11 +1,11 @@
-"""`cluster.deployment.failure_text`: last words of processes, bounded, without secrets, and explained."""
+"""`cluster.deployment.serve_state`: last words of processes, bounded, without secrets, and explained."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from cluster.deployment import failure_text as words
+from cluster.deployment import serve_state as words
 from conf.io.one_line import one_line
 from conf.io.secret import masked
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.preflight import power
-from cluster.preflight.gpu_facts import run_tool
-from cluster.preflight.power import PowerMeter, PowerReading, read_power
+from cluster.preflight import gpus
+from cluster.preflight.gpus import PowerMeter, PowerReading, read_power, run_tool
 from tests.support.machine.amdsmi_module import install_amdsmi
 from tests.support.machine.power_tree import power_tree, write
 
@@ -140,7 +139,7 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(power, "ray", fake)
+    monkeypatch.setattr(gpus, "ray", fake)
     return fake
 
 

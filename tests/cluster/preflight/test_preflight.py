@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.preflight import gpu_facts, node_facts
+from cluster.preflight import gpus as gpu_facts
+from cluster.preflight import node_facts
 from cluster.preflight.checks import (
     COMPARISONS,
     Expected,
@@ -19,7 +20,7 @@ from cluster.preflight.checks import (
     compare,
     environments,
 )
-from cluster.preflight.gpu_facts import Gpu
+from cluster.preflight.gpus import Gpu
 from cluster.preflight.judges import GPU_CHECKS, HOST_CHECKS
 from cluster.preflight.node_facts import Weights
 from tests.support.machine.amdsmi_module import install_amdsmi

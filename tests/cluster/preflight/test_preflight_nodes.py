@@ -14,9 +14,9 @@ import ray
 
 from cluster.preflight import preflight
 from cluster.preflight.checks import InspectedNode, Node
-from cluster.preflight.power import PowerMeter
+from cluster.preflight.gpus import PowerMeter
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices
-from cluster.ray_session.node_tasks import gather
+from cluster.ray_session.session import gather
 from conf import load
 from tests.support.machine.healthy_node import HEALTHY
 from tests.support.machine.patience import PATIENCE_S, until

@@ -2,7 +2,7 @@
 
 import math
 
-from cluster.preflight.gpu_facts import Gpu
+from cluster.preflight.gpus import Gpu
 from cluster.preflight.node_facts import Host, Weights
 
 HBM = 262128 * 2**20
