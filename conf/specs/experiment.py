@@ -20,34 +20,6 @@ from conf.specs.routing import Endpoints, Routing
 from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Progressive, Quality, Search
 from conf.specs.workload import Arrivals, Workload
 
-__all__ = [
-    "Arrivals",
-    "Cluster",
-    "Constant",
-    "Efficiency",
-    "EmulatedEngine",
-    "Engine",
-    "Experiment",
-    "ExternalEngine",
-    "Fleet",
-    "Hardware",
-    "KernelRatio",
-    "Layout",
-    "Lengths",
-    "Model",
-    "PrefillEngines",
-    "Quality",
-    "Routing",
-    "Search",
-    "SimulatedEngine",
-    "Slo",
-    "StepTime",
-    "TransferTime",
-    "VllmEngine",
-    "Workload",
-]
-
-
 MOST_SEED = 2**53 - 1
 """Every reader of JSON keeps whole numbers up to this."""
 MOST_BLOCK_TOKENS = 128

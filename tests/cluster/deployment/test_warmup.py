@@ -134,7 +134,8 @@ def test_replicas_are_warmed_at_the_same_time() -> None:
     together = threading.Barrier(3)
 
     def answer(number: int) -> tuple[str, float]:
-        together.wait(PATIENCE_S)
+        if number == 1:
+            together.wait(PATIENCE_S)
         return "any", 0.0
 
     with ExitStack() as stack:
