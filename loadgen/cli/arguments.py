@@ -1,7 +1,4 @@
-"""Arguments of `python -m loadgen`: the parser with its help, the experiment of the words, and the refusals.
-
-What brings numpy is imported where an experiment is made: help and completion do without it.
-"""
+"""Arguments of `python -m loadgen`: verbs, flags, help, and flags without effect. Imports no numpy."""
 
 import argparse
 from pathlib import Path
@@ -126,7 +123,7 @@ def refuse_idle_flags(arguments: argparse.Namespace) -> None:
         finds = own.get(arguments.verb, "finds the rate itself")
         raise ConfigError(f"--require belongs to probe; {arguments.verb} {finds}")
     for flag in ("sensitivity", "out", "requests"):
-        answering = ("predict", "progressive", "recommend") if flag == "out" else ("predict",)
+        answering, _ = FLAGS[f"--{flag}"]
         if getattr(arguments, flag) and (arguments.verb not in answering or arguments.dry_run):
             raise ConfigError(f"--{flag} belongs to an answer of {' or '.join(answering)}; leave it out")
     if arguments.measure and arguments.verb != "recommend":

@@ -1,6 +1,8 @@
 """The plan of a command as text: what differs from the defaults, the time, an example prompt."""
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -57,23 +59,20 @@ class PlannedRun:
         return longer_at(self.guess_qps) if self.guess_qps and searched else 1.0
 
     @property
+    def expected_s(self) -> float | None:
+        """Seconds of load and warm-up where no answer is late, on the engine's clock; None if it is closed."""
+        if not self.load_s:
+            return self.load_s
+        warmup_s = self.experiment.fleet.warmup_requests / WARMUP_QPS
+        return self.load_s * self.longer + (self.runs or self.deployments) * warmup_s
+
+    @property
     def longest_s(self) -> float | None:
         """Seconds at most with warm-up and drain, on the engine's clock; None in a closed loop."""
-        if not self.load_s:
-            return self.load_s
-        around_s = self._warmup_s + self.experiment.search.settle_s + self.experiment.fleet.drain_s
-        return self.load_s * self.longer + (self.runs or self.deployments) * around_s
-
-    @property
-    def expected_s(self) -> float | None:
-        """Seconds of load and warm-up where no answer is late, on the engine's clock."""
-        if not self.load_s:
-            return self.load_s
-        return self.load_s * self.longer + (self.runs or self.deployments) * self._warmup_s
-
-    @property
-    def _warmup_s(self) -> float:
-        return self.experiment.fleet.warmup_requests / WARMUP_QPS
+        if not self.expected_s:
+            return self.expected_s
+        after_s = self.experiment.search.settle_s + self.experiment.fleet.drain_s
+        return self.expected_s + (self.runs or self.deployments) * after_s
 
     @property
     def requests(self) -> float | None:
@@ -152,12 +151,11 @@ def changed_lines(experiment: Experiment) -> list[str]:
         for key, values in changed.items()
         if key.partition(".")[0] not in chosen or key.rpartition(".")[2] in NAMING
     }
-    lines = [f"{key}: {_value(now)}  # default {_value(before)}" for key, (before, now) in shown.items()]
+    values = {
+        key: [one_line(json.dumps(value), MOST_LETTERS) for value in values] for key, values in shown.items()
+    }
+    lines = [f"{key}: {now}  # default {before}" for key, (before, now) in values.items()]
     return lines or ["# every key has its default"]
-
-
-def _value(value: Any) -> str:
-    return one_line(json.dumps(value), MOST_LETTERS)
 
 
 def _service(experiment: Experiment) -> str:
@@ -223,24 +221,20 @@ def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
     ]
 
 
-Kind = dict[str, int]
-"""Tokens by part name."""
-
-
 def prompt_lines(spec: Conversations) -> list[str]:
     """The parts of an average prompt, and the reusable share under both truncations."""
     pieces = example(spec)
     kept, naive = (fitted(pieces, spec.max_prompt_tokens, step) for step in (spec.step_tokens, 1))
     turn, left_out = round(spec.turns) - 1, sum(piece.left_out for piece in naive)
     other = replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")
-    asked = means_of(spec)
+    means = means_of(spec)
     cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
     return [
         f"# an example prompt: turn {turn} of a session, every part and message of mean length",
-        *(f"#   {line}" for line in _table(kept)),
+        *(f"#   {line}" for line in _part_lines(kept)),
         f"#   history is cut {cut}; naive truncation would leave out {left_out} and move every turn",
-        f"# a request in the mean: {asked.input_tokens:.0f} tokens in, {asked.output_tokens:.0f} out",
-        f"# of its prompt tokens {asked.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
+        f"# a request in the mean: {means.input_tokens:.0f} tokens in, {means.output_tokens:.0f} out",
+        f"# of its prompt tokens {means.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
         f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
         "cache can serve more",
     ]
@@ -249,48 +243,50 @@ def prompt_lines(spec: Conversations) -> list[str]:
 def example(spec: Conversations) -> list[RenderedPart]:
     """The rendered parts of a prompt in the middle of a session, not yet cut, with made-up words."""
     template = PromptTemplate(parts_of(spec))
-    own: Kind = {
+    tokens = {
         "system": spec.system_tokens,
         "character": spec.character_tokens.mean,
         "persona": spec.persona_tokens.mean,
         "message": spec.message_tokens.mean,
     }
-    said = [spec.message_tokens.mean, spec.answer_tokens.mean] * (round(spec.turns) - 1)
-    empty = _tokens(template.render(_data(dict.fromkeys(own, 0), [0])))
-    history = [max(0, tokens - empty["history"]) for tokens in said]
-    return template.render(_data({name: max(0, own[name] - empty[name]) for name in own}, history))
+    turns = [spec.message_tokens.mean, spec.answer_tokens.mean] * (round(spec.turns) - 1)
+    # The words of the template itself count among a part's tokens.
+    empty = _tokens(template.render(_words(dict.fromkeys(tokens, 0), [0])))
+    history = [max(0, count - empty["history"]) for count in turns]
+    return template.render(_words({name: max(0, tokens[name] - empty[name]) for name in tokens}, history))
 
 
-def _data(words: Kind, history: list[int]) -> Mapping[str, Any]:
+def _words(tokens: Mapping[str, int], history: Sequence[int]) -> Mapping[str, Any]:
+    """Made-up words for a template: so many for each part, and for each message of the history."""
+    words = {name: " ".join(["word"] * count) for name, count in tokens.items()}
+    authors = itertools.cycle(("User", "Character"))
     return {
-        "system": _words(words["system"]),
-        "character": {"name": "Character", "definition": _words(words["character"])},
-        "user": {"name": "User", "persona": _words(words["persona"])},
+        "system": words["system"],
+        "character": {"name": "Character", "definition": words["character"]},
+        "user": {"name": "User", "persona": words["persona"]},
         "history": [
-            {"author": ("User", "Character")[i % 2], "text": _words(count)} for i, count in enumerate(history)
+            {"author": author, "text": " ".join(["word"] * count)}
+            for author, count in zip(authors, history, strict=False)
         ],
-        "message": _words(words["message"]),
+        "message": words["message"],
     }
 
 
-def _words(count: int) -> str:
-    return " ".join(["word"] * count)
-
-
-def _tokens(pieces: list[RenderedPart]) -> Kind:
-    found: Kind = {}
+def _tokens(pieces: Sequence[RenderedPart]) -> Counter[str]:
+    tokens: Counter[str] = Counter()
     for piece in pieces:
-        found[piece.name] = found.get(piece.name, 0) + len(piece.encoded)
-    return found
+        tokens[piece.name] += len(piece.encoded)
+    return tokens
 
 
-def _table(pieces: list[RenderedPart]) -> list[str]:
-    before = _tokens(pieces)
-    left = {name: sum(len(p.tokens) for p in pieces if p.name == name) for name in before}
-    parts = {name: sum(piece.name == name for piece in pieces) for name in before}
-    rows = [
-        f"{name:<10} {left[name]:>6} tokens"
-        + (f" of {before[name]}, in {parts[name]} messages" if parts[name] > 1 else "")
-        for name in before
+def _part_lines(pieces: Sequence[RenderedPart]) -> list[str]:
+    whole, messages = _tokens(pieces), Counter(piece.name for piece in pieces)
+    kept: Counter[str] = Counter()
+    for piece in pieces:
+        kept[piece.name] += len(piece.tokens)
+    lines = [
+        f"{name:<10} {kept[name]:>6} tokens"
+        + (f" of {whole[name]}, in {messages[name]} messages" if messages[name] > 1 else "")
+        for name in whole
     ]
-    return [*rows, f"{'prompt':<10} {sum(left.values()):>6} tokens"]
+    return [*lines, f"{'prompt':<10} {kept.total():>6} tokens"]

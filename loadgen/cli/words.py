@@ -7,7 +7,7 @@ engine=external, target.urls, model.served_name, workload.input_tokens.mean and 
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from conf import Experiment, load
@@ -155,80 +155,51 @@ NOT_OF = {
 """Verb -> prefixes of keys that it ignores, and what they belong to; `replay` is one kind of predict."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdleKey:
-    """Keys that begin with `key` have no effect unless `honoured`; the choice `home` gives them one."""
-
-    key: str
-    honoured: Callable[[Experiment], bool]
-    home: str
-
-
 MIXED = "lengths of another kind: that of a mixture follows from its values and weights"
-IDLE_KEYS = (
-    IdleKey("target.", lambda experiment: experiment.engine.kind == "external", "engine=external"),
-    IdleKey(
-        "cluster.address",
-        lambda experiment: experiment.cluster.session == "address",
-        "cluster.session=address",
-    ),
-    IdleKey(
-        "routing.vnodes",
-        lambda experiment: experiment.routing.policy in ("consistent_hash", "bounded_hash"),
-        "routing=consistent_hash or bounded_hash",
-    ),
-    IdleKey(
-        "routing.load_factor",
-        lambda experiment: experiment.routing.policy == "bounded_hash",
-        "routing=bounded_hash",
-    ),
-    IdleKey(
+HASHED = ("consistent_hash", "bounded_hash")
+IDLE_KEYS: tuple[tuple[str, Callable[[Experiment], bool], str], ...] = (
+    ("target.", lambda it: it.engine.kind == "external", "engine=external"),
+    ("cluster.address", lambda it: it.cluster.session == "address", "cluster.session=address"),
+    ("routing.vnodes", lambda it: it.routing.policy in HASHED, "routing=consistent_hash or bounded_hash"),
+    ("routing.load_factor", lambda it: it.routing.policy == "bounded_hash", "routing=bounded_hash"),
+    (
         "engine.drift_memory_s",
-        lambda experiment: getattr(experiment.engine, "drift_sd", 0.0) > 0,
+        lambda it: getattr(it.engine, "drift_sd", 0.0) > 0,
         "engine.drift_sd above 0",
     ),
-    IdleKey(
+    (
         "engine.stall_mean_s",
-        lambda experiment: getattr(experiment.engine, "stall_every_steps", 0) > 0,
+        lambda it: getattr(it.engine, "stall_every_steps", 0) > 0,
         "engine.stall_every_steps above 0",
     ),
-    IdleKey(
-        "workload.input_tokens.mean",
-        lambda experiment: experiment.workload.input_tokens.kind != "mixture",
-        MIXED,
-    ),
-    IdleKey(
-        "workload.output_tokens.mean",
-        lambda experiment: experiment.workload.output_tokens.kind != "mixture",
-        MIXED,
-    ),
-    IdleKey(
+    ("workload.input_tokens.mean", lambda it: it.workload.input_tokens.kind != "mixture", MIXED),
+    ("workload.output_tokens.mean", lambda it: it.workload.output_tokens.kind != "mixture", MIXED),
+    (
         "workload.images.",
-        lambda experiment: experiment.workload.images.most > 0,
+        lambda it: it.workload.images.most > 0,
         "images, which workload.images.most=N adds",
     ),
-    IdleKey(
+    (
         "workload.conversations.truncation_step_tokens",
-        lambda experiment: (
-            experiment.workload.conversations is None or experiment.workload.conversations.step_tokens > 1
-        ),
+        lambda it: it.workload.conversations is None or it.workload.conversations.step_tokens > 1,
         "workload.conversations.truncation=cache_aware",
     ),
 )
+"""Prefixes of keys, the experiments in which they have an effect, and the choice that gives them one."""
 
 
 def word_without_effect(experiment: Experiment, verb: str, words: Sequence[str]) -> str:
     """The reason why a word has no effect, with the remedy; empty if all have one."""
     keys = [word.partition("=")[0] for word in words]
-    for rule in IDLE_KEYS:
+    for prefix, has_effect, home in IDLE_KEYS:
         for key in keys:
-            if key.startswith(rule.key) and not rule.honoured(experiment):
-                return f"{key} belongs to {rule.home}; leave it out"
-    of_gate = next((key for key in keys if key.startswith("quality.")), "")
-    if of_gate and verb != "quality":
-        return f"{of_gate} belongs to quality; leave it out"
-    if "engine.defect" in keys and verb != "quality":
-        return "engine.defect belongs to quality: only compared answers show it"
+            if key.startswith(prefix) and not has_effect(experiment):
+                return f"{key} belongs to {home}; leave it out"
+    if verb != "quality":
+        if gate_key := next((key for key in keys if key.startswith("quality.")), ""):
+            return f"{gate_key} belongs to quality; leave it out"
+        if "engine.defect" in keys:
+            return "engine.defect belongs to quality: only compared answers show it"
     begins, home = NOT_OF.get("replay" if verb == "predict" and experiment.is_replay else verb, ((), ""))
     key = next((key for key in keys if key.startswith(begins)), "") if begins else ""
     return f"{key} belongs to {home}; leave it out" if key else ""
