@@ -45,11 +45,11 @@ CONFINED = {
     "matplotlib": {"analysis/figures/canvas.py"},
     "omegaconf": {"conf/word_values.py"},
     "aiohttp": {
-        "loadgen/run/metrics_scraper.py",
+        "loadgen/run/samplers.py",
         "serve_apps/routing/asgi.py",
         "serve_apps/vllm_engine/app.py",
     },
-    "prometheus_client": {"analysis/live/prometheus_text.py", "loadgen/run/metrics_scraper.py"},
+    "prometheus_client": {"analysis/live/prometheus_text.py", "loadgen/run/samplers.py"},
 }
 ROOTS = {
     "analysis/acts.py",

@@ -60,7 +60,7 @@ class PlannedRun:
 
     @property
     def expected_s(self) -> float | None:
-        """Seconds of load and warm-up where no answer is late, on the engine's clock; None if it is closed."""
+        """Seconds of load and warm-up if none is late, on the engine's clock; None in a closed loop."""
         if not self.load_s:
             return self.load_s
         warmup_s = self.experiment.fleet.warmup_requests / WARMUP_QPS

@@ -27,7 +27,7 @@ from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
 from loadgen.drive.plan import Past
 from loadgen.run import progress, resumption
-from loadgen.run.jobs import Job, SearchCapacity, Site
+from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import Folder, RunFolder, created
@@ -41,7 +41,6 @@ from loadgen.studies import (
     study,
 )
 from loadgen.studies.matrix_study import Cells, MatrixStudy
-from loadgen.studies.shared_service import SharedService
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 OWN_WORDS = (calibration_probes.KIND, published_ladder.KIND, quality_study.KIND)

@@ -1,10 +1,10 @@
 """What a run is handed: its job, and the site with the service under load."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from analysis.results.verdicts import PlacingPrediction, RunVerdict
 from analysis.stats.estimate import Estimate
@@ -15,9 +15,24 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import require, required_s, sweep
 from loadgen.fleet.target import HostSource, NoHosts
 from loadgen.run import verdicts
-from loadgen.run.power_sampler import PowerSource
+from loadgen.run.endpoint import TargetError
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import Start
+from loadgen.traffic.traffic import Traffic
+
+DEPLOYED = ("cluster", "hardware", "model", "engine", "layout", "routing", "target")
+"""Groups that decide what is deployed; an axis of another group changes the load on the same deployment."""
+
+
+class PowerSource(Protocol):
+    """A source of power readings of nodes."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes."""
+
+    def read(self) -> Sequence[Mapping[str, Any]]:
+        """The readings available now: columns of `time_series.POWER` but time and `idle`; returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,10 @@ class Service:
     hosts: HostSource = field(default_factory=NoHosts)
 
 
+Deploy = Callable[[Experiment, Emit], AbstractContextManager[Service]]
+"""Deploys the service of an experiment, up and warm within the block."""
+
+
 def no_constants(_: Experiment, __: Emit) -> str:
     """The uncertainty of the constants where no engine model is at hand."""
     return "no engine model was at hand"
@@ -61,8 +80,88 @@ class Site:
     """
 
     start: Callable[[Experiment, str, Emit], tuple[Start, PlacingPrediction | None]]
-    service: Callable[[Experiment, Emit], AbstractContextManager[Service]]
+    service: Deploy
     constants: Callable[[Experiment, Emit], Estimate | str] = no_constants
+
+
+def same_service(a: Experiment, b: Experiment) -> bool:
+    """True if the deployment for one experiment serves the other too."""
+    return all(getattr(a, group) == getattr(b, group) for group in DEPLOYED)
+
+
+class SharedService:
+    """Lends one service at a time; takes it down for a run that needs another, after an error, or by `close`.
+
+    `runs` are all runs that may come: a service has room for the largest fleet and the longest requests of
+    those that share it. Progress of a service between two runs goes to `show`.
+    """
+
+    def __init__(self, deploy: Deploy, runs: Sequence[Experiment], show: Emit) -> None:
+        self._deploy, self._runs, self._show = deploy, runs, show
+        self._emit = show
+        self._stack = ExitStack()
+        self._up: tuple[Experiment, Service] | None = None
+        self._failed: tuple[Experiment, TargetError] | None = None
+
+    @contextmanager
+    def service(self, experiment: Experiment, emit: Emit) -> Iterator[Service]:
+        """The service for one run, as a `Site` has it. Raises TargetError if its deployment fails, or has
+        failed before.
+        """
+        self._emit = emit
+        try:
+            yield self._lent(experiment)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._emit = self._show
+
+    def close(self) -> None:
+        """Take down the service that is up; a teardown that fails is reported and left."""
+        self._up = None
+        try:
+            self._stack.close()
+        except TargetError as error:
+            self._tell("teardown", text=f"the previous service did not go down cleanly: {error}")
+
+    def _lent(self, experiment: Experiment) -> Service:
+        if self._failed and same_service(self._failed[0], experiment):
+            raise TargetError(f"not deployed again: {self._failed[1]}")
+        if self._up and same_service(self._up[0], experiment):
+            fault = self._up[1].fault()
+            if fault is None:
+                self._tell("deployed", text="the service of the previous run is up and serves this one too")
+                return self._lend(experiment, self._up[1])
+            self._tell("deploying", text=f"the service of the previous run is deployed again: {fault}")
+        self.close()
+        try:
+            service = self._stack.enter_context(self._deploy(self._roomy(experiment), self._tell))
+        except TargetError as error:
+            self._failed = experiment, error
+            raise
+        return self._lend(experiment, service)
+
+    def _roomy(self, experiment: Experiment) -> Experiment:
+        """The experiment with the largest fleet and the longest requests of all that share its service."""
+        sharing = [one for one in self._runs if same_service(one, experiment)]
+        fleets, workloads = [one.fleet for one in sharing], [one.workload for one in sharing]
+        return replace(
+            experiment,
+            fleet=max(fleets, key=lambda fleet: fleet.actors * fleet.cpus_per_actor),
+            workload=max(workloads, key=lambda workload: Traffic(workload).longest_request_tokens),
+        )
+
+    def _lend(self, experiment: Experiment, service: Service) -> Service:
+        """The service; after a recovery the next run gets the recovered one."""
+        self._up = experiment, service
+        recover = service.recover
+        if recover is None:
+            return service
+        return replace(service, recover=lambda limit_s: self._lend(experiment, recover(limit_s)))
+
+    def _tell(self, kind: str, /, **facts: Any) -> None:
+        self._emit(kind, **facts)
 
 
 class Job(ABC):

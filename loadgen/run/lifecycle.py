@@ -37,11 +37,10 @@ from loadgen.fleet.target import FleetError
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.jobs import Job, Service, Site
-from loadgen.run.metrics_scraper import Scraper
-from loadgen.run.power_sampler import IDLE_S, PowerSampler
 from loadgen.run.progress import Emit
 from loadgen.run.run_folder import RunFolder, checksums, finite, manifest, read_files, sha256_of
 from loadgen.run.run_hosts import RunHosts
+from loadgen.run.samplers import IDLE_S, PowerSampler, Scraper
 from loadgen.search.pacing import fitted
 from loadgen.search.window_plan import Start
 from loadgen.traffic import trace

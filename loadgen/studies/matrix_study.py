@@ -1,6 +1,6 @@
 """A measured grid: its cells in order, and a sweep for each; later ones replay the first one's requests.
 
-`shared_service` decides which service is up, `comparison` replays.
+`SharedService` decides which service is up, `comparison` replays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from conf.matrix import PREFIX, Matrix
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import focus
 from loadgen.predict import grid
-from loadgen.run.jobs import Job, SearchCapacity
+from loadgen.run.jobs import DEPLOYED, Job, SearchCapacity, same_service
 from loadgen.run.run_folder import Folder
 from loadgen.search import pacing
 from loadgen.search.window_plan import Stop, WindowPlan
@@ -53,8 +53,6 @@ ENDS = (
     summary.EXIT_OPEN,
 )
 """Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
-DEPLOYED = ("cluster", "hardware", "model", "engine", "layout", "routing", "target")
-"""Groups that decide what is deployed; an axis of another group changes the load on the same deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,6 @@ def _checked(experiment: Experiment) -> Experiment:
             "search.repeats; add search.deployments=1 search.repeats=1"
         )
     return experiment
-
-
-def same_service(a: Experiment, b: Experiment) -> bool:
-    """True if the deployment for one experiment serves the other too."""
-    return all(getattr(a, group) == getattr(b, group) for group in DEPLOYED)
 
 
 def unpaired(first: Experiment, other: Experiment) -> str:

@@ -32,9 +32,9 @@ from conf.io.http_get import MOST_BYTES, Access
 from conf.io.secret import HIDDEN, Secret
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
-from loadgen.run import metrics_scraper
+from loadgen.run import samplers
 from loadgen.run.endpoint import TargetError, models_of
-from loadgen.run.metrics_scraper import Scraper
+from loadgen.run.samplers import Scraper
 from tests.support.servers.hostile_server import HostileServer, Script, endlessly, key_in
 from tests.support.servers.plans import client_plan
 
@@ -353,7 +353,7 @@ class Met:
         outcome = self.outcomes[door][name]
         assert outcome.refused or door == "told"  # which keeps what fits, of replicas that are ours
         assert outcome.ends == 1
-        bound = metrics_scraper.MOST_BYTES if door == "metrics" else BOUNDS[door]
+        bound = samplers.MOST_BYTES if door == "metrics" else BOUNDS[door]
         assert self.taken[door, name] <= bound + SOCKET_BYTES
         for text in outcome.texts:
             assert text.isprintable() and len(text) < 2000
@@ -375,7 +375,7 @@ def meeting(names: Sequence[str], folder: Path, deadline_s: float) -> Met:
         patch.setattr(socket.socket, "connect", connected)
         patch.setattr(service_reports, "TIMEOUT_S", deadline_s)
         patch.setattr(warmup, "LAST_S", deadline_s)
-        patch.setattr(metrics_scraper, "TIMEOUT_S", deadline_s)
+        patch.setattr(samplers, "TIMEOUT_S", deadline_s)
         with HostileServer(scripts(thief.url.removeprefix("http://"))) as server:
             with ThreadPoolExecutor(48) as threads:
                 for door, ask in asking.items():

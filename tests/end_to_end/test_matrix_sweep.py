@@ -26,12 +26,11 @@ from loadgen.cli import measuring
 from loadgen.cli.words import experiment_of
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
-from loadgen.run.jobs import Service, Site
+from loadgen.run.jobs import Service, SharedService, Site
 from loadgen.search.window_plan import Start
 from loadgen.studies import matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_study import Cells
-from loadgen.studies.shared_service import SharedService
 from serve_apps.engine_model import kind_of
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import screen_of_folder as concluded

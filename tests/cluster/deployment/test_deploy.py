@@ -27,7 +27,7 @@ from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
 from loadgen.quality import questions
-from loadgen.run import metrics_scraper
+from loadgen.run import samplers
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.machine.patience import PATIENCE_S, until
@@ -215,7 +215,7 @@ def test_the_balancer_uses_every_replica_alike(deployment: Deployment) -> None:
 def test_each_replica_tells_what_it_did_itself(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.2)
+    monkeypatch.setattr(samplers, "PERIOD_S", 0.2)
     path = tmp_path / "timeseries.arrow"
 
     def last_known() -> dict[str, dict[str, Any]]:
@@ -232,7 +232,7 @@ def test_each_replica_tells_what_it_did_itself(
             assert time.monotonic() < deadline_s, "not every replica was sampled"
             time.sleep(0.1)
 
-    with metrics_scraper.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
+    with samplers.Scraper(deployment.metrics_urls, path, time.monotonic_ns):
         before = tell(0)
         answers = ask(
             deployment,

@@ -21,7 +21,7 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import NO_GAPS, plan_table, planned
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.run.metrics_scraper import page_figures
+from loadgen.run.samplers import page_figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import kind_of

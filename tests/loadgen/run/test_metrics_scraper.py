@@ -1,4 +1,4 @@
-"""loadgen/run/metrics_scraper.py: vLLM's names old and new, servers that hang, refuse or babble."""
+"""loadgen/run/samplers.py: vLLM's names old and new, servers that hang, refuse or babble."""
 
 import asyncio
 import gzip
@@ -22,8 +22,8 @@ from analysis.rows.time_series import SERVER
 from conf.io.http_get import Access
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream
-from loadgen.run import metrics_scraper
-from loadgen.run.metrics_scraper import SPELLINGS, Scraper, page_figures
+from loadgen.run import samplers
+from loadgen.run.samplers import SPELLINGS, Scraper, page_figures
 from tests.support.machine.patience import PATIENCE_S, until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -212,8 +212,8 @@ async def names_itself_in_bytes(request: web.Request) -> web.StreamResponse:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten samples a second; what is slower than that on a busy machine is only slower."""
-    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 0.1)
-    monkeypatch.setattr(metrics_scraper, "TIMEOUT_S", 0.08)
+    monkeypatch.setattr(samplers, "PERIOD_S", 0.1)
+    monkeypatch.setattr(samplers, "TIMEOUT_S", 0.08)
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_samples_lie_on_the_grid_of_the_runs_clock(path: Path) -> None:
 
 def test_a_fast_clock_is_sampled_in_each_of_its_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slept by the real clock instead, there would be a sample in every tenth of them."""
-    monkeypatch.setattr(metrics_scraper, "PERIOD_S", 1.0)
+    monkeypatch.setattr(samplers, "PERIOD_S", 1.0)
     scale, zero_ns = 10.0, time.monotonic_ns()
 
     def clock_ns() -> int:
@@ -328,7 +328,7 @@ def test_a_server_without_metrics_is_said_once_and_asked_seldom(
             "no metrics (HTTP 302): the engine is not observed",
             "no metrics (HTTP 404): the engine is not observed",
         ]
-        monkeypatch.setattr(metrics_scraper, "ABSENT_S", 0.0)
+        monkeypatch.setattr(samplers, "ABSENT_S", 0.0)
         with Scraper({"none": server.urls["none"]}, path, time.monotonic_ns, say=said.append):
             until(lambda: server.paths["none"] >= answered[0] + 2)
     assert len(said) == 3

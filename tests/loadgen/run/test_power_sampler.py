@@ -1,4 +1,4 @@
-"""loadgen/run/power_sampler.py: samples at rest and under load, sources that fail, what the folder holds."""
+"""loadgen/run/samplers.py: samples at rest and under load, sources that fail, what the folder holds."""
 
 import itertools
 import threading
@@ -11,10 +11,10 @@ import pytest
 
 from analysis import load_run
 from analysis.rows import records, time_series
-from loadgen.run import lifecycle, power_sampler
+from loadgen.run import lifecycle, samplers
 from loadgen.run.lifecycle import RunLifecycle
-from loadgen.run.power_sampler import PowerSampler
 from loadgen.run.run_folder import RunFolder
+from loadgen.run.samplers import PowerSampler
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.machine.patience import until
@@ -48,7 +48,7 @@ SILENT = {"gpu_watts": (), "error": "no\nGPU\x1b[31m"}
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty samples a second."""
-    monkeypatch.setattr(power_sampler, "PERIOD_S", 0.05)
+    monkeypatch.setattr(samplers, "PERIOD_S", 0.05)
 
 
 def sampled(source: Any, path: Path, first_s: float = 60.0) -> tuple[str, list[dict[str, Any]]]:

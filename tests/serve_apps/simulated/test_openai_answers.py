@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.run.metrics_scraper import page_figures
+from loadgen.run.samplers import page_figures
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
     ApiError,

@@ -7,8 +7,7 @@ from typing import Any
 from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
-from loadgen.run.jobs import OfferLoad, Service, Site
-from loadgen.run.power_sampler import PowerSource
+from loadgen.run.jobs import OfferLoad, PowerSource, Service, Site
 from loadgen.search.window_plan import Start
 from tests.support.virtual.virtual_drivers import engines
 from tests.support.virtual.virtual_target import VirtualTarget

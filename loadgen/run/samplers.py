@@ -1,7 +1,7 @@
-"""Samples /metrics of every replica once a second into an Arrow IPC stream, in a thread of its own.
+"""Samples /metrics of every replica, and the power of nodes, once a second into Arrow IPC streams.
 
-Whatever a server does ends as a row with its reason: a sample may be missing, but the run goes on. The
-library bounds an answer's headers (128 of 8 kB), and its time is the sample's; its size and its lines are
+Whatever a server or a node does ends as a row with its reason: a sample may be missing, but the run goes on.
+The library bounds an answer's headers (128 of 8 kB), and its time is the sample's; its size and its lines are
 bounded here.
 """
 
@@ -9,13 +9,13 @@ import asyncio
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import pyarrow as pa
@@ -26,9 +26,15 @@ from analysis.rows import time_series
 from conf.io.http_get import DEFAULT_ACCESS, PLAIN, SUCCESSES, Access, unpacked
 from conf.io.one_line import one_line
 from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.run.jobs import PowerSource
 from loadgen.traffic.schedule import NS
 
 PERIOD_S = 1.0
+IDLE_S = 10.0
+"""Time at rest before the load (our choice): a GPU is at its idle clocks within a second or two."""
+FIRST_S = 20.0
+"""Longest wait until every node has answered or one has reported its power: a tool may take 15 s."""
+FIGURES = ("gpu_watts", "node_watts", "source")
 TIMEOUT_S = 0.8
 """Seconds of the run: below the period, so that a replica that hangs never delays the others' next sample."""
 ABSENT_S = 30.0
@@ -61,7 +67,46 @@ _NAMES = "|".join(name for names in SPELLINGS.values() for name in names)
 _WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)
 
 
-class Scraper:
+class _Sampler(ABC):
+    """A thread that fills an Arrow stream until the block ends, and tells the user by `say` what goes wrong."""
+
+    def __init__(self, name: str, shard: ArrowStream, say: Callable[[str], None], leave_s: float) -> None:
+        self._shard, self._say, self._leave_s = shard, say, leave_s
+        self._said: set[str] = set()
+        # A second Ctrl-C must not wait for a sample.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._thread.join(self._leave_s)
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Let the thread end soon."""
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Sample until the end; raises nothing, for nobody would see its traceback."""
+
+    def _write(self, action: Callable[[], None]) -> None:
+        """The shard keeps what a full disk does not take for the next time."""
+        try:
+            action()
+        except OSError as error:
+            self._say_once(f"cannot write {self._shard.path.name}: {error}")
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            with suppress(OSError):  # who listens may write to the same full disk
+                self._say(line)
+
+
+class Scraper(_Sampler):
     """Samples `urls` (a replica's name to the address of its metrics) on whole seconds of the run's clock.
 
     The clock runs `time_scale` times as fast as the real one. A sample bears the name that the answer gives
@@ -78,31 +123,20 @@ class Scraper:
         say: Callable[[str], None] = lambda _: None,
         time_scale: float = 1.0,
     ) -> None:
-        self._time_scale = time_scale
-        self._timeout_s = TIMEOUT_S / time_scale
+        self._time_scale, self._timeout_s = time_scale, TIMEOUT_S / time_scale
+        leave_s = 2 * max(TIMEOUT_S, self._timeout_s)
+        super().__init__("scraper", ArrowStream(path, time_series.SERVER), say, leave_s)
         self._urls = dict(urls)
         self._clock_ns = clock_ns
         self._access = access
         self._headers = {"Accept-Encoding": PLAIN, **access.headers}
-        self._say = say
-        self._shard = ArrowStream(path, time_series.SERVER)
         self._absent_until_ns: dict[str, int] = {}
-        self._said: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
-        # A second Ctrl-C must not wait for a sample.
-        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
 
-    def __enter__(self) -> "Scraper":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _end(self) -> None:
         with suppress(RuntimeError):  # the thread has ended by itself and closed its loop
             self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(2 * max(TIMEOUT_S, self._timeout_s))
 
     def follow(self, urls: Mapping[str, str]) -> None:
         """Sample these from now on."""
@@ -180,19 +214,6 @@ class Scraper:
             self._absent_until_ns[name] = clock_ns + int(ABSENT_S * NS)
             self._say_once(f"{url} gives no metrics (HTTP {status}): the engine is not observed")
 
-    def _write(self, action: Callable[[], None]) -> None:
-        """The shard keeps what a full disk does not take for the next time."""
-        try:
-            action()
-        except OSError as error:
-            self._say_once(f"cannot write {self._shard.path.name}: {error}")
-
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            with suppress(OSError):  # who listens may write to the same full disk
-                self._say(line)
-
 
 def page_figures(text: str) -> dict[str, Any]:
     """Figures of a page by column of `time_series.SERVER`, or `error`. Raises ValueError if it is garbled."""
@@ -225,3 +246,70 @@ def _samples(text: str) -> Iterable[Sample]:
         raise ValueError(f"more than {MOST_LINES} lines of vLLM's metrics")
     lines = "".join(f"{line}\n" for line in wanted)
     return (sample for family in text_string_to_metric_families(lines) for sample in family.samples)
+
+
+class PowerSampler(_Sampler):
+    """Samples the power of nodes with the run's clock, which here is as fast as the real one."""
+
+    def __init__(
+        self, source: PowerSource, path: Path, clock_ns: Callable[[], int], say: Callable[[str], None]
+    ) -> None:
+        super().__init__("power", ArrowStream(path, time_series.POWER), say, FIRST_S)
+        self._source, self._clock_ns = source, clock_ns
+        self._idle = True
+        self._heard: dict[str, str] = {}
+        self._told, self._answered, self._ended = (threading.Event() for _ in range(3))
+
+    def _end(self) -> None:
+        self._ended.set()
+
+    def rest(self, seconds: float = IDLE_S, first_s: float = FIRST_S) -> str:
+        """Sample nodes at rest for `seconds`. Returns why no node reports its power; empty if one does.
+
+        If none does the sampling ends, because a failing tool costs the nodes time too.
+        """
+        self._answered.wait(first_s)
+        if not self._told.is_set():
+            self._ended.set()
+            silent = [node for node in self._source.nodes if node not in self._heard]
+            return next(filter(None, self._heard.values()), f"no answer of {', '.join(silent) or 'any node'}")
+        time.sleep(seconds)
+        self._idle = False
+        return ""
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                began_s = time.monotonic()
+                self._sample()
+                self._ended.wait(max(0.0, began_s + PERIOD_S - time.monotonic()))
+        except Exception as error:  # noqa: BLE001  the boundary of a thread: nobody would see its traceback
+            why = one_line(f"{type(error).__name__}: {error}", WORD_CHARS)
+            self._heard.update(dict.fromkeys(self._source.nodes, why))
+            self._answered.set()
+            self._say_once(f"power is no longer sampled: {why}")
+        finally:
+            self._write(self._shard.close)
+
+    def _sample(self) -> None:
+        clock_ns, at_us, idle = self._clock_ns(), time.time_ns() // 1000, self._idle
+        try:
+            readings = self._source.read()
+        except Exception as error:  # noqa: BLE001  the boundary of a sample: the run goes on without it
+            why = one_line(f"{type(error).__name__}: {error}", WORD_CHARS)
+            readings = [{"node": node, "error": why} for node in self._source.nodes]
+        rows = [{"at": at_us, "clock_ns": clock_ns, "idle": idle, **_row(one)} for one in readings]
+        for row in rows:
+            self._heard[row["node"]] = row["error"] or ""
+            if any(row["gpu_watts"] or ()):
+                self._told.set()
+        if self._told.is_set() or self._heard.keys() >= set(self._source.nodes):
+            self._answered.set()
+        self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.POWER))
+        self._write(self._shard.flush)
+
+
+def _row(reading: Mapping[str, Any]) -> dict[str, Any]:
+    error = reading.get("error")
+    figures = {name: reading.get(name) for name in FIGURES}
+    return {"node": reading["node"], **figures, "error": error and one_line(error, WORD_CHARS)}
