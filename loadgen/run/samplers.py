@@ -68,7 +68,7 @@ _WANTED = re.compile(rf"^(?:{_NAMES})(?:_total)?[ \t{{].*$", re.MULTILINE)
 
 
 class _Sampler(ABC):
-    """A thread that fills an Arrow stream until the block ends, and tells the user by `say` what goes wrong."""
+    """A thread that fills an Arrow stream until the block ends; `say` tells the user what goes wrong."""
 
     def __init__(self, name: str, shard: ArrowStream, say: Callable[[str], None], leave_s: float) -> None:
         self._shard, self._say, self._leave_s = shard, say, leave_s
