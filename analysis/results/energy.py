@@ -18,9 +18,9 @@ WHOLE, ALONE = "whole nodes", "GPUs alone"
 
 @dataclass(frozen=True, slots=True)
 class NodeFigures:
-    """One node: how many of its GPUs told, and its watts at rest and in the window that the verdict quotes.
+    """One node: the number of its GPUs that reported, its watts at rest and in the quoted window.
 
-    `meter_watts` are those of the whole machine, which only few tell.
+    `meter_watts` are those of the whole machine; most machines do not report them.
     """
 
     name: str
@@ -88,40 +88,41 @@ def figures(
     measured = [row for row in measured_windows if row["kind"] != "ramp"]
     # A node that was replaced, or that came later, counts where it was asked.
     every = by_node(samples)
-    nodes = [node for node in every if any(_asked(node, row) for row in measured)] or every
+    nodes = [node for node in every if any(node.was_asked(*_span(row)) for row in measured)] or every
+    described = tuple(_described(node) for node in nodes)
     if silent := [node for node in nodes if node.silent]:
         who = f"{len(silent)} of {len(nodes)} node(s) told no power ({silent[0].name})"
         unknown = f"{who}: {silent[0].silent}"
     if not nodes or silent or not measured:
-        return PowerFigures(unknown or _nothing(nodes), nodes=tuple(map(_described, nodes)))
+        nothing = "no window was measured" if nodes else "no node was asked"
+        return PowerFigures(unknown or nothing, nodes=described)
     whole = all(not np.isnan(node.meter_watts).all() for node in nodes)
     windows = tuple(_window(row, nodes, requests, whole) for row in measured)
     at = _quoted(windows, [row["index"] for row in measured if row["valid"]], capacity)
     if at is None:
-        told = max(window.coverage for window in windows)
-        return PowerFigures(
-            f"no valid window is covered by samples; at most {told:.0%} of one",
-            nodes=tuple(map(_described, nodes)),
-            windows=windows,
+        covered = max(window.coverage for window in windows)
+        why = f"no valid window is covered by samples; at most {covered:.0%} of one"
+        return PowerFigures(why, nodes=described, windows=windows)
+    span = next(_span(row) for row in measured if row["index"] == at)
+    there = [node for node in nodes if node.was_asked(*span)]
+    named = tuple(
+        replace(
+            _described(node), gpu_watts=node.gpus_mean(*span).watts, meter_watts=node.meter_mean(*span).watts
         )
-    quoted = next(row for row in measured if row["index"] == at)
-    there = [node for node in nodes if _asked(node, quoted)]
-    named = tuple(_within(_described(node), node, quoted) for node in there)
-    return PowerFigures("", WHOLE if whole else ALONE, _idle_watts(there, whole), at, named, windows)
+        for node in there
+    )
+    of = WHOLE if whole else ALONE
+    return PowerFigures("", of, _idle_watts(there, whole), at, named, windows)
 
 
-def _asked(node: NodeSamples, row: WindowRow) -> bool:
-    return node.was_asked(row["window_start_ns"], row["window_end_ns"])
+def _span(row: WindowRow) -> tuple[int, int]:
+    return row["window_start_ns"], row["window_end_ns"]
 
 
 def _idle_watts(nodes: Sequence[NodeSamples], whole: bool) -> float | None:
     """Mean watts of nodes at rest; None if one of them was not seen so."""
     resting = [node.idle_watts()[whole] for node in nodes]
     return None if None in resting else sum(filter(None, resting)) / len(nodes)
-
-
-def _nothing(nodes: Sequence[NodeSamples]) -> str:
-    return "no window was measured" if nodes else "no node was asked"
 
 
 def _described(node: NodeSamples) -> NodeFigures:
@@ -132,24 +133,19 @@ def _described(node: NodeSamples) -> NodeFigures:
     )
 
 
-def _within(known: NodeFigures, node: NodeSamples, row: WindowRow) -> NodeFigures:
-    span = row["window_start_ns"], row["window_end_ns"]
-    return replace(known, gpu_watts=node.gpus_mean(*span).watts, meter_watts=node.meter_mean(*span).watts)
-
-
 def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, whole: bool) -> WindowEnergy:
-    span = row["window_start_ns"], row["window_end_ns"]
+    span = _span(row)
     there = [node for node in nodes if node.was_asked(*span)]
     means = [node.meter_mean(*span) if whole else node.gpus_mean(*span) for node in there]
-    known = [one.watts for one in means if one.watts is not None]
-    coverage = min((one.coverage for one in means), default=0.0) if len(there) >= row["nodes"] else 0.0
+    watts_of = [mean.watts for mean in means if mean.watts is not None]
+    coverage = min((mean.coverage for mean in means), default=0.0) if len(there) >= row["nodes"] else 0.0
     energy = WindowEnergy(row["index"], row["rate_qps_per_node"], coverage)
-    if len(known) < max(len(there), row["nodes"]):
+    if len(watts_of) < max(len(there), row["nodes"]):
         return energy
-    joules = sum(known) * (span[1] - span[0]) / 1e9
+    joules = sum(watts_of) * (span[1] - span[0]) / 1e9
     rows = in_window(requests, window_table.window(dict(row)))
     rows = rows.filter(pa.array(metrics.status_in(rows, "ok")))
-    watts, idle_watts = sum(known) / len(there), _idle_watts(there, whole)
+    watts, idle_watts = sum(watts_of) / len(there), _idle_watts(there, whole)
     return replace(
         energy,
         watts_per_node=watts,
@@ -161,9 +157,8 @@ def _window(row: WindowRow, nodes: Sequence[NodeSamples], requests: pa.Table, wh
 
 
 def _kwh_per_1m(joules: float, answered: pa.Table, column: str) -> float | None:
-    """kWh for a million tokens; None where an answer does not tell its number of them."""
-    tokens = metrics.numbers(answered, column)
-    total = tokens.sum()  # NaN if one of them is unknown
+    """kWh for a million tokens; None where an answer does not report its number of them."""
+    total = metrics.numbers(answered, column).sum()  # NaN if one of them is unknown
     return joules / J_PER_WH / 1e3 / total * 1e6 if total > 0 else None
 
 
@@ -171,11 +166,11 @@ def _quoted(
     windows: Sequence[WindowEnergy], valid: Sequence[int], capacity: CapacityFigures | None
 ) -> int | None:
     """The valid window nearest to the capacity, of several the last; without a capacity the last one."""
-    known = [one for one in windows if one.index in valid and one.watts_per_node is not None]
-    if not known:
+    covered = [one for one in windows if one.index in valid and one.watts_per_node is not None]
+    if not covered:
         return None
     q = capacity.qps_per_node if capacity else None
     at_qps = next((qps for qps in (q.certified, q.value, q.low) if qps), None) if q else None
     if at_qps is None:
-        return known[-1].index
-    return min(reversed(known), key=lambda one: abs(one.rate_qps_per_node - at_qps)).index
+        return covered[-1].index
+    return min(reversed(covered), key=lambda one: abs(one.rate_qps_per_node - at_qps)).index

@@ -176,14 +176,13 @@ def rejudge(run: Run, *words: str) -> RunVerdict:
     `words` are slo.KEY=VALUE, or slo=NAME. Raises RunError with one line where the run claims no result,
     where its rows do not tell what a bound needs, and where the capacity lies beyond the rates offered.
     """
-    verdict, slo = _searched(run), _bounds(run, words)
+    verdict = _searched(run)
     recorded = verdict.asked.slo
-    _refuse_unrecorded(run, recorded, slo)
+    slo = _bounds(run, recorded, words)
     checks: list[Check] = []
     again = recount(run, slo, _judge(slo, checks))
-    _refuse_unknown(run, again, slo)
-    assert again.capacity is not None, "a search has a prior"
-    _refuse_beyond(run, again, again.capacity, words)
+    _refuse_beyond(run, again, slo, words)
+    assert again.capacity is not None
     worst = worst_by_name(checks)
     replicas = verdict.asked.replicas / verdict.asked.nodes if verdict.asked.replicas else None
     capacity = CapacityFigures.from_posterior(again.capacity, replicas)
@@ -218,46 +217,44 @@ def _searched(run: Run) -> RunVerdict:
     return verdict
 
 
-def _bounds(run: Run, words: Sequence[str]) -> Slo:
-    """The run's bounds with those of `words` in their place. Raises RunError for other words."""
+def _bounds(run: Run, recorded: Slo, words: Sequence[str]) -> Slo:
+    """The run's bounds with those of `words` in their place.
+
+    Raises RunError for other words, and for a bound on gaps that the rows were not counted by.
+    """
     for word in words:
         if word.partition("=")[0].partition(".")[0] != "slo":
             raise RunError(f"'{word}' is no bound; give slo.KEY=VALUE, such as slo.ttft_p90_ms=500")
     try:
-        return load(words, base=run.path / "config.yaml").slo
+        slo = load(words, base=run.path / "config.yaml").slo
     except ConfigError as error:
         raise RunError(str(error)) from error
+    for limit in slo.limits:
+        is_same = limit in recorded.limits and recorded.bound_ms(limit) == slo.bound_ms(limit)
+        if metric_of(limit) == "itl_pooled" and not is_same:
+            raise RunError(f"{run.path} counted no gaps against {slo.words(limit)}: {NEW_RUN}")
+    if slo.itl_within != recorded.itl_within and slo.strictest_ms("itl") is not None:
+        raise RunError(f"{run.path} recorded gaps at slo.itl_within={recorded.itl_within:g}: {NEW_RUN}")
+    return slo
 
 
-def _refuse_unrecorded(run: Run, old: Slo, new: Slo) -> None:
-    """Raise RunError for a bound on gaps that the rows were not counted by."""
-    for limit in new.limits:
-        same = limit in old.limits and old.bound_ms(limit) == new.bound_ms(limit)
-        if metric_of(limit) == "itl_pooled" and not same:
-            raise RunError(f"{run.path} counted no gaps against {new.words(limit)}: {NEW_RUN}")
-    if new.itl_within != old.itl_within and new.strictest_ms("itl") is not None:
-        raise RunError(f"{run.path} recorded gaps at slo.itl_within={old.itl_within:g}: {NEW_RUN}")
-
-
-def _refuse_unknown(run: Run, again: Recount, slo: Slo) -> None:
-    """Raise RunError for a bound on what no row of a window tells."""
+def _refuse_beyond(run: Run, again: Recount, slo: Slo, words: Sequence[str]) -> None:
+    """Raise RunError for a bound on what no row reports, and for a capacity beyond the rates offered."""
     for limit in slo.limits:
         if not any(window.limits[limit].determined for window in again.windows):
             raise RunError(f"{run.path} did not record what {label(limit)} needs: {NEW_RUN}")
-
-
-def _refuse_beyond(run: Run, again: Recount, capacity: Capacity, words: Sequence[str]) -> None:
-    """Raise RunError where the capacity lies beyond the rates that were offered."""
+    capacity = again.capacity
+    assert capacity is not None, "a search has a prior"
     loads = [math.exp(window.log_work) for window in again.windows if window.index in capacity.windows]
     if not loads:
         raise RunError(f"{run.path} has no window that is valid under these bounds: {NEW_RUN}")
-    low, high = min(loads), max(loads)
-    search = f"python -m loadgen sweep --config {run.path}/config.yaml {' '.join(words)}"
+    low, high, what = min(loads), max(loads), ""
     if capacity.open_above or capacity.queue_grew or capacity.qps_per_node > high:
         what = f"at most {high:.3g} QPS per node, and these bounds allow more"
-        raise RunError(f"{run.path} offered {what}: {search}")
-    if capacity.open_below or capacity.qps_per_node < low:
+    elif capacity.open_below or capacity.qps_per_node < low:
         what = f"at least {low:.3g} QPS per node, and these bounds allow less"
+    if what:
+        search = f"python -m loadgen sweep --config {run.path}/config.yaml {' '.join(words)}"
         raise RunError(f"{run.path} offered {what}: {search}")
 
 
@@ -266,8 +263,8 @@ def _judge(slo: Slo, checks: list[Check]) -> Callable[[pa.Table, Window], bool]:
 
     def holds(requests: pa.Table, window: Window) -> bool:
         facts = Facts(requests, window, slo, WindowEvidence())
-        judged = [rule.check(facts) for rule in RULES if rule.name in BY_BOUNDS]
-        checks.extend(filter(None, judged))
-        return not any(check.voids for check in judged if check)
+        judged = [check for rule in RULES if rule.name in BY_BOUNDS and (check := rule.check(facts))]
+        checks.extend(judged)
+        return not any(check.voids for check in judged)
 
     return holds

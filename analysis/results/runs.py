@@ -141,25 +141,20 @@ class Run:
             return not plans or _count(plans) <= rows
 
     def clients(self) -> pa.Table:
-        """The load actors' own health: one row per actor and second (schema `series.CLIENTS`)."""
-        with _readable(self.path):
-            return shards.series(
-                self.path, "clients.parquet", time_series.CLIENTS, "client_id", shards.read(self.path)
-            )
+        """The load actors' own health: one row per actor and second (schema `time_series.CLIENTS`)."""
+        return self._series("clients.parquet", time_series.CLIENTS, "client_id")
 
     def timeseries(self) -> pa.Table:
-        """The servers' own figures: one row per replica and second (schema `series.SERVER`)."""
-        with _readable(self.path):
-            return shards.series(
-                self.path, "timeseries.parquet", time_series.SERVER, "replica", shards.read(self.path)
-            )
+        """The servers' own figures: one row per replica and second (schema `time_series.SERVER`)."""
+        return self._series("timeseries.parquet", time_series.SERVER, "replica")
 
     def power(self) -> pa.Table:
         """The power of the nodes: one row per node and sample (schema `time_series.POWER`)."""
+        return self._series("power.parquet", time_series.POWER, "node")
+
+    def _series(self, file: str, schema: pa.Schema, source: str) -> pa.Table:
         with _readable(self.path):
-            return shards.series(
-                self.path, "power.parquet", time_series.POWER, "node", shards.read(self.path)
-            )
+            return shards.series(self.path, file, schema, source, shards.read(self.path))
 
     def windows(self) -> pa.Table:
         """One row per window (schema `window_table.WINDOWS`); empty for a run that did not end."""

@@ -76,26 +76,14 @@ def parts(path: Path) -> list[Path]:
 
 def part_row(name: str, verdict: PartVerdict) -> PartRow:
     """One part as study.json names it."""
-    capacity = verdict.capacity
-    return PartRow(
-        name=name,
-        seed=verdict.asked.seed,
-        exit_code=verdict.exit_code,
-        reason=verdict.reason,
-        qps_per_node=capacity.claimed if capacity else None,
-        binding=capacity.binding if capacity else None,
-        simulated=capacity.kind(verdict.asked) if capacity else "",
-    )
+    return PartRow.from_verdict(name, verdict, seed=verdict.asked.seed)
 
 
 def requests(verdicts: Iterable[PartVerdict]) -> RequestCounts:
     """Planned requests, rows, rows by status and failures by kind, summed over runs."""
     counted = [one.requests for one in verdicts if one.requests]
-    states: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    for one in counted:
-        states.update(one.by_status)
-        failed.update(one.by_failure)
+    states = sum((Counter(one.by_status) for one in counted), Counter[str]())
+    failed = sum((Counter(one.by_failure) for one in counted), Counter[str]())
     planned, rows = sum(one.planned for one in counted), sum(one.rows for one in counted)
     return RequestCounts(planned, rows, dict(sorted(states.items())), dict(failed.most_common()))
 
@@ -150,7 +138,8 @@ def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: flo
     Simulated parts have the constants of the engine model in common.
     """
     # Student's t knows no sign: few repeats that differ much have no lower end.
-    figures = Estimate(qps.value, _positive(qps.low), qps.high, _positive(qps.certified))
+    low, certified = (end if end and end > 0 else None for end in (qps.low, qps.certified))
+    figures = Estimate(qps.value, low, qps.high, certified)
     binding, probability = _likeliest(_capacities(parts))
     together = CapacityFigures(
         qps_per_node=figures,
@@ -159,12 +148,8 @@ def _capacity(parts: Parts, qps: Estimate, interval: str, replicas_per_node: flo
         binding=binding,
         binding_probability=probability,
     )
-    known = [capacity for capacity in _capacities(parts) if capacity.constants]
-    return together.joined_like((known or _capacities(parts))[0])
-
-
-def _positive(qps: float | None) -> float | None:
-    return qps if qps and qps > 0 else None
+    capacities = _capacities(parts)
+    return together.joined_like(next((one for one in capacities if one.constants), capacities[0]))
 
 
 def _likeliest(capacities: Sequence[CapacityFigures]) -> tuple[Limit, float]:

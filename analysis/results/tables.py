@@ -22,17 +22,8 @@ from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS, Limit, column, label
 
 BY = (
-    "window_index",
-    "phase",
-    "replica_id",
-    "client_id",
-    "stream",
-    "session_id",
-    "turn",
-    "status",
-    "error_kind",
-    "http_status",
-    "finish_reason",
+    *("window_index", "phase", "replica_id", "client_id", "stream", "session_id", "turn"),
+    *("status", "error_kind", "http_status", "finish_reason"),
 )
 """Columns that rows are grouped by."""
 QUANTILES = (0.5, 0.9, 0.99)
@@ -64,9 +55,7 @@ def percentiles(
     (`run.windows()` says which). By `phase` there is a row for each phase, not for windows alone; what the
     search took back is in none. Raises RunError for an unknown word.
     """
-    chosen = _metric(metric)
-    _refuse_by(by)
-    columns = list(dict.fromkeys((by, *chosen.columns)))
+    columns = list(dict.fromkeys((by, *_metric(metric, by).columns)))
     rows = run.requests(columns=columns, phase=None if by == "phase" else "window")
     if by == "phase":
         rows = rows.filter(pa.array(~metrics.word_in(rows, "phase", "retracted")))
@@ -77,12 +66,36 @@ def percentiles_of(
     rows: pa.Table, metric: str = "ttft", q: Sequence[float] = QUANTILES, by: str = "window_index"
 ) -> pa.Table:
     """The same of request rows at hand, all that are given; they need `by` and the metric's columns."""
-    chosen = _metric(metric)
-    _refuse_by(by)
+    chosen = _metric(metric, by)
     if not all(0 <= share <= 1 for share in q):
         raise RunError(f"q={list(q)} is not of shares from 0 to 1; 0.9 is the 90th percentile")
-    lines = [_line(chosen, q, by, key, part) for key, part in groups(rows, by)]
-    return pa.Table.from_pylist(lines, schema=_percentile_schema(chosen, q, by))
+    # `ttft_p99_9_ms`: no dot, which SQL would take for a table's.
+    names = {f"{metric}_p{100 * share:g}_ms".replace(".", "_"): share for share in q}
+    lines = []
+    for key, part in groups(rows, by):
+        latency = chosen.of(part)
+        latency = np.sort(latency[~np.isnan(latency)])  # once, for all quantiles
+        counts = {by: key, "n": len(latency), "failed": int(np.isinf(latency).sum())}
+        lines.append(counts | {name: quantile(latency, share) for name, share in names.items()})
+    kind = REQUESTS.field(by).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    columns = [
+        (by, kind),
+        ("n", pa.int64()),
+        ("failed", pa.int64()),
+        *((name, pa.float64()) for name in names),
+    ]
+    return pa.Table.from_pylist(lines, schema=pa.schema(columns))
+
+
+def _metric(name: str, by: str) -> Metric:
+    """A metric by its name. Raises RunError for an unknown one, and for a column `by` of other rows."""
+    if by not in BY:
+        raise RunError(f"no percentiles by '{by}'; by one of {', '.join(BY)}")
+    for metric in METRICS:
+        if metric.name == name:
+            return metric
+    raise RunError(f"no metric '{name}'; one of {', '.join(metric.name for metric in METRICS)}")
 
 
 def groups(rows: pa.Table, by: str) -> Iterator[tuple[Any, pa.Table]]:
@@ -108,60 +121,24 @@ def capacity_table(runs: Sequence[Run]) -> pa.Table:
     return pa.Table.from_pylist([_capacity_line(run) for run in runs], schema=CAPACITIES)
 
 
-def _metric(name: str) -> Metric:
-    known = {metric.name: metric for metric in METRICS}
-    if name not in known:
-        raise RunError(f"no metric '{name}'; one of {', '.join(known)}")
-    return known[name]
-
-
-def _refuse_by(by: str) -> None:
-    if by not in BY:
-        raise RunError(f"no percentiles by '{by}'; by one of {', '.join(BY)}")
-
-
-def _percentile_schema(metric: Metric, q: Sequence[float], by: str) -> pa.Schema:
-    key = REQUESTS.field(by).type
-    key = key.value_type if pa.types.is_dictionary(key) else key
-    quantiles = [(_column(metric, share), pa.float64()) for share in q]
-    return pa.schema([(by, key), ("n", pa.int64()), ("failed", pa.int64()), *quantiles])
-
-
-def _column(metric: Metric, share: float) -> str:
-    """`ttft_p99_9_ms`: no dot, which SQL would take for a table's."""
-    return f"{metric.name}_p{100 * share:g}_ms".replace(".", "_")
-
-
-def _line(metric: Metric, q: Sequence[float], by: str, key: object, rows: pa.Table) -> dict[str, Any]:
-    latency = metric.of(rows)
-    latency = np.sort(latency[~np.isnan(latency)])  # once, for all quantiles
-    counts = {by: key, "n": len(latency), "failed": int(np.isinf(latency).sum())}
-    return counts | {_column(metric, share): quantile(latency, share) for share in q}
-
-
-def _capacity_line(run: Run) -> dict[str, Any]:
-    verdict = run.verdict
+def _capacity_line(run: Run) -> Mapping[str, object]:
+    verdict, capacity = run.verdict, run.capacity
     asked = verdict.asked if verdict else describe(run.config)
     counted = verdict.requests if verdict else None
-    return {
+    line = {
         "run": run.name,
         **{name: getattr(asked, name) for name in (*_WORDS[1:], "nodes")},
         **{f"bound_{column(limit)}": getattr(asked.slo, column(limit)) for limit in LIMITS},
         "verdict": summary.word(verdict),
-        **_claimed(run),
         "requests": counted.rows if counted else run.requests(columns=["seq"]).num_rows,
     }
-
-
-def _claimed(run: Run) -> dict[str, Any]:
-    """The figures of a run's capacity that it stands for; of an open end only the bound on the other side."""
-    if run.verdict is None or run.verdict.capacity is None or not run.claims:
-        return {}
-    capacity, claimed = run.verdict.capacity, run.verdict.capacity.claimed
-    return {
+    if capacity is None:
+        return line
+    claimed = capacity.claimed
+    return line | {
         **{f"{name}_qps_per_node": getattr(claimed, name) for name in ("low", "high", "certified")},
         "estimate_qps_per_node": None if claimed.is_bound else claimed.value,
-        "interval_of": capacity.kind(run.verdict.asked) or "sampling noise",
+        "interval_of": capacity.kind(asked) or "sampling noise",
         "binding": capacity.binding,
         "windows_used": len(capacity.windows_used or ()),
     }
@@ -213,14 +190,13 @@ def over_bound(run: Run) -> OverBound:
 
 def _arrivals(run: Run, rows: pa.Table) -> pa.Array:
     """Requests of the whole run that were sent after each one was sent and before its last token."""
-    sent = np.sort(_instants(run.requests(columns=("due_ns", "send_offset_ns")), "send_offset_ns"))
+
+    def instants(rows: pa.Table, offset: str) -> metrics.Floats:
+        return metrics.numbers(rows, "due_ns") + metrics.numbers(rows, offset)
+
+    sent = np.sort(instants(run.requests(columns=("due_ns", "send_offset_ns")), "send_offset_ns"))
     sent = sent[~np.isnan(sent)]
-    start, end = (_instants(rows, name) for name in ("send_offset_ns", "last_token_offset_ns"))
+    start, end = (instants(rows, name) for name in ("send_offset_ns", "last_token_offset_ns"))
     count = np.searchsorted(sent, end) - np.searchsorted(sent, start, "right")
     answered = metrics.status_in(rows, "ok") & ~np.isnan(start) & ~np.isnan(end)
     return pa.array(count, mask=~answered)
-
-
-def _instants(rows: pa.Table, offset: str) -> metrics.Floats:
-    """Instants on the run's clock; nan where it never came."""
-    return metrics.numbers(rows, "due_ns") + metrics.numbers(rows, offset)

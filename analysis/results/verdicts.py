@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.capacity.posterior import NodeEffects
@@ -102,19 +102,39 @@ class DeploymentSpread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartRow:
-    """One part of a study as study.json names it.
+class PartResult:
+    """What one part of a study claims; `exit_code` is None of one that is still to come.
 
-    `qps_per_node` is what it claims; `simulated` is the kind of a simulated interval.
+    Of an open end `qps_per_node` is a bound. `simulated` is the kind of a simulated interval.
     """
 
     name: str
-    seed: int | None = None
     exit_code: int | None
     reason: str = ""
     qps_per_node: Estimate | None = None
     binding: str | None = None
     simulated: str = ""
+
+    @classmethod
+    def from_verdict(cls, name: str, verdict: "RunVerdict | StudyVerdict", **more: Any) -> Self:
+        """The part `name` by its verdict."""
+        capacity = verdict.capacity if verdict.valid else None
+        return cls(
+            name=name,
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            qps_per_node=capacity.claimed if capacity else None,
+            binding=capacity.binding if capacity else None,
+            simulated=capacity.kind(verdict.asked) if capacity else "",
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRow(PartResult):
+    """One part of a study as study.json names it."""
+
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +148,20 @@ class CellRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixCell:
-    """One cell of a measured grid; `exit_code` is None of one that is still to come.
+class MatrixCell(PartResult):
+    """One cell of a measured grid.
 
-    `qps_per_node` is what the cell claims: of an open end a bound. `simulated` is the kind of a simulated
-    interval (`analysis.results.joint`), `sampling_qps` the capacity by the run's sampling noise alone where
-    that is another one: the constants are common to all cells.
+    `sampling_qps` is the capacity by the run's sampling noise alone where that is another one: the constants
+    are common to all cells.
     """
 
-    name: str
     at: Mapping[str, Any]
-    exit_code: int | None
-    reason: str = ""
     hold: HoldFigures | None = None
-    qps_per_node: Estimate | None = None
-    binding: str | None = None
-    simulated: str = ""
     sampling_qps: Estimate | None = None
     ratio: CellRatio | None = None
 
     @classmethod
-    def from_verdict(
+    def from_cell(
         cls, name: str, at: Mapping[str, Any], refused: str, verdict: "RunVerdict | StudyVerdict | None"
     ) -> "MatrixCell":
         """A cell before its ratio is known; `refused` says why it makes no experiment."""
@@ -157,17 +170,8 @@ class MatrixCell:
         if verdict is None:
             return cls(name=name, at=dict(at), exit_code=None)
         capacity = verdict.capacity if verdict.valid else None
-        return cls(
-            name=name,
-            at=dict(at),
-            exit_code=verdict.exit_code,
-            reason=verdict.reason,
-            hold=verdict.hold,
-            qps_per_node=capacity.claimed if capacity else None,
-            binding=capacity.binding if capacity else None,
-            simulated=capacity.kind(verdict.asked) if capacity else "",
-            sampling_qps=capacity.sampling if capacity and capacity.constants else None,
-        )
+        sampling = capacity.sampling if capacity and capacity.constants else None
+        return cls.from_verdict(name, verdict, at=dict(at), hold=verdict.hold, sampling_qps=sampling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

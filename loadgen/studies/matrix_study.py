@@ -258,7 +258,7 @@ def matrix_rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...
     ratio_by_name = {} if first is None else ratios(path, first, verdicts)
     return tuple(
         replace(
-            MatrixCell.from_verdict(cell.name, cell.at, cell.refused, verdicts.get(cell.name)),
+            MatrixCell.from_cell(cell.name, cell.at, cell.refused, verdicts.get(cell.name)),
             ratio=ratio_by_name.get(cell.name),
         )
         for cell in cells.cells

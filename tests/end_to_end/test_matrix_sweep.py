@@ -314,7 +314,7 @@ def test_a_cell_without_an_answer_is_said_and_has_no_ratio() -> None:
     whole = RunVerdict(asked=asked, exit_code=0, valid=True, capacity=capacity)
     above = replace(whole, exit_code=6, capacity=replace(capacity, open_above=True))
     every = [whole, above, replace(whole, exit_code=4, valid=False, reason="client_limited"), None]
-    rows = tuple(MatrixCell.from_verdict(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
+    rows = tuple(MatrixCell.from_cell(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
     study = StudyVerdict(study="matrix", asked=asked, names=(), parts=(), exit_code=0)
     _, *lines = table_lines(study_view.table(replace(study, axes=("layout",), cells=rows)))
     assert lines[0].split()[2:6] == ["5.00", "[4.80,", "5.20]", "4.85"]
