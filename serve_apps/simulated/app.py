@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import ray
@@ -20,7 +19,7 @@ from ray.serve.schema import LoggingConfig
 from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEngine
 from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
-from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.engine.kinds import EngineKind, split_sides
 from serve_apps.routing.serve_routers import behind_router, listener, request_router, stay_on_loopback
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
@@ -56,14 +55,11 @@ class EngineSpecs(NamedTuple):
     @property
     def sides(self) -> "tuple[EngineSpecs, EngineSpecs | None]":
         """The engines that answer, and those that only compute prompts, if any."""
-        layout, engine = self.layout, self.engine
-        prefill = layout.prefill_side
-        if prefill is None:
+        if self.layout.prefill is None:
             return self, None
-        if layout.connector == "moriio":  # it needs the prefix cache off, on both sides
-            engine = replace(engine, enable_prefix_caching=False)
-        sides = (self._replace(engine=engine, layout=side) for side in (layout.decode_side, prefill))
-        return next(sides), next(sides)
+        both = split_sides(self.engine, self.layout)
+        decode, prefill = (self._replace(engine=engine, layout=side) for engine, side in both)
+        return decode, prefill
 
 
 def application_name(*specs: object) -> str:

@@ -139,26 +139,6 @@ def server_error(message: str) -> ApiError:
     return ApiError(message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError")
 
 
-def overloaded(message: str) -> ApiError:
-    """A queue limit refuses the request; another replica may take it (vLLM names the type so)."""
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    return ApiError(message, status, status.phrase)
-
-
-def too_large(most_bytes: int) -> ApiError:
-    """A body longer than anything that could be served."""
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    message = (
-        f"The body is longer than {most_bytes} bytes; send fewer or smaller images, or a shorter prompt."
-    )
-    return ApiError(message, status, status.phrase)
-
-
-def not_found(method: str, path: str) -> ApiError:
-    """No such method on that path."""
-    return ApiError(f"{method} {path} is not served", HTTPStatus.NOT_FOUND, "NotFoundError")
-
-
 class OpenAiAnswer:
     """The bytes of one answer; the parts that its tokens have in common are formatted once."""
 

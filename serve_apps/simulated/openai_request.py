@@ -8,7 +8,7 @@ import json
 import struct
 from binascii import Error, a2b_base64
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -34,8 +34,7 @@ MOST_SALT_CHARS, NOT_IN_SALTS = 128, "@/\\\0"
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     """The body of /v1/completions: a prompt as text or as token ids. Raises ApiError."""
-    fields = _fields(body)
-    _require_model(fields, served)
+    fields = _fields(body, served)
     tokens = _prompt_tokens(fields.get("prompt"), served)
     asked = _integer(fields, "max_tokens")
     return _request(fields, served, False, tokens, DEFAULT_MAX_TOKENS if asked is None else asked)
@@ -43,9 +42,8 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
 
 def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """The body of /v1/chat/completions. Raises ApiError."""
-    fields = _fields(body)
-    _require_model(fields, served)
-    parts = _message_parts(fields.get("messages"), served)
+    fields = _fields(body, served)
+    parts = list(_parts(fields.get("messages"), served))
     asked = _integer(fields, "max_completion_tokens")
     if asked is None:
         asked = _integer(fields, "max_tokens")
@@ -53,7 +51,9 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     # A header of 24 bytes may claim 10**16 tokens: none is made before they are known to fit.
     claimed = len(parts) - len(images) + sum(image.tokens for image in images)
     _require_room(claimed, max(1, asked or 1), served.max_model_len)
-    tokens = [token for part in parts for token in _tokens(part)]
+    tokens: list[Hashable] = []
+    for part in parts:
+        tokens += [(part.name, i) for i in range(part.tokens)] if isinstance(part, Image) else [part]
     return _request(fields, served, True, tokens, asked, images)
 
 
@@ -69,23 +69,21 @@ def block_hashes(tokens: Sequence[Hashable], block_size: int, salt: str | None =
     return tuple(hashes)
 
 
-def _fields(body: bytes) -> dict[str, Any]:
+def _fields(body: bytes, served: ServedModel) -> dict[str, Any]:
+    """The body's fields, for the model that is served."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise invalid(f"JSON decode error: {error}") from error
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
-    return fields
-
-
-def _require_model(fields: dict[str, Any], served: ServedModel) -> None:
     name = fields.get("model")
     if name is not None and not isinstance(name, str):
         raise invalid("model must be a string", "model")
     if name and name != served.name:
         message = f"The model `{name}` does not exist."
         raise ApiError(message, HTTPStatus.NOT_FOUND, "NotFoundError", "model")
+    return fields
 
 
 def _prompt_tokens(prompt: Any, served: ServedModel) -> Sequence[Hashable]:
@@ -112,38 +110,23 @@ def _prompt_tokens(prompt: Any, served: ServedModel) -> Sequence[Hashable]:
     return prompt
 
 
-def _message_parts(messages: Any, served: ServedModel) -> list[str | Image]:
+def _parts(messages: Any, served: ServedModel) -> Iterator[str | Image]:
     """Words and images of all messages, in their order."""
     if not isinstance(messages, list) or not messages:
         raise invalid("messages must be a non-empty list", "messages")
-    return [part for message in messages for part in (_role(message), *_parts(message, served))]
-
-
-def _tokens(part: str | Image) -> Sequence[Hashable]:
-    """The word itself, or the tokens of an image."""
-    return [(part.name, place) for place in range(part.tokens)] if isinstance(part, Image) else (part,)
-
-
-def _role(message: Any) -> str:
-    """The one token of the template around a message, which no word equals."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise invalid("each message must be an object with a role", "messages")
-    return f"<{message['role']}> "
-
-
-def _parts(message: dict[str, Any], served: ServedModel) -> list[str | Image]:
-    content = message.get("content")
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return list(content.split())
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return [each for part in content for each in _part(part, served)]
-    raise invalid("the content of a message must be a string or a list of parts", "messages")
-
-
-def _part(part: dict[str, Any], served: ServedModel) -> Sequence[str | Image]:
-    return (read(part, served),) if part.get("type") == "image_url" else str(part.get("text", "")).split()
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid("each message must be an object with a role", "messages")
+        yield f"<{message['role']}> "  # the one token of the template around a message, which no word equals
+        content = message.get("content")
+        if isinstance(content, str):
+            yield from content.split()
+        elif isinstance(content, list) and all(isinstance(part, dict) for part in content):
+            for part in content:
+                is_image = part.get("type") == "image_url"
+                yield from (read(part, served),) if is_image else str(part.get("text", "")).split()
+        elif content is not None:
+            raise invalid("the content of a message must be a string or a list of parts", "messages")
 
 
 def _request(
@@ -155,13 +138,22 @@ def _request(
     images: tuple[Image, ...] = (),
 ) -> ApiRequest:
     input_tokens = len(tokens)
-    _refuse_not_simulated(fields, (*NOT_SIMULATED, *NOT_IN_CHATS) if chat else NOT_SIMULATED)
+    if (choices := _integer(fields, "n")) not in (None, 1):
+        raise ApiError(f"n={choices} is not available from the simulated engine", param="n")
+    for name in (*NOT_SIMULATED, *NOT_IN_CHATS) if chat else NOT_SIMULATED:
+        if fields.get(name):
+            raise ApiError(f"{name} is not available from the simulated engine", param=name)
     if asked is not None and asked < 1:
         message = f"max_tokens must be at least 1, got {asked}. (parameter=max_tokens, value={asked})"
         raise ApiError(message, param="max_tokens")
     _require_room(input_tokens, asked or 1, served.max_model_len)
     output_tokens = served.max_model_len - input_tokens if asked is None else asked
-    _require_min_tokens(_integer(fields, "min_tokens") or 0, output_tokens)
+    least = _integer(fields, "min_tokens") or 0
+    if not 0 <= least <= output_tokens:
+        bound = (
+            "greater than or equal to 0" if least < 0 else f"less than or equal to max_tokens={output_tokens}"
+        )
+        raise ApiError(f"min_tokens must be {bound}, got {least}.", param="min_tokens")
     stream = _flag(fields, "stream")
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
@@ -203,14 +195,6 @@ def _refuse_logprobs(asked: int, vocab: int) -> None:
         )
 
 
-def _refuse_not_simulated(fields: dict[str, Any], names: Sequence[str]) -> None:
-    if (choices := _integer(fields, "n")) not in (None, 1):
-        raise ApiError(f"n={choices} is not available from the simulated engine", param="n")
-    for name in names:
-        if fields.get(name):
-            raise ApiError(f"{name} is not available from the simulated engine", param=name)
-
-
 def _require_room(input_tokens: int, output_tokens: int, max_model_len: int) -> None:
     total = input_tokens + output_tokens
     if total > max_model_len:
@@ -221,14 +205,6 @@ def _require_room(input_tokens: int, output_tokens: int, max_model_len: int) -> 
             f"requested output tokens. (parameter=input_tokens, value={input_tokens})",
             param="input_tokens",
         )
-
-
-def _require_min_tokens(least: int, output_tokens: int) -> None:
-    if least < 0:
-        raise ApiError(f"min_tokens must be greater than or equal to 0, got {least}.", param="min_tokens")
-    if least > output_tokens:
-        message = f"min_tokens must be less than or equal to max_tokens={output_tokens}, got {least}."
-        raise ApiError(message, param="min_tokens")
 
 
 def _salt(fields: dict[str, Any]) -> str | None:

@@ -122,7 +122,6 @@ class RealtimeEngine:
         self._epoch_s = clock() if epoch_s is None else epoch_s
         self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
         self._streams: dict[int, Stream] = {}
-        self._without_blocks: set[int] = set()  # streams whose KV comes from elsewhere
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._next_id = 0
@@ -164,8 +163,6 @@ class RealtimeEngine:
         state = self._engine.add(request, came_s)
         self._next_id += 1
         stream = self._streams[request.request_id] = Stream(state, came_s, kv)
-        if kv == "remote":
-            self._without_blocks.add(request.request_id)
         self._arrived.set()
         return stream
 
@@ -183,7 +180,6 @@ class RealtimeEngine:
         """Forget a stream; one that is unfinished is aborted, one that holds its KV releases it."""
         if not self._streams.pop(stream.request_id, None):
             return
-        self._without_blocks.discard(stream.request_id)
         if not stream.finished:
             self._engine.abort(stream.request_id)
             self._aborted += 1
@@ -193,26 +189,18 @@ class RealtimeEngine:
             self._engine.release(stream.request_id)
         self._arrived.set()  # another request may have waited for the blocks
 
-    async def until(self, due_s: float) -> None:
-        """Sleep until `due_s` of the engine's own time; at once if it is past."""
-        # A timer may fire a millisecond early, which does not matter to what waits here.
-        await asyncio.sleep(max(due_s - self.now_s(), 0) / self.time_scale)
-
     def metrics(self) -> EngineMetrics:
         engine = self._engine
+        counters = "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"
         return EngineMetrics(
             running=engine.running,
             waiting=engine.waiting,
             kv_usage=engine.kv_usage,
-            preemptions=engine.total("preemptions"),
-            prompt_tokens=engine.total("prompt_tokens"),
-            generation_tokens=engine.total("generation_tokens"),
             finished=self._finished,
             aborted=self._aborted,
             steps=self._steps,
             late_steps=self._late_steps,
-            prefix_queries=engine.total("prefix_queries"),
-            prefix_hits=engine.total("prefix_hits"),
+            **{name: engine.total(name) for name in counters},
         )
 
     async def _run(self) -> None:
@@ -221,12 +209,13 @@ class RealtimeEngine:
             start_s = max(end_s, self._engine.ready_s())
             if start_s > end_s and await self._comes_before(start_s):
                 continue
-            await self._until(start_s)
+            await self.until(start_s)
             planned_s = self._engine.begin_step(start_s)
-            if self._without_blocks:
-                self._tell_blocks(start_s)
+            for state in self._engine.loading():  # their streams wait for blocks
+                if stream := self._streams.get(state.request_id):
+                    stream.take(start_s)
             if planned_s is not None:  # None: what was about to arrive has been aborted
-                await self._until(planned_s)
+                await self.until(planned_s)
                 self._deliver(planned_s, planned_s - start_s)
                 end_s = planned_s
 
@@ -243,15 +232,8 @@ class RealtimeEngine:
             return False
         return True
 
-    def _tell_blocks(self, at_s: float) -> None:
-        """Tell the streams for whose KV the engine has just taken blocks."""
-        for state in self._engine.loading():
-            self._without_blocks.discard(state.request_id)
-            if stream := self._streams.get(state.request_id):
-                stream.take(at_s)
-
-    async def _until(self, due_s: float) -> None:
-        """Sleep until `due_s`; lets others run at least once, also when behind."""
+    async def until(self, due_s: float) -> None:
+        """Sleep until `due_s` of the engine's own time; lets others run at least once, also when behind."""
         while True:
             remaining_s = (due_s - self.now_s()) / self.time_scale
             if 0 < remaining_s < TIMER_S:

@@ -146,7 +146,8 @@ class GreedyText:
 
     def _position(self) -> dict[int, float]:
         count, vocab = self._candidates, self._vocab
-        (first, step, exponent, wrong), spread = _split(_draws(self._context, 4 + count), 4)
+        draws = _draws(self._context, 4 + count)
+        (first, step, exponent, wrong), spread = draws[:4].tolist(), draws[4:]
         ids = _distinct(first, step, count, vocab)
         logits, rest = _zipf(exponent, spread, vocab)
         if wrong < self._defect:
@@ -163,10 +164,6 @@ def _draws(seed: bytes, count: int) -> Floats:
     """Numbers of the open interval from 0 to 1 that follow from a seed, everywhere the same."""
     words = np.frombuffer(hashlib.shake_128(seed).digest(8 * count), dtype="<u8")
     return np.clip(words * UNIT, UNIT, 1 - 2.0**-53)
-
-
-def _split(draws: Floats, first: int) -> tuple[list[float], Floats]:
-    return draws[:first].tolist(), draws[first:]
 
 
 def _distinct(first: float, step: float, count: int, vocab: int) -> list[int]:

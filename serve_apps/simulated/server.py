@@ -6,7 +6,6 @@ Where the engine's clock is not the real one, the engine's time is sent in-band.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Protocol
 
 from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
@@ -15,32 +14,22 @@ from serve_apps.simulated.openai_answers import ApiError, ApiRequest, OpenAiAnsw
 from serve_apps.simulated.openai_request import SeenImages
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
 from serve_apps.simulated.revealed_answers import RevealedAnswer
+from serve_apps.simulated.split_engines import RemotePrompts
 
 NS = 1_000_000_000
 
 
-class PromptEngines(Protocol):
-    """The engines that compute the prompts of an engine's requests."""
-
-    async def open(self, request: ApiRequest) -> Stream:
-        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
-        ...
-
-    def close(self, stream: Stream) -> None:
-        """Forget a stream, wherever it has left something."""
-        ...
-
-
 class OwnPrompts:
-    """The engine computes its prompts itself."""
+    """The engine computes its prompts itself; `RemotePrompts` has them computed elsewhere."""
 
     def __init__(self, engine: RealtimeEngine) -> None:
         self._engine = engine
         self._seen = SeenImages()
 
     async def open(self, request: ApiRequest) -> Stream:
-        asked = request.input_tokens, request.output_tokens, request.hashes
-        return self._engine.open(*asked, self._seen.new_tokens(request.images))
+        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
+        images = self._seen.new_tokens(request.images)
+        return self._engine.open(request.input_tokens, request.output_tokens, request.hashes, images)
 
     def close(self, stream: Stream) -> None:
         self._engine.close(stream)
@@ -61,7 +50,7 @@ class SimulatedApp:
         engine: RealtimeEngine,
         served: ServedModel,
         replica_id: str,
-        prompts: PromptEngines | None = None,
+        prompts: OwnPrompts | RemotePrompts | None = None,
         pages: Mapping[str, Page] | None = None,
     ) -> None:
         self._engine = engine
@@ -97,7 +86,8 @@ class SimulatedApp:
                 case ("GET", path) if path in self._pages:
                     await self._answer(send, await self._pages[path]())
                 case (method, path):
-                    raise openai_answers.not_found(method, path)
+                    message = f"{method} {path} is not served"
+                    raise ApiError(message, HTTPStatus.NOT_FOUND, "NotFoundError")
         except ApiError as error:
             await self._answer(send, error.body, error.status)
 
@@ -106,7 +96,8 @@ class SimulatedApp:
         try:
             stream = await self._prompts.open(request)
         except QueueFull as error:
-            raise openai_answers.overloaded(str(error)) from error
+            status = HTTPStatus.SERVICE_UNAVAILABLE  # another replica may take it; vLLM names the type so
+            raise ApiError(str(error), status, status.phrase) from error
         except ValueError as error:
             raise ApiError(str(error)) from error
         except EngineDead as error:
@@ -193,8 +184,10 @@ async def _body(receive: Receive) -> bytes:
             parts.clear()
         if not message.get("more_body", False):
             break
-    if size_bytes > openai_request.MOST_BODY_BYTES:
-        raise openai_answers.too_large(openai_request.MOST_BODY_BYTES)
+    if size_bytes > (most := openai_request.MOST_BODY_BYTES):
+        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        reason = f"The body is longer than {most} bytes; send fewer or smaller images, or a shorter prompt."
+        raise ApiError(reason, status, status.phrase)
     return b"".join(parts)
 
 

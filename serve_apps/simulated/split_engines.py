@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
 
 from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import QueueFull
@@ -44,18 +43,9 @@ class PromptComputed:
     steps: EngineSteps
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The prefill engine does not compute the prompt: a full queue, one that never fits, a dead engine."""
-
-    why: Literal["full", "misfit", "dead"]
-    message: str
-
-    def error(self) -> Exception:
-        return {"full": QueueFull, "misfit": ValueError, "dead": EngineDead}[self.why](self.message)
-
-
-Answers = AsyncGenerator[PromptComputed | Refused, None]
+Answers = AsyncGenerator[PromptComputed | Exception, None]
+"""One answer to a prompt, or QueueFull, ValueError for one that never fits, or EngineDead: raised behind a
+handle of Serve's an error would not keep its class."""
 
 
 class PrefillSide:
@@ -74,25 +64,21 @@ class PrefillSide:
             images = self._seen.new_tokens(prompt.images)
             stream = engine.open(prompt.input_tokens, 1, prompt.hashes, images, "held", at_s)
         except (QueueFull, EngineDead, ValueError) as error:
-            yield _refused(error)
+            yield _told(error)
             return
         try:
             await stream.more_than(0)
             yield PromptComputed(stream.state.begun_s or stream.accepted_s, stream.emitted_s[0], stream.steps)
             await engine.until(stream.emitted_s[0] + HELD_S)
         except EngineDead as error:
-            yield _refused(error)
+            yield _told(error)
         finally:
             engine.close(stream)
 
 
-def _refused(error: Exception) -> Refused:
-    match error:
-        case QueueFull():
-            return Refused("full", str(error))
-        case EngineDead():
-            return Refused("dead", f"the prefill engine cannot answer: {error}")
-    return Refused("misfit", str(error))
+def _told(error: Exception) -> Exception:
+    cannot = isinstance(error, EngineDead)
+    return type(error)(f"the prefill engine cannot answer: {error}" if cannot else str(error))
 
 
 class PrefillCall:
@@ -126,7 +112,7 @@ class PrefillCall:
                     if isinstance(answer, PromptComputed):
                         self._computed.set_result(answer)
                     else:
-                        self._lose(answer.error())
+                        self._lose(answer)
             self._lose(EngineDead("the prefill engine has given the prompt's blocks back too early"))
         except Exception as error:  # noqa: BLE001  the boundary to another process, which may end anyhow
             self._lose(EngineDead(f"the prefill engine is lost: {_last_line(error)}"))

@@ -2,7 +2,7 @@
 empty."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,20 +103,22 @@ class SplitKind:
 
     @classmethod
     def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "SplitKind":
-        """Raises as `EngineKind.of`, and for a layout that is not split. MoRI-IO needs the prefix cache
-        off."""
-        seconds, side = TransferSeconds.of(model, layout), layout.prefill_side
-        assert side is not None
-        if layout.connector == "moriio":
-            spec = replace(spec, enable_prefix_caching=False)
-        return cls(
-            EngineKind.of(spec, model, hardware, layout.decode_side),
-            EngineKind.of(spec, model, hardware, side),
-            seconds,
-            layout.transfer_mode == "write",
-            layout.replicas_per_node,
-            side.replicas_per_node,
+        """Raises as `EngineKind.of`, and for a layout that is not split."""
+        seconds = TransferSeconds.of(model, layout)
+        decode, prefill = (
+            (EngineKind.of(engine, model, hardware, side), side.replicas_per_node)
+            for engine, side in split_sides(spec, layout)
         )
+        return cls(decode[0], prefill[0], seconds, layout.transfer_mode == "write", decode[1], prefill[1])
+
+
+def split_sides(spec: SimulatedEngine, layout: Layout) -> Iterator[tuple[SimulatedEngine, Layout]]:
+    """Decode and prefill engines of a split layout; MoRI-IO needs the prefix cache off, on both sides."""
+    if layout.connector == "moriio":
+        spec = replace(spec, enable_prefix_caching=False)
+    for side in (layout.decode_side, layout.prefill_side):
+        assert side is not None
+        yield spec, side
 
 
 CHUNK_STEPS = 4096

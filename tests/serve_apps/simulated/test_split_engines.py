@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,6 @@ from serve_apps.simulated.split_engines import (
     PrefillSide,
     Prompt,
     PromptComputed,
-    Refused,
     RemotePrompts,
 )
 from tests.support.virtual.engines import check_integrity
@@ -203,7 +202,7 @@ def test_a_prefill_engine_that_dies_fails_its_requests_only(mode: str) -> None:
 
 
 def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_kv() -> None:
-    async def one_then_lost() -> AsyncGenerator[PromptComputed | Refused, None]:
+    async def one_then_lost() -> Answers:
         yield PromptComputed(0.0, 0.0, EngineSteps(1, 0))
         await asyncio.sleep(0.001)
         raise ConnectionError("actor died")
