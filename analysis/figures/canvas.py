@@ -6,7 +6,7 @@ matplotlib's constrained layout places everything; no room is measured here.
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,19 @@ STYLES = (
     Style(SKY, "X", (0, (1, 3))),
 )
 """Styles of series in their order; a figure that needs more draws too much."""
-LIMIT: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (8, 3))}
+
+
+def line(color: str, style: Any = "-", width: float = 1.3) -> Look:
+    """Keywords of `Axes.plot` for a line without marks."""
+    return {"color": color, "linestyle": style, "linewidth": width}
+
+
+def dots(color: str, marker: str, size: float = 6.0) -> Look:
+    """Keywords of `Axes.plot` for marks without a line."""
+    return {"color": color, "linestyle": "", "marker": marker, "markersize": size}
+
+
+LIMIT = line(VERMILLION, (0, (8, 3)), 1.2)
 """A line that must not be crossed, in every figure."""
 OVER: Look = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}}
 """A note that lies on lines and stays readable."""
@@ -216,6 +228,13 @@ def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
     side, at = ("right", 0.995) if right else ("left", 0.005)
     place: Look = {"xycoords": ax.get_yaxis_transform(), "xytext": (0, 3), "ha": side, "va": "bottom"}
     note(ax, at, value, text, **OVER, **place, zorder=BELOW_DATA)
+
+
+def series(ax: Axes, points: Iterable[tuple[float, float | None]], **look: Any) -> None:
+    """The points (x, y) whose y is known as one line; nothing without one."""
+    known = [(x, y) for x, y in points if y is not None]
+    if known:
+        ax.plot(*zip(*known, strict=True), **look)
 
 
 def segments(ax: Axes, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], **look: Any) -> None:

@@ -159,8 +159,8 @@ def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
         canvas.empty_note(own, "not told")
     canvas.bound(cpu, CPU_SHARE, f"gate: at most {CPU_SHARE:g} over a window")
     # It informs and makes no window void: no line that must not be crossed.
-    noted: Look = {"color": canvas.PALE, "linewidth": 1, "linestyle": ":"}
-    own.axhline(RUN_SHARE, **noted, label=f"run share noted below {RUN_SHARE:g} over a window")
+    noted = f"run share noted below {RUN_SHARE:g} over a window"
+    own.axhline(RUN_SHARE, **canvas.line(canvas.PALE, ":", 1), label=noted)
     for panel, name in ((cpu, "CPU share,\nbusiest actor"), (own, "run share,\nmost crowded")):
         panel.set_ylim(0, 1.05)
         canvas.label(panel, "", name)

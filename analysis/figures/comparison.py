@@ -67,9 +67,11 @@ class Comparison(Exhibit):
         said += [f"All together, {row.name}: {row.words}." for row in self.together]
         for part in self.parts:
             if part.ratio:
+                low, high = _within(part.ratio, -math.inf, math.inf)
+                shown = "more" if low > 1 else "less" if high < 1 else "no difference shown"
                 said.append(
                     f"{part.name} carries {middle(part.ratio)} times as much (95 % interval"
-                    f" {interval(part.ratio)}, {part.how}): {_shown(part.ratio)}."
+                    f" {interval(part.ratio)}, {part.how}): {shown}."
                 )
         return " ".join(said)
 
@@ -96,11 +98,10 @@ class Comparison(Exhibit):
                 continue
             low, high = _within(part.ratio, -math.inf, math.inf)
             ends += [low, high]
-            ax.plot([low, high], [-place] * 2, color=canvas.BLUE, linewidth=1.8)
-            look: Look = {"color": canvas.BLUE, "linestyle": "", "markersize": 6.5}
-            look |= {"marker": "o" if part.how == PAIRED else "s"}
-            look |= {"markerfacecolor": canvas.PAPER if low <= 1 <= high else canvas.BLUE}
-            ax.plot([part.ratio.value], [-place], **look, label=f"{part.how} ratio")
+            ax.plot([low, high], [-place] * 2, **canvas.line(canvas.BLUE, width=1.8))
+            look = canvas.dots(canvas.BLUE, "o" if part.how == PAIRED else "s", 6.5)
+            fill = canvas.PAPER if low <= 1 <= high else canvas.BLUE
+            ax.plot([part.ratio.value], [-place], **look, markerfacecolor=fill, label=f"{part.how} ratio")
             canvas.note(ax, (low + high) / 2, -place, span(part.ratio), **ABOVE, **canvas.OVER)
         first = one_line(self.parts[0].name, MOST_LETTERS)
         canvas.note(ax, 1, 0, f"{first} = 1", ha="center", va="center", **canvas.OVER)
@@ -130,13 +131,6 @@ def _row(part: CapacityRow) -> Row:
     }
 
 
-def _shown(ratio: Estimate) -> str:
-    low, high = _within(ratio, -math.inf, math.inf)
-    if low > 1:
-        return "more"
-    return "less" if high < 1 else "no difference shown"
-
-
 def _within(estimate: Estimate, left: float, right: float) -> tuple[float, float]:
     """The interval's ends; an open one is that of the axis."""
     low, high = estimate.ends
@@ -161,16 +155,14 @@ def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
     if not part.claim:
         return
     left, right = ax.get_xlim()
-    ax.plot(_within(part.claim, left, right), [place] * 2, color=canvas.BLUE, linewidth=1.8)
+    ax.plot(_within(part.claim, left, right), [place] * 2, **canvas.line(canvas.BLUE, width=1.8))
     if part.claim.is_bound:
         marker, at = (">", right) if part.claim.is_lower_bound else ("<", left)
-        ax.plot([at], [place], linestyle="", marker=marker, markersize=6, color=canvas.BLUE, clip_on=False)
+        ax.plot([at], [place], **canvas.dots(canvas.BLUE, marker), clip_on=False)
         return
-    dot: Look = {"marker": "o", "markersize": 6, "color": canvas.BLUE, "linestyle": ""}
-    ax.plot([part.claim.value], [place], **dot, label="estimate, 95 % interval")
+    ax.plot([part.claim.value], [place], **canvas.dots(canvas.BLUE, "o"), label="estimate, 95 % interval")
     if part.certified is not None:
-        mark: Look = {"marker": "|", "markersize": 10, "color": canvas.INK, "linestyle": ""}
-        ax.plot([part.certified], [place], **mark, label="certified")
+        ax.plot([part.certified], [place], **canvas.dots(canvas.INK, "|", 10), label="certified")
 
 
 def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
@@ -212,9 +204,6 @@ def _from_part(part: PartRow | MatrixCell) -> CapacityRow:
     return CapacityRow(part.name, claim, "", ratio.estimate, ratio.how, part.simulated)
 
 
-EfficiencyOrRuns = ScalingEfficiency | Sequence[Run]
-"""Runs of one service at several node counts, or what `scaling` made of them."""
-
 BEYOND = 2.0
 """The assumption beyond the last measured count is shown up to so many times that count."""
 
@@ -230,7 +219,7 @@ class Scaling(Exhibit):
     title = "Scaling efficiency"
     source = "sweep.json of each run: asked.nodes, capacity"
 
-    def __init__(self, subject: EfficiencyOrRuns) -> None:
+    def __init__(self, subject: ScalingEfficiency | Sequence[Run]) -> None:
         try:
             efficiency = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
         except RunError as error:
@@ -238,7 +227,12 @@ class Scaling(Exhibit):
         if efficiency.assumed:
             only = counted(efficiency.fewest, "node")
             raise NoData(f"only {only} was measured, so that E(n) = 1 is an assumption")
-        self.rows, self.efficiency = _rows(efficiency), efficiency
+        self.efficiency = efficiency
+        rates = (point.qps_per_node for point in efficiency.points)
+        self.rows = [
+            {"nodes": nodes, "qps_per_node": rate, "e": e.value, "e_low": e.low, "e_high": e.high}
+            for (nodes, e), rate in zip(efficiency.measured(), rates, strict=True)
+        ]
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
@@ -247,10 +241,9 @@ class Scaling(Exhibit):
         ax.set_xlim(self.efficiency.fewest / 1.1, end * 1.03)
         ax.axhline(1, color=canvas.PALE, linewidth=1, linestyle=":", label="E = 1")
         nodes, beyond = [row["nodes"] for row in rows], np.geomspace(most, end, 20)
-        dot: Look = {"marker": "o", "color": canvas.BLUE, "linewidth": 1.3}
-        ax.plot(nodes, [row["e"] for row in rows], **dot, label="measured, 95 % interval")
-        dashed: Look = {"color": canvas.PURPLE, "linewidth": 1.3, "linestyle": "--"}
-        ax.plot(beyond, self.efficiency.at(beyond), **dashed, label="ASSUMED")
+        measured = canvas.line(canvas.BLUE)
+        ax.plot(nodes, [row["e"] for row in rows], marker="o", **measured, label="measured, 95 % interval")
+        ax.plot(beyond, self.efficiency.at(beyond), **canvas.line(canvas.PURPLE, "--"), label="ASSUMED")
         ends = [[row["nodes"]] * 2 for row in rows[1:]], [[row["e_low"], row["e_high"]] for row in rows[1:]]
         canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1)
         canvas.log_axis(ax, "x")
@@ -268,14 +261,3 @@ class Scaling(Exhibit):
 
 
 plot_scaling = plot_of(Scaling)
-
-
-def _rows(efficiency: ScalingEfficiency) -> list[Row]:
-    """QPS per node, and E(n) with a 95 % interval; at the fewest nodes it is 1."""
-    rows: list[Row] = []
-    for point in efficiency.points:
-        e = efficiency.figure(point.nodes)
-        low, high = (None, None) if point.nodes == efficiency.fewest else (e.low, e.high)
-        row = {"nodes": point.nodes, "qps_per_node": point.qps_per_node, "e": e.value}
-        rows.append(row | {"e_low": low, "e_high": high})
-    return rows

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look
+from analysis.figures.canvas import Axes, Figure
 from analysis.figures.exhibit import Exhibit, NoData, Row, counted
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
@@ -66,8 +66,7 @@ class GateIntervals(Exhibit):
         most = SHOWN_MARGINS * margin
         for end, label, line in (("low", "lower end", "--"), ("high", "upper end", "-")):
             values = [min(max(unit * getattr(one, end), -most), most) for one in ends]
-            look: Look = {"linestyle": line, "color": canvas.BLUE, "linewidth": 1.3}
-            ax.plot(prompts, values, **look, label=label)
+            ax.plot(prompts, values, **canvas.line(canvas.BLUE, line), label=label)
         canvas.bound(ax, margin, "margin")
         ax.set_ylim(-1.05 * most, 1.05 * most)
         canvas.label(ax, "prompts", name)
@@ -90,8 +89,7 @@ class GatePositions(Exhibit):
         ax = figure.subplots()
         names = ("again_nats", "A again"), ("candidate_nats", "B")
         for (name, label), style in zip(names, canvas.STYLES, strict=False):
-            known = [(row["position"], row[name]) for row in self.rows if row[name] is not None]
-            ax.plot([at for at, _ in known], [nats for _, nats in known], **style.drawn, label=label)
+            canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **style.drawn, label=label)
         ax.set_ylim(bottom=0)
         canvas.label(ax, "position in the answer", "mean divergence, nats")
 

@@ -32,11 +32,11 @@ SHOWN = {
     "p90": Style(canvas.BLUE, "", "-"),
     "p99": Style(canvas.PURPLE, "v", "--"),
 }
-FAINT: Look = {"linestyle": "", "marker": "^", "markersize": 4, "color": canvas.PALE, "alpha": 0.45}
+FAINT: Look = {**canvas.dots(canvas.PALE, "^", 4), "alpha": 0.45}
 NO_CURVE = (VOID, UNKNOWN)
 NEAR = 2.0
 """A step of the ramp widens the axis if it is within this factor of the measured rates (our choice)."""
-OFFERED: Look = {"linestyle": "", "marker": "|", "markersize": 8, "color": canvas.PALE}
+OFFERED = canvas.dots(canvas.PALE, "|", 8)
 
 
 class Latency(Exhibit):
@@ -114,10 +114,9 @@ class Latency(Exhibit):
         top = high / 1.12
         points = [(window.load, row, self.data.outcome(window.line, (limit,))) for window, row in windows]
         for name, style in SHOWN.items():
-            known = [(at, row[f"{limit}_{name}_ms"]) for at, row, ended in points if ended not in NO_CURVE]
-            curve = [(load, min(value, top)) for load, value in known if value is not None]
+            curve = [(at, row[f"{limit}_{name}_ms"]) for at, row, ended in points if ended not in NO_CURVE]
             look = {**style.drawn, "linewidth": 1.6} if name == "p90" else style.drawn
-            ax.plot([load for load, _ in curve], [value for _, value in curve], **look, label=name)
+            canvas.series(ax, [(at, value and min(value, top)) for at, value in curve], **look, label=name)
         ends_ms = [(at, (row[f"{limit}_p90_low_ms"], row[f"{limit}_p90_high_ms"])) for at, row, _ in points]
         whiskers = [(at, list(np.clip(ends, low, top))) for at, ends in ends_ms if ends[0] is not None]
         bars = [[at, at] for at, _ in whiskers], [span for _, span in whiskers]
@@ -134,10 +133,8 @@ class Latency(Exhibit):
         """The steps that only looked for where to measure, as far as they lie on the axis."""
         left, right = ax.get_xlim()
         known = [(step["rate_qps_per_node"], step[p90]) for step in self.data.ramp if step[p90] is not None]
-        steps = [(rate, p90_ms) for rate, p90_ms in known if left <= rate <= right]
-        if steps:
-            rates, p90s_ms = zip(*steps, strict=True)
-            ax.plot(rates, np.clip(p90s_ms, *ax.get_ylim()), **FAINT, label="p90 of a step of the ramp")
+        steps = [(rate, np.clip(p90_ms, *ax.get_ylim())) for rate, p90_ms in known if left <= rate <= right]
+        canvas.series(ax, steps, **FAINT, label="p90 of a step of the ramp")
 
     def _draw_capacity(self, ax: Axes) -> None:
         capacity, (left, right) = self.data.capacity, ax.get_xlim()
@@ -147,11 +144,12 @@ class Latency(Exhibit):
         high = right if capacity.high is None else min(capacity.high, right)
         band: Look = {"facecolor": canvas.BAND, "linewidth": 0, "zorder": 0}
         ax.axvspan(low, high, **band, label=f"capacity: {capacity.words}")
-        look: Look = {"color": canvas.INK, "linewidth": 1.1, "zorder": canvas.BELOW_DATA - 0.1}
+        below = canvas.BELOW_DATA - 0.1
         if capacity.closed:
-            ax.axvline(capacity.closed.value, **look)
+            ax.axvline(capacity.closed.value, **canvas.line(canvas.INK, width=1.1), zorder=below)
         if capacity.certified is not None:
-            ax.axvline(capacity.certified, **look, linestyle="-.", label=capacity.certified_words)
+            look = canvas.line(canvas.INK, "-.", 1.1)
+            ax.axvline(capacity.certified, **look, zorder=below, label=capacity.certified_words)
 
 
 plot_latency = plot_of(Latency)
@@ -214,13 +212,9 @@ class ShareOver(Exhibit):
         """Over the allowed share, on a log axis; a share of nothing stands at the lower edge."""
         ax = figure.subplots()
         for (bound, rows), style in zip(self.valid.items(), canvas.STYLES, strict=False):
-            known = [
-                (row["rate_qps_per_node"], max(_ratio(row), LEAST))
-                for row in rows
-                if row["over_pct"] is not None
-            ]
-            if known:
-                ax.plot(*zip(*known, strict=True), **style.drawn, label=bound)
+            known = [row for row in rows if row["over_pct"] is not None]
+            points = [(row["rate_qps_per_node"], max(_ratio(row), LEAST)) for row in known]
+            canvas.series(ax, points, **style.drawn, label=bound)
         ax.set_ylim(LEAST / 1.3, 130)
         canvas.log_axis(ax, "y")
         canvas.label(ax, "rate offered (QPS per node)", "share over / allowed share")

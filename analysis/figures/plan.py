@@ -51,11 +51,9 @@ class Nodes(Exhibit):
             ("plain division by the estimate", "naive_nodes", canvas.STYLES[1]),
         )
         for name, key, style in series:
-            known = [(row["demand_qps"], row[key]) for row in self.rows if row[key] is not None]
-            if known:
-                ax.plot(*zip(*known, strict=True), **style.drawn, label=name)
+            canvas.series(ax, [(row["demand_qps"], row[key]) for row in self.rows], **style.drawn, label=name)
         ax.axvline(peak, color=canvas.PALE, linewidth=0.9, linestyle=":")
-        ax.plot([peak], [nodes], marker="*", markersize=14, color=canvas.INK, linestyle="")
+        ax.plot([peak], [nodes], **canvas.dots(canvas.INK, "*", 14))
         words = f"{counted(nodes, 'node')} at {peak:,.6g} QPS"
         canvas.note(ax, peak, nodes, words, xytext=(-8, 8), ha="right", va="bottom")
         ax.set_xlim(0, None)
@@ -68,8 +66,8 @@ class Nodes(Exhibit):
         needed, fixed = day.nodes, self.plan.nodes
         bars: Look = {"facecolor": canvas.SKY, "edgecolor": canvas.BLUE, "linewidth": 0.8}
         ax.bar([hour + 0.5 for hour in range(HOURS)], needed, width=1.0, label="needed in the hour", **bars)
-        line: Look = {"color": canvas.VERMILLION, "linestyle": "--", "linewidth": 1.3}
-        ax.axhline(fixed, **line, label=f"fixed fleet, {counted(fixed, 'node')}")
+        look = canvas.line(canvas.VERMILLION, "--")
+        ax.axhline(fixed, **look, label=f"fixed fleet, {counted(fixed, 'node')}")
         ax.set_xlim(0, HOURS)
         ax.set_ylim(0, 1.1 * max(fixed, *needed))
         ax.yaxis.set_major_formatter("{x:,.0f}")

@@ -136,18 +136,17 @@ def _draw_beliefs(ax: Axes, beliefs: Sequence[Row], last_min: float) -> None:
         )
         low, high = row["posterior_low_qps_per_node"], row["posterior_high_qps_per_node"]
         ax.fill_between([start, end], low, high, **band, hatch=hatch, label=name)
-        line: Look = {"color": canvas.PALE, "linewidth": 1, "linestyle": "--", "label": "median so far"}
-        ax.plot([start, end], [row["posterior_qps_per_node"]] * 2, **line)
+        median = [row["posterior_qps_per_node"]] * 2
+        ax.plot([start, end], median, **canvas.line(canvas.PALE, "--", 1), label="median so far")
 
 
 def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
     """The answer's interval; an open end runs to the edge."""
     low, high = ax.get_ylim()
     ends = low if answer.low is None else answer.low, high if answer.high is None else answer.high
-    bar: Look = {"color": canvas.INK, "linewidth": 1.8, "marker": "_", "markersize": 9}
+    bar: Look = {**canvas.line(canvas.INK, width=1.8), "marker": "_", "markersize": 9}
     ax.plot([at_min] * 2, ends, **bar, label=f"answer, 95 % interval: {answer.words}")
-    dot: Look = {"color": canvas.INK, "linestyle": ""}
     if answer.closed:
-        ax.plot([at_min], [answer.closed.value], marker="D", markersize=6, **dot)
+        ax.plot([at_min], [answer.closed.value], **canvas.dots(canvas.INK, "D"))
     if answer.certified is not None:
-        ax.plot([at_min], [answer.certified], marker="<", **dot, label=answer.certified_words)
+        ax.plot([at_min], [answer.certified], **canvas.dots(canvas.INK, "<"), label=answer.certified_words)

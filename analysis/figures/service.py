@@ -85,8 +85,8 @@ class ReplicaBalance(Exhibit):
         parts = [row["share_pct"] for row in self.replicas]
         look: Look = {"color": canvas.SKY, "edgecolor": canvas.BLUE, "label": "share of the requests"}
         ax.stairs(parts, np.arange(len(parts) + 1) - 0.5, fill=True, **look)
-        even: Look = {"color": canvas.INK, "linestyle": "--", "linewidth": 1.1}
-        ax.axhline(100 / len(parts), **even, label=f"even share, {100 / len(parts):.3g} %")
+        even = f"even share, {100 / len(parts):.3g} %"
+        ax.axhline(100 / len(parts), **canvas.line(canvas.INK, "--", 1.1), label=even)
         ax.set_ylim(0, 1.12 * max(parts))
         canvas.label(ax, "", "requests (%)")
 
@@ -98,14 +98,12 @@ class ReplicaBalance(Exhibit):
         top = max(ends) * 1.45
         ax.set_ylim(min(ends) / 1.3, max(ends) * 1.6)
         canvas.log_axis(ax, "y")
-        dot: Look = {"marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": canvas.BLUE}
         shown = canvas.thinned(at, np.minimum(p90s, top), most=MOST_DOTS)
-        ax.plot(*shown, linestyle="", **dot, label="one window")
+        ax.plot(*shown, **canvas.dots(canvas.BLUE, "o", 3.5), markerfacecolor="none", label="one window")
         medians = [row["ttft_p90_median_ms"] for row in self.replicas]
-        known = [(i, min(p90, top)) for i, p90 in enumerate(medians) if p90 is not None]
-        dash: Look = {"marker": "_", "markersize": 14 if len(medians) <= 40 else 4, "color": canvas.INK}
-        xs, ys = [i for i, _ in known], [p90 for _, p90 in known]
-        ax.plot(xs, ys, linestyle="", **dash, label="median of the windows")
+        dash = canvas.dots(canvas.INK, "_", 14 if len(medians) <= 40 else 4)
+        known = [(i, p90 and min(p90, top)) for i, p90 in enumerate(medians)]
+        canvas.series(ax, known, **dash, label="median of the windows")
         if self.bound_ms is not None:
             canvas.bound(ax, self.bound_ms, f"bound {ms(self.bound_ms)}")
         canvas.label(ax, "", "p90 TTFT (ms)")

@@ -111,7 +111,7 @@ class Timeline(Exhibit):
         return row | {f"{limit}_rolling_p90_largest_ms": p90_ms for limit, p90_ms in largest.items()}
 
     def _draw_load(self, ax: Axes) -> None:
-        ax.plot(self.at_s, self.in_flight, color=canvas.BLUE, linewidth=1.3, label="in flight")
+        ax.plot(self.at_s, self.in_flight, **canvas.line(canvas.BLUE), label="in flight")
         self._draw_reported(ax, "running", self.server.running, color=canvas.VERMILLION, linestyle="--")
         self._draw_reported(ax, "waiting", self.server.waiting, color=canvas.INK, linestyle=":")
         top = 1.08 * ax.get_ylim()[1]
@@ -142,7 +142,7 @@ class Timeline(Exhibit):
         high = max(ends) * 1.7
         ax.set_ylim(min(ends) / 1.2, high)
         canvas.log_axis(ax, "y")
-        ax.plot(self.at_s, np.where(np.isinf(values), np.nan, values), color=canvas.BLUE, linewidth=1.3)
+        ax.plot(self.at_s, np.where(np.isinf(values), np.nan, values), **canvas.line(canvas.BLUE))
         if np.isinf(values).any():
             infinite = np.where(np.isinf(values), high / 1.15, np.nan)
             ax.plot(self.at_s, infinite, color=canvas.INK, linewidth=3.5, solid_capstyle="butt")
