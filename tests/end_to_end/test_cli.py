@@ -1,17 +1,34 @@
-"""`python -m loadgen` as a user runs it: what is refused, what is interrupted, and the exit codes."""
+"""The commands as a user types them: help, examples, refusals, files of --out, the README's first screen."""
 
 import json
+import re
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from analysis import load_run
+import analysis.__main__
+import cluster.__main__
+import loadgen.__main__
+import serve_apps.__main__
+from analysis import __main__ as reading
+from analysis import acts, exchange, load_run
+from analysis.exchange import FORMATS
 from loadgen.__main__ import main
+from loadgen.cli import arguments as grammar
+from loadgen.cli import commands, output
 from tests.support.machine import tries
-from tests.support.machine.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S, START_S
+from tests.support.runs.golden import GOLDEN
 from tests.support.runs.run_folders import check_folder
+from tests.support.servers.mock_server import answer, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,3 +119,242 @@ def tells_of_both_sides(folder: Path) -> None:
     assert {row["replica"] for row in seconds} == {f"prefill-{prefill}", *server["replica_nodes"]}
     computed = [row["prompt_tokens"] or 0 for row in seconds if row["replica"] == f"prefill-{prefill}"]
     assert max(computed) > 0
+
+
+ROOMS = [loadgen.__main__, analysis.__main__, cluster.__main__, serve_apps.__main__]
+STAND_INS = {"workload.trace=FILE": "workload.trace=trace.csv"}
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-01-01 00:00:00,500,20
+2024-01-01 00:00:02,600,30
+2024-01-01 00:00:09,40,5
+"""
+OF_A_RUN = ("resume",)
+
+
+def examples(text: str | None) -> list[str]:
+    """The commands of a help text, without what they are for."""
+    joined = (text or "").replace("\\\n", " ")
+    return [re.split(r" {2,}", line.strip())[0] for line in joined.splitlines() if "python -m" in line]
+
+
+COMPUTED = ("predict", "progressive", "recommend")
+"""Verbs whose dry run asks the engine model."""
+DRY = [
+    pytest.param(line, marks=[pytest.mark.slow] if shlex.split(line)[3] in COMPUTED else [])
+    for line in examples(loadgen.__main__.__doc__)
+    if shlex.split(line)[3] not in OF_A_RUN and "--sensitivity" not in line
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_command_line_has_examples_of_its_own(room: object) -> None:
+    found = examples(getattr(room, "__doc__", ""))
+    name = str(getattr(room, "__package__", ""))
+    assert len(found) >= 4 and all(line.startswith(f"python -m {name} ") for line in found)
+
+
+@pytest.mark.parametrize("verb", loadgen.__main__.VERBS)
+def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    found = examples(capsys.readouterr().out.partition("examples:")[2])
+    assert ended.value.code == 0 and found
+    assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in found)
+
+
+def test_the_help_says_what_the_acts_do() -> None:
+    said = {verb: str(act.__doc__).splitlines()[0] for verb, act in commands.COMMANDS.items()}
+    assert said == grammar.VERBS
+
+
+@pytest.mark.parametrize("verb", grammar.VERBS)
+def test_the_help_of_a_verb_has_its_own_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    said = capsys.readouterr().out
+    own = said.partition("options:")[2]
+    assert not [
+        flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs and f"  {flag}" in own
+    ]
+
+
+def test_the_help_of_readings_says_what_their_acts_do() -> None:
+    assert {verb: act.__doc__ for verb, act in acts.ACTS.items()} == reading.VERBS
+    assert tuple(exchange.FORMATS) == reading.FORMATS
+
+
+@pytest.mark.parametrize("words", ["loadgen sweep", "analysis plan", "maxqps"])
+def test_help_brings_nothing_heavy(words: str) -> None:
+    room, *verb = words.split()
+    code = (
+        f"import sys, {room}.__main__\n"
+        f"try: {room}.__main__.main([*{verb}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.splitlines()[-1].split())
+    assert not loaded & {"numpy", "pyarrow", "numba", "ray", "rich", "analysis.results"}
+
+
+@pytest.mark.parametrize("line", DRY)
+def test_an_example_of_loadgen_can_be_done(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text(TRACE)
+    words = [STAND_INS.get(word, word) for word in shlex.split(line)[3:]]
+    dry = [word for word in words if word != "--dry-run"] + ["--dry-run"]
+    assert main(dry) == 0
+    told = capsys.readouterr()
+    assert told.out and not told.err
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.csv"]
+
+
+OF_VLLM = "python -m serve_apps model "
+"""The example that needs vLLM, for random weights."""
+RENDERED = [line for line in examples(serve_apps.__main__.__doc__) if not line.startswith(OF_VLLM)]
+
+
+@pytest.mark.parametrize("line", RENDERED)
+def test_an_example_of_serve_apps_can_be_done(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line)[3:]
+    monkeypatch.chdir(tmp_path)
+    assert serve_apps.__main__.main(words) == 0 and capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["sweep", "--live", "eighty"], "--live eighty: give a port"),
+        (["sweep", "--live", "70000"], "--live 70000: give a port"),
+        (["sweep", "--live", "192.0.2.1:9000"], "cannot listen there"),
+        (["predict", "--live", "0"], "predict computes its answer; leave it out"),
+        (["recommend", "demand.peak_qps=20", "--live", "0"], "recommend loads with --measure only"),
+        (["progressive", "--live", "0"], "this clock is virtual"),
+        (["quality", str(GOLDEN), str(GOLDEN), "--live", "0"], "these answers are on record"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False], ids=["dry", "real"])
+def test_a_page_that_could_not_be_is_refused_in_one_line(
+    words: list[str], why: str, dry: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--dry-run"] if dry else words) == 2
+    said = capsys.readouterr()
+    assert why in said.err and said.err.count("\n") == 1 and not said.out
+
+
+@pytest.mark.parametrize("words", [["sweep"], ["resume", str(GOLDEN)]], ids=["sweep", "resume"])
+def test_a_port_that_is_taken_is_refused_before_anything_starts(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main([*words, "--live", port, "--dry-run"]) == 2
+        assert main([words[0], "--live", port, *words[1:]]) == 2
+    assert capsys.readouterr().err.count("cannot listen there") == 2
+
+
+def test_a_dry_run_with_a_free_port_starts_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "--live", "0", "--dry-run"]) == 0
+    assert not capsys.readouterr().err
+    assert "live view" not in [thread.name for thread in threading.enumerate()]
+
+
+TABLE = pa.table(
+    {"layout": ["a, b", None], "qps_per_node": [5.25, float("nan")], "ttft_p90_ms": [float("inf"), 1.0]}
+)
+TREE = {"cells": [{"qps": float("nan")}, {"qps": 5.25}]}
+
+
+def test_an_answer_is_written_as_its_suffix_says(tmp_path: Path) -> None:
+    for suffix in output.SUFFIXES:
+        output.write(tmp_path / f"answer{suffix}", TABLE, TREE)
+    assert pq.read_table(tmp_path / "answer.parquet").schema == TABLE.schema
+    assert (tmp_path / "answer.csv").read_text().splitlines() == [
+        '"layout","qps_per_node","ttft_p90_ms"',
+        '"a, b",5.25,inf',
+        ",,1",
+    ]
+    assert json.loads((tmp_path / "answer.json").read_text()) == {"cells": [{"qps": None}, {"qps": 5.25}]}
+    with pytest.raises(ValueError, match="must end in one of .parquet, .csv, .json"):
+        output.write(tmp_path / "answer", TABLE, TREE)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "asks"),
+    [
+        (["plan", str(GOLDEN), "demand.peak_qps=9"], "plan.csv", ".json or .html or .htm"),
+        (["calibrate", str(GOLDEN)], "node7", ".yaml or .yml"),
+        (["report", str(GOLDEN)], "page.pdf", ".html"),
+        (["export", str(GOLDEN), "--format", "csv"], "rows.parquet", ".csv"),
+        (["export", str(GOLDEN), "--format", "jsonl"], "rows.csv", ".jsonl or .ndjson"),
+    ],
+)
+def test_a_name_that_promises_something_else_is_refused(
+    words: list[str], name: str, asks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reading.main([*words, "--out", str(tmp_path / name)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: --out ") and said.err.endswith(f"give it a name in {asks}\n")
+    assert said.err.count("\n") == 1 and not said.out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_format_has_a_name(tmp_path: Path) -> None:
+    for format, suffixes in FORMATS.items():
+        for suffix in suffixes:
+            out = tmp_path / f"{format}{suffix}"
+            assert reading.main(["export", str(GOLDEN), "--format", format, "--out", str(out)]) == 0
+            assert out.stat().st_size > 0
+
+
+FIRST_SCREEN = (ROOT / "README.md").read_text().partition("<!-- answer -->")[0]
+SHELLS = ("bash", "zsh")
+SHORT = (
+    "budget=30s search.highest_qps=3 search.window_s=5 search.first_transition_s=2 search.transition_s=1 "
+    "search.min_windows=2 fleet.warmup_requests=4 fleet.drain_s=3 search.settle_s=5"
+)
+"""Words that make a sweep short: the server is fast, so that the search soon ends at its highest rate."""
+
+
+def readme_command(url: str) -> str:
+    """The README's command for an endpoint, with its address and the program of this checkout."""
+    (line,) = re.findall(r"^\.venv/bin/maxqps sweep http://HOST:8000.*$", FIRST_SCREEN, re.M)
+    line = line.partition("#")[0].strip().replace("http://HOST:8000", url)
+    return line.replace(".venv/bin/maxqps", f"{sys.executable} -m maxqps")
+
+
+def typed(shell: str, line: str) -> "subprocess.CompletedProcess[str]":
+    if not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed here")
+    return subprocess.run(
+        [shell, "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=START_S + 300
+    )
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_takes_the_command_as_it_stands(shell: str, tmp_path: Path) -> None:
+    """No word of it is a pattern, and the served model is read from the endpoint."""
+    with serving(answer) as server:
+        done = typed(shell, f"{readme_command(server.url)} --dry-run -o {tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert f'target.urls: ["{server.url}"]' in done.stdout
+    assert 'model.served_name: "m"' in done.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_command_ends_with_a_verdict(shell: str, tmp_path: Path) -> None:
+    with serving(lambda body: answer(body, pause_s=0.001)) as server:
+        done = typed(shell, f"{readme_command(server.url)} {SHORT} -o {tmp_path} run=mine")
+    assert done.returncode in (0, 6), done.stdout + done.stderr
+    assert done.stdout.startswith("VALID  ") and "service: m on unknown hardware" in done.stdout
+    assert "load after the start" in done.stderr
+    assert (tmp_path / "mine" / "report.html").exists() and load_run(tmp_path / "mine").verdict

@@ -1,16 +1,24 @@
-"""Published measurements of the default model: conf/model meets them, loadgen.predict.draws covers them."""
+"""tests/benchmarks/evidence: published measurements are met, and rows of every format get an answer."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conf import load
+from conf.constants import constants
+from conf.transfers import ENGINE_LN_SD, MODEL_LN_SD, transfers
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks.evidence import default_fit
-from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests
-from tests.benchmarks.evidence.figures import Study, answers
-from tests.benchmarks.evidence.reading import read
+from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests, Statistics
+from tests.benchmarks.evidence.figures import Answer, Figure, Study, Summary, answers, verdict
+from tests.benchmarks.evidence.kernels import FAMILIES, Kernels, fitted, ln_us, mixture
+from tests.benchmarks.evidence.leave_out import relative
+from tests.benchmarks.evidence.loop_fit import FREE, ROWS, Measured
+from tests.benchmarks.evidence.loops import Loop
+from tests.benchmarks.evidence.mlperf import Submission
+from tests.benchmarks.evidence.reading import OTHERS, read
 
 STUDIES = read()[0]
 
@@ -66,3 +74,161 @@ def test_every_fitted_constant_has_its_correlations() -> None:
     posterior = load().model.posterior
     assert list(posterior.correlations) == list(default_fit.FREE)
     assert posterior.hardware == ["MI300X", "MI325X"]
+
+
+LOOPS = (
+    "source,gpu,n_gpus,engine,model,precision,layout,isl,osl,length_distribution,arrival,"
+    "metric,value,unit,notes\n"
+)
+
+
+def written(folder: Path, text: str, name: str = "rows.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def one(folder: Path, text: str) -> Study:
+    (study,), skipped = read([written(folder, text)])
+    assert not skipped
+    return study
+
+
+@pytest.mark.parametrize("name", ["1P1D MoRI-IO read", "pd_write", "1p1d_tp4_ep4"])
+def test_requests_and_shares_of_the_split_node_are_read(tmp_path: Path, name: str) -> None:
+    requests = one(tmp_path, f"config,request,ttft_s,itl_s\n{name},0,0.3,0.04\n")
+    assert isinstance(requests, Requests)
+    assert requests.experiment.layout.prefill is not None
+    assert requests.experiment.layout.transfer_mode == ("write" if "write" in name else "read")
+    ttft, gap = np.exp(requests.predict({}))
+    assert 0.1 < ttft < 2 and 0.01 < gap < 0.3
+    shares = one(tmp_path, f"configuration,rate_qps,slo_attainment_pct\n{name},2,90\n")
+    assert 0 <= shares.predict({})[0] <= 1
+
+
+def test_statistics_are_those_of_the_requests(tmp_path: Path) -> None:
+    rows = "".join(f"tp8_ep8,{number},1,1\n" for number in range(100))
+    requests = one(tmp_path, f"config,request,ttft_s,itl_s\n{rows}")
+    text = "configuration,rate_qps,metric,value,unit\n1xTP8,8,p90 TTFT,1300,ms\n1xTP8,8,mean_gap,0.2,s\n"
+    statistics = one(tmp_path, text)
+    assert isinstance(statistics, Statistics) and statistics.figures[0].value == 1.3
+    seen = np.exp(requests.predict({}))
+    expected = [np.quantile(seen[:100], 0.9), seen[100:].mean()]
+    assert np.exp(statistics.predict({})) == pytest.approx(expected)
+
+
+def test_one_batch_lasts_as_long_as_its_tokens_and_names_what_is_assumed(tmp_path: Path) -> None:
+    row = "notes,MI300X,8,vLLM 0.11.1rc,Llama-3.1-405B,FP8 w,TP8,128,{osl},,one batch of {n},e2e_batch,9,s,\n"
+    text = LOOPS + row.format(osl=100, n=1) + row.format(osl=200, n=1) + row.format(osl=200, n=64)
+    studies, _ = read([written(tmp_path, text)])
+    short, long, many = (math.exp(study.predict({})[0]) for study in studies)
+    assert 1.9 < long / short < 2.0 and 1.0 < many / long < 3.0
+    texts = [it.text for it in transfers(studies[0].experiment)]
+    assert texts == ["GPU MI300X (fitted: MI325X)", "engine vLLM 0.11.1 (fitted: vLLM 0.14)"]
+
+
+def test_a_closed_loop_by_gpu_counts_its_tokens_once(tmp_path: Path) -> None:
+    start = "InferenceX,mi325x,8,sglang,DeepSeek-R1-0528,,TP8 EP1,1024,64,uniform .8-1.0 x nominal,"
+    load = '"closed loop, concurrency 4",'
+    rows = [
+        f"{start}{load}{name}\n" for name in ("tput_per_gpu,9,tok/s/gpu,", "output_tput_per_gpu,9,tok/s/gpu,")
+    ]
+    study = one(tmp_path, LOOPS + "".join(rows))
+    assert isinstance(study, Loop) and study.load.count == 40
+    prompt, output, _ = study.load.lengths()
+    assert prompt.min() >= round(0.8 * 1024) and prompt.max() <= 1024
+    total, of_output = np.exp(study.predict({}))
+    assert total / of_output == pytest.approx((prompt.sum() + output.sum()) / output.sum())
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (
+            "x,A100,8,vLLM,Qwen3-235B,fp8,TP8,9,9,,one batch of 2,e2e_batch,9,s,",
+            "GPU a100 is not in conf/hardware",
+        ),
+        ("x,H100,8,vLLM,Falcon,fp8,TP8,9,9,,one batch of 2,e2e_batch,9,s,", "model Falcon has no card"),
+        ("x,H100,8,vLLM,Qwen3-235B,fp8,TP8,9,9,,one batch of 2,power,9,s,", "no latency or rate of one load"),
+        ("x,H100,8,vLLM,Qwen3-235B,fp8,TP8,chat,,,one batch of 2,e2e_batch,9,s,", "no two numbers of tokens"),
+        ("x,H100,8,vLLM,Qwen3-235B,fp8,TP8,9,9,,whenever,e2e_batch,9,s,", "no number of requests"),
+    ],
+)
+def test_a_row_without_an_answer_has_one_line_why(tmp_path: Path, row: str, why: str) -> None:
+    studies, skipped = read([written(tmp_path, LOOPS + row + "\n")])
+    assert not studies and len(skipped) == 1 and why in skipped[0]
+
+
+def test_a_file_that_is_no_measurement_is_named(tmp_path: Path) -> None:
+    studies, skipped = read([written(tmp_path, "recipe,kind\nx,y\n", "recipes.csv")])
+    assert not studies and skipped == [
+        "recipes.csv: no latency or rate by load; its columns are recipe, kind"
+    ]
+
+
+def test_mlperf_needs_its_lengths_and_counts_a_run_once(tmp_path: Path) -> None:
+    rows, lengths, *_ = OTHERS
+    studies, skipped = read([rows])
+    assert not studies and all("length pairs" in line or "several GPUs" in line for line in skipped)
+    studies, _ = read([rows, lengths])
+    (server,) = (
+        it for it in studies if isinstance(it, Submission) and (it.gpu, it.scenario) == ("MI325X", "Server")
+    )
+    seen = np.exp(server.predict({}))
+    published = [rate for _, rate, *_ in server.rows]
+    assert seen == pytest.approx(published, rel=0.12)
+    slower = np.exp(server.predict({"model.step_time.deployment_scale": 1.1}))
+    assert (slower < seen).all()
+
+
+def test_the_card_of_deepseek_r1_meets_the_loops_that_it_was_fitted_to() -> None:
+    measured = Measured([it for it in read([ROWS])[0] if isinstance(it, Loop)])
+    values = load(["model=deepseek_r1_fp8", "layout=dp1_tp8"])
+    at = np.log([constants(values)[path].value for path in FREE])
+    off = measured.predict(at) - measured.means
+    assert len(off) == 48 and np.sqrt(np.mean(off**2)) < 0.08
+    slower = measured.predict(at + np.array([0.3, *np.zeros(len(FREE) - 1)])) - measured.predict(at)
+    tpot = ["tpot" in label for label in measured.labels]
+    assert (slower[tpot] > 0.03).all()
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_touch() -> None:
+    one_token, many = (mixture(tokens, 4096, 384, 128, 8) for tokens in (1, 4096))
+    assert one_token.bytes == pytest.approx(8 * 3 * 4096 * 384 * 2)
+    assert many.bytes == pytest.approx(128 * 3 * 4096 * 384 * 2)
+
+
+def test_the_constants_of_kernels_are_found_again(tmp_path: Path) -> None:
+    known = FAMILIES["FP8, scale per channel"]
+    shapes = [(tokens, columns) for tokens in (1, 16, 128, 512, 2048, 8192) for columns in (4096, 57344)]
+    header = "source,tokens,out_features,in_features,us\n"
+    blank = header + "".join(f"x,{tokens},{columns},8192,1\n" for tokens, columns in shapes)
+    studies, _ = read([written(tmp_path, blank)])
+    times = iter(math.exp(value) for study in studies for value in study.predict({}))
+    rows = [f"x,{shape.tokens},{shape.columns},8192,{next(times)}\n" for it in studies for shape in it.shapes]
+    studies, _ = read([written(tmp_path, header + "".join(rows))])
+    assert all(isinstance(study, Kernels) for study in studies)
+    found, rms, _ = fitted(studies, "FP8, scale per channel")
+    assert rms < 1e-3 and found.peak == pytest.approx(known.peak, rel=0.01)
+    (shape, *_), peaks = studies[0].shapes, studies[0].peaks
+    assert ln_us(found, shape, *peaks) == pytest.approx(ln_us(known, shape, *peaks), abs=1e-3)
+
+
+def test_the_summary_has_sign_size_and_interval() -> None:
+    rows = [
+        Answer(Figure("", 1.0, "s", 0.0), math.log(ratio), math.log(ratio) - 0.05, math.log(ratio) + 0.05)
+        for ratio in (1.04, 1.1)
+    ]
+    found = Summary.of(rows)
+    assert found.inside == 1 and found.bias == pytest.approx(math.log(1.04 * 1.1) / 2)
+    assert verdict(rows)[-2:] == ["bias +6.7 %, half interval 5.0 %", "inside 1 of 2; median error 7.0 %"]
+
+
+def test_a_card_with_one_source_is_left_out_for_its_relatives_constants() -> None:
+    (study, *_) = (it for it in read(OTHERS)[0] if isinstance(it, Submission))
+    own, *drawn = relative(study.experiment, 40)
+    assert own["model.step_time.layer_us"] != study.experiment.model.step_time.layer_us.value
+    ln = np.log([values["model.step_time.deployment_scale"] for values in drawn])
+    assert ln.std() > math.hypot(MODEL_LN_SD, ENGINE_LN_SD) * 0.9
+    (found, *_) = answers(study, 0, [own])
+    assert found.low < found.predicted < found.high
