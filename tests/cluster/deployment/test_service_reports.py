@@ -7,7 +7,8 @@ from http import HTTPStatus
 import pytest
 
 from cluster.deployment import service_reports
-from cluster.deployment.service_reports import PrefillReport, reports, warm_prefill
+from cluster.deployment.serve_state import DeployError
+from cluster.deployment.service_reports import PrefillReport, reports, verdict, warm_prefill
 from cluster.deployment.warmup import WarmupError
 from conf.io.http_get import HttpAnswer
 
@@ -52,3 +53,22 @@ def test_one_that_never_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     Pages(monkeypatch, {"a": A, "b": B})
     with pytest.raises(WarmupError, match="1 of 2 prefill replicas never computed a prompt"):
         warm_prefill("http://x", {"a", "b"}, lambda: None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen", "said"),
+    [
+        ("consistent_hash", {"1": "aaa", "2": "bbb"}, "1.00 replicas per session, 2 in use"),
+        ("bounded_hash", {"1": "aab", "2": "bbb"}, "should keep sessions"),
+        ("consistent_hash", {"1": "aaa", "2": "aaa"}, "should spread sessions"),
+        ("pow2", {"1": "aaa", "2": "bbb"}, "should spread a session's requests"),
+        ("round_robin", {"1": "aba", "2": "bab"}, "2.00 replicas per session"),
+    ],
+)
+def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -> None:
+    words = {session: list(replicas) for session, replicas in seen.items()}
+    if "should" in said:
+        with pytest.raises(DeployError, match=f"{said}.*serve shutdown"):
+            verdict(policy, words)
+    else:
+        assert said in verdict(policy, words)

@@ -20,7 +20,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.request_router import ReplicaID
 
 from cluster.deployment.serve_state import DeployError
-from cluster.deployment.service_reports import check_router, verdict
+from cluster.deployment.service_reports import check_router
 from cluster.ray_session.serve_settings import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load
@@ -204,25 +204,6 @@ def test_serves_own_server_takes_it_for_an_application_of_today() -> None:
 
 
 # --- what sessions meet ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "seen", "said"),
-    [
-        ("consistent_hash", {"1": "aaa", "2": "bbb"}, "1.00 replicas per session, 2 in use"),
-        ("bounded_hash", {"1": "aab", "2": "bbb"}, "should keep sessions"),
-        ("consistent_hash", {"1": "aaa", "2": "aaa"}, "should spread sessions"),
-        ("pow2", {"1": "aaa", "2": "bbb"}, "should spread a session's requests"),
-        ("round_robin", {"1": "aba", "2": "bab"}, "2.00 replicas per session"),
-    ],
-)
-def test_what_the_self_test_says(policy: str, seen: dict[str, str], said: str) -> None:
-    words = {session: list(replicas) for session, replicas in seen.items()}
-    if "should" in said:
-        with pytest.raises(DeployError, match=f"{said}.*serve shutdown"):
-            verdict(policy, words)
-    else:
-        assert said in verdict(policy, words)
 
 
 def running(session: Session, routing: Routing, name: str, *, asked: Routing | None = None) -> str | None:

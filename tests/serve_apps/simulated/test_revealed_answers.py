@@ -101,12 +101,6 @@ def test_every_replica_answers_the_same_to_the_same_name() -> None:
     assert ours == pytest.approx(theirs, abs=0.1)
 
 
-def test_words_are_a_prompt_too() -> None:
-    said = whole(prompt="two  words")
-    assert said["prompt_token_ids"] == whole(prompt="two words")["prompt_token_ids"]
-    assert all(0 <= token < SERVED.vocab for token in said["prompt_token_ids"] + said["token_ids"])
-
-
 def test_the_load_reads_such_a_stream_as_any_other() -> None:
     wire = answer(stream=True, stream_options={"include_usage": True})
     exchange = Exchange(0, 12)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from conf.specs.experiment import PrefillEngines, SimulatedEngine
 from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import split_engines
+from serve_apps.simulated.app import SimulatedPrefill
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
@@ -261,3 +263,31 @@ def test_at_another_speed_of_the_clock_the_engines_time_is_the_same() -> None:
 
     for mode in ("read", "write"):
         assert run(story(0.5, mode)) == pytest.approx(run(story(1.0, mode)), abs=3 * ROUND)
+
+
+async def health(serving: "asyncio.Task[None]") -> None:
+    replica = SimulatedPrefill.__new__(SimulatedPrefill)
+    replica._engine = SimpleNamespace(failure="")  # type: ignore[assignment]
+    replica._serving, replica._url = serving, "http://127.0.0.1:1"
+    await asyncio.wait([serving], timeout=0.01)
+    await replica.check_health()
+
+
+def test_a_server_of_metrics_that_has_ended_is_a_fault() -> None:
+    async def served(seconds: float, error: Exception | None = None) -> None:
+        await asyncio.sleep(seconds)
+        if error:
+            raise error
+
+    async def judged(seconds: float, error: Exception | None = None) -> None:
+        serving = asyncio.create_task(served(seconds, error))
+        try:
+            await health(serving)
+        finally:
+            serving.cancel()
+
+    asyncio.run(judged(60.0))
+    with pytest.raises(RuntimeError, match="metrics at http://127.0.0.1:1 has ended: port gone"):
+        asyncio.run(judged(0.0, OSError("port gone")))
+    with pytest.raises(RuntimeError, match="has ended: no error"):
+        asyncio.run(judged(0.0))

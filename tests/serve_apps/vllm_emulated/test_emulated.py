@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from conf import load
-from conf.constants import fingerprint
 from conf.specs.experiment import EmulatedEngine, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks, kv_bytes_per_token
 from serve_apps.engine_model.cost.links import TransferSeconds
@@ -129,22 +128,6 @@ def test_latent_attention_is_refused_in_one_line() -> None:
         gpu(kv_lora_rank=512)
 
 
-def test_the_label_changes_with_a_constant_and_with_nothing_else() -> None:
-    base = load(["engine=vllm_emulated"])
-    slower = load(["engine=vllm_emulated", "model.step_time.layer_us.value=101"])
-    other = load(["engine=vllm_emulated", "seed=7", "engine.args.max_num_seqs=3"])
-    prints = [fingerprint(it.model, it.hardware) for it in (base, slower, other)]
-    assert prints[0] == prints[2] != prints[1]
-
-
-def test_a_calibration_is_read_for_an_emulated_engine_too(tmp_path: Path) -> None:
-    entry = {"model.step_time.layer_us": {"value": 90, "source": "test"}}
-    file = tmp_path / "mine.yaml"
-    file.write_text(json.dumps({"constants": entry}))
-    asked = load(["engine=vllm_emulated", f"engine.constants={file}"])
-    assert asked.model.step_time.layer_us.value == 90
-
-
 def test_a_prompt_in_chunks_samples_with_its_last_one() -> None:
     steps = Steps()
     (first,) = steps.parts(scheduled(new=[("a", 100, 0, None)], tokens={"a": 60}))
@@ -163,11 +146,6 @@ def test_a_decoder_counts_outputs_that_are_still_computed() -> None:
     (decoder,) = steps.parts(scheduled(cached=[("a", 100, 1)], tokens={"a": 1}))
     assert decoder.decodes and decoder.samples
     assert batch([decoder]) == Batch(decode_tokens=1, context_tokens=100, sequences=1)
-
-
-def test_a_prompt_of_one_token_is_prefill() -> None:
-    (part,) = Steps().parts(scheduled(new=[("a", 1, 0, None)], tokens={"a": 1}))
-    assert part.samples and not part.decodes
 
 
 def test_the_last_token_of_a_prompt_that_was_received_is_as_one_decoded() -> None:

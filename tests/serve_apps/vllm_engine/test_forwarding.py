@@ -189,8 +189,3 @@ def test_what_stands_elsewhere_is_asked_each_time() -> None:
         asyncio.run(app({"type": "http", "path": DESCRIPTION_PATH}, None, send))  # type: ignore[arg-type]
         told = json.loads(sent[1]["body"])
         assert told == {"replica_id": "r1", "pid": 7, "prefill": expected}
-
-
-def test_what_is_no_request_passes_unchanged() -> None:
-    start, _ = ask("/", kind="websocket")
-    assert start["headers"] == [(b"a", b"b")]

@@ -143,11 +143,6 @@ def test_modern_settings_keep_what_still_means_the_same() -> None:
     assert vision.args["attention_backend"] == "ROCM_AITER_FA" and vision.args["kv_offloading_size"] == 64
 
 
-@pytest.mark.parametrize("version, allowed", [("0.13.0", None), ("0.14.0", True), ("0.32.0", True)])
-def test_metas_checkpoint_is_allowed_where_that_must_be_said(version: str, allowed: bool | None) -> None:
-    assert resolve(LLAMA, version).args.get("allow_deprecated_quantization") is allowed
-
-
 @pytest.mark.parametrize(
     "size, version, taken",
     [(64, "0.32.0", True), (48, "0.29.0", True)]
@@ -160,23 +155,6 @@ def test_the_sizes_of_blocks_that_are_taken(size: int | str, version: str, taken
     else:
         with pytest.raises(ValueError, match="block_size"):
             resolve(words, version)
-
-
-@pytest.mark.parametrize(
-    "profile, sequences, tokens",
-    [
-        ("low_latency", 256, 8192),
-        ("balanced", 512, 16384),
-        ("high_throughput", 1024, 32768),
-        ("maximum", 2048, 65536),
-    ],
-)
-def test_profiles_of_table_6(profile: str, sequences: int, tokens: int) -> None:
-    for recipe in ("modern", "published"):
-        words = [*LLAMA, f"engine.profile={profile}", f"engine.recipe={recipe}"]
-        args = resolve(words, "0.14.1").args
-        assert (args["max_num_seqs"], args["max_num_batched_tokens"]) == (sequences, tokens)
-        assert "num_scheduler_steps" not in args
 
 
 @pytest.mark.parametrize(
@@ -215,12 +193,6 @@ def test_ignored_variables_are_noted_where_they_are(words: list[str], version: s
     assert not any(said in note for note in resolve([QWEN, TP4, attention], version).notes)
 
 
-def test_compilation_keys_that_did_nothing_are_noted() -> None:
-    recipe = resolve([QWEN, TP8, *HAND], "0.11.0")
-    assert any("max_capture_size has no effect" in note for note in recipe.notes)
-    assert not any("full_cuda_graph" in note for note in recipe.notes)
-
-
 def test_words_go_over_the_recipe_and_null_removes() -> None:
     words = [
         "engine.args.max-num-seqs=64",
@@ -241,10 +213,6 @@ def test_versions_before_the_argument_choose_aiters_attention_by_themselves() ->
         recipe = resolve([QWEN, TP4], version)
         assert "attention_backend" not in recipe.args and recipe.env["VLLM_ROCM_USE_AITER"] == "1"
     assert resolve([QWEN, TP4], "0.13.0").args["attention_backend"] == "ROCM_AITER_FA"
-
-
-def test_turning_aiter_off_takes_its_attention_with_it() -> None:
-    assert "attention_backend" not in resolve([QWEN, TP4, env("VLLM_ROCM_USE_AITER", 0)]).args
 
 
 @pytest.mark.parametrize(
@@ -376,10 +344,6 @@ def test_the_users_words_go_over_both_sides_and_the_layouts_limits_over_the_reci
     assert resolve([TP4]).prefill is None and "kv_transfer_config" not in resolve([TP4]).args
 
 
-def test_a_layouts_limits_hold_where_every_engine_does_both() -> None:
-    assert resolve([TP4, "layout.max_num_seqs=64"]).args["max_num_seqs"] == 64
-
-
 @pytest.mark.parametrize(("version", "role"), [("0.20.0", "kv_both"), ("0.32.0", "kv_producer")])
 def test_nixl_is_told_its_role_by_the_versions_that_want_it(version: str, role: str) -> None:
     prefill = resolve([SPLIT, NIXL], version).prefill
@@ -393,3 +357,20 @@ def test_old_versions_of_moriio_read_by_a_variable() -> None:
     assert (
         "VLLM_MORIIO_CONNECTOR_READ_MODE" not in resolve([SPLIT, "layout.transfer_mode=write"], "0.20.0").env
     )
+
+
+NEWER = (vllm_flags.NEWEST_READ[0], vllm_flags.NEWEST_READ[1] + 1, 0)
+
+
+def test_a_misspelt_name_is_refused_with_the_nearest() -> None:
+    assert "did you mean 'block_size'" in vllm_flags.misspelt(["max_model_len", "blok_size"], NEWER)
+    assert vllm_flags.misspelt(["max_model_len", "swap_space", "kv_transfer_config"], NEWER) == ""
+
+
+def test_a_name_like_no_other_may_be_a_newer_versions() -> None:
+    assert "is no argument of vLLM 0.32.0" in vllm_flags.misspelt(["quux"], vllm_flags.NEWEST_READ)
+    assert vllm_flags.misspelt(["quux"], NEWER) == ""
+
+
+def test_the_names_are_pythons() -> None:
+    assert all(name.isidentifier() and name == name.lower() for name in vllm_flags.flags().argument_names)

@@ -17,7 +17,6 @@ from serve_apps.vllm_engine.config_file import OUR_BUILDER, RAY_BUILDER
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
 from tests.support.words.recipe_words import (
-    CPU,
     MODERN_ENV,
     NIXL,
     PROCESS,
@@ -70,20 +69,6 @@ def test_one_process_takes_all_gpus_of_a_replica_and_its_share_of_a_node() -> No
     }
 
 
-def test_rays_configuration_of_a_cpu() -> None:
-    found = config([*CPU, "layout=dp1_tp1"])
-    assert found["accelerator_config"] == {"kind": "cpu"}
-    assert found["placement_group_config"]["bundles"] == [{"GPU": 1.0, "CPU": 0.1}]  # pretended GPUs
-
-
-def test_command_names_the_model_of_a_folder() -> None:
-    asked, recipe = experiment([QWEN, TP4]), resolve([QWEN, TP4])
-    name = asked.model.served_name
-    assert recipes.command(recipe, asked.model)[0] == name
-    assert recipes.command(recipe, asked.model, "/m")[:3] == ["/m", "--served-model-name", name]
-    assert recipes.module_command(recipe, asked.model, "/m")[:2] == ["--model", "/m"]
-
-
 def test_flags_of_all_kinds_of_values() -> None:
     recipe = Recipe({"a_b": True, "c": False, "d": {"e": 1}, "f": [1, 2], "g": 0.9}, {})
     assert recipes.flags(recipe) == ["--a-b", "--no-c", "--d", '{"e": 1}', "--f", "1", "2", "--g", "0.9"]
@@ -129,13 +114,6 @@ def test_render_prints_a_shell_command_and_yaml(capsys: pytest.CaptureFixture[st
         "--port",
         "8000",
     ]
-
-
-def test_render_of_an_emulated_gpu_switches_it_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["render", "--json", "engine=vllm_emulated", TP8]) == 0  # a flag may stand before words
-    (replica,) = json.loads(capsys.readouterr().out)["replicas_of_a_node"]
-    assert replica["env"]["MAXQPS_EMULATED_GPU"] == "1" and "HIP_VISIBLE_DEVICES" not in replica["env"]
-    assert "--additional-config" in replica["command"] and "--tensor-parallel-size" in replica["command"]
 
 
 def test_render_calibrate_prints_the_bench_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None:

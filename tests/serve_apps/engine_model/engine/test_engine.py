@@ -242,20 +242,6 @@ def test_requests_that_can_never_be_served_are_refused(asked: GenerateRequest, m
     assert served.waiting == 1
 
 
-def test_the_longest_request_that_fits_is_served() -> None:
-    served = engine(**TIGHT)
-    served.add(GenerateRequest(1, 90, 6), 0.0)
-    assert drain(served)[-1].events[-1] == (1, 5, True)
-
-
-def test_an_id_may_come_back_after_its_request() -> None:
-    served = engine()
-    for _ in range(2):
-        served.add(GenerateRequest(1, 8, 2), 0.0)
-        assert len(drain(served)) == 2
-    served.abort(1)
-
-
 def durations(seed: int, cv: float, tokens: int = 50) -> list[float]:
     served = engine(seed, step_noise_cv=cv)
     served.add(GenerateRequest(1, 16, tokens), 0.0)

@@ -133,16 +133,6 @@ def test_counts_that_were_published_hold_until_the_next_time() -> None:
     assert ranks.choose() == 1
 
 
-def test_counts_are_published_every_tenth_of_a_second() -> None:
-    served = group()
-    for i in range(8):
-        served.add(GenerateRequest(i, 100, 50), 0.0)
-    for at_s, told in ((0.05, 0), (0.3, 1)):
-        served.begin_step(at_s)
-        assert served.arrays.engines["told_running"].tolist() == [told] * 8
-        served.end_step()
-
-
 def test_a_model_without_experts_has_no_ranks_that_step_together() -> None:
     dense = specs("llama31_405b_fp8", layout="dp1_tp8").model
     with pytest.raises(ValueError, match="replicas_per_node"):

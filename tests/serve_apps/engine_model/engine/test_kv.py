@@ -91,12 +91,6 @@ def test_blank_blocks_go_first_then_the_longest_unused_and_of_those_the_last() -
     assert found == [(2, 2), (1, 2), (0, 1)], "first one never used and one not full"
 
 
-def test_without_caching_nothing_is_found() -> None:
-    pool = Pool(4, caching=False)
-    pool.give_back(pool.hold([(1, 2)], 2), 2)
-    assert (pool.found([(1, 2)]), pool.free) == ((0, 0), 4)
-
-
 def test_an_own_text_is_nobody_elses() -> None:
     pool = Pool(8)
     both = [pool.hold([(1, 2)], 4) for _ in range(2)]

@@ -82,15 +82,6 @@ def test_a_long_prompt_is_cut_by_the_budget_and_the_next_one_fills_the_step() ->
     ]
 
 
-def test_decoders_come_before_prompts() -> None:
-    rules = Rules(budget=10)
-    rules.add(1, 2, 9)
-    assert rules.step() == (2, 0, [1])
-    rules.add(2, 18, 9)
-    assert rules.step() == (9, 1, [1])
-    assert rules.step() == (9, 1, [1, 2])
-
-
 def test_a_prompt_waits_for_room_for_all_of_it_and_nobody_overtakes() -> None:
     rules = Rules(blocks=10, budget=12)
     rules.add(1, 20, 3)
@@ -118,15 +109,6 @@ def test_the_last_running_is_preempted_recomputed_and_emits_nothing_twice() -> N
     assert rules.step() == (13, 0, [2, 3]), "prompt and emitted token at once, beside the third's prompt"
     assert [rules.step() for _ in range(2)] == [(0, 1, [2])] * 2
     assert second.finished and rules.free == 5
-
-
-def test_a_request_may_preempt_itself() -> None:
-    rules = Rules(blocks=4)
-    rules.add(1, 4, 9)
-    rules.add(2, 8, 8)
-    assert rules.step() == (12, 0, [1, 2])
-    assert rules.step() == (0, 1, [1])
-    assert rules.engine.total("preemptions") == 1
 
 
 def test_abort_in_the_middle_of_a_step_emits_nothing_more() -> None:

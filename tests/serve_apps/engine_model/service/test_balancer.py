@@ -11,6 +11,7 @@ from loadgen.fleet.http_client import chosen
 from serve_apps.engine_model.engine.state import BALANCER, Arrays
 from serve_apps.engine_model.service import balancer as compiled
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss, choice, pairs
+from serve_apps.routing import policies
 
 GIVEN = ("roundrobin", "round_robin", "random", "consistent_hash", "client_side")
 
@@ -108,3 +109,13 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="needs requests that have one"):
         choice(balance("consistent_hash"), 3, 1, np.arange(4.0))
     assert {"leastconn", "pow2", "bounded_hash"} < set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "replicas", "factor", "full"),
+    [(10, 4, 1.25, 4), (7, 4, 1.0, 2), (8, 4, 1.0, 3), (0, 8, 1.25, 2)],
+)
+def test_a_replica_is_full_at_the_factor_times_the_mean_rounded_up(
+    in_flight: int, replicas: int, factor: float, full: int
+) -> None:
+    assert policies.bound(in_flight, replicas, factor) == full

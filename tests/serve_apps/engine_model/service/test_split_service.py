@@ -131,21 +131,6 @@ def test_a_shared_prefix_is_found_on_the_prefill_engine_and_need_not_be_read_aga
     assert not service(layout(connector="moriio")).service.arrays.engines["caching"].any()
 
 
-def test_a_service_is_watched_as_any_other() -> None:
-    served = service(layout())
-    served.submit(7, 1.0, 5600, 30)
-    served.advance(0.5)
-    with pytest.raises(ValueError, match="before the virtual now"):
-        served.submit(8, 0.2, 10, 10)
-    served.advance(1.01)
-    assert served.observe() == [RequestProgress(7, 0, None, None, 0, False, 0)]
-    served.advance(1.6)
-    (seen,) = served.observe()
-    assert 0 < seen.tokens < 30 and not seen.finished
-    with pytest.raises(ValueError, match="the engine holds"):
-        served.submit(9, 5.0, 10**6, 1)
-
-
 def test_engines_that_wait_for_each_other_for_ever_are_an_error() -> None:
     served = service(layout(transfer_mode="write"))
     served.service.arrays.service["token_s"] = np.inf  # no transfer ends
