@@ -31,8 +31,7 @@ CONFINED = {
         "serve_apps/routing/prefix_router.py",
         "serve_apps/vllm_engine/app.py",
         "serve_apps/vllm_engine/replica.py",
-        "loadgen/fleet/fleet.py",
-        "loadgen/fleet/load_actor.py",
+        "loadgen/fleet/ray_actors.py",
     },
     "vllm": {
         "serve_apps/vllm_engine/replica.py",

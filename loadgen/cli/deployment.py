@@ -17,6 +17,7 @@ from conf import Experiment
 from conf.io.http_get import DEFAULT_ACCESS
 from conf.specs.experiment import SimulatedEngine, VllmEngine
 from loadgen.cli.service import Hosts, warming_requests, watched
+from loadgen.fleet.ray_actors import RayActors
 from loadgen.run.endpoint import TargetError, models_of
 from loadgen.run.jobs import Service
 from loadgen.run.progress import Emit
@@ -85,6 +86,7 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
 
 @contextmanager
 def deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
+    """The experiment's engine in a Ray session, up and warm; both end with the block. Raises TargetError."""
     plan = service_plan(experiment)
     load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     split = f" and {experiment.prefill_replicas} for prompts" if experiment.prefill_replicas else ""
@@ -93,7 +95,10 @@ def deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     for note in plan.engine.get("notes", []):
         emit("recipe", text=note)
     cluster, real_gpus = experiment.cluster, experiment.engine.kind == "vllm"
-    with open_session(cluster, experiment.routing, load_cpus, plan.environment, real_gpus) as session:
+    with (
+        _target_errors(),
+        open_session(cluster, experiment.routing, load_cpus, plan.environment, real_gpus) as session,
+    ):
         preflight = _preflight(experiment, plan, session, emit)
         deployment = deploy(plan, session.url, lambda line: emit("deploy", text=line))
         try:
@@ -101,6 +106,15 @@ def deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
                 yield _served(experiment, emit, session, deployment, preflight, meter, hosts)
         finally:
             deployment.teardown()
+
+
+@contextmanager
+def _target_errors() -> Iterator[None]:
+    """Turn an error of the deployment into the run's, with the last words of the service."""
+    try:
+        yield
+    except DeployError as error:
+        raise TargetError(str(error), error.last_words) from error
 
 
 def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None]:
@@ -142,11 +156,9 @@ def _served(
         emit("routing", text=said)
 
     def again(limit_s: float) -> Service:
-        try:
+        with _target_errors():
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
             return _served(experiment, emit, session, back, preflight, meter, hosts)
-        except DeployError as error:
-            raise TargetError(str(error), error.last_words) from error
 
     nodes = _named_nodes(deployment.described)
     hosts.follow({urlsplit(front).hostname or "", *nodes.values()})
@@ -171,7 +183,7 @@ def _served(
         },
         metrics_urls=(deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls})
         | deployment.prefill_urls,
-        actor_options={"label_selector": selector} if selector else {},
+        actors=RayActors(experiment.fleet.cpus_per_actor, {"label_selector": selector} if selector else {}),
         recover=again,
         front_streams=session.front_streams if targets == [front] else None,
         power=meter,

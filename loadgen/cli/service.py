@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cluster.deployment.serve_state import DeployError
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.ray_session.host_watch import HostWatch
 from cluster.ray_session.placement import PlacementError, SessionError
-from cluster.ray_session.session import open_session, watched_hosts
 from conf import Experiment
 from conf.host_outage import HostOutage
 from conf.io.http_get import Access
+from loadgen.fleet.actors import Actors
+from loadgen.fleet.local_actors import LocalActors
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of
 from loadgen.run.jobs import Service
@@ -37,8 +37,6 @@ def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     try:
         with _up(experiment)(experiment, emit) as served:
             yield served
-    except DeployError as error:
-        raise TargetError(str(error), error.last_words) from error
     except (PlacementError, SessionError) as error:
         raise TargetError(str(error)) from error
 
@@ -46,7 +44,7 @@ def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
 def _up(experiment: Experiment) -> Callable[[Experiment, Emit], AbstractContextManager[Service]]:
     if experiment.engine.kind == "external":
         return _external
-    # Serve and the engines take as long to import as all else; an endpoint needs neither.
+    # Ray, Serve and the engines take longer to import than all else; an endpoint needs none of them.
     from loadgen.cli.deployment import deployed
 
     return deployed
@@ -67,6 +65,8 @@ class Hosts:
     def follow(self, serving: Collection[str]) -> None:
         """Watch the alive hosts from now on; those at these addresses serve."""
         if self.is_joined:
+            from cluster.ray_session.session import watched_hosts
+
             with suppress(SessionError):  # then the hosts are watched that were watched before
                 self.watch.follow(watched_hosts(serving))
             self.watch.settle()
@@ -83,27 +83,34 @@ def watched(experiment: Experiment) -> Iterator[Hosts]:
 def _external(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     urls, access = experiment.target.bases, access_to(experiment.target)
     reported = _listed(experiment, urls, access, READY_TIMEOUT_S)
-    # cluster.nodes stands for the nodes behind the endpoints; the load actors need one of ours.
-    here = (
-        experiment.cluster
-        if experiment.cluster.session == "address"
-        else replace(experiment.cluster, nodes=1)
-    )
-    load_cpus = experiment.fleet.actors * experiment.fleet.cpus_per_actor
     checked = "answer" if reported else "are not asked for their models"
-    emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting Ray for the load actors")
-    with open_session(here, None, load_cpus), watched(experiment) as hosts:
+    emit("connecting", text=f"{len(urls)} endpoint(s) {checked}; starting the load actors")
+    with _load_hosts(experiment) as actors, watched(experiment) as hosts:
         hosts.follow(())
         metrics_urls = {url: f"{url}/metrics" for url in urls}
         served = Service(
             urls,
             reported=reported,
             metrics_urls=metrics_urls,
+            actors=actors,
             access=access,
             power_unknown=NOT_OURS,
             hosts=hosts,
         )
         yield replace(served, recover=partial(_answering, experiment, served))
+
+
+@contextmanager
+def _load_hosts(experiment: Experiment) -> Iterator[Actors]:
+    """Where load actors run: on the nodes of a cluster that is joined, else on this machine, without Ray."""
+    if experiment.cluster.session != "address":
+        yield LocalActors()
+        return
+    from cluster.ray_session.session import open_session
+    from loadgen.fleet.ray_actors import RayActors
+
+    with open_session(experiment.cluster, None):
+        yield RayActors(experiment.fleet.cpus_per_actor)
 
 
 def _listed(

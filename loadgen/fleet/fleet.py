@@ -1,12 +1,12 @@
-"""The load fleet: Ray actors around workers, one common clock, one master schedule cut by stride.
+"""The load fleet: actors around workers, one common clock, one master schedule cut by stride.
 
-Actors are neither restarted nor retried: a repeated task would send its requests twice. An actor whose
+Actors are neither restarted nor retried: a repeated call would send its requests twice. An actor whose
 host has no network for a while is waited for: it goes on sending, and reports all of it when it is back.
 """
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -15,13 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from analysis.rows import records
 from conf.io import durable
+from loadgen.fleet.actors import Actor, ActorError, ActorFailedError, Actors, ActorUnreachableError, Reply
 from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.load_actor import LoadActor, Place, fetch_left, name
+from loadgen.fleet.load_actor import Place, name
 from loadgen.fleet.process import ClockOffset
 from loadgen.fleet.rows import Clock
 from loadgen.fleet.target import FleetError, HostSource, LostActor, NoHosts, Observation
@@ -51,12 +50,12 @@ class Member:
 
     client_id: int
     index: int
-    actor: Any
+    actor: Actor
     place: Place | None = None
     offset: ClockOffset = ClockOffset(0, 0)
     answered_ns: int = field(default_factory=time.monotonic_ns)
     silent: bool = False
-    observing: Any = None
+    observing: Reply | None = None
     asked_ns: int = 0
     is_received: bool = True
     pending: pa.Table = field(default_factory=records.PROGRESS.empty_table)
@@ -78,19 +77,15 @@ class LoadFleet:
     def __init__(
         self,
         count: int,
-        cpus: float,
+        actors: Actors,
         plan: ClientPlan,
         folder: Path,
-        options: Mapping[str, Any],
         *,
         first_client: int = 0,
         from_ns: int = 0,
     ) -> None:
         self.hosts: HostSource = NoHosts()
-        remote = ray.remote(max_restarts=0, max_task_retries=0)(LoadActor)
-        # Spread over the load hosts: one that is lost then takes only its share.
-        self._remote = remote.options(num_cpus=cpus, scheduling_strategy="SPREAD", **options)
-        self._count, self._plan, self._folder = count, plan, folder
+        self._count, self._actors, self._plan, self._folder = count, actors, plan, folder
         self._next_client = first_client
         real_ns = int(from_ns / plan.time_scale)
         self._clock = Clock(time.monotonic_ns() - real_ns, time.time_ns() - real_ns, plan.time_scale)
@@ -100,16 +95,16 @@ class LoadFleet:
         self.lost: list[LostActor] = []
         self._unreported: list[Member] = []
         self._late: list[Observation] = []
-        self._offers: list[tuple[Member, Any]] = []
+        self._offers: list[tuple[Member, Reply]] = []
         try:
             self._add(range(count))
-        except GetTimeoutError as error:
+        except TimeoutError as error:
             raise FleetError(
-                f"no room for {count} load actors of {cpus:g} CPUs within {READY_TIMEOUT_S:g} s; "
-                "lower fleet.actors or fleet.cpus_per_actor"
+                f"no room for {count} load actors within {READY_TIMEOUT_S:g} s; lower fleet.actors or "
+                "fleet.cpus_per_actor"
             ) from error
-        except RayError as error:
-            raise FleetError(f"load actor failed to start: {_last_line(error)}") from error
+        except ActorError as error:
+            raise FleetError(f"load actor failed to start: {error}") from error
 
     def shortage(self, wanted: int) -> str | None:
         """Reason why the actors cannot hold `wanted` requests in flight, with the remedy; or None."""
@@ -144,7 +139,7 @@ class LoadFleet:
         if schedule is not None:
             for member in self._answering():
                 shard = schedule.shard(member.index, self._count)
-                self._offers.append((member, member.actor.offer.remote(shard)))
+                self._offers.append((member, member.actor.call("offer", shard)))
         time.sleep(max(0, self._clock.monotonic_ns(until_ns) - time.monotonic_ns()) / NS)
         offers, self._offers = self._offers, []
         self._answers(offers, REPLY_TIMEOUT_S)
@@ -167,15 +162,15 @@ class LoadFleet:
             # A call that was under way when its network was cut may stay without any answer.
             waited_s = (time.monotonic_ns() - member.asked_ns) / NS
             if member.observing is None or (member.silent and waited_s > REPLY_TIMEOUT_S):
-                member.observing = member.actor.observe.remote(member.is_received)
+                member.observing = member.actor.call("observe", member.is_received)
                 member.is_received, member.asked_ns = False, time.monotonic_ns()
-        self._take(self._answers([(one, one.observing) for one in self._answering()], REPLY_TIMEOUT_S))
-        back = self._answers([(one, one.observing) for one in self._silent()], 0.0)
+        self._take(self._answers(_observing(self._answering()), REPLY_TIMEOUT_S))
+        back = self._answers(_observing(self._silent()), 0.0)
         self._take(back)
         for member, _ in back:
             member.silent = False
             # It has what was offered before, and may still have the addresses of another deployment.
-            calls = member.actor.retract.remote(), member.actor.retarget.remote(self._plan.urls)
+            calls = member.actor.call("retract"), member.actor.call("retarget", self._plan.urls)
             self._answers([(member, call) for call in calls], LOOK_UP_S)
 
     def _take(self, answers: list[tuple[Member, Any]]) -> None:
@@ -204,7 +199,7 @@ class LoadFleet:
             try:
                 self._add(missing)
                 break
-            except (RayError, FleetError):  # no room now; a host that is back soon has some
+            except (ActorError, TimeoutError, FleetError):  # no room now; a host that is back soon has some
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(POLL_S)
@@ -242,44 +237,44 @@ class LoadFleet:
                 self._answers(running, REPLY_TIMEOUT_S)
             self._fetch([member for member in self._answering() if not self._shard(member).exists()])
             gone = [one.place for one in self.members if one.place and not self._shard(one).exists()]
-            self.left_behind = fetch_left(gone, self._folder, READY_TIMEOUT_S)
+            self.left_behind = self._actors.fetch_left(gone, self._folder, READY_TIMEOUT_S)
         finally:
             for member in self.members:
-                ray.kill(member.actor)
+                member.actor.kill()
 
     def _fetch(self, elsewhere: list[Member]) -> None:
         """Write down here the shards of actors whose disk is not ours, and delete them there."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        calls = [(member, member.actor.fetch.remote()) for member in elsewhere]
+        calls = [(member, member.actor.call("fetch")) for member in elsewhere]
         fetched = self._answers(calls, READY_TIMEOUT_S)
         for _, shards in fetched:
             for file, content in shards.items():
                 with durable.replacing(self._folder / file) as opened:
                     opened.write(content)
-        for ref in [member.actor.drop.remote() for member, _ in fetched]:
-            with suppress(RayError):  # what is left there costs disk, no row
-                ray.get(ref, timeout=REPLY_TIMEOUT_S)
+        for reply in [member.actor.call("drop") for member, _ in fetched]:
+            with suppress(ActorError, TimeoutError):  # what is left there costs disk, no row
+                reply.result(REPLY_TIMEOUT_S)
 
     def _add(self, indices: Iterable[int]) -> None:
         new = []
         for index in indices:
-            new.append(Member(self._next_client, index, self._remote.remote()))
+            new.append(Member(self._next_client, index, self._actors.start()))
             self._next_client += 1
         try:
             self._start(new)
         except BaseException:
             for member in new:
-                ray.kill(member.actor)
+                member.actor.kill()
             raise
         self.members += new
 
     def _start(self, new: list[Member]) -> None:
-        refs = [m.actor.prepare.remote(m.client_id, self._plan, self._folder) for m in new]
-        for member, place in zip(new, ray.get(refs, timeout=READY_TIMEOUT_S), strict=True):
+        preparing = [m.actor.call("prepare", m.client_id, self._plan, self._folder) for m in new]
+        for member, place in zip(new, _results(preparing, READY_TIMEOUT_S), strict=True):
             member.place, member.offset = place, ClockOffset.measured(partial(_read_clock, member.actor))
         zero_ns, wall_ns = self._clock.epoch_ns, self._clock.wall_ns
-        starts = [m.actor.start.remote(zero_ns + m.offset.offset_ns, wall_ns) for m in new]
-        ray.get(starts, timeout=REPLY_TIMEOUT_S)
+        starts = [m.actor.call("start", zero_ns + m.offset.offset_ns, wall_ns) for m in new]
+        _results(starts, REPLY_TIMEOUT_S)
 
     def _shard(self, member: Member) -> Path:
         return self._folder / f"{name(member.client_id)}.arrow"
@@ -317,29 +312,27 @@ class LoadFleet:
     def _ask(self, method: str, timeout_s: float, *words: Any) -> list[tuple[Member, Any]]:
         return self._answers(self._call(method, *words), timeout_s)
 
-    def _call(self, method: str, *words: Any) -> list[tuple[Member, Any]]:
-        return [(member, getattr(member.actor, method).remote(*words)) for member in self._answering()]
+    def _call(self, method: str, *words: Any) -> list[tuple[Member, Reply]]:
+        return [(member, member.actor.call(method, *words)) for member in self._answering()]
 
-    def _answers(self, calls: list[tuple[Member, Any]], timeout_s: float) -> list[tuple[Member, Any]]:
+    def _answers(self, calls: Sequence[tuple[Member, Reply]], timeout_s: float) -> list[tuple[Member, Any]]:
         """The answers in time; an actor that died, failed or does not answer is lost from now on.
 
         It is only silent if its host cannot be reached.
         """
         deadline = time.monotonic() + timeout_s
         answers = []
-        for member, ref in calls:
+        for member, reply in calls:
             try:
-                answers.append((member, ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))))
+                answers.append((member, reply.result(max(0.0, deadline - time.monotonic()))))
                 member.answered_ns = time.monotonic_ns()
-            except GetTimeoutError:
+            except TimeoutError:
                 self._miss(member, f"no answer within {timeout_s:g} s")
-            except ActorUnavailableError as error:
+            except ActorUnreachableError as error:
                 member.observing = None  # the call failed, and the actor may live
-                self._miss(member, _last_line(error))
-            except RayTaskError as error:
-                self._lose(member, _last_line(error), last_words=True)
-            except RayError as error:
-                self._lose(member, _last_line(error))
+                self._miss(member, str(error))
+            except ActorError as error:
+                self._lose(member, str(error), last_words=isinstance(error, ActorFailedError))
         return answers
 
     def _miss(self, member: Member, reason: str) -> None:
@@ -358,22 +351,27 @@ class LoadFleet:
         self.lost.append(LostActor(member.client_id, member.index, self._count, reason, _host(member)))
         self._unreported.append(member)
         if last_words:
-            with suppress(RayError):
-                ray.get(member.actor.finish.remote(0.0), timeout=LAST_WORDS_S)
-        ray.kill(member.actor)
+            with suppress(ActorError, TimeoutError):
+                member.actor.call("finish", 0.0).result(LAST_WORDS_S)
+        member.actor.kill()
 
 
-def _read_clock(actor: Any) -> tuple[int, str]:
-    reading: tuple[int, str] = ray.get(actor.read_clock.remote(), timeout=REPLY_TIMEOUT_S)
+def _observing(members: Iterable[Member]) -> list[tuple[Member, Reply]]:
+    """The reports that are on their way."""
+    return [(member, member.observing) for member in members if member.observing is not None]
+
+
+def _results(replies: Iterable[Reply], timeout_s: float) -> list[Any]:
+    """All results, or TimeoutError after so many seconds, or ActorError."""
+    deadline = time.monotonic() + timeout_s
+    return [reply.result(max(0.0, deadline - time.monotonic())) for reply in replies]
+
+
+def _read_clock(actor: Actor) -> tuple[int, str]:
+    reading: tuple[int, str] = actor.call("read_clock").result(REPLY_TIMEOUT_S)
     return reading
 
 
 def _host(member: Member) -> str:
     """The host of a load actor as a user reads it."""
     return f"{member.place.host} ({member.place.address})" if member.place else ""
-
-
-def _last_line(error: Exception) -> str:
-    """Last line of an actor's error, or of what Ray says of its end."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""One load actor: a worker in a process of its own on a node of Ray, and the shards that it leaves there."""
+"""One load actor: a worker in a process of its own."""
 
 import asyncio
 import contextlib
@@ -6,19 +6,11 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from analysis.rows import time_series
 from conf import ConfigError
-from conf.io import durable
-from conf.ray_patches import alive_nodes
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.process import Limits, limits, raise_files, wall_less_monotonic_ns, whose_clock
@@ -26,6 +18,8 @@ from loadgen.fleet.target import Observation
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import ArrivalSchedule
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +58,14 @@ class LoadActor:
         gc.collect()
         gc.freeze()
         gc.disable()
-        node = str(ray.get_runtime_context().get_node_id())
-        address = ray.util.get_node_ip_address()
+        node, address = self.node()
         return Place(
             client_id, node, platform.node(), address, os.getpid(), wall_less_monotonic_ns(), limits()
         )
+
+    def node(self) -> tuple[str, str]:
+        """Ray's id of this node, empty without Ray, and its address."""
+        return "", LOOPBACK
 
     def _orphaned(self) -> None:
         """Write what is known and exit: the driver is dead, and nobody wants these requests any more."""
@@ -129,43 +126,3 @@ class LoadActor:
 def name(client_id: int) -> str:
     """A load actor's name, as in its shard's file name."""
     return f"client-{client_id:02d}"
-
-
-def fetch_left(places: Sequence[Place], folder: Path, timeout_s: float) -> list[str]:
-    """Bring the shards of these load actors into `folder`; returns where those are that cannot be fetched.
-
-    A host that is back may be a new node of Ray's, so that its address counts.
-    """
-    if not places:
-        return []
-    nodes: dict[str, str] = {}
-    with suppress(RayError):  # then nothing can be fetched
-        nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in alive_nodes()}
-    calls = {
-        place.client_id: _on(nodes[place.address], _read, folder, name(place.client_id))
-        for place in places
-        if place.address in nodes
-    }
-    deadline_s, fetched = time.monotonic() + timeout_s, set()
-    folder.mkdir(parents=True, exist_ok=True)
-    for client_id, call in calls.items():
-        with suppress(RayError):
-            files = ray.get(call, timeout=max(0.0, deadline_s - time.monotonic()))
-            for file, content in files.items():
-                with durable.replacing(folder / file) as opened:
-                    opened.write(content)
-            fetched.add(client_id)
-    return [
-        f"{place.host} ({place.address}): {folder / name(place.client_id)}.arrow"
-        for place in places
-        if place.client_id not in fetched
-    ]
-
-
-def _on(node: str, task: object, *words: object) -> object:
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(task).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote(*words)
-
-
-def _read(folder: Path, stem: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob(f"{stem}.*arrow")}

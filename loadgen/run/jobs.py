@@ -13,6 +13,8 @@ from conf.io.http_get import DEFAULT_ACCESS, Access
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import require, required_s, sweep
+from loadgen.fleet.actors import Actors
+from loadgen.fleet.local_actors import LocalActors
 from loadgen.fleet.target import HostSource, NoHosts
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError
@@ -43,8 +45,8 @@ class Service:
     address of its metrics. `recover` waits for up to so many seconds until the service is whole again and
     returns it as it is then, or raises TargetError; None if nothing is known of its return. A proxy in
     front of it serves `front_streams` requests at once; None if there is none, or nothing is known of it.
-    `power` reads the power of its nodes; without it `power_unknown` says why nothing does. `hosts` watches
-    the hosts of the cluster.
+    Its load comes from `actors`. `power` reads the power of its nodes; without it `power_unknown` says why
+    nothing does. `hosts` watches the hosts of the cluster.
     """
 
     urls: list[str]
@@ -52,7 +54,7 @@ class Service:
     fault: Callable[[], str | None] = lambda: None
     reported: dict[str, Any] = field(default_factory=dict)
     metrics_urls: dict[str, str] = field(default_factory=dict)
-    actor_options: dict[str, Any] = field(default_factory=dict)
+    actors: Actors = field(default_factory=LocalActors)
     access: Access = DEFAULT_ACCESS
     recover: "Callable[[float], Service] | None" = None
     front_streams: int | None = None

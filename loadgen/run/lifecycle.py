@@ -265,10 +265,9 @@ class RunLifecycle:
         plan = ClientPlan.from_experiment(experiment, service.urls, service.access, self._salt)
         self._fleet = fleet = LoadFleet(
             experiment.fleet.actors,
-            experiment.fleet.cpus_per_actor,
+            service.actors,
             plan,
             self.folder.shards.resolve(),
-            service.actor_options,
             first_client=self._past.next_client if self._past else 0,
             from_ns=self._past.end_ns if self._past else 0,
         )

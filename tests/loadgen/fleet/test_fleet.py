@@ -1,7 +1,9 @@
-"""`loadgen.fleet.fleet` on real Ray: load actors against a scripted server, also when one is killed."""
+"""`loadgen.fleet.fleet` with local processes and with Ray against a scripted server, and what ends a process."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from analysis.rows import records, shards
 from conf import load
 from conf.host_outage import HostOutage
 from conf.io.http_get import Access
 from conf.io.secret import Secret
+from loadgen.fleet.actors import Actors
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan
+from loadgen.fleet.local_actors import LocalActors
 from loadgen.fleet.process import ClockOffset
+from loadgen.fleet.ray_actors import RayActors
 from loadgen.fleet.target import FleetError
 from loadgen.run.run_folder import RunFolder
 from loadgen.traffic.schedule import NS, ArrivalSchedule
@@ -27,16 +31,20 @@ from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.machine.shared_session import SharedSession
 from tests.support.servers.mock_server import answer, serving
 
-pytestmark = pytest.mark.ray
-
 WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session(shared_session: SharedSession) -> None:
-    """A head for load actors; the session that other files leave open will do."""
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def actors(request: pytest.FixtureRequest) -> Actors:
+    """Processes of this machine, and a head of Ray's; the session that other files leave open will do."""
+    return LocalActors() if request.param == "local" else request.getfixturevalue("on_ray")
+
+
+@pytest.fixture
+def on_ray(shared_session: SharedSession) -> RayActors:
     shared_session.fake()
+    return RayActors(0.4, SELECTOR)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +53,11 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-def fleet(url: str, folder: RunFolder, count: int = 2, cpus: float = 0.4) -> LoadFleet:
+def fleet(url: str, folder: RunFolder, actors: Actors, count: int = 2) -> LoadFleet:
     plan = ClientPlan(
         [url], WORKLOAD, "m", 151936, salt=7, timeout_s=PATIENCE_S, access=Access(Secret("hush-hush"))
     )
-    return LoadFleet(count, cpus, plan, folder.shards, SELECTOR)
+    return LoadFleet(count, actors, plan, folder.shards)
 
 
 def offer(folder: RunFolder, start_ns: int, seconds: float, rate_qps: float = 40.0) -> ArrivalSchedule:
@@ -70,9 +78,11 @@ def check_sent(rows: Any) -> None:
     assert set(counted) <= {"ok", "missed"} and counted["ok"] > 0
 
 
-def test_actors_share_one_schedule_and_every_request_has_one_row(url: str, tmp_path: Path) -> None:
+def test_actors_share_one_schedule_and_every_request_has_one_row(
+    url: str, tmp_path: Path, actors: Actors
+) -> None:
     folder = RunFolder.create(tmp_path, "whole")
-    target = fleet(url, folder)
+    target = fleet(url, folder, actors)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 2.0)
     seen = target.run(schedule, start_ns + 2 * NS + NS // 2)
@@ -89,15 +99,17 @@ def test_actors_share_one_schedule_and_every_request_has_one_row(url: str, tmp_p
     assert b"hush-hush" not in written
 
 
-def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(url: str, tmp_path: Path) -> None:
+def test_a_killed_actor_is_noticed_and_its_requests_are_lost_not_forgotten(
+    url: str, tmp_path: Path, actors: Actors
+) -> None:
     folder = RunFolder.create(tmp_path, "killed")
-    target = fleet(url, folder)
+    target = fleet(url, folder, actors)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 60.0)
     target.run(schedule, start_ns)
     shard = target._shard(target.members[1])
     until(lambda: records.read_shard(shard).num_rows)
-    ray.kill(target.members[1].actor, no_restart=True)
+    target.members[1].actor.kill()
     until(lambda: target.run(None, target.now_ns()).lost_actors)
     seen = target.run(None, target.now_ns() + 2 * NS)
     assert [actor.client_id for actor in seen.lost_actors] == [1]
@@ -125,11 +137,11 @@ class Seen:
 
 @pytest.mark.slow
 def test_an_actor_on_a_host_without_network_is_waited_for_and_no_row_is_lost(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, actors: Actors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its network is cut for the driver alone, which an actor that stands still looks like."""
     folder = RunFolder.create(tmp_path, "cut")
-    target = fleet(url, folder)
+    target = fleet(url, folder, actors)
     monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 3.0)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 6.0)
@@ -152,11 +164,13 @@ def test_an_actor_on_a_host_without_network_is_waited_for_and_no_row_is_lost(
 
 
 @pytest.mark.slow
-def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(url: str, tmp_path: Path) -> None:
+def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
+    url: str, tmp_path: Path, actors: Actors
+) -> None:
     """The step is faked as what it changes: where the run's zero lies on the wall clock of today."""
     folder = RunFolder.create(tmp_path, "stepped")
-    target = fleet(url, folder, count=1)
-    ray.kill(target.members[0].actor, no_restart=True)
+    target = fleet(url, folder, actors, count=1)
+    target.members[0].actor.kill()
     until(lambda: target.run(None, target.now_ns()).lost_actors)
     target._clock = replace(target._clock, wall_ns=target._clock.wall_ns - 3600 * NS)
     assert target.heal()
@@ -169,9 +183,9 @@ def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(url: str, tm
 
 
 @pytest.mark.slow
-def test_an_unfinished_run_reads_like_a_finished_one(url: str, tmp_path: Path) -> None:
+def test_an_unfinished_run_reads_like_a_finished_one(url: str, tmp_path: Path, actors: Actors) -> None:
     folder = RunFolder.create(tmp_path, "unfinished")
-    target = fleet(url, folder, count=1)
+    target = fleet(url, folder, actors, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
     target.run(schedule, start_ns + NS)
@@ -182,19 +196,20 @@ def test_an_unfinished_run_reads_like_a_finished_one(url: str, tmp_path: Path) -
     target.finish(0.1)
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_no_room_for_the_actors_is_one_line(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, on_ray: RayActors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadgen.fleet.fleet.READY_TIMEOUT_S", 2.0)
-    with pytest.raises(FleetError, match="no room for 1 load actors of 64 CPUs"):
-        fleet(url, RunFolder.create(tmp_path, "none"), count=1, cpus=64)
+    with pytest.raises(FleetError, match="no room for 1 load actors within 2 s"):
+        fleet(url, RunFolder.create(tmp_path, "none"), replace(on_ray, cpus_per_actor=64.0), count=1)
 
 
 @pytest.mark.slow
-def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path) -> None:
+def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path, actors: Actors) -> None:
     folder = RunFolder.create(tmp_path, "remote")
-    target = fleet(url, folder, count=1)
+    target = fleet(url, folder, actors, count=1)
     start_ns = max(0, target.now_ns()) + NS // 2
     schedule = offer(folder, start_ns, 1.0)
     target.run(schedule, start_ns + 2 * NS)
@@ -206,3 +221,27 @@ def test_a_shard_from_another_disk_is_fetched(url: str, tmp_path: Path) -> None:
     target.finish(PATIENCE_S)
     assert list(folder.shards.iterdir()) == [kept], "what was fetched is deleted there, and nothing else"
     assert sorted(shards.requests(elsewhere.path)["seq"].to_pylist()) == schedule.seq.tolist()
+
+
+def test_an_actor_that_cannot_begin_is_one_line(url: str, tmp_path: Path) -> None:
+    missing = replace(WORKLOAD, tokenizer=str(tmp_path / "none"))
+    plan = ClientPlan([url], missing, "m", 151936, salt=7, timeout_s=1.0)
+    with pytest.raises(FleetError, match=r"load actor failed to start: ConfigError: on node [^\n]*$"):
+        LoadFleet(1, LocalActors(), plan, tmp_path)
+
+
+DRIVER = """
+import os, signal
+from loadgen.fleet.local_actors import LocalActor
+actor = LocalActor()
+actor.call("read_clock").result(60)
+print(actor._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_local_actor_ends_with_its_driver() -> None:
+    driver = subprocess.run([sys.executable, "-c", DRIVER], capture_output=True, text=True)
+    pid = int(driver.stdout)
+    until(lambda: not Path(f"/proc/{pid}").exists())
