@@ -44,7 +44,8 @@ $(VENV)/.compiled: $(STAMP)
 # waits, the others compute. The engine's loops, which a fresh clone compiles for half a minute, begin one of them.
 SIDE_BY_SIDE = @$(MAKE) --no-print-directory --output-sync=target --jobs
 PYTEST = @$(BIN)/python -m pytest -q -m
-FAST := not ray and not slow and not vllm
+REAL := (ray or live)
+FAST := not $(REAL) and not slow and not vllm
 # About half of what computes; a folder that is not named here is among OTHERS.
 ENGINE := $(addprefix tests/serve_apps/,engine_model routing simulated) \
 	$(addprefix tests/loadgen/,drive fleet predict prompts run search traffic)
@@ -65,11 +66,11 @@ else
 	$(PYTEST) "not vllm" $(ARGS)
 endif
 
-# The files with a test of Ray that is not slow; one session serves them all.
+# The files with a test of real time that is not slow; one session of Ray serves them all.
 WITH_RAY := tests/loadgen/fleet/test_fleet.py tests/cluster/deployment/test_deploy.py \
 	$(addprefix tests/end_to_end/test_,faults.py whole_sweep.py)
 test-ray: $(STAMP)
-	$(PYTEST) "ray and not slow" $(WITH_RAY)
+	$(PYTEST) "$(REAL) and not slow" $(WITH_RAY)
 
 # What computes gives way to the lane of real time, whose windows are void where a send is late.
 test-engine test-others: $(STAMP)
@@ -106,16 +107,16 @@ all-%: SHELL := /bin/bash
 all-%: .SHELLFLAGS := -o pipefail -c
 EVERYTHING = --no-skips 2>&1 | tee $(LOGS)/$@.log
 all-engine all-others: $(STAMP)
-	$(PYTEST) "not ray and not vllm" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS)) $(EVERYTHING)
+	$(PYTEST) "not $(REAL) and not vllm" $(if $(filter %-engine,$@),$(ENGINE),$(OTHERS)) $(EVERYTHING)
 
-# Only files with tests of Ray: to import all others takes seconds in each lane.
-RAY_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.ray' $(1)))
+# Only files with such tests: to import all others takes seconds in each lane.
+REAL_IN = $(sort $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.\(ray\|live\)' $(1)))
 all-ray-loadgen all-ray-end-to-end: $(STAMP)
-	$(PYTEST) ray $(call RAY_IN,tests/$(if $(filter %-loadgen,$@),loadgen,end_to_end)) $(EVERYTHING)
+	$(PYTEST) "$(REAL)" $(call REAL_IN,tests/$(if $(filter %-loadgen,$@),loadgen,end_to_end)) $(EVERYTHING)
 
 ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm tests/hosts
 all-ray-others: $(STAMP)
-	$(PYTEST) ray $(call RAY_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
+	$(PYTEST) "$(REAL)" $(call REAL_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
 
 all-hosts: $(STAMP)
 	$(PYTEST) hosts tests/hosts $(EVERYTHING)

@@ -36,10 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of Ray and vLLM their longer timeout."""
+    """Give tests in real time, of Ray and of vLLM their longer timeout."""
     for item in items:
-        long = item.get_closest_marker("ray") or item.get_closest_marker("vllm")
-        if long and not item.get_closest_marker("timeout"):
+        is_long = any(map(item.get_closest_marker, ("live", "ray", "vllm")))
+        if is_long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 

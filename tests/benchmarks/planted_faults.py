@@ -47,7 +47,7 @@ from hypothesis import settings
 from tests.benchmarks._planted import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
-CIRCLE = "not slow and not ray and not vllm"
+CIRCLE = "not slow and not ray and not live and not vllm"
 """The tests of `make test` that need no Ray."""
 TEST_LIMIT_S, SILENCE_S = 60, 120
 """Seconds after which a test counts as hanging, and a process in which even that limit did not help."""

@@ -348,7 +348,7 @@ def test_a_shell_takes_the_command_as_it_stands(shell: str, tmp_path: Path) -> N
     assert 'model.served_name: "m"' in done.stdout
 
 
-@pytest.mark.ray
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_command_ends_with_a_verdict(shell: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from conf import Experiment, load
 from loadgen.__main__ import main
 from loadgen.drive.driver import Driver
 from loadgen.drive.sweep import sweep
+from loadgen.fleet.ray_actors import RayActors
 from loadgen.fleet.worker import MISSED_AFTER_NS
 from loadgen.run.jobs import Job, SearchCapacity, Service, Site
 from loadgen.run.lifecycle import RunLifecycle
@@ -40,7 +41,7 @@ from tests.support.servers.mock_server import END, MockServer, Script, answer, h
 from tests.support.virtual.virtual_fleet import HoldRate
 from tests.support.words.words import over
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = ["slo.ttft_p90_ms=600", "slo.tpot_p90_ms=100"]
@@ -178,6 +179,7 @@ def actor_pid(folder: Path) -> int:
     return int(json.loads((folder / "manifest.json").read_text())["load_actors"][1]["pid"])
 
 
+@pytest.mark.ray
 def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object, tmp_path: Path) -> None:
     def choose(driver: Driver) -> WindowPlan | Stop:
         """Three windows, of which the second is struck and ends then: a search could end before it."""
@@ -195,7 +197,8 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object
         out = tmp_path / f"try-{number}"
         listener = during(out / "run", 1, lambda: os.kill(actor_pid(out / "run"), signal.SIGKILL))
         tree: dict[str, Any]
-        tree, folder = measure(out, server.url, ThreeWindows, ["search.budget_s=600"], listener=listener)
+        words, actors = ["search.budget_s=600"], RayActors(0.1)
+        tree, folder = measure(out, server.url, ThreeWindows, words, listener=listener, actors=actors)
         assert len(events(folder, "healed")) == 1
         reasons = [window["void_reason"] for window in tree["windows"]]
         assert [reason == "actor_lost" for reason in reasons] == [False, True, False], reasons
@@ -210,9 +213,7 @@ def test_a_killed_load_actor_is_replaced_and_its_window_void(ray_session: object
 
 
 @pytest.mark.slow
-def test_a_load_actor_that_hangs_is_lost(
-    ray_session: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_actor_that_hangs_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop() -> None:
         monkeypatch.setattr("loadgen.fleet.fleet.REPLY_TIMEOUT_S", 2.0)
         os.kill(actor_pid(tmp_path / "run"), signal.SIGSTOP)
@@ -224,6 +225,7 @@ def test_a_load_actor_that_hangs_is_lost(
     assert tree["reason"].startswith("actor_lost")
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: object, tmp_path: Path) -> None:
     def kill() -> None:
@@ -233,9 +235,9 @@ def test_a_killed_node_takes_its_load_actors_with_it(ray_alone: object, tmp_path
             os.kill(pid, signal.SIGKILL)
 
     with serving(good) as server:
-        where = {"label_selector": {"role": "gpu"}}
+        nodes = RayActors(0.1, {"label_selector": {"role": "gpu"}})
         listener = during(tmp_path / "run", 0, kill)
-        tree, folder = measure(tmp_path, server.url, until_noticed, actor_options=where, listener=listener)
+        tree, folder = measure(tmp_path, server.url, until_noticed, actors=nodes, listener=listener)
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
     states = check_rows(folder)
@@ -259,7 +261,7 @@ def refusing(status: str, every: int = 1) -> Script:
 
 
 @pytest.mark.slow
-def test_a_server_that_refuses_everything_is_lost_not_slow(ray_session: object, tmp_path: Path) -> None:
+def test_a_server_that_refuses_everything_is_lost_not_slow(tmp_path: Path) -> None:
     with serving(refusing("429 Too Many Requests")) as server:
         tree, folder = measure(tmp_path, server.url, searched)
     assert tree["exit_code"] == summary.EXIT_TARGET
@@ -271,7 +273,7 @@ def test_a_server_that_refuses_everything_is_lost_not_slow(ray_session: object, 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [held, searched])
 def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
-    ray_session: object, tmp_path: Path, job: Callable[[Experiment], Job]
+    tmp_path: Path, job: Callable[[Experiment], Job]
 ) -> None:
     """One form for all: each is a row of its own by the client's tests, each row an end by the driver's."""
     with serving(lambda body: [*answer(body)[:-2], END]) as server:
@@ -282,21 +284,21 @@ def test_answers_that_all_fail_for_their_form_end_the_run_in_its_warm_up(
 
 
 @pytest.mark.slow
-def test_errors_among_answers_count_against_the_bound(ray_session: object, tmp_path: Path) -> None:
+def test_errors_among_answers_count_against_the_bound(tmp_path: Path) -> None:
     with serving(refusing("503 Service Unavailable", every=4)) as server:
         folder = missed(tmp_path, server)
     assert check_rows(folder)["http_error"] > 5
 
 
 @pytest.mark.slow
-def test_a_refused_connection_is_a_lost_target(ray_session: object, tmp_path: Path) -> None:
+def test_a_refused_connection_is_a_lost_target(tmp_path: Path) -> None:
     tree, folder = measure(tmp_path, "http://127.0.0.1:9", searched)
     assert tree["exit_code"] == summary.EXIT_TARGET and "Refused" in tree["reason"]
     assert set(check_rows(folder)) <= {"conn_error", "missed"}
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_is_a_lost_target(ray_session: object, tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_a_lost_target(tmp_path: Path) -> None:
     with serving(lambda _: [head(), 600.0]) as server:
         tree, folder = measure(tmp_path, server.url, searched, ["fleet.request_timeout_s=3"])
     assert tree["exit_code"] == summary.EXIT_TARGET
@@ -304,7 +306,7 @@ def test_a_server_that_hangs_is_a_lost_target(ray_session: object, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_session: object, tmp_path: Path) -> None:
+def test_a_replica_that_breaks_off_is_failures_behind_a_200(tmp_path: Path) -> None:
     def breaking(body: dict[str, Any]) -> list[bytes | float | None]:
         """It breaks off after the warm-up."""
         return [head(), token(), None] if len(server.requests) > 2 else good(body)
@@ -316,7 +318,7 @@ def test_a_replica_that_breaks_off_is_failures_behind_a_200(ray_session: object,
 
 
 @pytest.mark.slow
-def test_a_replaced_replica_ends_the_run_with_everything_saved(ray_session: object, tmp_path: Path) -> None:
+def test_a_replaced_replica_ends_the_run_with_everything_saved(tmp_path: Path) -> None:
     with serving(good) as server:
         tree, folder = measure(tmp_path, server.url, held, fault=lambda: "1 of 1 replicas gone, 1 new")
     assert (tree["exit_code"], tree["reason"]) == (summary.EXIT_TARGET, "1 of 1 replicas gone, 1 new")
@@ -353,7 +355,7 @@ Mount = Callable[[Path, int], None]
     "full", ["the load actors' disk", pytest.param("every disk", marks=pytest.mark.slow)]
 )
 def test_a_full_disk_claims_nothing_and_keeps_what_was_written(
-    ray_session: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk: Mount, full: str
 ) -> None:
     run = tmp_path / "run"
     disk = run / "shards" if "actors" in full else run
@@ -392,7 +394,6 @@ def started(url: str, tmp_path: Path, budget_s: float, *more: str) -> subprocess
     raise AssertionError("the sweep ended early")
 
 
-@pytest.mark.usefixtures("on_ray_session")
 def test_a_killed_driver_leaves_silence_and_a_run_to_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

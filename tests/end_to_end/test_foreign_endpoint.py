@@ -17,7 +17,7 @@ from tests.support.machine.patience import START_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_server import Script, head, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {"stream_options", "ignore_eos", "min_tokens", "temperature", "max_tokens"}
@@ -60,7 +60,6 @@ def gateway(bodies: list[dict[str, Any]]) -> Script:
     return script
 
 
-@pytest.mark.usefixtures("no_session")
 def test_a_gateway_is_measured_as_it_is(tmp_path: Path) -> None:
     ca, bodies = self_signed(tmp_path), list[dict[str, Any]]()
     with serving(gateway(bodies), server_tls(ca)) as server:

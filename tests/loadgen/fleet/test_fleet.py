@@ -1,4 +1,4 @@
-"""`loadgen.fleet.fleet` with local processes and with Ray against a scripted server, and what ends a process."""
+"""`loadgen.fleet.fleet` with local processes and with Ray against a scripted server; what ends a process."""
 
 import os
 import signal
@@ -35,7 +35,9 @@ WORKLOAD = load(["workload=smoke", "workload.output_tokens.mean=4"]).workload
 SELECTOR = {"label_selector": {"role": "!gpu"}}
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(
+    params=[pytest.param("local", marks=pytest.mark.live), pytest.param("ray", marks=pytest.mark.ray)]
+)
 def actors(request: pytest.FixtureRequest) -> Actors:
     """Processes of this machine, and a head of Ray's; the session that other files leave open will do."""
     return LocalActors() if request.param == "local" else request.getfixturevalue("on_ray")
