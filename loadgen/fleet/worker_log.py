@@ -26,18 +26,19 @@ Seconds count from the first write that failed. On a slow clock, whose writes ar
 """
 
 
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Nanoseconds this thread ran and waited for a core; Linux only."""
+
+
 class RequestLog:
     """Rows of a worker: each completed request once for the disk and once for the driver."""
 
     def __init__(
-        self,
-        client_id: int,
-        plan: ClientPlan,
-        requests: ArrowStream,
-        health: ArrowStream | None,
+        self, client_id: int, plan: ClientPlan, requests: ArrowStream, health: ArrowStream | None
     ) -> None:
         self._client_id = client_id
         self._requests, self._health = requests, health
+        self._streams = [stream for stream in (requests, health) if stream is not None]
         self._gaps = plan.gaps
         self._patience_s = FULL_DISK_S / min(1.0, plan.time_scale)
         self._full_since: float | None = None
@@ -63,7 +64,7 @@ class RequestLog:
         """Rows of schema `SHARD` for requests, ended or in flight, without their gaps."""
         return batch(attempts, self._clock, self._client_id, self._gaps.figures, self._words)
 
-    def roll(self) -> None:
+    def _roll(self) -> None:
         """Turn what ended since the last call into rows, once for the disk and once for the driver."""
         completed, self._completed = self._completed, []
         if completed:
@@ -73,7 +74,7 @@ class RequestLog:
 
     def take(self, received: bool = True) -> tuple[list[pa.RecordBatch], list[dict[str, Any]]]:
         """Rows and health samples since the last call, and those of that call unless they were `received`."""
-        self.roll()
+        self._roll()
         if received:
             rows, samples = self._reported
             del self._unreported[:rows], self._samples[:samples]
@@ -82,12 +83,12 @@ class RequestLog:
 
     def write(self, sample: dict[str, Any]) -> None:
         """Add a health sample and write what is kept; raises OSError of a disk that stays full."""
-        self.roll()
+        self._roll()
         self._samples.append(sample)
         if self._health is not None:
             self._health.append(pa.RecordBatch.from_pylist([sample], schema=time_series.CLIENTS))
         try:
-            for stream in self._streams():
+            for stream in self._streams:
                 stream.flush()
             self._full_since = None
         except OSError:
@@ -99,13 +100,10 @@ class RequestLog:
 
     def close(self) -> None:
         """Write what is kept and close every stream, also when one cannot be written."""
-        self.roll()
+        self._roll()
         with contextlib.ExitStack() as stack:
-            for stream in self._streams():
+            for stream in self._streams:
                 stack.callback(stream.close)
-
-    def _streams(self) -> list[ArrowStream]:
-        return [self._requests] if self._health is None else [self._requests, self._health]
 
 
 def reported(batches: list[pa.RecordBatch]) -> pa.Table:
@@ -114,17 +112,22 @@ def reported(batches: list[pa.RecordBatch]) -> pa.Table:
     return rows.select(records.PROGRESS.names).combine_chunks()
 
 
-SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Nanoseconds this thread ran and waited for a core; Linux only."""
+def _schedstat() -> tuple[int, int] | None:
+    """Nanoseconds this thread ran and waited so far; None if the kernel does not report it."""
+    try:
+        ran_ns, waited_ns, _slices = map(int, SCHEDSTAT.read_text().split())
+    except (OSError, ValueError):
+        return None
+    return ran_ns, waited_ns
 
 
 @dataclass(slots=True)
 class _Second:
-    """Counts since `since_ns`; `cpu_ns` and `ran` are the readings then."""
+    """Counts since `since_ns`; `cpu_ns` and `ran` (this thread ran and waited, ns) are the readings then."""
 
-    since_ns: int
-    cpu_ns: int
-    ran: tuple[int, int] | None
+    since_ns: int = field(default_factory=time.monotonic_ns)
+    cpu_ns: int = field(default_factory=time.process_time_ns)
+    ran: tuple[int, int] | None = field(default_factory=_schedstat)
     lags_ns: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
     missed: int = 0
@@ -141,7 +144,7 @@ class HealthSampler:
     def __init__(self, client_id: int, clock: Clock) -> None:
         self._client_id = client_id
         self._clock = clock
-        self._second = _second()
+        self._second = _Second()
         self._gc_began_ns = 0
 
     def sent(self, lag_ns: int) -> None:
@@ -173,9 +176,8 @@ class HealthSampler:
 
     def sample(self) -> dict[str, Any]:
         """The row of the time since the last sample."""
-        second, self._second = self._second, _second()
-        span_ns = max(1, self._second.since_ns - second.since_ns)
-        clock = self._clock
+        second, self._second = self._second, _Second()
+        span_ns, clock = max(1, self._second.since_ns - second.since_ns), self._clock
         lags_ms = np.quantile(second.lags_ns, [0.5, 0.99, 1.0]) / 1e6 if second.lags_ns else [None] * 3
         return {
             "client_id": self._client_id,
@@ -202,19 +204,6 @@ class HealthSampler:
         elif self._gc_began_ns:
             self._second.gc_pauses += 1
             self._second.gc_ns += time.monotonic_ns() - self._gc_began_ns
-
-
-def _second() -> _Second:
-    return _Second(time.monotonic_ns(), time.process_time_ns(), _schedstat())
-
-
-def _schedstat() -> tuple[int, int] | None:
-    """Nanoseconds this thread ran and waited so far; None if the kernel does not report it."""
-    try:
-        ran_ns, waited_ns, _slices = map(int, SCHEDSTAT.read_text().split())
-    except (OSError, ValueError):
-        return None
-    return ran_ns, waited_ns
 
 
 def _run_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:

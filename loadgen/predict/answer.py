@@ -1,12 +1,8 @@
-"""The engine model's verdict on a service, at one operating point.
-
-The engine model is handed in.
-"""
+"""The engine model's verdict on a service: its capacity, or one rate. The engine model is handed in."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +10,15 @@ import numpy as np
 from analysis.results import summary
 from analysis.results.asked import constants_basis, describe
 from analysis.results.figures import CapacityFigures, ProbeFigures, Quantile
-from analysis.results.predictions import (
-    CapacityDraws,
-    NoiseForecast,
-    PredictionVerdict,
-    RateForecast,
-    SessionForecast,
-)
+from analysis.results.predictions import NoiseForecast, PredictionVerdict, RateForecast, SessionForecast
 from analysis.stats.estimate import Estimate
-from analysis.stats.quantiles import least_values, quantile
+from analysis.stats.quantiles import least_values
 from conf.specs.bounds import JOINT, LIMITS, Limit, label, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Search, SimulatedEngine
 from loadgen.predict.capacity import (
     MANY_NODES,
     QUICK_S,
     PredictedCapacity,
-    Solution,
     missed_alone,
     missed_beside_prompt,
     predicted_capacity,
@@ -40,12 +29,10 @@ from loadgen.predict.uncertainty import (
     DRAWS,
     ParallelMap,
     QuantileDraws,
-    SimulatedQuantiles,
     Uncertainty,
-    figures,
+    quantile_draws,
     sensitivities,
     uncertainty,
-    under_draws,
 )
 from loadgen.traffic.prefix_sharing import cache_warmup_s, reusable_share, sessions_alive
 
@@ -95,89 +82,80 @@ def predict(
     """
     guess = experiment.search.expected_qps or model.guess_qps(experiment) or UNGUESSED_QPS
     machine = model.machine(experiment)
-    capacity_found = predicted_capacity(experiment, model.simulate, guess, machine.kv_tokens)
-    point, side = capacity_found.answer.point, capacity_found.answer.root.side
-    at_point = replace(_figures(experiment, point, machine), noise=_noise(capacity_found))
+    prediction = predicted_capacity(experiment, model.simulate, guess, machine.kv_tokens)
+    answer, simulator = prediction.answer, prediction.simulator
+    point, side = answer.point, answer.root.side
+    forecast = replace(_forecast(experiment, point, machine), noise=_noise(prediction))
     if side:
-        at_point = replace(
-            at_point,
-            of_rate=_under_draws(capacity_found.simulator, point.rate_qps, draws, parallel_map).summed,
-        )
-    verdict = base(experiment, forecast=at_point)
-    if why := _no_rate(capacity_found, model):
-        verdict = replace(verdict, forecast=replace(at_point, noise=None), no_rate=True)
-        return _ended(verdict, summary.EXIT_SLO_MISSED, why)
+        of_rate = quantile_draws(simulator, point.rate_qps, draws, parallel_map).summed
+        forecast = replace(forecast, of_rate=of_rate)
+    verdict = base(experiment, forecast=forecast)
     if side < 0:
-        low = f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) {label(point.binding)} is over"
-        return _ended(verdict, summary.EXIT_SLO_MISSED, f"{low} its bound")
-    if capacity_found.answer.jumps:
-        return _ended(verdict, summary.EXIT_OPEN, _jump(point))
+        why = missed_alone(simulator, point.binding)
+    else:
+        why = "" if side else missed_beside_prompt(point, simulator.experiment, model.simulate)
+    if why:
+        verdict = replace(verdict, forecast=replace(forecast, noise=None), no_rate=True)
+        return _ended(verdict, summary.EXIT_SLO_MISSED, why)
+    name = label(point.binding)
+    if side < 0:
+        low = f"even at {point.rate_qps:g} QPS per node (search.lowest_qps) {name} is over its bound"
+        return _ended(verdict, summary.EXIT_SLO_MISSED, low)
+    if answer.jumps:
+        jump = f"{name} jumps over its bound near {point.rate_qps:.2g} QPS per node"
+        return _ended(verdict, summary.EXIT_OPEN, f"{jump}, so that no interval follows from how it grows")
     if side > 0:
         why = f"the bounds are kept even at {point.rate_qps:g} QPS per node (search.highest_qps); raise it"
         if not point.steady:
             why += (
                 "; the queue grew all along there, so that bounds so wide are missed later than was watched"
             )
-        verdict = replace(verdict, capacity=_open_capacity(experiment, point))
-        return _ended(verdict, summary.EXIT_OPEN, why)
-    unsure = uncertainty(capacity_found, draws, parallel_map)
-    capacity = _capacity(experiment, capacity_found.answer, unsure)
+        # The end of the search where the bounds are still kept: a lower bound, without an interval.
+        capacity = _capacity(experiment, point, Estimate.at_least(experiment.search.highest_qps))
+        return _ended(replace(verdict, capacity=replace(capacity, at_end=True)), summary.EXIT_OPEN, why)
+    unsure = uncertainty(prediction, draws, parallel_map)
+    away = {name: unsure.ends(share, answer.noise or 0.0) for name, share in SHARES.items()}
+    rate_qps = answer.root.rate_qps
+    ends = {name: None if ln is None else rate_qps * math.exp(ln) for name, ln in away.items()}
+    capacity = _capacity(experiment, point, Estimate(rate_qps, **ends), unsure)
     verdict = replace(
         verdict,
-        forecast=replace(at_point, of_capacity=_draws(unsure) if draws else None),
+        forecast=replace(forecast, of_capacity=unsure.draws if draws else None),
         capacity=capacity,
-        sensitivity=sensitivities(capacity_found, parallel_map) if sensitivity else None,
+        sensitivity=sensitivities(prediction, parallel_map) if sensitivity else None,
     )
     why = _beyond(experiment.search, capacity, unsure)
     return _ended(verdict, summary.EXIT_OPEN if why else summary.EXIT_OK, why)
 
 
-def _no_rate(found: PredictedCapacity, model: EngineModel) -> str:
-    """The reason why no rate keeps a bound; empty if there may be one."""
-    point, side = found.answer.point, found.answer.root.side
-    if side < 0:
-        return missed_alone(found.simulator, point.binding)
-    return "" if side else missed_beside_prompt(point, found.simulator.experiment, model.simulate)
-
-
-def _jump(point: OperatingPoint) -> str:
-    """The reason why no interval follows from the latencies around a rate."""
-    name, rate = label(point.binding), f"{point.rate_qps:.2g} QPS per node"
-    return f"{name} jumps over its bound near {rate}, so that no interval follows from how it grows"
-
-
-def _draws(unsure: Uncertainty) -> CapacityDraws:
-    return CapacityDraws(
-        draws=len(unsure.ln_ratios),
-        open_draws_below=unsure.open_below,
-        open_draws_above=unsure.open_above,
-        constants_sampled=tuple(unsure.sampled),
-        ln_ratios=tuple(unsure.ln_ratios),
+def _capacity(
+    experiment: Experiment, point: OperatingPoint, per_node: Estimate, unsure: Uncertainty | None = None
+) -> CapacityFigures:
+    bindings = unsure.bindings if unsure else ()
+    same = sum(limit == point.binding for limit in bindings)
+    return CapacityFigures(
+        qps_per_node=per_node,
+        qps_per_replica=per_node.per(experiment.layout.replicas_per_node),
+        interval=INTERVAL,
+        binding=point.binding,
+        binding_probability=same / len(bindings) if bindings else None,
+        open_above=per_node.high is None,
+        open_below=unsure is not None and per_node.low is None,
+        at_end=False,
     )
-
-
-def _under_draws(
-    simulator: RateSimulator, rate_qps: float, draws: int, parallel_map: ParallelMap
-) -> QuantileDraws:
-    return under_draws(simulator.experiment, partial(_seen, simulator, rate_qps), draws, parallel_map)
-
-
-def _seen(simulator: RateSimulator, rate_qps: float, experiment: Experiment) -> SimulatedQuantiles:
-    point = simulator.varied(experiment).at(rate_qps)
-    quantiles_ms = {limit: point.quantile_ms(limit) for limit in point.slo.limits}
-    return SimulatedQuantiles(quantiles_ms, point.worst <= 0, point.steady)
 
 
 def _beyond(search: Search, capacity: CapacityFigures, unsure: Uncertainty) -> str:
     """The reason why an end of the interval is unknown; empty if both are known."""
-    out, of = [], f"of {len(unsure.ln_ratios)} draws of the constants"
+    reasons, draws = [], unsure.draws
+    of = f"of {draws.draws} draws of the constants"
     if capacity.open_below:
         lowest = f"{search.lowest_qps:g} QPS per node (search.lowest_qps); lower it"
-        out.append(f"a bound is missed in {unsure.open_below} {of} even at {lowest}")
+        reasons.append(f"a bound is missed in {draws.open_draws_below} {of} even at {lowest}")
     if capacity.open_above:
         highest = f"{search.highest_qps:g} QPS per node (search.highest_qps); raise it"
-        out.append(f"the bounds are kept in {unsure.open_above} {of} even at {highest}")
-    return "; ".join(out)
+        reasons.append(f"the bounds are kept in {draws.open_draws_above} {of} even at {highest}")
+    return "; ".join(reasons)
 
 
 def at_rate(
@@ -189,19 +167,22 @@ def at_rate(
     keep the bounds.
     """
     assert experiment.rate_qps
-    machine, whole = model.machine(experiment), experiment.workload.has_sessions
-    nodes, kv_tokens = simulated_nodes(experiment), machine.kv_tokens
-    rough = RateSimulator(
-        experiment, model.simulate, Effort.from_budget(QUICK_S, min(nodes, MANY_NODES), whole), kv_tokens
+    machine, nodes = model.machine(experiment), simulated_nodes(experiment)
+    rough, simulator = (
+        RateSimulator(
+            experiment,
+            model.simulate,
+            Effort.from_budget(budget_s, count, experiment.workload.has_sessions),
+            machine.kv_tokens,
+        )
+        for budget_s, count in ((QUICK_S, min(nodes, MANY_NODES)), (experiment.search.budget_s, nodes))
     )
-    effort = Effort.from_budget(experiment.search.budget_s, nodes, whole)
-    simulator = RateSimulator(experiment, model.simulate, effort, kv_tokens)
     point = simulator.at(experiment.rate_qps)
-    known, came = _under_draws(rough, experiment.rate_qps, draws, parallel_map), len(point.ttft_ms) > 0
+    known, came = quantile_draws(rough, experiment.rate_qps, draws, parallel_map), len(point.ttft_ms) > 0
     missed = [label(limit) for limit in point.slo.limits if point.excess(limit) > 0]
     verdict = base(
         experiment,
-        forecast=replace(_figures(experiment, point, machine), of_rate=known.summed if came else None),
+        forecast=replace(_forecast(experiment, point, machine), of_rate=known.summed if came else None),
         probe=ProbeFigures(
             rate_qps_per_node=experiment.rate_qps,
             window_s=simulator.effort.window_s,
@@ -219,13 +200,13 @@ def at_rate(
 
 def _limit(known: QuantileDraws, point: OperatingPoint, limit: Limit) -> Quantile:
     """A limited quantile at the point, with the constants' uncertainty."""
-    quantile_ms, bound_ms = point.quantile_ms(limit), point.bound_ms(limit)
-    found = figures(known, limit, quantile_ms, point.interval_ms(limit), bound_ms)
+    bound_ms = point.bound_ms(limit)
+    figure = known.figure(limit, point.quantile_ms(limit), point.interval_ms(limit), bound_ms)
     if metric_of(limit) != JOINT:
         least, seen = least_values(quantile_of(limit)), len(point.latency(limit))
-        return replace(found, needs=None if found.has_interval or seen >= least else least)
+        return replace(figure, needs=None if figure.has_interval or seen >= least else least)
     share = float(np.mean(point.latency(limit) <= bound_ms))
-    return Quantile(ms=None, bound_ms=math.inf, passed=found.passed, share=share)
+    return Quantile(ms=None, bound_ms=math.inf, passed=figure.passed, share=share)
 
 
 def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
@@ -240,16 +221,19 @@ def base(experiment: Experiment, **parts: Any) -> PredictionVerdict:
     )
 
 
-def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> RateForecast:
+def _forecast(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> RateForecast:
     """One node at the rate of the point; requests in flight by Little's law, which needs `steady`."""
     rate, new = point.served_qps, point.input_tokens - point.cached_tokens
     pairs = new * (point.cached_tokens + new / 2)
     decoded = point.output_tokens * (point.input_tokens + point.output_tokens / 2)
     flop = machine.flop_per_token * (new + point.output_tokens) + machine.flop_per_pair * (pairs + decoded)
+    # p90 TTFT and p90 TPOT, bounded or not, and the quantile of every other bound.
+    limits = dict.fromkeys((*LIMITS, *(limit for limit in point.slo.limits if metric_of(limit) != JOINT)))
+    prefill_busy_s = point.work.get("prefill_busy_s", math.nan) / point.load_s
     return RateForecast(
         rate_qps_per_node=point.rate_qps,
         steady=point.steady,
-        limits_ms=_limits_ms(point),
+        limits_ms={limit: point.quantile_ms(limit) for limit in limits},
         input_tokens_per_s_per_node=_known(rate * point.input_tokens),
         image_tokens_per_s_per_node=_known(rate * point.image_tokens),
         output_tokens_per_s_per_node=_known(rate * point.output_tokens),
@@ -257,19 +241,13 @@ def _figures(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) 
         in_flight_per_node=_known(rate * point.e2e_s) if point.steady else None,
         kv_used=_known(point.work["kv_token_seconds"] / point.load_s / machine.kv_tokens),
         busy=_known(point.work["busy_s"] / point.load_s / machine.replicas),
-        prefill_busy=_prefill_busy(point, machine),
+        prefill_busy=_known(prefill_busy_s / machine.prefill_engines) if machine.prefill_engines else None,
         mfu=_known(rate * flop / machine.peak_flop_per_s) if machine.peak_flop_per_s else None,
         step_terms=machine.shares(point.work),
         requests=len(point.ttft_ms),
         simulated_node_s=point.load_s,
         sessions=_sessions(experiment, point, machine),
     )
-
-
-def _limits_ms(point: OperatingPoint) -> dict[Limit, float | None]:
-    """p90 TTFT and p90 TPOT at the point, bounded or not, and the quantile of every other bound."""
-    limits = dict.fromkeys((*LIMITS, *(limit for limit in point.slo.limits if metric_of(limit) != JOINT)))
-    return {limit: quantile(point.latency(limit), quantile_of(limit)) for limit in limits}
 
 
 def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks) -> SessionForecast | None:
@@ -290,53 +268,16 @@ def _sessions(experiment: Experiment, point: OperatingPoint, machine: NodePeaks)
     )
 
 
-def _prefill_busy(point: OperatingPoint, machine: NodePeaks) -> float | None:
-    busy_s = point.work.get("prefill_busy_s", math.nan)
-    return _known(busy_s / point.load_s / machine.prefill_engines) if machine.prefill_engines else None
-
-
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _noise(found: PredictedCapacity) -> NoiseForecast:
-    noise, effort = found.answer.noise, found.simulator.effort
+def _noise(prediction: PredictedCapacity) -> NoiseForecast:
+    noise, effort = prediction.answer.noise, prediction.simulator.effort
     return NoiseForecast(
         noise_pct=None if noise is None else 100 * noise,
         varied_nodes=effort.nodes,
         varied_node_s=effort.nodes * effort.parts * effort.window_s,
-    )
-
-
-def _capacity(experiment: Experiment, answer: Solution, unsure: Uncertainty) -> CapacityFigures:
-    estimate, noise = answer.root.rate_qps, answer.noise or 0.0
-    away = {name: unsure.ends(share, noise) for name, share in SHARES.items()}
-    ends = {name: None if ln is None else estimate * math.exp(ln) for name, ln in away.items()}
-    binding = answer.point.binding
-    same = sum(limit == binding for limit in unsure.bindings)
-    per_node = Estimate(estimate, **ends)
-    return CapacityFigures(
-        qps_per_node=per_node,
-        qps_per_replica=per_node.per(experiment.layout.replicas_per_node),
-        interval=INTERVAL,
-        binding=binding,
-        binding_probability=same / len(unsure.bindings) if unsure.bindings else None,
-        open_above=ends["high"] is None,
-        open_below=ends["low"] is None,
-        at_end=False,
-    )
-
-
-def _open_capacity(experiment: Experiment, point: OperatingPoint) -> CapacityFigures:
-    """The end of the search where the bounds are still kept: a lower bound, without an interval."""
-    per_node = Estimate.at_least(experiment.search.highest_qps)
-    return CapacityFigures(
-        qps_per_node=per_node,
-        qps_per_replica=per_node.per(experiment.layout.replicas_per_node),
-        interval=INTERVAL,
-        binding=point.binding,
-        open_above=True,
-        at_end=True,
     )
 
 

@@ -1,7 +1,4 @@
-"""Predictions for every cell of a grid, on the same requests and the same drawn constants.
-
-The engine model is handed in.
-"""
+"""Predictions for every cell of a grid, on the same requests and the same drawn constants."""
 
 import math
 import zlib

@@ -1,7 +1,6 @@
 """Replays of so many requests on the engine model: latencies, throughput, their intervals.
 
-The engine model is handed in. The service begins empty and all requests count, as in other tools'
-benchmarks.
+The service begins empty and all requests count, as in other tools' benchmarks.
 """
 
 import math
@@ -42,9 +41,8 @@ SAME = 1e-9
 MOST_REQUESTS = 50_000
 """A longer replay is a steady state, which rate_qps without requests answers at less cost (our choice)."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-LATENCIES = ("ttft_ms", "tpot_ms", "gap_ms", "e2e_ms")
-METRICS = ("ttft", "tpot", "itl", "e2e")
-"""The same latencies by the names of their bounds: the late gap of a request is what bounds call its ITL."""
+FIGURES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "gap_ms", "e2e": "e2e_ms"}
+"""Names of the printed latencies by those of their bounds, which call the late gap of a request its ITL."""
 UNSEEN = ("queue", "itl_pooled")
 """Latencies that a replay does not see."""
 THROUGHPUT = "output_tokens_per_s"
@@ -101,20 +99,20 @@ def refuse(experiment: Experiment) -> None:
         raise ConfigError("workload.arrivals.kind=trace has requests of its own; leave requests=... out")
     if kind == "vllm_bench" and seed > MOST_SEED:
         raise ConfigError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
-    if (count := asked_requests(experiment)) > MOST_REQUESTS:
+    if (count := requests_of(experiment)) > MOST_REQUESTS:
         raise ConfigError(
             f"requests={count} are more than the {MOST_REQUESTS} of a replay; lower them, or ask for the "
             "steady state: rate_qps=... alone"
         )
 
 
-def asked_requests(experiment: Experiment) -> int:
+def requests_of(experiment: Experiment) -> int:
     return experiment.closed_requests if experiment.requests is None else experiment.requests
 
 
 def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     """The requests; every `number` above 0 draws anew what the seed leaves to chance."""
-    traffic, seed, count = Traffic(experiment.workload), experiment.seed, asked_requests(experiment)
+    traffic, seed, count = Traffic(experiment.workload), experiment.seed, requests_of(experiment)
     if held := experiment.concurrency:
         return traffic.closed(count, held, 0, window_index=number, first_seq=0, seed=seed)
     assert experiment.rate_qps, "a replay has a rate or a concurrency"
@@ -130,34 +128,39 @@ def predict(
     An interval holds the constants' uncertainty on the same arrivals, and the scatter of other seeds if
     chance drew any.
     """
-    figures_of = partial(_figures, experiment, play)
     sets = drawn(experiment, draws)
     jobs: list[tuple[Mapping[str, float], int]] = [({}, number) for number in range(SEEDS + 1)]
-    seen = list(parallel_map(figures_of, [*jobs, *((values, 0) for values in sets)]))
+    seen = list(parallel_map(partial(_figures, experiment, play), [*jobs, *((values, 0) for values in sets)]))
     values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
-    found = {name: _estimate(name, values, varied, others) for name in values}
-    bounds = {bound.limit: found.pop(bound.limit) for bound in experiment.slo.bounds}
-    probe = _judged(experiment, found["requests_per_s"], bounds)
-    missed = probe.missed
+    figures = {name: _estimate(name, values, varied, others) for name in values}
+    slo = experiment.slo
+    bounds = {bound.limit: figures.pop(bound.limit) for bound in slo.bounds}
+    served = figures["requests_per_s"]
+    probe = ProbeFigures(
+        loop="closed" if experiment.concurrency else "open",
+        concurrency=experiment.concurrency,
+        rate_qps_per_node=experiment.rate_qps or (served.value if served else 0.0) / experiment.cluster.nodes,
+        limits={limit: _quantile(slo, limit, figure) for limit, figure in bounds.items()},
+    )
     schedule = planned(experiment)
-    sent = [float(tokens.mean()) for tokens in (schedule.input_tokens, schedule.output_tokens)]
-    shown = ReplayForecast(
-        requests=asked_requests(experiment),
+    forecast = ReplayForecast(
+        requests=requests_of(experiment),
         concurrency=experiment.concurrency,
         rate_qps_per_node=experiment.rate_qps,
-        input_tokens=sent[0],
-        output_tokens=sent[1],
-        figures=found,
+        input_tokens=float(schedule.input_tokens.mean()),
+        output_tokens=float(schedule.output_tokens.mean()),
+        figures=figures,
         seeds=SEEDS,
-        other_seeds=_by_chance({name: values[name] for name in found}, others),
+        other_seeds=_by_chance({name: values[name] for name in figures}, others),
         draws=len(sets),
         constants_sampled=tuple(sets[0]) if sets else (),
-        kept_probability=_kept(experiment, varied),
+        kept_probability=_kept(slo, varied),
         ln_throughput=tuple(map(_ln_throughput, varied)),
         ln_throughput_of_seeds=tuple(map(_ln_throughput, others)),
     )
+    missed = probe.missed
     return replace(
-        base(experiment, replay=shown, probe=probe),
+        base(experiment, replay=forecast, probe=probe),
         passed=not missed,
         exit_code=summary.EXIT_SLO_MISSED if missed else summary.EXIT_OK,
         reason=f"{' and '.join(map(label, missed))} over the bound" if missed else "",
@@ -171,25 +174,20 @@ def _figures(
     constants, number = job
     schedule = planned(experiment, number)
     played = play(replaced(experiment, constants), schedule, experiment.seed + number)
-    known = latencies_ms(schedule, played)
-    latencies = dict(zip(LATENCIES, known, strict=True))
-    found = {
-        f"{name}.{place}": quantile(values, share)
-        for name, values in latencies.items()
-        for place, share in QUANTILES.items()
-    }
+    latencies = latencies_ms(schedule, played)
     took_s = float(played.last_s.max())
     outputs, inputs = int(schedule.output_tokens.sum()), int(schedule.input_tokens.sum())
-    rates = {
-        "requests_per_s": len(schedule),
-        THROUGHPUT: outputs,
-        "total_tokens_per_s": inputs + outputs,
-    }
     return {
-        **found,
-        **{name: count / took_s for name, count in rates.items()},
+        **{
+            f"{FIGURES[metric]}.{place}": quantile(values, share)
+            for metric, values in latencies.items()
+            for place, share in QUANTILES.items()
+        },
+        "requests_per_s": len(schedule) / took_s,
+        THROUGHPUT: outputs / took_s,
+        "total_tokens_per_s": (inputs + outputs) / took_s,
         "makespan_s": took_s,
-        **_of_bounds(experiment.slo, dict(zip(METRICS, known, strict=True))),
+        **_of_bounds(experiment.slo, latencies),
     }
 
 
@@ -207,32 +205,29 @@ def _of_bounds(slo: Slo, latencies_ms: Mapping[str, Floats]) -> dict[str, float 
     return figures
 
 
-def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> tuple[Floats, Floats, Floats, Floats]:
+def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> dict[str, Floats]:
     """TTFT, TPOT, late gap and E2E of every request in ms, by `analysis.rows.metrics`."""
     outputs = schedule.output_tokens.astype(np.float64)
-    return (
-        ttft_ms(played.sent_s, played.first_s),
-        tpot_ms(played.first_s, played.last_s, outputs),
-        played.gap_s * 1e3,
-        (played.last_s - played.sent_s) * 1e3,
-    )
+    return {
+        "ttft": ttft_ms(played.sent_s, played.first_s),
+        "tpot": tpot_ms(played.first_s, played.last_s, outputs),
+        "itl": played.gap_s * 1e3,
+        "e2e": (played.last_s - played.sent_s) * 1e3,
+    }
 
 
 def request_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     """A row per request in order of sending, times in seconds; null if a figure does not apply."""
-    ttft, tpot, gap, e2e = (values / 1e3 for values in latencies_ms(schedule, played))
-    known = [pa.array(values, pa.float64(), from_pandas=True) for values in (ttft, tpot, gap, e2e)]
-    names = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-    return pa.table(
-        {
-            "request": schedule.seq,
-            "due_s": played.sent_s,
-            "input_tokens": schedule.input_tokens,
-            "output_tokens": schedule.output_tokens,
-            **dict(zip(names, known, strict=True)),
-            "replica": played.replica,
-        }
-    )
+    latencies = latencies_ms(schedule, played)
+    columns = {
+        "request": schedule.seq,
+        "due_s": played.sent_s,
+        "input_tokens": schedule.input_tokens,
+        "output_tokens": schedule.output_tokens,
+    }
+    for metric, values in latencies.items():
+        columns[f"{metric}_s"] = pa.array(values / 1e3, pa.float64(), from_pandas=True)
+    return pa.table(columns | {"replica": played.replica})
 
 
 def progress_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
@@ -266,14 +261,13 @@ def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> Estimate:
     """
     ours, theirs = cell.replay, first.replay
     assert ours is not None and theirs is not None
-    value, of = (math.log(figure.value) if figure else math.nan for figure in _throughputs(ours, theirs))
+    value, of = (
+        math.log(figure.value) if (figure := replay.figures[THROUGHPUT]) else math.nan
+        for replay in (ours, theirs)
+    )
     moved = _differences(ours.ln_throughput, theirs.ln_throughput) - (value - of)
     chance = _differences(ours.ln_throughput_of_seeds, theirs.ln_throughput_of_seeds) - (value - of)
     return Estimate(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
-
-
-def _throughputs(*replays: ReplayForecast) -> list[Estimate | None]:
-    return [one.figures[THROUGHPUT] for one in replays]
 
 
 def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
@@ -328,19 +322,6 @@ def _by_chance(values: Figures, others: Sequence[Figures]) -> dict[str, Estimate
     return {} if same else {name: _estimate(name, values, [], others) for name in values}
 
 
-def _judged(
-    experiment: Experiment, served: Estimate | None, bounds: Mapping[Limit, Estimate | None]
-) -> ProbeFigures:
-    rate_qps = experiment.rate_qps or (served.value if served else 0.0) / experiment.cluster.nodes
-    slo = experiment.slo
-    return ProbeFigures(
-        loop="closed" if experiment.concurrency else "open",
-        concurrency=experiment.concurrency,
-        rate_qps_per_node=rate_qps,
-        limits={limit: _quantile(slo, limit, figure) for limit, figure in bounds.items()},
-    )
-
-
 def _quantile(slo: Slo, limit: Limit, figure: Estimate | None) -> Quantile:
     passed = None if figure is None else _keeps(slo, limit, figure.value)
     if metric_of(limit) == JOINT:
@@ -353,11 +334,10 @@ def _keeps(slo: Slo, limit: Limit, figure: float) -> bool:
     return figure >= quantile_of(limit) if metric_of(limit) == JOINT else figure <= slo.bound_ms(limit)
 
 
-def _kept(experiment: Experiment, varied: Sequence[Figures]) -> float | None:
+def _kept(slo: Slo, varied: Sequence[Figures]) -> float | None:
     """Share of the draws that keep every bound; a quantile that does not apply misses none."""
     if not varied:
         return None
-    slo = experiment.slo
     kept = [
         all((figure := one[limit]) is None or _keeps(slo, limit, figure) for limit in slo.limits)
         for one in varied

@@ -1,4 +1,4 @@
-"""Interval of the engine model's answer from the uncertainty of its constants, and each one's share."""
+"""Intervals of the engine model's answers from the uncertainty of its constants, and each one's share."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from analysis.results.figures import Quantile
-from analysis.results.predictions import RateDraws, SensitivityRow
+from analysis.results.predictions import CapacityDraws, RateDraws, SensitivityRow
 from analysis.stats.estimate import Estimate
 from conf.constants import constants, replaced
 from conf.specs.bounds import Limit
-from conf.specs.experiment import Constant, Experiment
+from conf.specs.experiment import Constant
 from loadgen.predict.capacity import PredictedCapacity, RateRoot, solve
 from loadgen.predict.draws import NORMAL, drawn, uncertain
 from loadgen.predict.operating_point import RateSimulator
@@ -27,22 +27,20 @@ MANY_DRAWS, DRAWS_PER_CONSTANT = 2000, 2
 ROUGH = 0.01
 """Tolerance of ln rate; the interval of the default model is some 50 times as wide."""
 Z95 = NORMAL.inv_cdf(0.975)
+ENDS = (0.025, 0.975)
+NUDGE = math.log(1.1)
+"""Elasticities span 10 % less to 10 % more of a constant: well above the noise of a rough run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """ln ratios of answers under drawn constants (`sampled`) to that under their values, and the binding
-    limits.
+    """A capacity under drawn constants: the draws, the limit that binds in each, and the fitted response.
 
-    Draws beyond an end of the search, `open_below` or `open_above`, stand as that end. The interval comes
-    from `smoothed`.
+    Draws beyond an end of the search stand as that end. The interval comes from `smoothed`.
     """
 
-    sampled: tuple[str, ...]
-    ln_ratios: tuple[float, ...] = ()
+    draws: CapacityDraws
     bindings: tuple[Limit, ...] = ()
-    open_below: int = 0
-    open_above: int = 0
     smoothed: tuple[float, ...] = ()
 
     def ends(self, share: float, noise: float) -> float | None:
@@ -50,9 +48,8 @@ class Uncertainty:
 
         None if that quantile lies beyond an end of the search.
         """
-        side = 1 if share > 0.5 else -1
-        beyond = self.open_above if side > 0 else self.open_below
-        if beyond and beyond >= min(share, 1 - share) * len(self.ln_ratios):
+        beyond = self.draws.open_draws_above if share > 0.5 else self.draws.open_draws_below
+        if beyond and beyond >= min(share, 1 - share) * self.draws.draws:
             return None
         return interval_end(self.smoothed, share, noise / Z95 * NORMAL.inv_cdf(max(share, 1 - share)))
 
@@ -61,17 +58,21 @@ def uncertainty(
     prediction: PredictedCapacity, draws: int = DRAWS, parallel_map: ParallelMap = map
 ) -> Uncertainty:
     """The prediction again under `draws` sets of constants, on the same requests."""
-    sets = drawn(prediction.simulator.experiment, draws)
-    if not sets:
-        return Uncertainty(())
-    answers = list(parallel_map(partial(varied, prediction.simulator, prediction.quick.root), sets))
-    base = math.log(prediction.quick.root.rate_qps)
-    ln_ratios = tuple(ln_qps - base for ln_qps, _, _ in answers)
+    simulator, root = prediction.simulator, prediction.quick.root
+    sets = drawn(simulator.experiment, draws)
+    answers = list(parallel_map(partial(_varied, simulator, root), sets))
+    ln_ratios = tuple(ln_qps - math.log(root.rate_qps) for ln_qps, _, _ in answers)
     below, above = (sum(side == end for _, _, side in answers) for end in (-1, 1))
-    many = [] if below or above else drawn(prediction.simulator.experiment, MANY_DRAWS)
-    more = smoothed(sets, ln_ratios, many)
+    many = [] if below or above or not sets else drawn(simulator.experiment, MANY_DRAWS)
+    capacity_draws = CapacityDraws(
+        draws=len(sets),
+        open_draws_below=below,
+        open_draws_above=above,
+        constants_sampled=tuple(sets[0]) if sets else (),
+        ln_ratios=ln_ratios,
+    )
     bindings = tuple(binding for _, binding, _ in answers)
-    return Uncertainty(tuple(sets[0]), ln_ratios, bindings, below, above, more)
+    return Uncertainty(capacity_draws, bindings, smoothed(sets, ln_ratios, many))
 
 
 def smoothed(
@@ -105,16 +106,16 @@ def interval_end(moved: Sequence[float], share: float, noise: float) -> float:
     return side * math.hypot(max(0.0, side * drawn_quantile(moved, share)), noise)
 
 
-def varied(simulator: RateSimulator, base: RateRoot, values: Mapping[str, float]) -> tuple[float, Limit, int]:
+def _varied(
+    simulator: RateSimulator, base: RateRoot, values: Mapping[str, float]
+) -> tuple[float, Limit, int]:
     """ln QPS under other constants, the limit that binds, and the side of an open end."""
-    changed = solve(
-        simulator.varied(replaced(simulator.experiment, values)), base.rate_qps, base.slope, ROUGH
-    )
+    experiment = replaced(simulator.experiment, values)
+    changed = solve(simulator.varied(experiment), base.rate_qps, base.slope, ROUGH)
     return math.log(changed.root.rate_qps), changed.point.binding, changed.root.side
 
 
-NUDGE = math.log(1.1)
-"""Elasticities span 10 % less to 10 % more of a constant: well above the noise of a rough run."""
+# Which constant matters most.
 
 
 def sensitivities(
@@ -125,18 +126,24 @@ def sensitivities(
     `share` is a constant's part of the variance of ln QPS when all are drawn together, correlated as their
     fit says: the shares add up to 1; one is below 0 if constants that move with it undo more than it does.
     """
-    uncertain = {path: it for path, it in constants(prediction.simulator.experiment).items() if it.value > 0}
-    wanted = [(path, value) for path, it in uncertain.items() for value in _ends(it)]
+    positive = {path: it for path, it in constants(prediction.simulator.experiment).items() if it.value > 0}
+    varied = [(path, value) for path, it in positive.items() for value in _values(it)]
     answers = parallel_map(
-        partial(varied, prediction.simulator, prediction.quick.root),
-        [{path: value} for path, value in wanted],
+        partial(_varied, prediction.simulator, prediction.quick.root),
+        [{path: value} for path, value in varied],
     )
-    ln_qps = {key: ln for key, (ln, _, _) in zip(wanted, answers, strict=True)}
-    rows = _shared(prediction, [_sensitivity(path, it, ln_qps, prediction) for path, it in uncertain.items()])
-    return tuple(sorted(rows, key=lambda row: (row.share, row.ln_sd, abs(row.elasticity)), reverse=True))
+    ln_qps = {key: ln for key, (ln, _, _) in zip(varied, answers, strict=True)}
+    rows = [_sensitivity(path, it, ln_qps, prediction) for path, it in positive.items()]
+    return tuple(
+        sorted(
+            _with_shares(prediction, rows),
+            key=lambda row: (row.share, row.ln_sd, abs(row.elasticity)),
+            reverse=True,
+        )
+    )
 
 
-def _ends(constant: Constant) -> Sequence[float]:
+def _values(constant: Constant) -> Sequence[float]:
     """The values to simulate: nudged to both sides, and the ends of the interval."""
     nudged = [constant.value * math.exp(-NUDGE), constant.value * math.exp(NUDGE)]
     if constant.low is None or constant.high is None:
@@ -147,15 +154,14 @@ def _ends(constant: Constant) -> Sequence[float]:
 def _sensitivity(
     path: str, constant: Constant, ln_qps: Mapping[tuple[str, float], float], prediction: PredictedCapacity
 ) -> SensitivityRow:
-    less, more, *ends = (ln_qps[path, value] for value in _ends(constant))
-    elasticity = (more - less) / 2 / NUDGE
+    less, more, *ends = (ln_qps[path, value] for value in _values(constant))
     # The rough run's own error drops out: the answer is moved by what the rough run is.
     shift = math.log(prediction.answer.root.rate_qps / prediction.quick.root.rate_qps)
     low_qps, high_qps = [math.exp(ln + shift) for ln in ends] or (None, None)
     return SensitivityRow(
         path=path,
         constant=constant,
-        elasticity=elasticity,
+        elasticity=(more - less) / 2 / NUDGE,
         at_low_qps=low_qps,
         at_high_qps=high_qps,
         share=0.0,
@@ -163,25 +169,24 @@ def _sensitivity(
     )
 
 
-def _shared(prediction: PredictedCapacity, rows: Sequence[SensitivityRow]) -> list[SensitivityRow]:
+def _with_shares(prediction: PredictedCapacity, rows: Sequence[SensitivityRow]) -> Sequence[SensitivityRow]:
     """The rows with their shares: covariance of an effect with the sum of all, over the sum's variance."""
     sets = drawn(prediction.simulator.experiment, MANY_DRAWS)
-    if not sets:
-        return list(rows)
     ln_qps = math.log(prediction.answer.root.rate_qps)
-    moved = {row.path: _moved(row, ln_qps, [one[row.path] for one in sets]) for row in rows if row.ln_sd}
-    if not moved:
-        return list(rows)
-    total = np.sum(list(moved.values()), axis=0)
+    effects = {row.path: _effect(row, ln_qps, [one[row.path] for one in sets]) for row in rows if row.ln_sd}
+    if not sets or not effects:
+        return rows
+    total = np.sum(list(effects.values()), axis=0)
     total -= total.mean()
     variance = float(total @ total)
     return [
-        replace(row, share=float(moved[row.path] @ total) / variance) if row.path in moved else row
+        replace(row, share=float(effects[row.path] @ total) / variance) if row.path in effects else row
         for row in rows
     ]
 
 
-def _moved(row: SensitivityRow, ln_qps: float, values: Sequence[float]) -> np.ndarray:
+def _effect(row: SensitivityRow, ln_qps: float, values: Sequence[float]) -> np.ndarray:
+    """ln QPS moved by these values of a constant, linear on each side."""
     ln = np.log(np.array(values) / row.constant.value)
     ends = (row.constant.low, row.at_low_qps), (row.constant.high, row.at_high_qps)
     below, above = (
@@ -193,7 +198,7 @@ def _moved(row: SensitivityRow, ln_qps: float, values: Sequence[float]) -> np.nd
     return np.where(ln < 0, below, above) * ln
 
 
-ENDS = (0.025, 0.975)
+# Quantiles at a rate.
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +214,6 @@ class SimulatedQuantiles:
     steady: bool = True
 
 
-Observe = Callable[[Experiment], SimulatedQuantiles]
-"""Serves the same requests under an experiment's constants. It is sent to other processes."""
-
-
 @dataclass(frozen=True, slots=True)
 class QuantileDraws:
     """Simulations under the constants' values (`base`) and under each draw of the `sampled` constants."""
@@ -222,102 +223,93 @@ class QuantileDraws:
     sampled: tuple[str, ...]
 
     @property
-    def kept_probability(self) -> float | None:
-        """Share of draws in which every bound is kept; None without draws or without any latency."""
-        known = any(ms is not None for ms in self.base.quantiles_ms.values())
-        return sum(seen.kept for seen in self.draws) / len(self.draws) if self.draws and known else None
-
-    @property
-    def overloaded(self) -> int:
-        """Number of draws in which the queue grew all along."""
-        return sum(not seen.steady for seen in self.draws)
-
-    @property
     def summed(self) -> RateDraws:
         """The share of draws that keep every bound, and the number in which the queue grows."""
+        applies = self.draws and any(ms is not None for ms in self.base.quantiles_ms.values())
         return RateDraws(
             draws=len(self.draws),
             constants_sampled=self.sampled,
-            kept_probability=self.kept_probability,
-            overloaded_draws=self.overloaded,
+            kept_probability=sum(seen.kept for seen in self.draws) / len(self.draws) if applies else None,
+            overloaded_draws=sum(not seen.steady for seen in self.draws),
         )
 
-    def constants_ms(self, limit: Limit, p90_ms: float) -> tuple[float, float | None] | None:
-        """95 % interval of a p90 by the draws around `p90_ms`, the p90 of a longer simulation under the
-        values.
+    def constants_ms(self, limit: Limit, quantile_ms: float) -> tuple[float, float | None] | None:
+        """95 % interval by the draws around `quantile_ms`, that of a longer simulation under the values.
 
         Its upper end is None (open) if too many draws are overloaded. None without draws or if the latency
         does not apply.
         """
-        known = [(seen.quantiles_ms[limit], seen.steady) for seen in self.draws]
-        ms = [(p90, steady) for p90, steady in known if p90 is not None]
+        seen = [(one.quantiles_ms[limit], one.steady) for one in self.draws]
+        drawn_ms = [(ms, steady) for ms, steady in seen if ms is not None]
         base = self.base.quantiles_ms[limit]
-        if not ms or base is None:
+        if not drawn_ms or base is None:
             return None
         # Under an overload nothing is known of how the long simulation differs from the short one.
-        scale = p90_ms / base if self.base.steady and p90_ms and base else 1.0
-        settled = [p90 * scale for p90, steady in ms if steady]
-        beyond = len(ms) - len(settled)
+        scale = quantile_ms / base if self.base.steady and quantile_ms and base else 1.0
+        settled = [ms * scale for ms, steady in drawn_ms if steady]
+        beyond = len(drawn_ms) - len(settled)
         if not settled:
-            return min(p90_ms, *(p90 for p90, _ in ms)), None
+            return min(quantile_ms, *(ms for ms, _ in drawn_ms)), None
         # A time in the queue may be 0, which has no logarithm.
         to, back = (np.log, np.exp) if min(settled) > 0 else (np.asarray, float)
-        figures = np.sort(to([*settled, *[max(settled)] * beyond]))
-        low, high = (float(back(drawn_quantile(figures.tolist(), share))) for share in ENDS)
-        is_open = beyond >= (1 - ENDS[1]) * len(ms)
-        return min(low, p90_ms), None if is_open else max(high, p90_ms)
+        values = np.sort(to([*settled, *[max(settled)] * beyond]))
+        low, high = (float(back(drawn_quantile(values.tolist(), share))) for share in ENDS)
+        is_open = beyond >= (1 - ENDS[1]) * len(drawn_ms)
+        return min(low, quantile_ms), None if is_open else max(high, quantile_ms)
+
+    def figure(
+        self, limit: Limit, quantile_ms: float | None, noise_ms: tuple[float, float] | None, bound_ms: float
+    ) -> Quantile:
+        """A quantile against its bound, with its 95 % interval and its causes apart.
+
+        `noise_ms` is Monte Carlo noise alone.
+        """
+        if quantile_ms is None:
+            return Quantile(ms=None, bound_ms=bound_ms, passed=None)
+        interval = self.constants_ms(limit, quantile_ms)
+        whole = noise_ms if interval is None else _joined(quantile_ms, interval, noise_ms)
+        return Quantile(
+            ms=Estimate(quantile_ms, *whole) if whole else Estimate(quantile_ms),
+            by_noise=Estimate(quantile_ms, *noise_ms) if noise_ms else None,
+            by_constants=Estimate(quantile_ms, *interval) if interval else None,
+            bound_ms=bound_ms,
+            passed=quantile_ms <= bound_ms,
+        )
 
 
-def under_draws(
-    experiment: Experiment, observe: Observe, draws: int = DRAWS, parallel_map: ParallelMap = map
+def quantile_draws(
+    simulator: RateSimulator, rate_qps: float, draws: int = DRAWS, parallel_map: ParallelMap = map
 ) -> QuantileDraws:
-    """`observe` of the experiment as it is and under `draws` sets of its constants, on the same requests."""
-    sets = drawn(experiment, draws)
-    seen: Iterable[SimulatedQuantiles] = parallel_map(partial(_seen, observe, experiment), [{}, *sets])
-    base, *others = seen
-    return QuantileDraws(base, tuple(others), tuple(uncertain(experiment)))
-
-
-def _seen(observe: Observe, experiment: Experiment, values: Mapping[str, float]) -> SimulatedQuantiles:
-    return observe(replaced(experiment, values))
-
-
-def figures(
-    draws: QuantileDraws,
-    limit: Limit,
-    found_ms: float | None,
-    noise_ms: tuple[float, float] | None,
-    bound_ms: float,
-) -> Quantile:
-    """A quantile against its bound, with its 95 % interval and its causes apart.
-
-    `noise_ms` is Monte Carlo noise alone.
+    """The quantiles at a rate as the experiment is and under `draws` sets of its constants, on the same
+    requests.
     """
-    interval = None if found_ms is None else draws.constants_ms(limit, found_ms)
-    whole = noise_ms if interval is None or found_ms is None else _joined(found_ms, interval, noise_ms)
-    if found_ms is None:
-        return Quantile(ms=None, bound_ms=bound_ms, passed=None)
-    return Quantile(
-        ms=Estimate(found_ms, *whole) if whole else Estimate(found_ms),
-        by_noise=Estimate(found_ms, *noise_ms) if noise_ms else None,
-        by_constants=Estimate(found_ms, *interval) if interval else None,
-        bound_ms=bound_ms,
-        passed=found_ms <= bound_ms,
-    )
+    sets = drawn(simulator.experiment, draws)
+    base, *others = parallel_map(partial(_quantiles, simulator, rate_qps), [{}, *sets])
+    return QuantileDraws(base, tuple(others), tuple(uncertain(simulator.experiment)))
+
+
+def _quantiles(simulator: RateSimulator, rate_qps: float, values: Mapping[str, float]) -> SimulatedQuantiles:
+    point = simulator.varied(replaced(simulator.experiment, values)).at(rate_qps)
+    quantiles_ms = {limit: point.quantile_ms(limit) for limit in point.slo.limits}
+    return SimulatedQuantiles(quantiles_ms, point.worst <= 0, point.steady)
 
 
 def _joined(
-    p90_ms: float, interval: tuple[float, float | None], noise_ms: tuple[float, float] | None
+    quantile_ms: float, interval: tuple[float, float | None], noise_ms: tuple[float, float] | None
 ) -> tuple[float, float | None]:
-    """The causes are independent: their distances from the p90 add up as squares, in ln unless one is 0."""
+    """The causes are independent: their distances from the quantile add up as squares, in ln unless one is
+    0.
+    """
     low, high = interval
-    if not p90_ms or not low:
-        wide = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2
-        up_ms = None if high is None or math.isinf(wide) else p90_ms + math.hypot(high - p90_ms, wide)
-        return max(0.0, p90_ms - math.hypot(p90_ms - low, wide)), up_ms
-    noise = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2 / p90_ms
-    down = math.hypot(math.log(p90_ms / low), noise)
-    up = None if high is None or math.isinf(noise) else math.hypot(math.log(high / p90_ms), noise)
-    return (0.0 if math.isinf(down) else p90_ms * math.exp(-down)), None if up is None else p90_ms * math.exp(
-        up
-    )
+    wide = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2
+    if not quantile_ms or not low:
+        up_ms = (
+            None if high is None or math.isinf(wide) else quantile_ms + math.hypot(high - quantile_ms, wide)
+        )
+        return max(0.0, quantile_ms - math.hypot(quantile_ms - low, wide)), up_ms
+    noise = wide / quantile_ms
+    if math.isinf(noise):
+        return 0.0, None
+    down = math.hypot(math.log(quantile_ms / low), noise)
+    up = None if high is None else quantile_ms * math.exp(math.hypot(math.log(high / quantile_ms), noise))
+    return quantile_ms * math.exp(-down), up

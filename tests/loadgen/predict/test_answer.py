@@ -12,6 +12,7 @@ import pytest
 
 from analysis.results import predictions, summary
 from analysis.results.json_border import to_tree
+from analysis.results.predictions import CapacityDraws
 from analysis.rows import metrics, records
 from conf import ConfigError, Experiment
 from conf.matrix import matrix
@@ -95,7 +96,14 @@ def test_a_quantile_among_draws_beyond_an_end_is_unknown() -> None:
     above = predict(only_layer("search.highest_qps=5.5"), MODEL)
     q = above["capacity"]["qps_per_node"]
     assert (q["high"], above["exit_code"]) == (None, summary.EXIT_OPEN) and q["certified"] > q["low"] > 2.9
-    few = uncertainty.Uncertainty((LAYER,), (-1.0,) + (0.0,) * 24, open_below=1, smoothed=(0.0,) * 25)
+    draws = CapacityDraws(
+        draws=25,
+        open_draws_below=1,
+        open_draws_above=0,
+        constants_sampled=(LAYER,),
+        ln_ratios=(-1.0,) + (0.0,) * 24,
+    )
+    few = uncertainty.Uncertainty(draws, smoothed=(0.0,) * 25)
     assert few.ends(0.025, 0.0) is None and few.ends(0.05, 0.0) == 0.0
 
 

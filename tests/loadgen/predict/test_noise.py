@@ -1,4 +1,4 @@
-"""loadgen/predict/capacity.py, drawn_quantiles.py: Monte Carlo noise, and p90s under drawn constants."""
+"""loadgen/predict/capacity.py, uncertainty.py: Monte Carlo noise, and p90s under drawn constants."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from loadgen.predict.answer import at_rate
 from loadgen.predict.capacity import PredictedCapacity, RateRoot, Solution, predicted_capacity, with_slope
 from loadgen.predict.draws import drawn
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
-from loadgen.predict.uncertainty import DRAWS, QuantileDraws, SimulatedQuantiles, figures, under_draws
+from loadgen.predict.uncertainty import DRAWS, QuantileDraws, SimulatedQuantiles, quantile_draws
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.known_answer import LAYER, MODEL, simulate, slowness, unsure
@@ -95,15 +95,16 @@ def test_an_overload_in_some_draws_is_an_open_upper_end() -> None:
 
 
 def test_draws_of_any_experiment_give_an_interval_around_a_longer_run() -> None:
-    known = under_draws(unsure({LAYER: 1.25}), seen_of)
-    assert known.base.quantiles_ms == {"ttft": 100.0, "tpot": 80.0} and len(known.draws) == DRAWS
-    assert known.kept_probability == pytest.approx(0.97, abs=0.03) and known.overloaded == 0
-    found = figures(known, "tpot", 88.0, (86.0, 90.0), 100.0)
+    known = quantile_draws(RateSimulator(unsure({LAYER: 1.25}), simulate, Effort.from_budget(60)), 4.0)
+    assert known.base.quantiles_ms["tpot"] == pytest.approx(80.0, rel=0.01) and len(known.draws) == DRAWS
+    summed = known.summed
+    assert summed.kept_probability == pytest.approx(0.97, abs=0.03) and summed.overloaded_draws == 0
+    found = known.figure("tpot", 88.0, (86.0, 90.0), 100.0)
     assert found.ms and found.by_constants
     (low, high), (lowest, highest) = found.by_constants.ends, found.ms.ends
     assert (low, high) == pytest.approx((88 / 1.25, 88 * 1.25), rel=0.05)
     assert lowest < low and highest > high
-    assert figures(known, "ttft", None, None, 2000.0).ms is None
+    assert known.figure("ttft", None, None, 2000.0).ms is None
     lost = QuantileDraws(
         SimulatedQuantiles({"ttft": None, "tpot": 80.0}, True),
         (SimulatedQuantiles({"ttft": None, "tpot": 9e9}, False, False),),
@@ -123,10 +124,5 @@ def test_a_time_of_zero_is_a_time() -> None:
         known = QuantileDraws(seen(base), draws, ())
         low, high = known.constants_ms("queue_p90", found_ms) or (math.nan, None)
         assert low == 0.0 and high is not None and high > 40.0
-        told = figures(known, "queue_p90", found_ms, (found_ms - 2, found_ms + 2), 500.0)
+        told = known.figure("queue_p90", found_ms, (found_ms - 2, found_ms + 2), 500.0)
         assert told.ms and told.ms.low == 0.0 and (told.ms.high or 0.0) >= high
-
-
-def seen_of(experiment: Experiment) -> SimulatedQuantiles:
-    tpot_ms = 80.0 * slowness(experiment)
-    return SimulatedQuantiles({"ttft": 100.0, "tpot": tpot_ms}, tpot_ms <= 100)
