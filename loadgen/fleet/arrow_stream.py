@@ -20,7 +20,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class ArrowStream:
-    """An append-only Arrow IPC stream of one schema. Raises BlockingIOError if another writer holds it."""
+    """An append-only Arrow IPC stream. Raises BlockingIOError if another writer holds it."""
 
     def __init__(self, path: Path, schema: pa.Schema = records.SHARD) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,9 +44,7 @@ class ArrowStream:
             self._kept.append(batch)
 
     def flush(self) -> None:
-        """Hand the rows kept so far to the operating system. Raises OSError if it does not take them; they
-        are kept.
-        """
+        """Write the rows kept so far. Raises OSError if the system does not take them; they stay."""
         while self._kept:
             self._write(self._kept[0].serialize())
             del self._kept[0]
@@ -83,9 +81,7 @@ def _which(status: os.stat_result) -> tuple[int, int]:
 
 
 def lock(file: IO[Any]) -> None:
-    """Take the lock of an open file until it is closed; without locks everybody gets it. Raises
-    BlockingIOError.
-    """
+    """Lock an open file until it is closed, if its disk has locks. Raises BlockingIOError."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -32,8 +32,7 @@ TOO_MANY = (
 SPACED = 0.1
 """Least share of events that begin a word, for text whose words are separated by spaces (our choice)."""
 FEW_JOINED = 0.05
-"""Where several tokens an event stand in such text, more than this share of those beyond the first begin a
-word inside of an event; of English some 0.7 (our choice)."""
+"""Share of the tokens beyond the first of an event that begin a word in it, at least; of English 0.7."""
 LEAST_MISSING = 8
 """Fewest tokens beyond one an event for which no joined word is no chance (in English one in a thousand)."""
 KEPT_BYTES = 2**18

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from loadgen.fleet.http_client import Client
 
 HEAD_BYTES_LIMIT = 2**16
-"""Longest head, with the answers (1xx) before it, and longest error with its head that are waited for:
-HAProxy takes 16 kB of headers (our choice)."""
+"""Longest head, and longest error with its head: HAProxy takes 16 kB of headers (our choice)."""
 BARREN_BYTES_LIMIT = 2**20
-"""Most bytes of a good answer without a token among them: three thousand events that say nothing, or what
-follows the last one (our choice)."""
+"""Most bytes of a good answer without a token among them: three thousand silent events (our choice)."""
 UNPACKED_BYTES_LIMIT = 2**20
 """Most bytes that a read of a compressed answer may hold: some three thousand events (our choice)."""
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from loadgen.fleet.target import FleetError
 
 SPARE_FILES = 64
-"""Files left for what a process opens beside its streams: the shard, logs, name look-ups, sockets of
-Ray's."""
+"""Files for what a process opens beside its streams: shard, logs, look-ups, sockets of Ray."""
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OPEN_FILES = Path("/proc/self/fd")
 NO_LIMIT = 2**31
@@ -25,8 +24,7 @@ MAX_DOUBT_NS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Files that this process may open and has open, and the ports of one source address for each (host,
-    port).
+    """Files that this process may open and has open, and ports of one source address for each target.
 
     All processes of a machine share its ports. A limit that is not set or known is `NO_LIMIT`.
     """
@@ -135,9 +133,7 @@ def wall_less_monotonic_ns() -> int:
 
 
 def whose_clock() -> str:
-    """Names this process's monotonic clock, which all of one boot share: equal names are one clock, "" is
-    unknown.
-    """
+    """Name of this process's monotonic clock, equal for all of one boot; "" is unknown."""
     return " ".join(_kernel("time")).strip()
 
 

@@ -44,11 +44,10 @@ UNGUESSED_QPS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NodePeaks:
-    """Limits of a node's `replicas`: KV capacity, peak FLOP/s in the weights' type (None if unknown), FLOP of
-    a token.
+    """Limits of a node's `replicas`: KV capacity, peak FLOP/s in the weights' type, FLOP that a token needs.
 
-    The FLOP are those that the model needs. `shares` gives the busy time by term from the sums of a run. A
-    split node has `prefill_engines` besides, whose KV is not counted.
+    `shares` gives the busy time by term from the sums of a run. A split node has `prefill_engines` besides,
+    whose KV is not counted. An unknown peak is None.
     """
 
     replicas: int

@@ -1,8 +1,6 @@
-"""Predicted capacity: the rate at which a service just keeps its bounds, by direct simulation at a few rates.
+"""The predicted capacity: the rate at which a service just keeps its bounds, or the reason why none does.
 
-The same requests arrive at every rate, only faster (common random numbers), so that a few runs find the rate
-at which a p90 meets its bound. The engine model is handed in; its constants are unknown here.
-"""
+The same requests arrive at every rate, only faster (common random numbers), so that a few runs find it."""
 
 import math
 from bisect import insort
@@ -42,17 +40,18 @@ class RateRoot:
     side: int = 0
 
 
-Excess = Callable[[float], float]
-
-
 def find_root(
-    excess: Excess, start_qps: float, ends_qps: tuple[float, float], slope: float, tolerance: float
+    excess: Callable[[float], float],
+    start_qps: float,
+    ends_qps: tuple[float, float],
+    slope: float,
+    tolerance: float,
 ) -> RateRoot:
-    """The rate at which `excess` (at most 0 while the bounds are kept) turns positive, to `tolerance` in ln
-    rate.
+    """The rate at which `excess`, at most 0 while the bounds are kept, turns positive.
 
-    `slope` is a first guess of its derivative by ln rate. Once both signs are known it is a secant search
-    within the bracket; the function may be flat far from the root, and noisy by less than the tolerance.
+    `slope` is a first guess of its derivative by ln rate, `tolerance` is of ln rate. Once both signs are
+    known it is a secant search within the bracket; the function may be flat far from the root, and noisy by
+    less than the tolerance.
     """
     lowest, highest = (math.log(end) for end in ends_qps)
     at = min(max(math.log(start_qps), lowest), highest)
@@ -88,9 +87,7 @@ def _flattest(points: list[_Point], at: float, guess: float) -> float:
 
 
 def _within(below: _Point, above: _Point, at: float) -> float:
-    """`at` if it lies inside the bracket, else the root of the line through its ends; never close to an
-    end.
-    """
+    """`at` if it lies inside the bracket, else the root of the line through its ends; never close to one."""
     if not below[0] < at < above[0]:
         at = _meet(below, above)
     margin = CLOSEST * (above[0] - below[0])
@@ -102,6 +99,7 @@ def _slope(left: _Point, right: _Point) -> float:
 
 
 def _meet(below: _Point, above: _Point) -> float:
+    """The root of the line through both."""
     return below[0] - below[1] * (above[0] - below[0]) / (above[1] - below[1])
 
 
@@ -254,8 +252,7 @@ LONGEST_GAP = "itl_p99"
 NEARLY_ALL = 1 - 1e-9
 """The quantile of a request's own gaps that is its longest gap."""
 MET_BY_CHANCE = 1.0
-"""Requests in flight per engine below which most meet no other, so that a bound is kept by chance (our
-choice)."""
+"""Requests in flight per engine below which most meet no other: chance keeps a bound (our choice)."""
 
 
 def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
@@ -266,7 +263,8 @@ def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
     alone_ms, bound_ms = simulator.alone().quantile_ms(limit), experiment.slo.bound_ms(limit)
     if alone_ms is None or alone_ms <= bound_ms:
         return ""
-    return f"{_no_rate(experiment, limit)}: requests that meet no other have {_beyond(alone_ms, bound_ms)}"
+    words = experiment.slo.words(limit)
+    return f"no rate keeps {words}: requests that meet no other have {_beyond(alone_ms, bound_ms)}"
 
 
 def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate: Simulate) -> str:
@@ -285,8 +283,9 @@ def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate
     if gap_ms <= bound_ms or _where_requests_meet_ms(limit, experiment, gap_ms) <= bound_ms:
         return ""
     return (
-        f"{_no_rate(experiment, limit)} where requests meet: one prompt beside an answer makes a gap of "
-        f"{_beyond(gap_ms, bound_ms)}; it is kept below {point.rate_qps:.2g} QPS per node, where few do"
+        f"no rate keeps {experiment.slo.words(limit)} where requests meet: one prompt beside an answer "
+        f"makes a gap of {_beyond(gap_ms, bound_ms)}; it is kept below {point.rate_qps:.2g} QPS per node, "
+        "where few do"
     )
 
 
@@ -343,10 +342,6 @@ def _due(at_s: list[float], tokens: tuple[int, int], shared: int) -> ArrivalSche
     )
     due_ns = np.array([round(second * NS) for second in at_s], dtype=np.int64)
     return ArrivalSchedule(0, np.arange(len(at_s)), due_ns, phase, inputs, outputs, shares)
-
-
-def _no_rate(experiment: Experiment, limit: Limit) -> str:
-    return f"no rate keeps {experiment.slo.words(limit)}"
 
 
 def _beyond(found_ms: float, bound_ms: float) -> str:

@@ -75,10 +75,9 @@ def predicted(
 
 
 def ratio(second: Asked, first: Asked) -> Estimate:
-    """Capacity over that of the first cell, with a 95 % interval, draw by draw: a common constant errs alike
-    in both.
+    """Capacity over that of the first cell, with a 95 % interval, draw by draw: common constants err alike.
 
-    If the numbers of draws differ, over all pairs. The noise is added as if the requests differed: rather too
+    If the numbers of draws differ, over all pairs. Noise is added as if the requests differed: rather too
     wide.
     """
     cell, of = second[0], first[0]

@@ -1,7 +1,4 @@
-"""One experiment's service at one rate on the virtual clock, always under the same requests.
-
-The engine model is handed in.
-"""
+"""One experiment's service at one rate on the virtual clock, always under the same requests."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -50,20 +47,6 @@ class RoutingOutcome:
 
     def _rows(self, replica: Ints) -> pa.Table:
         return pa.table({"session_id": self.session, "replica_id": replica})
-
-
-def routing_outcome(
-    schedule: ArrivalSchedule,
-    inside: NDArray[np.bool_],
-    ended_s: NDArray[np.float64],
-    replica: Ints | None,
-    replicas: int,
-) -> RoutingOutcome | None:
-    """The outcome for the requests `inside` a window; None without sessions or if replicas are unknown."""
-    if schedule.session is None or replica is None:
-        return None
-    late = blocked(schedule, ended_s)
-    return RoutingOutcome(schedule.session[inside], replica[inside], late[inside], replicas)
 
 
 class PooledGaps(NamedTuple):
@@ -285,9 +268,7 @@ class RateSimulator:
         return 0.0, begin_s, warm_s, warm_s + window_s, warm_s + window_s + self._life_s
 
     def _run(self, rate_qps: float, window_s: float, part: int, apart: bool) -> "_Run":
-        """One run, whose load begins early enough to fill the service and ends when no request of the window
-        is in flight.
-        """
+        """One run: its load fills the service before the window, and lasts until its requests have ended."""
         edges_s = self._edges_s(rate_qps, window_s)
         ns = [round(edge * NS) for edge in edges_s]
         phases = ("warmup", "transition", "window", "bridge")
@@ -304,11 +285,15 @@ class RateSimulator:
         times = (arrivals.due_ns / NS, seen.first_s, seen.last_s, *some_s)
         images = np.zeros(len(arrivals)) if arrivals.image_tokens is None else arrivals.image_tokens
         tokens = (arrivals.input_tokens, images, arrivals.output_tokens, seen.cached_tokens)
+        outcome = None
+        if arrivals.session is not None and seen.replica is not None:
+            late = blocked(arrivals, seen.last_s)[inside]
+            outcome = RoutingOutcome(arrivals.session[inside], seen.replica[inside], late, engines)
         return _Run(
             [column[inside].astype(np.float64) for column in (*times, *tokens)],
             seen.work,
             float(np.nanmax(seen.last_s, initial=edges_s[1])) - edges_s[1],
-            routing_outcome(arrivals, inside, seen.last_s, seen.replica, engines),
+            outcome,
             np.zeros(0) if seen.gaps is None else seen.gaps.within(inside),
         )
 

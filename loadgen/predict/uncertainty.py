@@ -280,9 +280,7 @@ class QuantileDraws:
 def quantile_draws(
     simulator: RateSimulator, rate_qps: float, draws: int = DRAWS, parallel_map: ParallelMap = map
 ) -> QuantileDraws:
-    """The quantiles at a rate as the experiment is and under `draws` sets of its constants, on the same
-    requests.
-    """
+    """Quantiles at a rate under the constants' values and `draws` sets of them, on the same requests."""
     sets = drawn(simulator.experiment, draws)
     base, *others = parallel_map(partial(_quantiles, simulator, rate_qps), [{}, *sets])
     return QuantileDraws(base, tuple(others), tuple(uncertain(simulator.experiment)))
@@ -297,9 +295,7 @@ def _quantiles(simulator: RateSimulator, rate_qps: float, values: Mapping[str, f
 def _joined(
     quantile_ms: float, interval: tuple[float, float | None], noise_ms: tuple[float, float] | None
 ) -> tuple[float, float | None]:
-    """The causes are independent: their distances from the quantile add up as squares, in ln unless one is
-    0.
-    """
+    """The causes are independent: their distances add up as squares, in ln unless a quantile is 0."""
     low, high = interval
     wide = 0.0 if noise_ms is None else (noise_ms[1] - noise_ms[0]) / 2
     if not quantile_ms or not low:

@@ -186,8 +186,7 @@ class Prompts:
         return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
 
     def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, TokenBytes]]:
-        """Tokens that all prompts of a session share after the common ones: the session's name, and a slice
-        of text.
+        """Tokens that a session's prompts share after the common ones: its name, and a slice of text.
 
         Empty if there is no room for them beside the tokens that make the prompt unique.
         """

@@ -93,9 +93,7 @@ def sentences(seed: int) -> Iterator[str]:
 
 
 def talk(seed: int, mean_tokens: tuple[int, int], line: Callable[[str, str], str]) -> Iterator[str]:
-    """Endless lines of a user and a character in turn, about `mean_tokens` long; `line` formats author and
-    text.
-    """
+    """Endless lines of user and character in turn, about `mean_tokens` long, each formatted by `line`."""
     text = sentences(seed)
     for author, tokens in cycle(zip(("User", "Character"), mean_tokens, strict=True)):
         said = next(text)
@@ -186,9 +184,7 @@ def _tokens(pieces: Sequence[tuple[int, int, str]], as_ids: bool) -> list[bytes]
 
 
 def _names(tokenizer: Tokenizer, as_ids: bool) -> list[bytes]:
-    """Tokens that name prompts: whole words, which a server finds again, or letters where a tokenizer has few
-    words.
-    """
+    """Tokens that name prompts: whole words, or letters where a tokenizer has few words."""
     words = tokenizer.words()
     if not as_ids:
         whole = {(number, piece) for number, _, piece in tokenizer.pieces("".join(word for _, word in words))}

@@ -25,9 +25,7 @@ class TokenPool:
         self._twice = written * 2
 
     def slice(self, number: int, tokens: int) -> memoryview:
-        """`tokens` tokens from the opening that `number` selects, as a view: a copy of 25 kB costs as much as
-        reading them.
-        """
+        """`tokens` tokens from the opening that `number` selects, as a view: a copy would cost time."""
         first = self._openings[number % len(self._openings)]
         last = first + tokens
         size = len(self._places)

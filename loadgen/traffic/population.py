@@ -23,6 +23,7 @@ from loadgen.traffic.lengths import Floats, Ints, cut_tokens, draw_lengths
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Bounds, phases_of, span_ns
 
 _COUNTS = "turn", "character", "character_tokens", "persona_tokens", "said_tokens"
+_FIELDS = ["due_s", "mark", "session", *_COUNTS]
 SESSION = np.dtype([("due_s", "f8"), ("mark", "f8"), ("session", "i8"), *((name, "i4") for name in _COUNTS)])
 """A session that continues: its next turn, that turn's due time, and all message and answer tokens so far."""
 TURN = np.dtype([*SESSION.descr, ("history_cut", "i4"), ("input_tokens", "i4"), ("output_tokens", "i4")])
@@ -65,15 +66,14 @@ class SessionProcess:
         return rows
 
     def in_the_middle(self, count: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """`count` sessions as time 0 meets them between two turns: the turn before, and the session
-        afterwards.
+        """`count` sessions as time 0 meets them: the turn before it, and the session afterwards.
 
-        The draw is exact without playing a past. The number of earlier turns is geometric, as for any turn;
-        the time between the two turns is biased by its length (a longer one is met more often), and 0 is
-        uniform within it. Only the sum of earlier tokens is needed: that of a stretch of the pool.
+        The draw is exact without playing a past. The number of earlier turns is geometric; the time between
+        the two turns is biased by its length (a longer one is met more often), and 0 is uniform within it.
+        Only the sum of earlier tokens is needed: that of a stretch of the pool.
         """
-        spec, rows = self.spec, self.begun(count, rng)
-        rows["turn"] = np.minimum(rng.geometric(1 / spec.turns, count) - 1, POOL)
+        rows = self.begun(count, rng)
+        rows["turn"] = np.minimum(rng.geometric(1 / self.spec.turns, count) - 1, POOL)
         start = rng.integers(POOL, size=count)
         rows["said_tokens"] = self._said[start + rows["turn"]] - self._said[start]
         answers, gaps_s = self._met_gaps(count, rng)
@@ -93,8 +93,7 @@ class SessionProcess:
 
     def _spoken(self, rows: Rows, messages: Ints, answers: Ints) -> Rows:
         turns = np.zeros(len(rows), dtype=TURN)
-        for name in SESSION.names or ():
-            turns[name] = rows[name]
+        turns[_FIELDS] = rows
         turns["said_tokens"] += messages.astype(np.int32)
         fixed = (rows["character_tokens"] + rows["persona_tokens"]).astype(np.int64)
         said = turns["said_tokens"].astype(np.int64)
@@ -106,8 +105,7 @@ class SessionProcess:
 
     def _next(self, turns: Rows, due_s: Floats) -> Rows:
         rows = np.zeros(len(turns), dtype=SESSION)
-        for name in SESSION.names or ():
-            rows[name] = turns[name]
+        rows[:] = turns[_FIELDS]
         rows["said_tokens"] += turns["output_tokens"]
         rows["turn"] += 1
         rows["due_s"] = due_s
@@ -115,8 +113,7 @@ class SessionProcess:
 
     def _messages(self, count: int, rng: np.random.Generator) -> Ints:
         most = int(MESSAGE_SHARE * self.spec.max_prompt_tokens)
-        drawn: Ints = np.minimum(draw_lengths(self.spec.message_tokens, count, rng), most)
-        return drawn
+        return np.minimum(draw_lengths(self.spec.message_tokens, count, rng), most)
 
     def _gap_parts_s(self) -> tuple[float, float, float]:
         """Mean seconds to the first token, of the other tokens, and of thinking."""
@@ -124,14 +121,13 @@ class SessionProcess:
         return spec.answer_ttft_s, spec.answer_tpot_s * spec.answer_tokens.mean, spec.think_mean_s
 
     def _gaps_s(self, answers: Ints, think_s: Floats) -> Floats:
-        gaps_s: Floats = self.spec.answer_ttft_s + self.spec.answer_tpot_s * answers + think_s
-        return gaps_s
+        return self.spec.answer_ttft_s + self.spec.answer_tpot_s * answers + think_s
 
     def _met_gaps(self, count: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
         """Answers and gaps as an instant meets them: each in proportion to its length.
 
-        In such a sum one part is biased, chosen in proportion to the means; a lognormal biased by its size is
-        itself times 1 + cv^2.
+        One part of such a sum is biased, chosen in proportion to the means; a biased lognormal is times 1 +
+        cv^2.
         """
         spec, parts = self.spec, np.array(self._gap_parts_s())
         chosen = np.searchsorted(np.cumsum(parts / parts.sum()), rng.random(count))
@@ -150,8 +146,7 @@ def _think_s(spec: Conversations, count: int, rng: np.random.Generator) -> Float
 
 def _within(tokens: Ints, most: int) -> Ints:
     """Clip to at least the naming tokens of a part and at most `most`."""
-    clipped: Ints = np.clip(tokens, NAMING_TOKENS, most)
-    return clipped
+    return np.clip(tokens, NAMING_TOKENS, most)
 
 
 BANDS = 31
@@ -168,11 +163,6 @@ class SessionPopulation:
     def __init__(self, spec: Conversations, seed: int) -> None:
         self._talk, self._seed = SessionProcess(spec, seed), seed
         self._bands: dict[int, _Band] = {}
-
-    @property
-    def gap_s(self) -> float:
-        """Mean time from one turn of a session to the next."""
-        return self._talk.gap_s
 
     def turns(self, rate_qps: float, start_s: float, end_s: float) -> Rows:
         """The turns (`sessions.TURN`) of all sessions at a rate that are due in [start, end), by due time."""
@@ -204,12 +194,8 @@ class _Band:
     def __init__(self, talk: SessionProcess, seed: int, number: int) -> None:
         self._talk, self._seed, self._number = talk, seed, number
         self._low, self._high = _edge(number), _edge(number + 1)
-        self._chunk_s = min(max(CHUNK_TURNS / self._width, SHORTEST_S), LONGEST_S)
+        self._chunk_s = min(max(CHUNK_TURNS / (self._high - self._low), SHORTEST_S), LONGEST_S)
         self._begin()
-
-    @property
-    def _width(self) -> float:
-        return self._high - self._low
 
     def turns(self, start_s: float, end_s: float) -> Rows:
         first, last = (int(max(at_s, 0.0) // self._chunk_s) for at_s in (start_s, end_s))
@@ -257,7 +243,7 @@ class _Band:
 
     def _newcomers(self, start_s: float, rng: np.random.Generator) -> Rows:
         """Sessions that begin in a chunk: a Poisson number, uniform in time and mark."""
-        count = int(rng.poisson(self._width * self._chunk_s / self._talk.spec.turns))
+        count = int(rng.poisson((self._high - self._low) * self._chunk_s / self._talk.spec.turns))
         rows = self._talk.begun(count, rng)
         rows["mark"] = rng.uniform(self._low, self._high, count)
         rows["due_s"] = start_s + self._chunk_s * rng.random(count)
@@ -315,20 +301,18 @@ class ConversationTraffic:
     ) -> ArrivalSchedule:
         seq = np.arange(first_seq, first_seq + len(rows), dtype=np.int64)
         columns: dict[str, Any] = {name: rows[name].astype(np.int64) for name in COLUMNS.split()}
-        shared = np.full(len(rows), self._spec.system_tokens, dtype=np.int64)
-        after = self._after(columns["session"], columns["turn"], seq)
         return ArrivalSchedule(
             window_index=window_index,
             seq=seq,
             due_ns=due_ns,
             phase=phase,
-            shared_tokens=shared,
-            after=after,
+            shared_tokens=np.full(len(rows), self._spec.system_tokens, dtype=np.int64),
+            after=self._after(columns["session"], columns["turn"], seq),
             **columns,
         )
 
     def _after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
-        """The seq under which each session's previous turn was planned; -1 if none is known.
+        """The seq of each session's previous planned turn, -1 if none is known.
 
         If a time is planned again, as after a window that was cut short, only its new turns are known.
         """

@@ -174,8 +174,7 @@ def shared_prefixes(schedule: ArrivalSchedule, workload: Workload) -> SharedPref
 
 
 def scattered(shared: SharedPrefixes, copies: float, seed: int) -> tuple[SharedPrefixes, Ints]:
-    """The prompts that one part of a fleet gets, one replica in `copies`, and the part that each turn belongs
-    to.
+    """The prompts that one replica in `copies` gets, and the part of the fleet that each turn belongs to.
 
     A router that ignores sessions sends a turn to any part: each turn becomes one of `copies` sessions at
     random, with a character drawn from those of all and the tokens of the session's own.

@@ -1,8 +1,6 @@
 """Arrival processes: a rate over time, and the due times that follow it, also those of a trace.
 
-The number of arrivals is random: it is never rescaled to rate x time. A new process goes into `_first_gap`
-and `_gaps`.
-"""
+The number of arrivals is random: it is never rescaled to rate x time."""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.specs.experiment import Arrivals
-from loadgen.traffic import trace
 from loadgen.traffic.lengths import Floats, Ints
 from loadgen.traffic.schedule import NS, Bounds, span_ns
 from loadgen.traffic.trace import Trace
 
 
 class Profile:
-    """The rate of the whole service over time: linear between its points, constant before and after them.
+    """The rate of the whole service: linear between its points, constant before and after them.
 
-    `offset_s` does not fall; two points within a nanosecond are a jump. At least one rate is above zero.
+    Offsets do not fall; two within a nanosecond are a jump. At least one rate is above zero.
     """
 
     def __init__(self, offset_s: Sequence[float], qps: Sequence[float]) -> None:
@@ -47,10 +44,9 @@ class Profile:
         return np.asarray(grown, dtype=np.float64)
 
     def when_s(self, expected: Floats) -> Floats:
-        """The inverse of `expected`: the time by which so many requests are expected; the latest one in a
-        pause.
+        """The inverse of `expected`: when so many requests are expected, the latest time in a pause.
 
-        Within a piece it solves rate x + slope x^2 / 2 = rest, in the form without cancellation.
+        It solves rate x + slope x^2 / 2 = rest in the form without cancellation.
         """
         piece = np.searchsorted(self._expected[1:], expected, side="right")
         rest, rate, slope = expected - self._expected[piece], self._rate[piece], self._slope[piece]
@@ -68,30 +64,12 @@ class Profile:
         return float(self.expected(self._from_s[0] + duration_s)) / duration_s
 
 
-def renewal_ns(
-    arrivals: Arrivals, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
-) -> Floats:
-    """Due times in [start_ns, end_ns) of a stationary renewal process with independent gaps.
-
-    The first gap is the rest of the gap that `start_ns` falls into: a uniform part of a gap that is chosen in
-    proportion to its length (Cox, Renewal Theory, 1962, section 5.2). So the rate holds from the start.
-    """
-    expected = rate_qps * (end_ns - start_ns) / NS
-    size = int(expected + 6 * math.sqrt(expected) + 16)
-    due = start_ns + first_ns(arrivals, rate_qps, size, rng)
-    while due[-1] < end_ns:
-        due = np.concatenate([due, due[-1] + np.cumsum(NS / rate_qps * _gaps(arrivals, size, rng))])
-    return due[due < end_ns]
-
-
-def first_ns(arrivals: Arrivals, rate_qps: float, count: int, rng: np.random.Generator) -> Floats:
-    """Due times, from 0 on, of the first `count` requests of that process."""
-    gaps = np.append(_first_gap(arrivals, rng), _gaps(arrivals, count - 1, rng))
-    return np.asarray(np.cumsum(NS / rate_qps * gaps), dtype=np.float64)
-
-
 def _first_gap(arrivals: Arrivals, rng: np.random.Generator) -> float:
-    """The rest of a gap of mean 1; for an exponential gap it is distributed like a new one."""
+    """The rest of the gap of mean 1 into which the start falls, so that the rate holds from the start.
+
+    It is a uniform part of a gap that is chosen in proportion to its length (Cox, Renewal Theory, 1962,
+    section 5.2); for an exponential gap it is distributed like a new one.
+    """
     match arrivals.kind:
         case "gamma":
             return rng.random() * rng.standard_gamma(arrivals.burstiness + 1) / arrivals.burstiness
@@ -109,24 +87,6 @@ def _gaps(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Floats:
     return rng.standard_exponential(size=count)
 
 
-def scaled_ns(
-    recorded: trace.Trace, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
-) -> tuple[Floats, Ints]:
-    """Due times in [start_ns, end_ns) of a trace scaled to a mean of `rate_qps`, and their line numbers.
-
-    It starts at a random time of the trace and begins again at its end, one mean gap after the last request:
-    over all starts the expected count is rate x time.
-    """
-    count = len(recorded)
-    at = recorded.due_ns * (recorded.mean_qps / NS)
-    begin = rng.random() * count
-    end = begin + rate_qps * (end_ns - start_ns) / NS
-    rounds, rest = divmod(end, count)
-    last = int(rounds) * count + int(np.searchsorted(at, rest))
-    rounds_done, lines = np.divmod(np.arange(np.searchsorted(at, begin), last), count)
-    return start_ns + (at[lines] + rounds_done * count - begin) * (NS / rate_qps), lines
-
-
 MOST_SEED = 2**32 - 1
 """Largest seed of numpy's legacy generator, which that tool seeds."""
 
@@ -136,9 +96,9 @@ def bench_arrivals_s(
 ) -> NDArray[np.float64]:
     """Due times of `requests` requests in seconds from the start of the load, as `vllm bench serve` has them.
 
-    Gaps are gamma distributed with the shape `burstiness` (1 is Poisson); all times are scaled so that the
-    last is due at requests / rate_qps. The generator is that of vLLM 0.32.0 (`benchmarks/serve.py`,
-    `get_request`) without a ramp. Raises ValueError for arguments that the tool could not draw.
+    Gaps are gamma distributed with the shape `burstiness`; all times are scaled so that the last is due at
+    requests / rate_qps, as in vLLM 0.32.0 without a ramp (`get_request`). Raises ValueError for arguments
+    that the tool could not draw.
     """
     if requests < 1 or not 0 < rate_qps < np.inf or not 0 < burstiness < np.inf:
         raise ValueError(
@@ -166,33 +126,53 @@ class OpenArrivals:
         """Due times within the phases under one of `parts` equal parts of the rate, and their trace lines."""
         start_ns, end_ns = span_ns(bounds_ns)
         if isinstance(rate_qps, Profile):
-            due, lines = self._under(rate_qps, parts, bounds_ns, rng)
+            origin_ns = bounds_ns["window"][0]
+            before, after = (float(rate_qps.expected((at - origin_ns) / NS)) for at in (start_ns, end_ns))
+            unit, lines = self._at(1.0, 0, (after - before) / parts * NS, rng)
+            due = origin_ns + rate_qps.when_s(before + unit * (parts / NS)) * NS
         else:
             due, lines = self._at(rate_qps / parts, start_ns, end_ns, rng)
         return np.maximum.accumulate(due.astype(np.int64).clip(start_ns, end_ns - 1)), lines
 
     def first(self, count: int, rate_qps: float, seed: int, rng: np.random.Generator) -> Ints:
-        """Due times of the first `count` requests of a window that begins at 0; `vllm_bench` draws them from
-        `seed`.
-        """
+        """Due times from 0 of the first `count` requests; `vllm_bench` draws them from `seed`."""
         if self._arrivals.kind == "vllm_bench":
             due = bench_arrivals_s(count, rate_qps, seed, self._arrivals.burstiness) * NS
         else:
-            due = first_ns(self._arrivals, rate_qps, count, rng)
+            due = self._first_ns(rate_qps, count, rng)
         return due.astype(np.int64)
-
-    def _under(
-        self, profile: Profile, parts: int, bounds_ns: Bounds, rng: np.random.Generator
-    ) -> tuple[Floats, Ints | None]:
-        origin_ns = bounds_ns["window"][0]
-        before, after = (float(profile.expected((at - origin_ns) / NS)) for at in span_ns(bounds_ns))
-        unit, lines = self._at(1.0, 0, (after - before) / parts * NS, rng)
-        return origin_ns + profile.when_s(before + unit * (parts / NS)) * NS, lines
 
     def _at(
         self, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
     ) -> tuple[Floats, Ints | None]:
-        if self._arrivals.kind != "trace":
-            return renewal_ns(self._arrivals, rate_qps, start_ns, end_ns, rng), None
+        if self._arrivals.kind == "trace":
+            return self._scaled_ns(rate_qps, start_ns, end_ns, rng)
+        # A stationary renewal process with independent gaps.
+        expected = rate_qps * (end_ns - start_ns) / NS
+        size = int(expected + 6 * math.sqrt(expected) + 16)
+        due = start_ns + self._first_ns(rate_qps, size, rng)
+        while due[-1] < end_ns:
+            gaps = _gaps(self._arrivals, size, rng)
+            due = np.concatenate([due, due[-1] + np.cumsum(NS / rate_qps * gaps)])
+        return due[due < end_ns], None
+
+    def _first_ns(self, rate_qps: float, count: int, rng: np.random.Generator) -> Floats:
+        gaps = np.append(_first_gap(self._arrivals, rng), _gaps(self._arrivals, count - 1, rng))
+        return np.asarray(np.cumsum(NS / rate_qps * gaps), dtype=np.float64)
+
+    def _scaled_ns(
+        self, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
+    ) -> tuple[Floats, Ints]:
+        """Due times of the trace scaled to a mean of `rate_qps`, and their line numbers.
+
+        It starts at a random time of the trace and begins again at its end, one mean gap after the last
+        request: over all starts the expected count is rate x time.
+        """
         assert self._recorded is not None
-        return scaled_ns(self._recorded, rate_qps, start_ns, end_ns, rng)
+        count = len(self._recorded)
+        at = self._recorded.due_ns * (self._recorded.mean_qps / NS)
+        begin = rng.random() * count
+        rounds, rest = divmod(begin + rate_qps * (end_ns - start_ns) / NS, count)
+        last = int(rounds) * count + int(np.searchsorted(at, rest))
+        rounds_done, lines = np.divmod(np.arange(np.searchsorted(at, begin), last), count)
+        return start_ns + (at[lines] + rounds_done * count - begin) * (NS / rate_qps), lines

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from conf import load
 from conf.specs.experiment import Arrivals, Lengths, Workload
 from loadgen.traffic.lengths import Ints, draw_lengths, longest_tokens
-from loadgen.traffic.processes import Profile, renewal_ns, scaled_ns
+from loadgen.traffic.processes import OpenArrivals, Profile
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.trace import Trace
 from loadgen.traffic.traffic import Traffic
@@ -71,6 +72,11 @@ def test_the_first_requests_of_a_closed_loop_are_those_that_fill_it(first_seq: i
     for shard in (schedule.shard(i, 3) for i in range(3)):
         filling = shard.phase == PHASES.index("transition")
         assert filling.sum() == shard.concurrency and filling[: shard.concurrency].all()
+
+
+def renewal_ns(arrivals: Arrivals, rate_qps: float, start_ns: int, end_ns: int, rng: Any) -> Ints:
+    """Due times of such a process."""
+    return OpenArrivals(arrivals, None).within(rate_qps, 1, {"window": (start_ns, end_ns)}, rng)[0]
 
 
 @pytest.mark.parametrize(("arrivals", "cv"), list(zip(KINDS, [1.0, 2.0, 0.5, 0.0], strict=True)))
@@ -276,7 +282,10 @@ def test_a_scaled_trace_is_the_trace_repeated_and_cut(
     due_ns = np.sort(np.array(due)) - min(due)
     one = np.ones(len(due), dtype=np.int64)
     recorded = Trace(due_ns, one, one, empty_answers=0)
-    found, lines = scaled_ns(recorded, rate_qps, start, start + length, np.random.default_rng(seed))
+    bounds = {"window": (start, start + length)}
+    rng = np.random.default_rng(seed)
+    found, lines = OpenArrivals(Arrivals("trace"), recorded).within(rate_qps, 1, bounds, rng)
+    assert lines is not None
     count, begin = len(due), np.random.default_rng(seed).random() * len(due)
     asked = rate_qps * length / NS
     rounds = range(int(asked / count) + 2)
