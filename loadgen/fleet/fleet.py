@@ -147,11 +147,9 @@ class LoadFleet:
         reports, self._late = self._late, []
         unreported, self._unreported = self._unreported, []
         return Observation(
-            pa.concat_tables(
-                [_NOTHING, *(report.ended for report in reports), *map(self._left_by, unreported)]
-            ),
+            pa.concat_tables([_NOTHING, *(each.ended for each in reports), *map(self._left_by, unreported)]),
             pa.concat_tables([_NOTHING, *(member.pending for member in self._alive())]),
-            [sample for one in reports for sample in one.health],
+            [sample for each in reports for sample in each.health],
             list(self.lost),
             [f"load actor {member.client_id} on {_host(member)}" for member in self._silent()],
         )
@@ -180,7 +178,7 @@ class LoadFleet:
 
     def retract(self) -> None:
         """Forget every arrival that is not due yet."""
-        self._ask("retract", REPLY_TIMEOUT_S)
+        self._answers(self._call("retract"), REPLY_TIMEOUT_S)
 
     def heal(self) -> bool:
         """Wait for silent actors, and replace lost ones by fresh ones, for at most the fleet's patience.
@@ -193,8 +191,7 @@ class LoadFleet:
             self._lose(member, f"its host cannot be reached for {self.hosts.patience_s:g} s")
         if len(self.lost) > MOST_REPLACED:
             return False
-        alive = {member.index for member in self._alive()}
-        missing = [index for index in range(self._count) if index not in alive]
+        missing = sorted(set(range(self._count)) - {member.index for member in self._alive()})
         while missing:
             try:
                 self._add(missing)
@@ -214,7 +211,7 @@ class LoadFleet:
     def retarget(self, urls: list[str]) -> None:
         """Send what comes from now on to these URLs, whose names are looked up anew."""
         self._plan = replace(self._plan, urls=urls)
-        self._ask("retarget", LOOK_UP_S, urls)
+        self._answers(self._call("retarget", urls), LOOK_UP_S)
 
     def finish(self, drain_s: float) -> None:
         """Stop sending, drain for at most `drain_s` of the run's clock, and bring all shards into the folder.
@@ -228,9 +225,8 @@ class LoadFleet:
             running = self._call("finish", drain_s)
             try:
                 self._answers(running, drain_s + REPLY_TIMEOUT_S)
-                for member, _ in self._answers(
-                    [call for call in running if call[0].silent], self.hosts.patience_s
-                ):
+                silent = [call for call in running if call[0].silent]
+                for member, _ in self._answers(silent, self.hosts.patience_s):
                     member.silent = False
             except KeyboardInterrupt:
                 self._call("cut")
@@ -308,9 +304,6 @@ class LoadFleet:
     def _is_any_out(self) -> bool:
         open_at = {outage.address for outage in self.hosts.outages() if outage.until_ns is None}
         return any(member.place and member.place.address in open_at for member in self._alive())
-
-    def _ask(self, method: str, timeout_s: float, *words: Any) -> list[tuple[Member, Any]]:
-        return self._answers(self._call(method, *words), timeout_s)
 
     def _call(self, method: str, *words: Any) -> list[tuple[Member, Reply]]:
         return [(member, member.actor.call(method, *words)) for member in self._answering()]

@@ -67,13 +67,6 @@ class ClientPlan:
             target=experiment.target,
         )
 
-    @property
-    def real_timeout_s(self) -> float:
-        """The timeout in real seconds."""
-        return self.timeout_s / self.time_scale
-
-
-MASK_64 = 2**64 - 1
 
 Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
 
@@ -84,9 +77,10 @@ def chosen(seq: int, count: int) -> int:
     Every k-th arrival would be a smoother process. The mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA
     2014).
     """
-    mixed = (seq + 1) * 0x9E3779B97F4A7C15 & MASK_64
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
+    mask = 2**64 - 1
+    mixed = (seq + 1) * 0x9E3779B97F4A7C15 & mask
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & mask
     return (mixed ^ mixed >> 31) % count
 
 
@@ -106,16 +100,17 @@ class Server:
     async def connected(self, protocol: Callable[[], Protocol]) -> Protocol:
         """A connection to the first address that takes one. Raises what the last one was refused with."""
         loop, name = asyncio.get_running_loop(), self.host if self.tls else None
+
+        async def connect(address: str) -> Protocol:
+            _, made = await loop.create_connection(
+                protocol, address, self.port, ssl=self.tls, server_hostname=name
+            )
+            return made
+
         for address in self.addresses[:-1]:
             with suppress(OSError):
-                _, made = await loop.create_connection(
-                    protocol, address, self.port, ssl=self.tls, server_hostname=name
-                )
-                return made
-        _, made = await loop.create_connection(
-            protocol, self.addresses[-1], self.port, ssl=self.tls, server_hostname=name
-        )
-        return made
+                return await connect(address)
+        return await connect(self.addresses[-1])
 
 
 def server(url: str, path: str, access: Access, tls: ssl.SSLContext | None) -> Server:
@@ -172,16 +167,14 @@ class Client:
     ) -> None:
         urls, access = plan.urls, plan.access
         self.redact: Redact = access.redact
-        self._ended = ended
-        self._time_scale = plan.time_scale
-        self._sticky = plan.sticky
+        self._ended, self._time_scale, self._sticky = ended, plan.time_scale, plan.sticky
         # Loading the trusted certificates takes tens of milliseconds: once, and not during the run.
         secure = any(urlsplit(url).scheme == "https" for url in urls)
         tls = access.tls() if secure else None
         self._server = partial(server, path=path, access=access, tls=tls)
         self._urls = urls
         self._servers = {url: self._server(url) for url in urls}
-        self._timeout_s = plan.real_timeout_s
+        self._timeout_s = plan.timeout_s / plan.time_scale
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: dict[str, deque[tuple[int, Connection]]] = defaultdict(deque)
         self._open: dict[Connection, None] = {}
@@ -189,8 +182,8 @@ class Client:
 
     async def retarget(self, urls: list[str]) -> None:
         """Send what starts after this to these URLs, of the first ones' scheme, at their addresses now."""
-        found = await asyncio.to_thread(lambda: {url: self._server(url) for url in urls})
-        self._servers |= found  # the old ones are still being connected to
+        # The old ones are still being connected to.
+        self._servers |= await asyncio.to_thread(lambda: {url: self._server(url) for url in urls})
         self._urls = urls
 
     def start(
@@ -249,11 +242,12 @@ class Client:
             self._sweep = None
 
     def _sweep_later(self) -> None:
+        """Check soon for what is overdue: one timer for all costs less than one for each."""
         after_s = min(SWEEP_S, self._timeout_s / 8)
         self._sweep = asyncio.get_running_loop().call_later(after_s, self._cut_overdue)
 
     def _cut_overdue(self) -> None:
-        """End what has run for longer than the timeout; one timer for all costs less than one for each."""
+        """End what has run for longer than the timeout."""
         self._sweep_later()
         oldest_ns = time.monotonic_ns() - int(self._timeout_s * 1e9)
         overdue = [one for one in self._open if one.exchange and (one.exchange.sent_ns or 0) < oldest_ns]

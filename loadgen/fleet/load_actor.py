@@ -24,10 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The node, host and process of a load actor, and what the operating system lets it open.
-
-    The host's wall clock less its monotonic one was `wall_ns` when the actor began.
-    """
+    """Node, host and process of a load actor. The host's wall clock less its monotonic one was `wall_ns`."""
 
     client_id: int
     node: str
@@ -83,9 +80,8 @@ class LoadActor:
         return time.monotonic_ns(), whose_clock()
 
     async def start(self, epoch_ns: int, wall_ns: int) -> None:
-        """Start the run's clock, whose zero is `epoch_ns` on this process's monotonic clock.
-
-        `wall_ns` is the driver's wall clock at that instant: it dates rows, and nothing waits for it.
+        """Start the run's clock: zero is `epoch_ns` on this process's monotonic clock, `wall_ns` on the
+        driver's wall clock, which only dates rows.
         """
         self._worker.start(epoch_ns, wall_ns)
 

@@ -51,7 +51,12 @@ class GapRecord:
             columns["itl_us"] = _gaps(exchanges, scale)
         if self.within is None and self.most_ms is None:
             return columns
-        each = [_ended(exchange, scale) for exchange in exchanges]
+        each = [
+            None
+            if exchange.end_ns is None
+            else np.frombuffer(exchange.gaps_us, dtype=np.int32) * np.float64(scale)
+            for exchange in exchanges
+        ]
         if self.within is not None:
             columns["own_itl_us"] = [_own_us(gaps, self.within) for gaps in each]
         if self.most_ms is not None:
@@ -63,17 +68,7 @@ class GapRecord:
         return columns
 
 
-EVERY_GAP = GapRecord()
-"""Rows keep all gaps, and no figure of them."""
-NO_GAPS = GapRecord(kept=False)
-"""Rows keep nothing of gaps."""
-
-
-def _ended(exchange: Exchange, scale: float) -> Floats | None:
-    """The gaps of an answer on the run's clock; None while it is in flight."""
-    if exchange.end_ns is None:
-        return None
-    return np.frombuffer(exchange.gaps_us, dtype=np.int32) * np.float64(scale)
+EVERY_GAP, NO_GAPS = GapRecord(), GapRecord(kept=False)
 
 
 def _own_us(gaps_us: Floats | None, within: float) -> int | None:
@@ -159,12 +154,11 @@ class Clock:
 def planned(schedule: ArrivalSchedule) -> list[Planned]:
     """The schedule row by row."""
     names = "seq", "phase", "due_ns", "input_tokens", "output_tokens", "shared_tokens", *OPTIONAL
-    columns = [(name, getattr(schedule, name)) for name in names]
-    known = (
+    columns = (
         itertools.repeat(OPTIONAL[name], len(schedule)) if column is None else column.tolist()
-        for name, column in columns
+        for name, column in ((name, getattr(schedule, name)) for name in names)
     )
-    rows = zip(*known, strict=True)
+    rows = zip(*columns, strict=True)
     return [Planned(seq, schedule.window_index, PHASES[phase], *rest) for seq, phase, *rest in rows]
 
 
@@ -205,11 +199,7 @@ class ServerWords:
 
 
 def batch(
-    attempts: Sequence[Attempt],
-    clock: Clock,
-    client_id: int,
-    gaps: GapRecord,
-    words: ServerWords,
+    attempts: Sequence[Attempt], clock: Clock, client_id: int, gaps: GapRecord, words: ServerWords
 ) -> pa.RecordBatch:
     """Rows of schema `SHARD` for requests that ended, or are in flight (`pending`)."""
     plans = [plan for plan, _ in attempts]
@@ -246,16 +236,13 @@ def batch(
     )
     for event in ("sent", "first_byte", "first_token", "last_token", "end"):
         at_ns = [getattr(exchange, f"{event}_ns") for exchange in ends]
-        columns["send_offset_ns" if event == "sent" else f"{event}_offset_ns"] = _offsets(
-            at_ns, due_ns, clock
-        )
-    return pa.record_batch(
-        [_array(columns[field.name], field.type) for field in records.SHARD], schema=records.SHARD
+        name = "send_offset_ns" if event == "sent" else f"{event}_offset_ns"
+        columns[name] = _offsets(at_ns, due_ns, clock)
+    arrays = (
+        values if isinstance(values := columns[column.name], pa.Array) else pa.array(values).cast(column.type)
+        for column in records.SHARD
     )
-
-
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    return values if isinstance(values, pa.Array) else pa.array(values).cast(kind)
+    return pa.record_batch(list(arrays), schema=records.SHARD)
 
 
 def _status(exchange: Exchange) -> str | None:

@@ -1,9 +1,8 @@
 """Sends one shard of the schedule on time and keeps what became of every request; plain asyncio, no Ray.
 
 The loop is open: a send waits for its due time and for nothing else, except that a turn waits for the turn of
-its session before it (`turns`). Latency counts from the due time all the same. The lag of a send is a column
-of its own, and it is this client's lateness alone: a send is the start of the attempt, be it to write or,
-without an idle connection, to connect.
+its session before it. Latency counts from the due time all the same. The lag of a send is this client's
+lateness alone: a send is the start of the attempt, be it to write or, without an idle connection, to connect.
 """
 
 import asyncio
@@ -72,9 +71,8 @@ SLICE = 500
 class Worker:
     """One load generator: `offer` plans, `observe` reports, `retract` and `finish` end.
 
-    All times are on the run's clock, which `start` sets and which runs `plan.time_scale` times as fast as the
-    real one; drains are real. `shard` takes one row for every request, `health_shard` one row of this
-    worker's health a second.
+    All times are on the run's clock, which `start` sets; drains are real. `shard` takes one row for every
+    request, `health_shard` one row of this worker's health a second.
     """
 
     def __init__(
@@ -85,9 +83,7 @@ class Worker:
         shard: ArrowStream,
         health_shard: ArrowStream | None = None,
     ) -> None:
-        self._client_id = client_id
-        self._time_scale = plan.time_scale
-        self._prompts = prompts
+        self._client_id, self._time_scale, self._prompts = client_id, plan.time_scale, prompts
         self._log = RequestLog(client_id, plan, shard, health_shard)
         self._client = Client(plan, self._ended, prompts.path)
         self._plan: deque[Planned] = deque()
@@ -97,12 +93,11 @@ class Worker:
         self._patience_ns = int(plan.timeout_s * NS)
         self._retractions = 0
         self._taking = asyncio.Lock()
-        self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._wake, self._empty = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, epoch_ns: int, wall_ns: int) -> None:
-        """Start the run's clock, whose zero is `epoch_ns` (monotonic) and `wall_ns`, and the loops."""
+        """Start the loops and the run's clock, whose zero is `epoch_ns` (monotonic) and `wall_ns`."""
         self._clock = Clock(epoch_ns, wall_ns, self._time_scale)
         self._log.start(self._clock)
         self._sampler = HealthSampler(self._client_id, self._clock)
@@ -239,15 +234,8 @@ class Worker:
             names = plan.character, plan.session, plan.history_cut
             return self._prompts.turn(plan.input_tokens, plan.output_tokens, levels, names)
         session = None if plan.session < 0 else plan.session
-        return self._prompts.body(
-            plan.seq,
-            plan.input_tokens,
-            plan.output_tokens,
-            plan.shared_tokens,
-            session,
-            plan.image_tokens,
-            plan.begins,
-        )
+        tokens = plan.input_tokens, plan.output_tokens, plan.shared_tokens
+        return self._prompts.body(plan.seq, *tokens, session, plan.image_tokens, plan.begins)
 
     def _answered(self, session: int) -> None:
         """Send the next turn of a session whose turn in flight has ended, if one waits."""

@@ -82,13 +82,12 @@ class Prompts:
 
     Two bodies share exactly the first tokens that they are asked to share; those of one session share the
     share `session_hit` of the shorter one. The rest is unique, so that a prefix cache is hit as intended and
-    never by chance. `salt` separates runs: no prompt of another salt has the same tokens, not even the shared
-    ones. Tokens are synthetic, or real text if the workload names a tokenizer; names of real text begin with
-    the same word once in as many as the vocabulary has words.
+    never by chance. No prompt of another `salt` has the same tokens, not even the shared ones; names of real
+    text begin with the same word once in as many as the vocabulary has words.
 
     `path` is the URL path of the API that takes the bodies, and `target` says which fields its servers take.
-    A chat is one user message; a conversation of real text has a system message before it if its template has
-    that role. The server's chat template adds tokens to the asked ones.
+    A chat is one user message; a conversation may have a system message before it. The server's chat template
+    adds tokens to the requested ones.
     """
 
     def __init__(
@@ -122,9 +121,11 @@ class Prompts:
         """
         head, close = self._head, self._close
         if image_tokens:
+            assert self._album is not None, "a workload without images has no image tokens"
             input_tokens -= image_tokens
             shared_tokens = min(shared_tokens, input_tokens)
-            head, close = self._with_images(seq, image_tokens)
+            images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
+            head, close = IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
         pieces: list[TokenBytes] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
@@ -134,8 +135,7 @@ class Prompts:
         for owner, end in (*begins, (seq, input_tokens)):
             pieces += self._own(owner, end - begun)
             begun = end
-        prompt = self._separator.join(pieces)
-        return b"".join((head, prompt, close, self._limits % {b"tokens": output_tokens}, self._tail))
+        return self._joined(head, pieces, close, output_tokens)
 
     def _own(self, seq: int, tokens: int) -> list[TokenBytes]:
         """The first `tokens` tokens of a request's own text: its name, and a slice of the pool."""
@@ -161,8 +161,11 @@ class Prompts:
         pieces = [*system]
         for begin, level in zip(begins, others, strict=True):
             pieces += [begin, *level] if begin else level
+        return self._joined(head, pieces, self._close, output_tokens)
+
+    def _joined(self, head: bytes, pieces: list[TokenBytes], close: bytes, output_tokens: int) -> bytes:
         limits = self._limits % {b"tokens": output_tokens}
-        return b"".join((head, self._separator.join(pieces), self._close, limits, self._tail))
+        return b"".join((head, self._separator.join(pieces), close, limits, self._tail))
 
     def levels(
         self, input_tokens: int, levels: tuple[int, int, int], names: tuple[int, int, int]
@@ -179,11 +182,6 @@ class Prompts:
             own[2].pieces(name(numbers[1]), numbers[1] * STRIDE, persona),
             own[3].pieces(name(numbers[2]), (numbers[2] + session) * STRIDE, history),
         ]
-
-    def _with_images(self, seq: int, image_tokens: int) -> tuple[bytes, bytes]:
-        assert self._album is not None, "a workload without images has no image tokens"
-        images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
-        return IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
 
     def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, TokenBytes]]:
         """Tokens that a session's prompts share after the common ones: its name, and a slice of text.

@@ -1,9 +1,8 @@
-"""Prompt templates: parts of Jinja2 text, rendered to tokens and cut to a limit.
+"""Prompt templates: parts of Jinja2 text, rendered to tokens and cut to a limit; strangers may write them.
 
-The form is that of Character.ai's prompt-poet (parts with name, content, role and truncation priority,
-truncation in fixed steps), written anew: here the YAML comes first and Jinja2 fills one part's content, so
-that no user text can add a part.
-"""
+The form is that of Character.ai's prompt-poet, written anew: here the YAML comes first and Jinja2 fills one
+part's content, so that no user text can add a part. What could grow without end (macros, variables, most
+filters) is left out, so that a template costs at most a moment and a few megabytes."""
 
 import operator
 import re
@@ -21,7 +20,7 @@ from jinja2.visitor import NodeTransformer
 
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
-from conf.specs.conversation import PART_NAMES, Conversations, PromptPart
+from conf.specs.conversation import Conversations, PromptPart
 from loadgen.prompts.tokenizer import Encoded
 from loadgen.traffic.lengths import cut_tokens
 
@@ -188,9 +187,9 @@ class RenderedPart:
     @property
     def left(self) -> str:
         """The remaining text."""
-        if self.left_out >= len(self.encoded):
-            return "" if self.left_out else self.text
-        return self.text[self.encoded[self.left_out][1] if self.left_out else 0 :]
+        if not self.left_out:
+            return self.text
+        return self.text[self.encoded[self.left_out][1] :] if self.left_out < len(self.encoded) else ""
 
 
 class PromptTemplate:
@@ -260,19 +259,13 @@ def by_words(written: str) -> Encoded:
 
 def parts_of(spec: Conversations) -> list[PromptPart]:
     """The parts of a conversation's template; without a template, parts that are only their text."""
-    return spec.template or [_bare(name) for name in PART_NAMES]
-
-
-def _bare(name: str) -> PromptPart:
-    content = {
-        "system": "{{ system }}",
-        "character": "{{ character.definition }}",
-        "persona": "{{ user.persona }}",
-        "history": "{{ item.text }}",
-        "message": "{{ message }}",
-    }[name]
-    cut = name == "history"
-    return PromptPart(name, content, truncation_priority=int(cut), each="history" if cut else "")
+    return spec.template or [
+        PromptPart("system", "{{ system }}"),
+        PromptPart("character", "{{ character.definition }}"),
+        PromptPart("persona", "{{ user.persona }}"),
+        PromptPart("history", "{{ item.text }}", truncation_priority=1, each="history"),
+        PromptPart("message", "{{ message }}"),
+    ]
 
 
 def _refusal(part: PromptPart, error: Exception) -> ConfigError:

@@ -1,18 +1,17 @@
 """Requests drawn from records of clients, in the form that ServeGen publishes (arXiv 2505.09999, Apache 2.0).
 
-A folder has two files a client: `chunk-N-trace.csv`, a line per span of time (its start in s, the rate in
-requests/s, the coefficient of variation of the gaps, and the gaps' distribution with two parameters), and
-`chunk-N-dataset.json`, shares of prompt and answer lengths by start of a longer span.
-"""
+`chunk-N-trace.csv` has a line per span of time: its start in s, requests/s, the gaps' coefficient of
+variation, their distribution with two parameters. `chunk-N-dataset.json` has shares of lengths by start of a
+longer span."""
 
 import csv
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class Span:
     def due_s(self, rng: np.random.Generator) -> Floats:
         """The recorded number of requests, with gaps of the recorded shape that fill the span.
 
-        They begin anywhere in a gap: otherwise all clients would begin a span together.
+        They begin anywhere in a gap, so that not all clients begin a span together.
         """
         count = self.requests
         gaps = rng.weibull(self.shape, count) if self.weibull else rng.standard_gamma(self.shape, count)
@@ -91,7 +90,8 @@ def drawn(folder: Path, from_s: float, span_s: float | None, seed: int) -> tuple
 
 def _spans(path: Path) -> list[Span]:
     """The lines of a client; the last span is as long as the one before it. Raises ValueError."""
-    rows = [_numbers(path, number, cells) for number, cells in _lines(path)]
+    with _open(path) as file:
+        rows = [_numbers(path, number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells]
     starts = [row[0] for row in rows]
     if any(later <= start for start, later in zip(starts, starts[1:], strict=False)):
         raise ValueError(f"{path.name}: its times do not ascend")
@@ -101,12 +101,7 @@ def _spans(path: Path) -> list[Span]:
     return [Span(row[0], end, row[1], row[2], row[3]) for row, end in zip(rows, ends, strict=True)]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    with _text(path) as file:
-        yield from ((number, cells) for number, cells in enumerate(csv.reader(file), 1) if cells)
-
-
-def _text(path: Path) -> Any:
+def _open(path: Path) -> TextIO:
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB")
     return path.open(encoding="utf-8", newline="")
@@ -124,13 +119,12 @@ def _numbers(path: Path, number: int, cells: Sequence[str]) -> tuple[float, floa
     kind = cells[3].strip()
     if kind not in ("", "Gamma", "Weibull"):
         raise ValueError(f"{where}: '{kind:.20}' is no distribution of gaps; Gamma and Weibull are")
-    distribution = kind or "Gamma"
-    shape = shape if kind else 1 / cv**2 if cv else 1.0
+    shape = shape if kind else 1 / cv**2 if cv else 1.0  # without a kind gamma, by the variation
     if not all(map(math.isfinite, (start_s, rate_qps, shape))) or rate_qps < 0 or shape < 0:
         raise ValueError(f"{where}: its numbers must be finite, and not negative")
     if rate_qps and not shape:
         raise ValueError(f"{where}: gaps of shape 0 cannot be drawn")
-    return start_s, rate_qps, distribution == "Weibull", shape
+    return start_s, rate_qps, kind == "Weibull", shape
 
 
 class _Lengths:
@@ -140,7 +134,7 @@ class _Lengths:
         """Raises ValueError, and OSError for a file that is not there."""
         self._name = path.name
         try:
-            with _text(path) as file:
+            with _open(path) as file:
                 tree = json.load(file)
         except RecursionError:
             tree = None
@@ -189,11 +183,7 @@ class _Lengths:
         if not len(shares):
             return lengths, shares
         total = float(shares.sum())
-        if (
-            lengths.min() < 0
-            or lengths.max() > MOST_TOKENS
-            or not (shares >= 0).all()
-            or not 0 < total < math.inf
-        ):
+        are_tokens = lengths.min() >= 0 and lengths.max() <= MOST_TOKENS
+        if not are_tokens or not (shares >= 0).all() or not 0 < total < math.inf:
             raise ValueError(f"{where}: {name} has a length or a share that cannot be")
         return np.maximum(1, lengths), shares / total

@@ -1,7 +1,4 @@
-"""Token counts of requests, drawn from the distributions of a workload.
-
-A trace draws its lines together with its arrivals.
-"""
+"""Token counts of requests, drawn from the distributions of a workload."""
 
 import math
 

@@ -89,18 +89,19 @@ class ArrivalSchedule:
         hashes = [zlib.crc32(number.to_bytes(8, "little")) % n for number in numbers.tolist()]
         return np.array(hashes, dtype=np.int64)[places]
 
+    def _columns(self) -> dict[str, Any]:
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: values for name, values in columns.items() if isinstance(values, np.ndarray)}
+
     def where(self, mask: NDArray[np.bool_] | slice) -> "ArrivalSchedule":
         """The requests selected by a boolean mask or a slice."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        arrays: dict[str, Any] = {k: v[mask] for k, v in columns.items() if isinstance(v, np.ndarray)}
+        arrays: dict[str, Any] = {name: values[mask] for name, values in self._columns().items()}
         return replace(self, **arrays)
 
     def followed_by(self, later: "ArrivalSchedule") -> "ArrivalSchedule":
         """This schedule and a later one, joined as one window, this one's."""
-        columns = {f.name: (getattr(self, f.name), getattr(later, f.name)) for f in fields(self)}
-        arrays: dict[str, Any] = {
-            k: np.concatenate(v) for k, v in columns.items() if isinstance(v[0], np.ndarray)
-        }
+        columns = {name: (values, getattr(later, name)) for name, values in self._columns().items()}
+        arrays: dict[str, Any] = {name: np.concatenate(both) for name, both in columns.items()}
         joined = replace(self, **arrays)
         if joined.session is None or joined.character is not None:
             return joined

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf import ConfigError
-from conf.specs.experiment import Lengths, Workload
+from conf.specs.experiment import Workload
 from loadgen.traffic import client_records
 from loadgen.traffic.prefix_sharing import begins, reusable_tokens
 
@@ -119,11 +120,14 @@ def resolve(workload: Workload) -> Workload:
     trace = workload_trace(workload)
     if trace is None:
         return workload
-    return replace(
-        workload,
-        input_tokens=_with_mean(workload.input_tokens, trace.input_tokens),
-        output_tokens=_with_mean(workload.output_tokens, trace.output_tokens),
+    inputs, outputs = (
+        replace(lengths, mean=round(float(tokens.mean()))) if lengths.kind == "empirical" else lengths
+        for lengths, tokens in (
+            (workload.input_tokens, trace.input_tokens),
+            (workload.output_tokens, trace.output_tokens),
+        )
     )
+    return replace(workload, input_tokens=inputs, output_tokens=outputs)
 
 
 def cautions(workload: Workload) -> list[str]:
@@ -132,15 +136,11 @@ def cautions(workload: Workload) -> list[str]:
     lines = []
     if trace is not None and trace.blocks and not workload.replays_prefixes:
         hit = workload.prefix_hit
-        begins = f"begins with workload.prefix_hit={hit:g} of it" if hit else "is unique"
-        lines.append(f"{workload.trace}: its shared prefixes are not replayed, every prompt {begins}")
+        prompt = f"begins with workload.prefix_hit={hit:g} of it" if hit else "is unique"
+        lines.append(f"{workload.trace}: its shared prefixes are not replayed, every prompt {prompt}")
     if trace is not None and trace.empty_answers:
         lines.append(f"{workload.trace}: {trace.empty_answers} requests without an answer ask for one token")
     return lines
-
-
-def _with_mean(lengths: Lengths, tokens: NDArray[np.int64]) -> Lengths:
-    return replace(lengths, mean=round(float(tokens.mean()))) if lengths.kind == "empirical" else lengths
 
 
 def reuse(trace: Trace) -> float:
@@ -163,12 +163,11 @@ def _part(trace: Trace, from_s: float, span_s: float | None) -> Trace:
             f"it has no request there, its last is due at {trace.due_ns[-1] / 1e9:g} s; choose another "
             "workload.trace_from_s or a longer workload.trace_span_s"
         )
-    columns = trace.due_ns[first:last], trace.input_tokens[first:last], trace.output_tokens[first:last]
     return replace(
         trace,
-        due_ns=columns[0] - columns[0][0],
-        input_tokens=columns[1],
-        output_tokens=columns[2],
+        due_ns=trace.due_ns[first:last] - trace.due_ns[first],
+        input_tokens=trace.input_tokens[first:last],
+        output_tokens=trace.output_tokens[first:last],
         blocks=trace.blocks[first:last],
     )
 
@@ -178,10 +177,9 @@ def _read(file: TextIO, block_tokens: int) -> Trace:
     first = file.readline()
     if not first:
         raise ValueError("the file is empty")
-    if not first.lstrip().startswith("{"):
-        return _gather(_csv_rows(first, file), block_tokens)
-    file.seek(0)
-    return _gather(_json_rows(file), block_tokens)
+    if first.lstrip().startswith("{"):
+        return _gather(_json_rows(chain([first], file)), block_tokens)
+    return _gather(_csv_rows(first, file), block_tokens)
 
 
 def _json_rows(lines: Iterable[str]) -> Iterator[Row]:
