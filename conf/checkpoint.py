@@ -152,16 +152,6 @@ def _count(text: Mapping[str, Any], key: str, is_size: bool) -> int:
     return int(value)
 
 
-def _stored(text: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
-    """Number formats of the linear layers' weights."""
-    quantised = require_mapping(text, "quantization_config")
-    if quantised:
-        return stored(quantised, facts)
-    dtype = text.get("torch_dtype", text.get("dtype", "bfloat16"))
-    require(dtype in ("bfloat16", "float16"), f"weights of type {dtype} are not modelled")
-    return Stored()
-
-
 METHODS = "fp8, fbgemm_fp8, gptq, awq and compressed-tensors with 8-bit float or 4-bit integer weights"
 MOST_LAYERS, MOST_NAMES, MOST_PATTERNS = 1024, 8192, 32
 """Layers, modules by name and regular expressions that a list is read for (our choice: none has as many)."""
@@ -203,11 +193,13 @@ _MOST_REPEATS = 3
 """Parts of a regular expression, and repetitions in it, with which a match may take for ever (our choice)."""
 
 
-def stored(quantised: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
-    """The formats that `quantised` gives a model with these `facts` (layers, experts, first_dense and so on).
-
-    Raises ValueError with one line for a scheme that is not understood or does not fit these fields.
-    """
+def _stored(text: Mapping[str, Any], facts: Mapping[str, Any]) -> Stored:
+    """Number formats of the linear layers' weights of a model with these `facts`."""
+    quantised = require_mapping(text, "quantization_config")
+    if not quantised:
+        dtype = text.get("torch_dtype", text.get("dtype", "bfloat16"))
+        require(dtype in ("bfloat16", "float16"), f"weights of type {dtype} are not modelled")
+        return Stored()
     weights, group = _scheme(quantised)
     lists = (_names(quantised, key) for key in ("modules_to_not_convert", "ignored_layers", "ignore"))
     kept = [_usual(name) for name in chain(*lists)]

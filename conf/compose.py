@@ -84,23 +84,11 @@ def refuse_name(run: str | None) -> None:
         raise ConfigError(f"run={run[:20]}... is longer than {MOST_NAME_BYTES} bytes; give a shorter name")
 
 
-def load_planning(words: Sequence[str]) -> Planning:
-    """The demand and margins of a plan, from words demand.* and plan.* over the defaults.
+def load_groups(spec: type[Groups], words: Sequence[str]) -> Groups:
+    """The groups of a plan or a recommendation, from their words over the defaults.
 
     Raises ConfigError as `load` does.
     """
-    return _of_groups(Planning, words)
-
-
-def load_recommendation(words: Sequence[str]) -> Recommendation:
-    """The demand, margins and shapes of a recommendation, from words demand.*, plan.* and recommend.*.
-
-    Raises ConfigError as `load` does.
-    """
-    return _of_groups(Recommendation, words)
-
-
-def _of_groups(spec: type[Groups], words: Sequence[str]) -> Groups:
     refusals = Refusals()
     refuse_twice(words, refusals)
     root = fields_of(spec) or {}
@@ -122,13 +110,13 @@ def preset(group: str, name: str) -> Mapping[str, Any]:
 @lru_cache
 def _file(group: str, name: str) -> Tree:
     """The tree of a file of ours with all defaults. It is shared: nobody changes it."""
-    return cast(Tree, _filled(group, _own(group_file(group, name))))
+    return cast(Tree, _filled(group, named_files.read(group_file(group, name))))
 
 
 @lru_cache
-def _own(path: Path) -> Tree:
-    """The tree of a file of ours as it is. It is shared: nobody changes it."""
-    return named_files.read(path)
+def _defaults() -> Tree:
+    """Names of the default file of each group, and values of other keys. It is shared: nobody changes it."""
+    return named_files.read(ROOT / "config.yaml")
 
 
 def _filled(group: str, tree: Any) -> Any:
@@ -144,11 +132,9 @@ def _engine_spec(engine: Any) -> type:
 
 
 def _of_defaults() -> Tree:
-    own = _own(ROOT / "config.yaml")
-    tree = {key: value for key, value in own.items() if key != "defaults"}
-    return cast(Tree, with_defaults(Experiment, tree)) | {
-        group: _file(group, own["defaults"][group]) for group in own["defaults"]
-    }
+    tree = {key: value for key, value in _defaults().items() if key != "defaults"}
+    files = {group: _file(group, name) for group, name in _defaults()["defaults"].items()}
+    return cast(Tree, with_defaults(Experiment, tree)) | files
 
 
 def _of_saved(saved: Tree, choices: Mapping[str, str], values: Sequence[str]) -> Tree:
@@ -165,8 +151,7 @@ def _of_saved(saved: Tree, choices: Mapping[str, str], values: Sequence[str]) ->
 
 def _renamed(tree: Tree) -> Tree:
     """The tree of external endpoints for an engine of ours: unnamed groups are those of the defaults."""
-    defaults = _own(ROOT / "config.yaml")["defaults"]
-    files = {group: _file(group, defaults[group]) for group in NAMED_GROUPS}
+    files = {group: _file(group, _defaults()["defaults"][group]) for group in NAMED_GROUPS}
     unnamed = [group for group in NAMED_GROUPS if value_at(tree, f"{group}.name") == UNKNOWN]
     if value_at(tree, "engine.kind") == "external" and _is_served_as(tree.get("model") or {}, files["model"]):
         unnamed.append("model")

@@ -147,7 +147,9 @@ def wrong(root: Fields, key: str, value: Any) -> str:
         nested = get_origin(get_args(kind)[0]) is list
         return f"{key} must be a list{' of lists' if nested else ''}: {key}={sample(kind, key)}"
     key, limits = short_key(key), _range(ranges)
-    wanted = _wanted(kind) + limits
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    wanted = f"one of {', '.join(map(str, choices))}" if choices else WANTED.get(kind, "something else")
+    wanted += limits
     if value is None:
         return f"{key} has no value; give it {wanted} or leave it out"
     if isinstance(value, float) and not math.isfinite(value):
@@ -172,12 +174,6 @@ def _type_at(root: Fields, key: str) -> Any:
         fields = fields_of(kind)
         kind = fields[part] if fields is not None else (get_args(kind) or (kind,))[-1]
     return kind
-
-
-def _wanted(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    return WANTED.get(kind, "something else")
 
 
 def _range(ranges: Iterable[Any]) -> str:

@@ -46,8 +46,8 @@ from analysis.results import summary
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from conf import ConfigError
-from conf.compose import load_planning
-from conf.specs.planning import Basis, Demand, Margins
+from conf.compose import load_groups
+from conf.specs.planning import Basis, Demand, Margins, Planning
 
 ENDS = {"low": "low", "certified": "certified", "estimate": "value", "high": "high"}
 """Figures of a capacity that a plan can rest on, by the words of plan.basis."""
@@ -297,7 +297,7 @@ def command(
     are demand.* and plan.*. The `exit_code` is 0, or 6 where only a lower bound is known, and without a plan
     (`valid` false) that of the run, 4 of a void one. Raises RunError and ConfigError for wrong usage.
     """
-    asked = load_planning(words)
+    asked = load_groups(Planning, words)
     demand_rates(asked.demand)  # refuses a bad file of hours
     _refuse_twice([str(source) for source in sources if isinstance(source, Path | str)])
     if not sources and predict is None:

@@ -54,16 +54,6 @@ def hint(near: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
-def check_choice(action: argparse.Action, value: object) -> None:
-    """Raise ArgumentError, with the nearest choice, for a value that is no choice of an argument."""
-    if action.choices is None or value in action.choices:
-        return
-    known = [str(choice) for choice in action.choices]
-    what = "/".join(action.option_strings) or str(action.dest)
-    near = hint(nearest(str(value), known))
-    raise argparse.ArgumentError(None, f"unknown {what} {value!r}{near}; choose from {', '.join(known)}")
-
-
 def usage(message: str, flags: Sequence[str], verbs: Sequence[str]) -> str:
     """An argparse message on wrong arguments, with the nearest known flags."""
     if message.startswith(UNKNOWN):
@@ -124,7 +114,12 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"error: {one_line(text)}; see --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        check_choice(action, value)
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        what = "/".join(action.option_strings) or str(action.dest)
+        near = hint(nearest(str(value), known))
+        raise argparse.ArgumentError(None, f"unknown {what} {value!r}{near}; choose from {', '.join(known)}")
 
 
 class _Version(argparse.Action):

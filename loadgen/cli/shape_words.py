@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.recommendation.recommended import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
-from conf.compose import load_recommendation
+from conf.compose import load_groups
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.planning import MOST_SHAPES, Recommendation
 from conf.words import group_file, groups, key_and_value
@@ -68,7 +68,7 @@ class ShapeQuestion:
         """Raises ConfigError for words that no recommendation honours."""
         own = [word for word in words if word.partition("=")[0].partition(".")[0] in OWN_GROUPS]
         service = [word for word in words if word not in own]
-        asked = load_recommendation(own)
+        asked = load_groups(Recommendation, own)
         _refuse(service, asked)
         for layout in asked.recommend.layouts:
             group_file("layout", layout)  # refuses an unknown one

@@ -28,8 +28,8 @@ from analysis.results.json_border import from_tree, json_line
 from analysis.stats.estimate import Estimate
 from analysis.views.plan import answer
 from conf import ConfigError
-from conf.compose import load_planning
-from conf.specs.planning import Demand, Margins
+from conf.compose import load_groups
+from conf.specs.planning import Demand, Margins, Planning
 from tests.support.runs.planned_sweeps import sweep
 
 LENGTHS = MeanLengths(5600, 140, 0.0, "asked")
@@ -308,7 +308,7 @@ def test_a_demand_by_the_hour(tmp_path: Path) -> None:
 )
 def test_words_that_cannot_be_are_refused_in_one_line(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_planning(words)
+        load_groups(Planning, words)
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
