@@ -1,6 +1,7 @@
 """`cluster.deployment.serve_state`: which replicas are engines, and whether they are still the same."""
 
-import copy
+import functools
+import operator
 from typing import Any
 
 import pytest
@@ -40,16 +41,11 @@ def details() -> dict[str, Any]:
         "applications": {
             "llm": {
                 "status": "RUNNING",
-                "message": "",
+                "message": "a replica\n  died",
                 "deployments": {name: deployment(name, count) for name, count in names.items()},
             }
         },
     }
-
-
-def engines(tree: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = tree["applications"]["llm"]["deployments"]["LLMServer:qwen"]["replicas"]
-    return found
 
 
 def seen(tree: dict[str, Any]) -> ServeState:
@@ -74,60 +70,31 @@ def test_an_application_that_is_not_there_is_absent() -> None:
     assert read(details(), "other").trouble == "the application is ABSENT"
 
 
-def unhealthy(tree: dict[str, Any]) -> None:
-    tree["proxies"]["head"]["status"] = "UNHEALTHY"
-
-
-def another_proxy(tree: dict[str, Any]) -> None:
-    tree["proxies"]["head"]["actor_id"] = "p1"
-
-
-def another_controller(tree: dict[str, Any]) -> None:
-    tree["controller_info"]["worker_id"] = "c1"
-
-
-def another_process(tree: dict[str, Any]) -> None:
-    engines(tree)[0]["pid"] = 999
-
-
-def another_replica(tree: dict[str, Any]) -> None:
-    engines(tree)[0]["replica_id"] = "LLMServer:qwen-7"
-
-
-def starting(tree: dict[str, Any]) -> None:
-    engines(tree)[0]["state"] = "STARTING"
-
-
-def another_router(tree: dict[str, Any]) -> None:
-    tree["applications"]["llm"]["deployments"]["LLMRouter:qwen"]["replicas"][0]["pid"] = 999
-
-
-def other_options(tree: dict[str, Any]) -> None:
-    tree["applications"]["llm"]["deployments"]["OpenAiIngress"]["deployment_config"]["num_replicas"] = 3
-
-
-def ill(tree: dict[str, Any]) -> None:
-    tree["applications"]["llm"] |= {"status": "UNHEALTHY", "message": "a replica\n  died"}
+APP, ENGINE = ("applications", "llm"), ("applications", "llm", "deployments", "LLMServer:qwen", "replicas", 0)
+ROUTER = (*APP, "deployments", "LLMRouter:qwen", "replicas", 0)
+OPTIONS = (*APP, "deployments", "OpenAiIngress", "deployment_config", "num_replicas")
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("place", "value", "why"),
     [
-        (unhealthy, "the proxy is UNHEALTHY"),
-        (another_proxy, "the proxy was replaced"),
-        (another_controller, "Serve's controller was restarted"),
-        (another_process, "LLMServer:qwen LLMServer:qwen-0 is another process now"),
-        (another_replica, "1 of 2 replicas gone, 1 new"),
-        (starting, "1 of 2 replicas gone, 0 new"),
-        (another_router, "LLMRouter:qwen LLMRouter:qwen-0 is another process now"),
-        (other_options, "the deployment's options were changed"),
-        (ill, "the application is UNHEALTHY a replica died"),
+        (("proxies", "head", "status"), "UNHEALTHY", "the proxy is UNHEALTHY"),
+        (("proxies", "head", "actor_id"), "p1", "the proxy was replaced"),
+        (("controller_info", "worker_id"), "c1", "Serve's controller was restarted"),
+        ((*ENGINE, "pid"), 999, "LLMServer:qwen LLMServer:qwen-0 is another process now"),
+        ((*ENGINE, "replica_id"), "LLMServer:qwen-7", "1 of 2 replicas gone, 1 new"),
+        ((*ENGINE, "state"), "STARTING", "1 of 2 replicas gone, 0 new"),
+        ((*ROUTER, "pid"), 999, "LLMRouter:qwen LLMRouter:qwen-0 is another process now"),
+        (OPTIONS, 3, "the deployment's options were changed"),
+        ((*APP, "status"), "UNHEALTHY", "the application is UNHEALTHY a replica died"),
     ],
-    ids=lambda it: getattr(it, "__name__", ""),
 )
-def test_a_service_that_is_not_what_was_deployed_is_told(change: Any, why: str) -> None:
-    tree = copy.deepcopy(details())
-    change(tree)
+def test_a_service_that_is_not_what_was_deployed_is_told(
+    place: tuple[Any, ...], value: object, why: str
+) -> None:
+    tree: Any = details()
+    changed = functools.reduce(operator.getitem, place[:-1], tree)
+    changed[place[-1]] = value
     assert seen(details()).changed(seen(tree)) == why
 
 

@@ -94,12 +94,6 @@ def test_a_tool_is_bounded_in_time_and_size(
     assert time.monotonic() - began_s < 300  # not the 600 of its sleep
 
 
-def test_output_that_is_no_text_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    executable(tmp_path, "odd-smi", r"printf '\377ok'")
-    assert run_tool(["odd-smi"]) == "\N{REPLACEMENT CHARACTER}ok"
-
-
 DURING_S = 0.2
 A, B = "a" * 56, "b" * 56
 """Ray's ids of two nodes."""

@@ -240,8 +240,6 @@ BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
     "ECC unread": (one_gpu(ecc_errors=None), "ECC errors", "unknown", ""),
     "VRAM in use": (one_gpu(vram_used_bytes=90 * GIB), "VRAM", "fail", "still holds"),
     "a partition": (one_gpu(vram_bytes=HBM / 8), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
-    "another memory": (one_gpu(vram_bytes=1.02 * HBM), "VRAM size", "warn", "GPU 0: set hardware.hbm_bytes"),
-    "memory unreported": (one_gpu(vram_bytes=None), "VRAM size", "unknown", ""),
     "old firmware": (one_gpu(mec_firmware=166), "MEC firmware", "fail", "HSA_NO_SCRATCH_RECLAIM=1"),
     "firmware half told": (one_gpu(mec_firmware=None), "MEC firmware", "unknown", ""),
     "a link over PCIe": (one_gpu(links=frozenset({1, 2, 3})), "XGMI links", "fail", "GPU 0"),
@@ -256,14 +254,12 @@ BAD: dict[str, tuple[InspectedNode, str, str, str]] = {
         "unset",
     ),
     "a dead variable": (host(unknown_variables=("VLLM_USE_V1",)), "VLLM_* variables", "warn", "remove"),
-    "vLLM unreported": (host(unknown_variables=None), "VLLM_* variables", "unknown", ""),
     "small /dev/shm": (host(shared_memory_bytes=64 * 2**20), "/dev/shm", "fail", "/dev/shm"),
     "few files": (host(open_files=1024), "open files", "fail", "ulimit -n 65536"),
     "short backlog": (host(listen_backlog=128), "listen backlog", "warn", "somaxconn=4096"),
     "locked memory": (host(locked_memory_bytes=2**16), "locked memory", "warn", "ulimit -l"),
     "NUMA balancing": (host(numa_balancing=1), "NUMA balancing", "fail", "kernel.numa_balancing=0"),
     "slow governor": (host(governors=frozenset({"powersave"})), "CPU governor", "warn", "performance"),
-    "governor unreported": (host(governors=None), "CPU governor", "unknown", ""),
     "C2": (host(c2_on=True), "CPU sleep state C2", "warn", "cpupower"),
     "SMT": (host(smt_on=True), "SMT", "warn", "SMT"),
     "NPS4": (host(numa_nodes_per_socket=4.0), "NUMA nodes", "warn", "NPS1"),
@@ -331,11 +327,6 @@ def test_the_halves_of_eight_gpus_are_asked_of_eight_gpus_only() -> None:
     assert "NUMA node of GPUs" not in findings(two, replace(MI325X, gpus_per_node=2))
 
 
-def test_another_kind_of_gpu_than_the_configured_one_fails() -> None:
-    told = findings(host(), replace(MI325X, hardware="H200 SXM", arch=""))
-    assert told["GPUs"].status == "fail"
-
-
 @pytest.mark.parametrize("read", [None, ()], ids=["a driver", "no driver in sight"])
 def test_gpus_that_are_not_amds_are_unknown_and_get_none_of_amds_advice(read: tuple[()] | None) -> None:
     seen = host(gpus=read, amdsmi=False, c2_on=True, smt_on=True, numa_nodes_per_socket=4.0)
@@ -390,8 +381,3 @@ def test_a_real_engine_needs_vllm_and_a_simulated_one_does_not() -> None:
     status = {found.check: found.status for found in compared([seen])}
     assert status["vllm"] == "fail"
     assert {f.check: f.status for f in compared([seen], LAPTOP)}["vllm"] == "unknown"
-
-
-def test_every_check_of_the_tables_has_its_own_name() -> None:
-    names = [check.name for check in (*GPU_CHECKS, *HOST_CHECKS)] + [one.name for one in COMPARISONS]
-    assert len(set(names)) == len(names)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.preflight import node_facts
 from cluster.ray_session import serve_settings
 from cluster.ray_session.own_machine import HeldPorts
 from cluster.ray_session.serve_settings import (
@@ -85,10 +84,3 @@ def test_the_front_takes_as_many_streams_as_it_has_files_for(
     assert len({made[name] for name in PORT_NAMES}) == len(PORT_NAMES)
     assert made["RAY_SERVE_HAPROXY_MAXCONN"] == str(streams)
     assert serve_environment(Routing("leastconn"))["RAY_SERVE_HAPROXY_MAXCONN"] == str(MOST_STREAMS)
-
-
-def test_a_node_tells_its_soft_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {resource.RLIMIT_MEMLOCK: (65536, UNLIMITED), resource.RLIMIT_NOFILE: (1024, 1_048_576)}
-    monkeypatch.setattr(node_facts.resource, "getrlimit", told.__getitem__)
-    assert node_facts._limit(resource.RLIMIT_MEMLOCK) == 65536
-    assert node_facts._limit(resource.RLIMIT_NOFILE) == 1024
