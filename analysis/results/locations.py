@@ -9,10 +9,9 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
@@ -46,10 +45,7 @@ def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
     if filesystem is None and (not URI.match(str(place)) or Path(place).exists()):
         return Path(place)
     try:
-        path = str(place)
-        if filesystem is None:
-            return _of_uri(path)
-        return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else _copy(filesystem, path, place)
+        return _of_uri(str(place)) if filesystem is None else _copy(filesystem, str(place), place)
     except (OSError, pa.ArrowException) as error:
         raise RunError(f"{place} cannot be opened: {reason(error)}") from error
 
@@ -57,7 +53,7 @@ def local(place: Path | str, filesystem: fs.FileSystem | None = None) -> Path:
 @lru_cache(maxsize=64)
 def _of_uri(uri: str) -> Path:
     filesystem, path = fs.FileSystem.from_uri(uri)
-    return Path(path) if isinstance(filesystem, fs.LocalFileSystem) else _copy(filesystem, path, uri)
+    return _copy(filesystem, path, uri)
 
 
 def folders(place: Path | str) -> list[Path]:
@@ -78,28 +74,24 @@ def folders(place: Path | str) -> list[Path]:
 
 def read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file. Raises RunError if it is broken, OSError if it is not there."""
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is broken: it is no file")
     try:
-        if path.exists() and not path.is_file():
-            raise RunError(f"{path} is broken: it is no file")
         tree = plain(json.loads(path.read_bytes()))
-    except RunError:
-        raise
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is broken: {reason(error)}") from error
     if not isinstance(tree, dict):
         raise RunError(f"{path} is broken: it holds no object")
-    _refuse_newer(path, tree.get("schema_version", KNOWN))
-    return tree
-
-
-def _refuse_newer(path: Path, version: object) -> None:
+    version = tree.get("schema_version", KNOWN)
+    shown = one_line(str(version), 40)
     if type(version) is not int or version < 1:
-        raise RunError(f"{path} is broken: its schema_version is {one_line(str(version), 40)}")
+        raise RunError(f"{path} is broken: its schema_version is {shown}")
     if version > KNOWN:
         raise NewerError(
-            f"{path} has schema_version {one_line(str(version), 40)}, this version reads up to {KNOWN}; "
+            f"{path} has schema_version {shown}, this version reads up to {KNOWN}; "
             "open it with the version that wrote it (manifest.json: versions) or a newer one"
         )
+    return tree
 
 
 def part_names(folder: Path, study: Mapping[str, object]) -> list[str]:
@@ -127,6 +119,8 @@ def _parts(folder: Path) -> list[Path]:
 
 def _copy(filesystem: fs.FileSystem, path: str, place: Path | str) -> Path:
     """A copy of a run or study; of nothing else, for that may be a whole bucket."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return Path(path)
     path = path.rstrip("/")
     if filesystem.get_file_info(path).type == fs.FileType.NotFound:
         raise RunError(f"{place} cannot be opened: there is nothing")
@@ -147,13 +141,8 @@ MOST_NAMED = 4
 LATER = {MANIFEST, SUMS, "events.jsonl", REPORT}
 """Files that grow or are written anew once the sums stand."""
 WRONG_KIND = (
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    ArithmeticError,
-    AssertionError,
-    RecursionError,
+    *(LookupError, TypeError, AttributeError, ValueError),
+    *(ArithmeticError, AssertionError, RecursionError),
 )
 """Errors of reading a tree or a table that holds something else than a run writes."""
 TABLES = ("requests", "schedule", "shards")
@@ -191,73 +180,55 @@ def altered(place: Path) -> list[str]:
     Nothing is said of a folder without sums: of one that was killed, or that runs.
     Raises RunError if a file that holds sums cannot be read.
     """
+    lines = []
+    if files := altered_files(place, _sums(place)):
+        more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+        line = one_line(f"{place} is not as it was written: {', '.join(files[:MOST_NAMED])}{more}")
+        lines = [f"{line}; nothing in it can be trusted: take a sound copy, or measure again"]
     if (place / STUDY).exists():
-        names = part_names(place, read_json(place / STUDY))
-        parts = [line for name in names for line in altered(place / name)]
-        return [*_told(place, altered_files_of_study(place)), *parts]
-    if not (place / MANIFEST).exists():
-        return []
-    return _told(place, altered_files(place, read_json(place / MANIFEST)))
-
-
-def altered_files(run: Path, manifest: Mapping[str, Any], most_bytes: int | None = None) -> tuple[str, ...]:
-    """The files of a run, up to so many bytes each, that are not as its manifest says, and why."""
-    sums = manifest.get("files")
-    if sums is None:
-        return ()
-    more = [file for folder in TABLES for file in sorted((run / folder).rglob("*")) if file.is_file()]
-    return _other(run, sums, more, most_bytes)
-
-
-def altered_files_of_study(study: Path) -> tuple[str, ...]:
-    """The files of a study itself that are not as they were when it ended."""
-    path = study / SUMS
-    return _other(study, read_json(path).get("files"), (), None) if path.exists() else ()
+        for name in part_names(place, read_json(place / STUDY)):
+            lines += altered(place / name)
+    return lines
 
 
 def is_sealed(place: Path) -> bool:
     """True of a run or study with sums, all of whose files are as it wrote them."""
+    return _sums(place) is not None and not altered(place)
+
+
+def _sums(place: Path) -> object:
+    """The recorded sums of a run, or of a study's own files; None where there are none."""
     if (place / STUDY).exists():
-        return (place / SUMS).exists() and not altered(place)
-    if not (place / MANIFEST).exists():
-        return False
-    return "files" in read_json(place / MANIFEST) and not altered(place)
+        return read_json(place / SUMS).get("files", "") if (place / SUMS).exists() else None
+    return read_json(place / MANIFEST).get("files") if (place / MANIFEST).exists() else None
 
 
-def _told(place: Path, files: tuple[str, ...]) -> list[str]:
-    if not files:
-        return []
-    named = ", ".join(files[:MOST_NAMED])
-    more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-    line = one_line(f"{place} is not as it was written: {named}{more}")
-    return [f"{line}; nothing in it can be trusted: take a sound copy, or measure again"]
-
-
-def _other(folder: Path, sums: object, more: Iterable[Path], most_bytes: int | None) -> tuple[str, ...]:
+def altered_files(place: Path, sums: object, most_bytes: int | None = None) -> tuple[str, ...]:
+    """The files of a folder, up to so many bytes each, that are not as its sums say, and why."""
+    if sums is None:
+        return ()
     if not isinstance(sums, dict) or not all(isinstance(each, str) for each in sums.values()):
         return ("its sums are no table",)
     other = []
-    for name, sum_ in sums.items():
-        path = folder / name
+    for name, recorded in sums.items():
+        path = place / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             other.append(f"{name} lies outside")
         elif not path.is_file():
             other.append(f"{name} is missing")
-        elif (most_bytes is None or path.stat().st_size <= most_bytes) and _sum(path) != sum_:
-            other.append(f"{name} is altered")
-    names = {str(path.relative_to(folder)) for path in more if not _is_later(path)}
+        elif most_bytes is None or path.stat().st_size <= most_bytes:
+            stat = path.stat()
+            if _sum(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino) != recorded:
+                other.append(f"{name} is altered")
+    files = [file for folder in TABLES for file in (place / folder).rglob("*") if file.is_file()]
+    names = {str(file.relative_to(place)) for file in files if not _is_later(file)}
     return (*other, *(f"{name} was added" for name in sorted(names - sums.keys())))
 
 
-def _sum(path: Path) -> str:
-    known = path.stat()
-    return _sum_of(str(path.resolve()), known.st_size, known.st_mtime_ns, known.st_ino)
-
-
 @lru_cache(maxsize=4096)
-def _sum_of(path: str, _size: int, _changed_ns: int, _number: int) -> str:
+def _sum(path: Path, _size: int, _changed_ns: int, _number: int) -> str:
     """The sum of a file as it stands, so that one command reads no file twice for it."""
-    return sha256_of(Path(path))
+    return sha256_of(path)
 
 
 def _is_later(path: Path) -> bool:

@@ -195,7 +195,7 @@ def load_run(path: Path | str, filesystem: fs.FileSystem | None = None) -> Run:
     try:
         manifest = locations.read_json(folder / locations.MANIFEST)
         tree = locations.read_json(ended) if ended.exists() else None
-        altered = locations.altered_files(folder, manifest, locations.SMALL_BYTES)
+        altered = locations.altered_files(folder, manifest.get("files"), locations.SMALL_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunError(f"{path} is not a run folder: it has no {locations.MANIFEST}") from error
     except OSError as error:

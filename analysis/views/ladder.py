@@ -1,7 +1,7 @@
 """The answer of the published ladder: its levels beside the paper's, and what the paper could not show."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
@@ -60,90 +60,65 @@ def _beside(line: LadderLevel) -> tuple[str, ...]:
         return ("",) * (len(PUBLISHED) + 1)
     published = line.beside.published
     errors = f"{100 * line.beside.error_total:+.1f} / {100 * line.beside.error_p99:+.1f} %"
-    return (
-        f"{published.total_tok_s:.0f}",
-        f"{published.p99_s:.2f}",
-        published.status or "-",
-        f"{errors}{' x' if published.left_out else ''}",
-    )
+    mark = " x" if published.left_out else ""
+    status = published.status or "-"
+    return f"{published.total_tok_s:.0f}", f"{published.p99_s:.2f}", status, f"{errors}{mark}"
 
 
-def _notes(ladder: LadderFigures) -> list[str]:
+def _notes(ladder: LadderFigures) -> Iterator[str]:
     """The paper's blind spots in this table, in sentences."""
     lines = ladder.levels
-    few = [line for line in lines if not line.capacity]
-    out = []
-    if few:
-        out.append(
+    if few := [line for line in lines if not line.capacity]:
+        yield (
             f"* not a capacity: fewer than {PER_USER} requests for each one in flight, in {len(few)} of "
             f"{len(lines)} levels; progressive.requests_per_user={PER_USER} sends as many"
         )
     if ladder.caution:
-        out.append(ladder.caution)
-    out += _short_of(lines) + _spread_notes(ladder) + _image_notes(lines) + _status_notes(lines)
-    out += [
-        f"x not fitted: {line.phase} {line.concurrency}, {line.beside.published.left_out}"
-        for line in lines
-        if line.beside and line.beside.published.left_out
-    ]
+        yield ladder.caution
+    if short := [line for line in lines if line.in_flight < 0.5 * line.concurrency]:
+        worst = min(short, key=lambda line: line.in_flight / line.concurrency)
+        yield (
+            f"C is not what was in flight: {worst.in_flight:.0f} in the mean at C = {worst.concurrency} "
+            f"({worst.phase}), less than half of C in {len(short)} of {len(lines)} levels"
+        )
+    yield from _spread_notes(ladder)
+    most = max(lines, key=lambda line: line.total_tok_s)
+    if most.image_tok_s:
+        yield (
+            f"of {most.total_tok_s:.0f} tok/s at most, {most.image_tok_s:.0f} are image tokens, "
+            f"{most.total_tok_s - most.image_tok_s - most.output_tok_s:.0f} text and "
+            f"{most.output_tok_s:.0f} output: totals do not compare with those of text alone"
+        )
+    published = [(line, line.beside.published) for line in lines if line.beside]
+    judged = [(line, row.status) for line, row in published if row.status]
+    if apart := [f"{line.phase} {line.concurrency}" for line, status in judged if line.status != status]:
+        levels = f"{len(apart)} of {len(judged)} levels: {', '.join(apart)}"
+        yield f"the status is not the paper's in {levels}"
+    for line, row in published:
+        if row.left_out:
+            yield f"x not fitted: {line.phase} {line.concurrency}, {row.left_out}"
     if ladder.rms is not None:
-        out.append(
+        yield (
             f"rms of ln error over the published rows that were fitted: {100 * ladder.rms:.1f} %; the "
             f"fit's own training error is {100 * (ladder.fit_rms or 0.0):.1f} % (docs/engine_checks.md)"
         )
-    return out
 
 
-def _short_of(lines: Sequence[LadderLevel]) -> list[str]:
-    """Levels in which far fewer are in flight than the table says."""
-    short = [line for line in lines if line.in_flight < 0.5 * line.concurrency]
-    if not short:
-        return []
-    worst = min(short, key=lambda line: line.in_flight / line.concurrency)
-    return [
-        f"C is not what was in flight: {worst.in_flight:.0f} in the mean at C = {worst.concurrency} "
-        f"({worst.phase}), less than half of C in {len(short)} of {len(lines)} levels"
-    ]
-
-
-def _spread_notes(ladder: LadderFigures) -> list[str]:
-    runs = ladder.runs
-    known = [(line, line.total_tok_s_spread) for line in ladder.levels if line.total_tok_s_spread]
-    if runs < 2 or not known:
-        return [f"{runs} run: no interval"] if runs < 2 else []
-    covs = [spread.cov for _, spread in known]
-    if max(covs) < 1e-9:
-        return [
-            f"{runs} runs, all the same: this engine has no noise (engine=simulated_aiter has the paper's)"
-        ]
-    widest, half = max(
-        ((line, (spread.mean.high or math.inf) - line.total_tok_s) for line, spread in known),
-        key=lambda pair: pair[1],
-    )
-    return [
-        f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t interval "
-        f"{widest.total_tok_s:.0f} +- {half:.0f} tok/s (C = {widest.concurrency}); "
-        "--json and --out have all"
-    ]
-
-
-def _status_notes(lines: Sequence[LadderLevel]) -> list[str]:
-    known = [
-        (line, line.beside.published.status) for line in lines if line.beside and line.beside.published.status
-    ]
-    apart = [line for line, status in known if line.status != status]
-    if not apart:
-        return []
-    which = ", ".join(f"{line.phase} {line.concurrency}" for line in apart)
-    return [f"the status is not the paper's in {len(apart)} of {len(known)} levels: {which}"]
-
-
-def _image_notes(lines: Sequence[LadderLevel]) -> list[str]:
-    most = max(lines, key=lambda line: line.total_tok_s)
-    if not most.image_tok_s:
-        return []
-    return [
-        f"of {most.total_tok_s:.0f} tok/s at most, {most.image_tok_s:.0f} are image tokens, "
-        f"{most.total_tok_s - most.image_tok_s - most.output_tok_s:.0f} text and "
-        f"{most.output_tok_s:.0f} output: totals do not compare with those of text alone"
-    ]
+def _spread_notes(ladder: LadderFigures) -> Iterator[str]:
+    runs, spreads = ladder.runs, [(line, line.total_tok_s_spread) for line in ladder.levels]
+    known = [(line, spread) for line, spread in spreads if spread]
+    if runs < 2:
+        yield f"{runs} run: no interval"
+    elif known:
+        covs = [spread.cov for _, spread in known]
+        if max(covs) < 1e-9:
+            none = "this engine has no noise (engine=simulated_aiter has the paper's)"
+            yield f"{runs} runs, all the same: {none}"
+            return
+        halves = [(line, (spread.mean.high or math.inf) - line.total_tok_s) for line, spread in known]
+        widest, half = max(halves, key=lambda pair: pair[1])
+        yield (
+            f"{runs} runs: CoV of tok/s {100 * min(covs):.2g} to {100 * max(covs):.2g} %; widest 95 % t "
+            f"interval {widest.total_tok_s:.0f} +- {half:.0f} tok/s (C = {widest.concurrency}); "
+            "--json and --out have all"
+        )

@@ -4,11 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from analysis.planning.money import Cost
 from analysis.planning.verdict import NoPlan, Plan
 from analysis.results import summary
-from analysis.results.asked import AskedExperiment
-from analysis.stats.estimate import Estimate, certified, interval, middle, number, span
+from analysis.stats.estimate import certified, interval, middle, number, span
 from analysis.views.shown import Answer, Fact, Table
 from conf.labels import named
 
@@ -36,14 +34,14 @@ def answer(plan: Plan | NoPlan) -> Answer:
     return Answer(
         word="PLAN" if plan.planned_on.found_by == "measured" else plan.planned_on.found_by.upper(),
         tone="short" if plan.exit_code else "good",
-        headline=f"{fleet(plan)}; {_e(plan)}",
-        facts=(*basis(plan), *rules(plan), *hours(plan), *power(plan), *service(plan)),
+        headline=f"{_fleet(plan)}; {_efficiency(plan)}",
+        facts=(*basis(plan), *rules(plan), *hours(plan), *power(plan), *_service(plan)),
         tables=tuple(cost_tables(plan)),
         notes=(*([] if plan.cost else [NO_PRICE]), *(plan.into_service.notes if plan.into_service else ())),
     )
 
 
-def fleet(plan: Plan) -> str:
+def _fleet(plan: Plan) -> str:
     """The nodes and GPUs for the peak."""
     upper, nodes = plan.nodes_at.get("high"), _nodes(plan.nodes)
     counted = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
@@ -53,7 +51,7 @@ def fleet(plan: Plan) -> str:
     return f"{counted}{gpus} for {_qps(plan.demand.peak_qps)} at the peak"
 
 
-def _e(plan: Plan) -> str:
+def _efficiency(plan: Plan) -> str:
     """The efficiency in the first line, called assumed where it was not measured."""
     e, found_by = plan.efficiency, plan.planned_on.found_by
     most = _nodes(plan.service.efficiency.most)
@@ -65,13 +63,19 @@ def _e(plan: Plan) -> str:
 
 def basis(plan: Plan) -> Iterator[Fact]:
     """The capacity, and the service that has it."""
-    on = plan.planned_on
+    on, asked, q = plan.planned_on, plan.planned_on.asked, plan.planned_on.qps_per_node
+    capacity = f"{span(q)} QPS per node"
+    if not q.is_bound:
+        claim = "" if q.certified is None else f", certified {certified(q)}"
+        capacity = f"{middle(q)} QPS per node, 95 % interval {interval(q)}{claim}"
     noise = on.sampling_qps_per_node
     alone = f"; sampling noise of this run alone {interval(noise)}" if noise else ""
-    yield on.name, f"{on.found_by} {_capacity(on.qps_per_node)}{alone}"
+    yield on.name, f"{on.found_by} {capacity}{alone}"
     yield "planned with", f"{BASES[plan.basis]}, {_planned(plan)} QPS per node"
-    yield "service", _service(on.asked)
-    yield "bounds", on.asked.slo.text
+    named_in = (("model", asked.model), ("hardware", asked.hardware), ("layout", asked.layout))
+    model, hardware, layout = (named(kind, name) for kind, name in named_in)
+    yield "service", f"{model} on {hardware}, {layout}, {asked.engine} engine, routing {asked.routing}"
+    yield "bounds", asked.slo.text
     if on.lengths:
         tokens = f"{on.lengths.input_tokens:.0f} tokens in, {on.lengths.output_tokens:.0f} out"
         hit = f"prefix hit {100 * on.lengths.prefix_hit:.0f} %"
@@ -80,26 +84,13 @@ def basis(plan: Plan) -> Iterator[Fact]:
         yield "caution", on.caution
 
 
-def _service(asked: AskedExperiment) -> str:
-    model, hardware, layout = (
-        named(kind, name)
-        for kind, name in (("model", asked.model), ("hardware", asked.hardware), ("layout", asked.layout))
-    )
-    return f"{model} on {hardware}, {layout}, {asked.engine} engine, routing {asked.routing}"
-
-
-def _capacity(q: Estimate) -> str:
-    if q.is_bound:
-        return f"{span(q)} QPS per node"
-    claim = "" if q.certified is None else f", certified {certified(q)}"
-    return f"{middle(q)} QPS per node, 95 % interval {interval(q)}{claim}"
-
-
 def rules(plan: Plan) -> Iterator[Fact]:
     """The fewest nodes by each rule, the efficiency, and what is kept when nodes are lost."""
-    sizing, k, per_node = plan.rules, plan.care.spare_nodes, _planned(plan)
-    peak, free, since = f"{sizing.demand_qps:g}", 1 - plan.care.headroom, _since(plan)
-    normal = f"{peak} <= n x {per_node} x {free:g} x E(n){since}"
+    sizing, k, nodes = plan.rules, plan.care.spare_nodes, plan.planned_on.nodes
+    # E(n) is relative to the run's nodes, if these were not the fewest.
+    since = "" if nodes == plan.service.efficiency.fewest else f" / E({nodes})"
+    peak, per_node = f"{sizing.demand_qps:g}", _planned(plan)
+    normal = f"{peak} <= n x {per_node} x {1 - plan.care.headroom:g} x E(n){since}"
     yield "normal", f"{normal}: {_nodes(sizing.normal_nodes)}{_binds(plan, 'normal')}"
     if k:
         degraded = f"{peak} <= (n - {k}) x {per_node} x E(n - {k}){since}"
@@ -117,12 +108,6 @@ def rules(plan: Plan) -> Iterator[Fact]:
         reached = f"which reach {_share(up.reached)} (independent failures only)"
         needed = f"{up.needed_nodes:,} must be up, so {_nodes(up.nodes)}"
         yield name, f"{needed}, {reached}{_binds(plan, 'availability')}"
-
-
-def _since(plan: Plan) -> str:
-    """The divisor of E(n) if the run was not at the fewest nodes."""
-    nodes = plan.planned_on.nodes
-    return "" if nodes == plan.service.efficiency.fewest else f" / E({nodes})"
 
 
 def _binds(plan: Plan, rule: str) -> str:
@@ -155,8 +140,7 @@ def hours(plan: Plan) -> Iterator[Fact]:
     lead, least = day.scale_up_minutes, ""
     ahead = f"each hour's nodes {lead:g} minutes ahead" if lead is not None else ""
     if lead is None:
-        ahead = "the time to scale up is unknown: plan.scale_up_minutes"
-        least = "at least "
+        ahead, least = "the time to scale up is unknown: plan.scale_up_minutes", "at least "
     yield "nodes by hour, from midnight", " ".join(map(str, day.nodes))
     yield "the peak", "the busiest hour's mean; what exceeds it within that hour is left to the headroom"
     autoscaled = f"{least}{day.autoscaled_node_hours:,.1f} autoscaled ({ahead})"
@@ -174,7 +158,7 @@ def cost_tables(plan: Plan) -> Iterator[Table]:
     served = f"at its {cost.load} of {_qps(cost.served_qps)}"
     use = f"{served}, {100 * cost.planned.use:.0f} % full [fleets of both ends]"
     rows = tuple(
-        (name, _price(cost.full_use, key), _price(cost.planned, key))
+        (name, *(f"${span(getattr(at_load, key))}" for at_load in (cost.full_use, cost.planned)))
         for key, name in DENOMINATORS.items()
         if getattr(cost.full_use, key)
     )
@@ -202,22 +186,16 @@ def power(plan: Plan) -> Iterator[Fact]:
     )
 
 
-def service(plan: Plan) -> Iterator[Fact]:
+def _service(plan: Plan) -> Iterator[Fact]:
     """Ray Serve's autoscaling, where a file has it."""
     if settings := plan.into_service:
         scaling = settings.rests_on
         target = f"{number(scaling.target_ongoing_requests.value)} requests on each by Little's law"
         engines = f"{scaling.min_replicas} to {scaling.max_replicas} engines, {target}"
-        yield (
-            f"Ray Serve's autoscaling in {settings.file}",
-            f"{engines}; its comments give each number's reason",
-        )
+        reasons = f"{engines}; its comments give each number's reason"
+        yield f"Ray Serve's autoscaling in {settings.file}", reasons
         use = "on a cluster whose nodes had the variables in its comments before ray start"
         yield "to use it", f"{use}: serve deploy {settings.file}"
-
-
-def _price(cost: Cost, key: str) -> str:
-    return f"${span(getattr(cost, key))}"
 
 
 def _planned(plan: Plan) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analysis.recommendation.ranking import (
-    ProposedMeasurement,
     RankedShape,
     RecommendationVerdict,
     ShapeRanking,
@@ -25,11 +24,18 @@ HEADS = (
 
 def answers(verdict: RecommendationVerdict) -> list[Answer]:
     """An answer for each hit rate; measured ones first, and the grounds of all with the last."""
-    shown = [_measured(verdict, ranking) for ranking in verdict.measured]
+    shown: list[Answer] = []
+    for ranking in verdict.measured:
+        facts = (*_certainty(ranking), *_against(verdict, ranking), *_study(verdict))
+        tone, head = "short" if verdict.exit_code else "good", _headline(verdict, ranking)
+        shown.append(Answer("MEASURED", tone, head, facts, (_table(ranking),), _unranked(ranking)))
     if verdict.folder and not verdict.measured:
         headline = "no shape has been measured yet; what was predicted stands below"
         shown.append(Answer("UNFINISHED", "bad", headline, tuple(_study(verdict))))
-    shown += [_predicted(verdict, ranking) for ranking in verdict.rankings]
+    for ranking in verdict.rankings:
+        notes = (*_unranked(ranking), *(() if verdict.measured else _proposed(ranking)))
+        facts, head = tuple(_certainty(ranking)), _headline(verdict, ranking)
+        shown.append(Answer("PREDICTED", "good", head, facts, (_table(ranking),), notes))
     *first, last = shown
     facts, notes = (*last.facts, *_grounds(verdict)), (*last.notes, *verdict.notes)
     return [*first, replace(last, facts=facts, notes=notes)]
@@ -38,19 +44,6 @@ def answers(verdict: RecommendationVerdict) -> list[Answer]:
 def text(verdict: RecommendationVerdict) -> str:
     """The screen of a recommendation."""
     return "\n".join(map(str, answers(verdict)))
-
-
-def _measured(verdict: RecommendationVerdict, ranking: ShapeRanking) -> Answer:
-    facts = (*_certainty(ranking), *_against(verdict, ranking), *_study(verdict))
-    tone = "good" if not verdict.exit_code else "short"
-    head = _headline(verdict, ranking)
-    return Answer("MEASURED", tone, head, facts, (_table(ranking),), _unranked(ranking))
-
-
-def _predicted(verdict: RecommendationVerdict, ranking: ShapeRanking) -> Answer:
-    notes = (*_unranked(ranking), *(() if verdict.measured else _proposed(ranking.proposed)))
-    facts = tuple(_certainty(ranking))
-    return Answer("PREDICTED", "good", _headline(verdict, ranking), facts, (_table(ranking),), notes)
 
 
 def _study(verdict: RecommendationVerdict) -> Iterator[Fact]:
@@ -118,10 +111,9 @@ def _certainty(ranking: ShapeRanking) -> Iterator[Fact]:
     if likely.probability_best > first.probability_best:
         why = "the order is that of the planned nodes, which wide intervals raise"
         yield "more often the best", f"{likely.name} ({_share(likely.probability_best)}); {why}"
-    shared = set.intersection(*(set(shape.assumed) for shape in ranking.shapes))
     if undrawn := [shape.name for shape in ranking.shapes if not shape.draws and not shape.cell]:
         yield "far behind, Monte Carlo noise alone", _names(undrawn)
-    if shared:
+    if shared := _assumed_of_all(ranking):
         yield "assumed of all", ", ".join(sorted(map(_short, shared)))
 
 
@@ -133,28 +125,27 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _table(ranking: ShapeRanking) -> Table:
-    shown = _shown(ranking.shapes)
-    shared = set.intersection(*(set(shape.assumed) for shape in ranking.shapes))
-    rows: list[tuple[str, ...]] = [_row(shape, shared) for shape in shown]
+    """The best shape of each layout, and others that may well be the best."""
+    best = {shape.layout: shape.name for shape in reversed(ranking.shapes)}
+    likely = [
+        shape
+        for shape in ranking.shapes
+        if shape.name == best[shape.layout] or shape.probability_best >= LEAST_SHOWN
+    ]
+    shared = _assumed_of_all(ranking)
+    rows = [_row(shape, shared) for shape in _by_probability(likely)]
     heads: tuple[str, ...] = HEADS
     if not any(row[-1] for row in rows):
         rows, heads = [row[:-1] for row in rows], HEADS[:-1]
     note = ""
-    if rest := [shape for shape in ranking.shapes if shape not in shown]:
-        fewest, most = min(shape.nodes for shape in rest), max(shape.nodes for shape in rest)
-        note = f"{len(rest)} more (other budgets): {fewest:,} to {most:,} nodes; --json and --out have all"
+    if rest := [shape.nodes for shape in ranking.shapes if shape not in likely]:
+        nodes = f"{min(rest):,} to {max(rest):,} nodes"
+        note = f"{len(rest)} more (other budgets): {nodes}; --json and --out have all"
     return Table("", heads, tuple(rows), note=note)
 
 
-def _shown(shapes: Sequence[RankedShape]) -> list[RankedShape]:
-    """The best shape of each layout, and others that may well be the best."""
-    layouts: set[str] = set()
-    out = []
-    for shape in shapes:
-        if shape.layout not in layouts or shape.probability_best >= LEAST_SHOWN:
-            out.append(shape)
-        layouts.add(shape.layout)
-    return _by_probability(out)
+def _assumed_of_all(ranking: ShapeRanking) -> set[str]:
+    return set.intersection(*(set(shape.assumed) for shape in ranking.shapes))
 
 
 def _row(shape: RankedShape, shared: set[str]) -> tuple[str, ...]:
@@ -188,13 +179,11 @@ def _unranked(ranking: ShapeRanking) -> tuple[str, ...]:
     return tuple(f"{each.kind}: {each.name}: {each.reason}" for each in ranking.unranked)
 
 
-def _proposed(proposed: Sequence[ProposedMeasurement]) -> list[str]:
-    if not proposed:
-        return []
+def _proposed(ranking: ShapeRanking) -> list[str]:
     lines = ["measure to be sure (--measure searches each shape that these name, once, in one study):"]
-    for number, one in enumerate(proposed, 1):
+    for number, one in enumerate(ranking.proposed, 1):
         lines += [f"  {number}. {one.command}", f"     {one.load_s / 60:.0f} min of load"]
-    return lines
+    return lines if ranking.proposed else []
 
 
 def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:

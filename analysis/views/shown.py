@@ -1,6 +1,5 @@
 """An answer before it is laid out: a headline, named facts, tables and notes; as text and as HTML."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
@@ -72,8 +71,11 @@ class Table:
     @property
     def looks(self) -> tuple[str, ...]:
         """Layout of each column: `number` at the right, `words` in lines, `state` in colour."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
-        return tuple(self._look(place, cells) for place, cells in enumerate(columns))
+        return tuple(self._look(place, cells) for place, cells in enumerate(self._columns))
+
+    @property
+    def _columns(self) -> list[tuple[Cell, ...]]:
+        return list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
 
     def _look(self, place: int, cells: tuple[Cell, ...]) -> str:
         if place == self.state:
@@ -87,8 +89,7 @@ class Table:
         """The cells as an Arrow table of text under the heads."""
         import pyarrow as pa
 
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
-        arrays = [pa.array(map(str, cells), pa.string()) for cells in columns]
+        arrays = [pa.array(map(str, cells), pa.string()) for cells in self._columns]
         return pa.table(arrays, names=list(self.heads))
 
 
@@ -116,16 +117,15 @@ class Answer:
 
 def text(answer: Answer, width: int | None = None) -> str:
     """The answer as lines of text, wrapped at `width` columns where given."""
-    lines = [INDENT + printable(line) for line in (*_facts(answer.facts), *answer.notes)]
-    at = len(answer.facts)
-    tables = [line for table in answer.tables for line in table_lines(table, width)]
-    wrapped = [fill(line, width, subsequent_indent=2 * INDENT) if width else line for line in lines]
+
+    def wrapped(line: str) -> str:
+        line = INDENT + printable(line)
+        return fill(line, width, subsequent_indent=2 * INDENT) if width else line
+
+    facts = (wrapped(f"{name}: {value}") for name, value in answer.facts)
+    tables = (line for table in answer.tables for line in table_lines(table, width))
     first = printable(f"{answer.word}  {answer.headline}")
-    return "\n".join([first, *wrapped[:at], *tables, *wrapped[at:]])
-
-
-def _facts(facts: Sequence[Fact]) -> list[str]:
-    return [f"{name}: {value}" for name, value in facts]
+    return "\n".join([first, *facts, *tables, *map(wrapped, answer.notes)])
 
 
 def table_lines(table: Table, width: int | None = None) -> list[str]:

@@ -130,19 +130,19 @@ def predictions(
     After a first look at all, those that may be the best are predicted at length, under the draws of a
     prediction, the same ones for all. The others get a few draws (`grid.WORTHLESS`).
     """
-    good = [shape for shape in shapes if shape.asked]
-    scouted = _mapped(parallel_map, [_task(shape, grid.SCOUT_S, 0) for shape in good], "looked at", say)
+    good = {place: shape for place, shape in enumerate(shapes) if shape.asked}
+    scouts = [_task(shape, grid.SCOUT_S, 0) for shape in good.values()]
+    answers = dict(zip(good, _mapped(parallel_map, scouts, "looked at", say), strict=True))
     best: dict[float | None, float] = {}
-    for shape, answer in zip(good, scouted, strict=True):
-        best[shape.hit] = max(best.get(shape.hit, 0.0), _qps(answer))
+    for place, shape in good.items():
+        best[shape.hit] = max(best.get(shape.hit, 0.0), _qps(answers[place]))
     tasks: dict[int, Task] = {}
-    for place, (shape, answer) in enumerate(zip(good, scouted, strict=True)):
-        likely = _qps(answer) >= grid.WORTHLESS * best[shape.hit]
+    for place, answer in answers.items():
         if not isinstance(answer, str):
-            tasks[place] = _task(shape, grid.RANKING_S, DRAWS if likely else grid.FEW_DRAWS)
-    drawn = dict(zip(tasks, _mapped(parallel_map, list(tasks.values()), "predicted", say), strict=True))
-    known = iter([drawn.get(place, answer) for place, answer in enumerate(scouted)])
-    return [next(known) if shape.asked else None for shape in shapes]
+            is_likely = _qps(answer) >= grid.WORTHLESS * best[good[place].hit]
+            tasks[place] = _task(good[place], grid.RANKING_S, DRAWS if is_likely else grid.FEW_DRAWS)
+    answers |= zip(tasks, _mapped(parallel_map, list(tasks.values()), "predicted", say), strict=True)
+    return [answers.get(place) for place in range(len(shapes))]
 
 
 def _task(shape: Shape, budget_s: float, draws: int) -> Task:
