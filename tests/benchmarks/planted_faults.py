@@ -1,6 +1,6 @@
 """Plants one-line faults in the product, one at a time, and counts the tests that catch each.
 
-A fault replaces one line of one function (`_planted.py` has the list). One process collects the tests of
+A fault replaces one line of one function (`planted_faults.csv` lists them). One process collects the tests of
 `make test` that need no Ray. A first pass notes which tests call which of the functions. Then each fault is
 planted in a forked process, which runs the tests that reach the function: a test that fails or hangs there
 catches the fault. A catch counts only if the test passes in another fork without the fault.
