@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.capacity.paired_ratio import Ratio
-from analysis.results import studies, summary
+from analysis.results import studies
 from analysis.results.asked import describe
 from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
@@ -320,26 +320,6 @@ def test_a_cell_without_an_answer_is_said_and_has_no_ratio() -> None:
     assert lines[0].split()[2:6] == ["5.00", "[4.80,", "5.20]", "4.85"]
     assert "at least 4.80" in lines[1]
     assert lines[2].endswith("no result (exit 4): client_limited") and lines[3].endswith("not measured yet")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["sweep", "matrix.seed=[1,2]"], "all cells have the same seed; give seed=... alone"),
-        (["sweep", "matrix.layout=[dp1_tp8_ep8]", "search.repeats=3"], "a cell is one sweep, not the 3"),
-        (["sweep", "matrix.layout=[nonsense]"], "unknown choice"),
-        (["probe", "matrix.layout=[dp1_tp8_ep8]"], "belongs to predict and sweep; probe takes one value"),
-        (["compare", "matrix.b.layout=[dp1_tp8_ep8]"], "compare takes one value"),
-        (["recipe", "matrix.layout=[dp1_tp8_ep8]"], "recipe takes one value"),
-        (["resume", "matrix.layout=[dp1_tp8_ep8]"], "resume takes one value"),
-    ],
-)
-def test_what_is_no_measured_grid_is_refused_in_a_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert root.main(words) == summary.EXIT_USAGE
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -161,40 +161,6 @@ def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str
     assert said.startswith("error: no shape has a capacity: no rate keeps p90 TTFT <= 20 ms: ")
 
 
-@pytest.mark.parametrize(
-    ("words", "remedy"),
-    [
-        ("", "a plan needs a demand: demand.peak_qps=QPS"),
-        ("demand.peak_qps=0", "demand.peak_qps=0 must be above 0"),
-        ("demand.peak_qps=200 recommend.layouts=[dp2_tp4]", "or 'dp2_tp4_ep4'"),
-        ("demand.peak_qps=200 layout=dp1_tp8", "recommend.layouts=[A,B]"),
-        ("demand.peak_qps=200 layout.max_num_batched_tokens=9", "recommend.budgets="),
-        ("demand.peak_qps=200 recommend.budgets=[0]", "recommend.budgets[0]=0 must be at least 1"),
-        ("demand.peak_qps=200 recommend.budgets=[4096,4096]", "a value twice"),
-        ("demand.peak_qps=200 recommend.hits=[1]", "recommend.hits[0]=1 must be at least 0 and below 1"),
-        ("demand.peak_qps=200 recommend.hits=[.5] workload.prefix_hit=.2", "recommend.hits"),
-        ("demand.peak_qps=200 rate_qps=2", "finds the rate of each shape itself"),
-        ("demand.peak_qps=200 matrix.layout=[a,b]", "belongs to predict and sweep"),
-        ("demand.peak_qps=200 engine=external target.urls=[http://127.0.0.1:1]", "engine=external stands"),
-        (
-            "demand.peak_qps=200 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8]",
-            "choose a smaller layout",
-        ),
-        (
-            "demand.peak_qps=200 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8,2p1d]",
-            "no shape is feasible",
-        ),
-        ("demand.peak_qps=200 --requests x.csv", "--requests belongs to an answer of predict"),
-    ],
-)
-def test_a_wrong_word_is_one_line_and_exit_2(
-    words: str, remedy: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["recommend", *shlex.split(words)]) == summary.EXIT_USAGE
-    said = capsys.readouterr()
-    assert not said.out and said.err.count("\n") == 1 and remedy in said.err
-
-
 @pytest.mark.slow
 def test_the_words_of_a_shape_give_every_engine_its_budget() -> None:
     from loadgen.cli import prediction

@@ -15,6 +15,7 @@ from conf.typed import fits, wrong
 from loadgen.__main__ import main as loadgen
 from loadgen.cli import machine
 from serve_apps.__main__ import main as serve_apps
+from tests.support.runs.golden import GOLDEN
 
 Main = Callable[[Sequence[str]], int]
 ROOMS: dict[str, Main] = {
@@ -201,6 +202,49 @@ SWEPT = {
     "sweep engine=vllm cluster=mi325x_1n layout=dp1_tp1": "lower engine.args.max_model_len",
     "sweep engine=vllm cluster=mi325x_1n engine.args.blok_size=3": "did you mean 'block_size'?",
     "sweep layout=1p1d_tp4_ep4 workload.prefix_hit=.5": "MoRI-IO needs the cache off; use layout.connector",
+    # words of another verb
+    "sweep engine.defect=.1": "engine.defect belongs to quality",
+    "predict engine.defect=.1": "engine.defect belongs to quality",
+    "sweep quality.load=idle": "quality.load belongs to quality",
+    "probe rate_qps=1 quality.prompts=500": "quality.prompts belongs to quality",
+    "quality b.engine.defect=.1 quality.prompts=64": "raise it to 432",
+    "sweep matrix.seed=[1,2]": "all cells have the same seed; give seed=... alone",
+    "sweep matrix.layout=[dp1_tp8_ep8] search.repeats=3": "a cell is one sweep, not the 3",
+    "sweep matrix.layout=[nonsense]": "unknown choice",
+    "probe matrix.layout=[dp1_tp8_ep8]": "belongs to predict and sweep; probe takes one value",
+    "compare matrix.b.layout=[dp1_tp8_ep8]": "compare takes one value",
+    "recipe matrix.layout=[dp1_tp8_ep8]": "recipe takes one value",
+    "resume matrix.layout=[dp1_tp8_ep8]": "resume takes one value",
+    "recipe workload=smoke": "workload: recipe has its own workloads",
+    "recipe workload.input_tokens.mean=9": "recipe has its own workloads",
+    "recipe slo.ttft_p90_ms=900": "judges nothing",
+    "recipe search=standard": "judges nothing",
+    "recipe engine.max_model_len=3000": "exceed the 3000 that the engine holds",
+    "recipe concurrency=4": "concurrency belongs to probe",
+    "sweep --live eighty": "--live eighty: give a port",
+    "sweep --live 70000": "--live 70000: give a port",
+    "sweep --live 192.0.2.1:9000": "cannot listen there",
+    "predict --live 0": "predict computes its answer; leave it out",
+    "recommend demand.peak_qps=20 --live 0": "recommend loads with --measure only",
+    "progressive --live 0": "this clock is virtual",
+    f"quality {GOLDEN} {GOLDEN} --live 0": "these answers are on record",
+    # a recommendation
+    "recommend": "a plan needs a demand: demand.peak_qps=QPS",
+    "recommend demand.peak_qps=0": "demand.peak_qps=0 must be above 0",
+    "recommend demand.peak_qps=200 recommend.layouts=[dp2_tp4]": "or 'dp2_tp4_ep4'",
+    "recommend demand.peak_qps=200 layout=dp1_tp8": "recommend.layouts=[A,B]",
+    "recommend demand.peak_qps=200 layout.max_num_batched_tokens=9": "recommend.budgets=",
+    "recommend demand.peak_qps=200 recommend.budgets=[0]": "recommend.budgets[0]=0 must be at least 1",
+    "recommend demand.peak_qps=200 recommend.budgets=[4096,4096]": "a value twice",
+    "recommend demand.peak_qps=200 recommend.hits=[1]": "recommend.hits[0]=1 must be at least 0 and below 1",
+    "recommend demand.peak_qps=200 recommend.hits=[.5] workload.prefix_hit=.2": "recommend.hits",
+    "recommend demand.peak_qps=200 rate_qps=2": "finds the rate of each shape itself",
+    "recommend demand.peak_qps=200 quality=default": "belongs to the verb quality; leave it out",
+    "recommend demand.peak_qps=200 matrix.layout=[a,b]": "belongs to predict and sweep",
+    "recommend demand.peak_qps=2 engine=external target.urls=[http://127.0.0.1:1]": "engine=external stands",
+    "recommend demand.peak_qps=2 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8]": "a smaller layout",
+    "recommend demand.peak_qps=2 cluster.gpus_per_node=1 recommend.layouts=[dp1_tp8,2p1d]": "no shape is",
+    "recommend demand.peak_qps=200 --requests x.csv": "--requests belongs to an answer of predict",
     # verbs and flags
     "swep": "unknown verb 'swep'; did you mean 'sweep'?",
     "sweep --dryrun": "unknown flag '--dryrun'; did you mean '--dry-run'?",

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from conf import ConfigError, load
-from loadgen.cli.shape_words import ShapeQuestion
 from loadgen.cli.words import COMMON_VOCAB, spelled
 
 URL = "http://10.0.0.7:8000/team/v1"
@@ -66,9 +65,3 @@ def test_short_words_stand_for_full_keys_and_times_for_seconds(word: str, full: 
 def test_a_url_beside_another_service_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spelled(words)
-
-
-@pytest.mark.parametrize("word", ["quality.prompts=500", "quality=default"])
-def test_words_of_the_gate_are_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="belongs to the verb quality; leave it out"):
-        ShapeQuestion.of(["demand.peak_qps=1", word], None)

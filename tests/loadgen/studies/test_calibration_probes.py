@@ -12,7 +12,6 @@ from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.verdicts import RunVerdict
 from conf import ConfigError, Experiment, load
-from loadgen import __main__ as root
 from loadgen.cli import measuring
 from loadgen.cli.words import experiment_of
 from loadgen.drive.plan import Past
@@ -113,35 +112,10 @@ def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | No
         calibration_probes.CalibrationStudy(load(words), guess_qps)
 
 
-@pytest.mark.parametrize("word", ["concurrency=4", "search.deployments=2", "search.expected_qps=5"])
-def test_words_that_a_recipe_would_ignore_are_refused(word: str) -> None:
-    with pytest.raises(ConfigError):
-        experiment_of("recipe", [word, "search=standard", "search.start=prediction"], None)
-
-
 def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
     begun(tmp_path, Site({"r1-c1": summary.EXIT_VOID}))
     with pytest.raises(RunError, match="no part of this study has a result yet"):
         studies.parts(tmp_path / "one")
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("workload=smoke", "workload: recipe has its own workloads"),
-        ("workload.input_tokens.mean=9", "recipe has its own workloads"),
-        ("slo.ttft_p90_ms=900", "judges nothing"),
-        ("search=standard", "judges nothing"),
-        ("engine.max_model_len=3000", "exceed the 3000 that the engine holds"),
-    ],
-)
-def test_what_no_part_would_honour_or_fit_is_refused_before_anything_starts(
-    word: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert root.main(["recipe", word, f"out={tmp_path}"]) == summary.EXIT_USAGE
-    told = capsys.readouterr().err
-    assert says in told and told.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:

@@ -233,20 +233,3 @@ def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_pat
     assert measuring.left(path, lambda file: load(base=file)).endswith("1 of 2 parts have ended; left: b")
     found = measuring.resume(path, lambda file: load(base=file), sides.site, silent)
     assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["sweep", "engine.defect=.1"], "engine.defect belongs to quality"),
-        (["predict", "engine.defect=.1"], "engine.defect belongs to quality"),
-        (["sweep", "quality.load=idle"], "quality.load belongs to quality"),
-        (["probe", "rate_qps=1", "quality.prompts=500"], "quality.prompts belongs to quality"),
-        (["quality", "b.engine.defect=.1", "quality.prompts=64"], "raise it to 432"),
-    ],
-)
-def test_words_without_effect_on_a_gate_are_refused(
-    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert root.main([*words, "--dry-run"]) == summary.EXIT_USAGE
-    assert why in capsys.readouterr().err
