@@ -203,8 +203,7 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
     if not isinstance(experiment.engine, SimulatedEngine):
         return start, None
     try:
-        hour = replace(experiment.search, budget_s=HOUR_S)
-        found = predict(replace(experiment, search=hour), draws=0)
+        found = predict(_virtual_hour(experiment), draws=0)
     except ValueError as error:  # what the model does not predict can be measured all the same
         emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
         return start, None
@@ -217,6 +216,10 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
     return replace(start, prediction_qps=figures.value), PlacingPrediction(figures, how)
 
 
+def _virtual_hour(experiment: Experiment) -> Experiment:
+    return replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
+
+
 def constants_ratio(experiment: Experiment, emit: Emit) -> Estimate | str:
     """The uncertainty of the engine model's constants by a virtual hour, or why it has no answer."""
     if not isinstance(experiment.engine, SimulatedEngine):
@@ -224,10 +227,9 @@ def constants_ratio(experiment: Experiment, emit: Emit) -> Estimate | str:
     emit(
         "constants", text="the engine model draws its constants, for the joint interval of this simulated run"
     )
-    hour = replace(experiment, search=replace(experiment.search, budget_s=HOUR_S))
     try:
         refuse_queue_limits(experiment.engine)
-        found = predict(hour)
+        found = predict(_virtual_hour(experiment))
     except ValueError as error:
         return reason(error)
     q = found.capacity.qps_per_node if found.capacity else None

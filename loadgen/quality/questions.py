@@ -88,7 +88,7 @@ def parse(answer: bytes, prompt: Sequence[int], output_tokens: int, redact: Reda
     with its token among at least `ALTERNATIVES` whose probabilities are some. `redact` takes secrets out of
     what the server says.
     """
-    choice = choice_of(answer, redact)
+    choice = _choice(answer, redact)
     _refuse_other_prompt(choice.get("prompt_token_ids"), prompt)
     tokens = _tokens(choice.get("token_ids"), output_tokens)
     shown = choice.get("logprobs")
@@ -109,7 +109,7 @@ def refuse(answer: bytes, redact: Redact = str) -> None:
     _refuse_error(_tree(answer), redact)
 
 
-def choice_of(answer: bytes, redact: Redact = str) -> dict[str, Any]:
+def _choice(answer: bytes, redact: Redact) -> dict[str, Any]:
     """The one choice of the body of a whole answer. Raises UnusableAnswer."""
     tree = _tree(answer)
     _refuse_error(tree, redact)

@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import traceback
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from queue import SimpleQueue
@@ -158,32 +158,29 @@ class RunLifecycle:
 
     def _drive(self, service: Service, start: Start) -> Failure | None:
         """Load the service; returns why there is no answer, or None."""
-        fleet, asked = self._start_fleet(service), self.experiment.fleet
-        drain_s, self._service = asked.drain_s, service
-        with self._scraping(service, fleet), self._metering(service, fleet) as meter:
+        fleet, drain_s, self._service = self._start_fleet(service), self.experiment.fleet.drain_s, service
+        with ExitStack() as samplers:
+            meter = self._sampling(service, fleet, samplers)
             try:
                 _refuse_cramped(self.experiment, fleet, service, start)
                 self._rest(service, meter)
-                saved, told = self.folder.plan, self.folder.tell
                 repair = self._repair if service.recover and self.experiment.cluster.recovery_s else None
                 plan = LoadPlan.from_experiment(self.experiment, service.replicas, start)
                 self._hosts = hosts = RunHosts(service.hosts, fleet)
-                self._driver = Driver(fleet, plan, self.emit, saved, self._fault, told, repair)
-                self._driver.windows.outages = hosts.outages
-                self._driver.watcher = self._watched
+                self._driver = driver = Driver(
+                    fleet, plan, self.emit, self.folder.plan, self._fault, self.folder.tell, repair
+                )
+                driver.windows.outages, driver.watcher = hosts.outages, self._watched
                 if self._past is not None:
-                    self._driver.restore(self._past)
+                    driver.restore(self._past)
                 self._job.service = service
-                self._job.load(self._driver)
+                self._job.load(driver)
                 # Nothing may be cut: whatever still flies ends by itself, or times out.
                 drain_s = max(drain_s, self.experiment.request_timeout_s)
                 return None
             except KeyboardInterrupt:
-                real_s = drain_s / self.experiment.time_scale
-                text = (
-                    f"interrupted: no more sends; waiting up to {real_s:g} s for answers (Ctrl-C cuts them)"
-                )
-                self.emit("interrupted", text=text)
+                waits = f"waiting up to {drain_s / self.experiment.time_scale:g} s for answers"
+                self.emit("interrupted", text=f"interrupted: no more sends; {waits} (Ctrl-C cuts them)")
                 return EXIT_INTERRUPTED, "every request received so far is saved"
             except TargetLost as error:
                 return EXIT_TARGET, str(error)
@@ -192,10 +189,8 @@ class RunLifecycle:
             finally:
                 fleet.finish(drain_s)
                 for shard in fleet.left_behind:
-                    text = (
-                        f"rows that the driver could not fetch are on {shard}; copy it to shards/ and resume"
-                    )
-                    self.emit("left", text=text)
+                    where = f"rows that the driver could not fetch are on {shard}"
+                    self.emit("left", text=f"{where}; copy it to shards/ and resume")
 
     def _watched(self, seen: WindowSoFar) -> None:
         """Show the running window as it stands, and write it into the folder for other viewers."""
@@ -231,24 +226,16 @@ class RunLifecycle:
         self._service = new
         return new.replicas
 
-    def _scraping(self, service: Service, fleet: LoadFleet) -> AbstractContextManager[object]:
-        if not service.metrics_urls:
-            return nullcontext()
-        self._scraper = Scraper(
-            service.metrics_urls,
-            self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow",
-            fleet.now_ns,
-            service.access,
-            self._lines.put,
-            self.experiment.time_scale,
-        )
-        return self._scraper
-
-    def _metering(self, service: Service, fleet: LoadFleet) -> AbstractContextManager[PowerSampler | None]:
+    def _sampling(self, service: Service, fleet: LoadFleet, samplers: ExitStack) -> PowerSampler | None:
+        """Sample metrics and power of the service until the end of `samplers`, where it reports them."""
+        if service.metrics_urls:
+            shard = self.folder.shards / f"server-{fleet.zero_wall_ns}.arrow"
+            clock = fleet.now_ns, service.access, self._lines.put, self.experiment.time_scale
+            self._scraper = samplers.enter_context(Scraper(service.metrics_urls, shard, *clock))
         if service.power is None:
-            return nullcontext()
+            return None
         shard = self.folder.shards / f"power-{fleet.zero_wall_ns}.arrow"
-        return PowerSampler(service.power, shard, fleet.now_ns, self._lines.put)
+        return samplers.enter_context(PowerSampler(service.power, shard, fleet.now_ns, self._lines.put))
 
     def _rest(self, service: Service, meter: PowerSampler | None) -> None:
         """Leave the service at rest for a moment if a node reports its power."""

@@ -38,7 +38,7 @@ from analysis.results.verdicts import NodeSpread, RunVerdict, ServiceRecovery
 from analysis.rows import failures, metrics, records
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.estimate import Estimate
-from analysis.stats.quantiles import Floats, quantile
+from analysis.stats.quantiles import quantile
 from conf.specs.bounds import (
     PER_REQUEST,
     Bound,
@@ -96,10 +96,10 @@ def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: s
     limit = capacity.limits[capacity.binding]
     if capacity.open_below and limit.slope_unusual:
         missed, may = limit.over / limit.determined, allowed_over(capacity.binding)
-        hardly = (
-            f"{100 * missed:.2g} % missed the bound on {label(capacity.binding)}, hardly fewer at lower rates"
+        why = (
+            f"of the requests {100 * missed:.2g} % missed the bound on {label(capacity.binding)}, hardly "
+            f"fewer at lower rates, and {100 * may:.2g} % may: most likely no rate keeps it"
         )
-        why = f"of the requests {hardly}, and {100 * may:.2g} % may: most likely no rate keeps it"
         return _ended(verdict, EXIT_OPEN, why)
     if capacity.open_above or capacity.open_below:
         return _ended(verdict, EXIT_OPEN, "the budget ran out with one end open")
@@ -257,15 +257,15 @@ def _pieces(experiment: Experiment, driver: Driver, rows: pa.Table, window: Wind
     for start_s, end_s in pairwise([*starts_s, window.seconds]):
         inside = rows.filter(pa.array((offset_s >= start_s) & (offset_s < end_s)))
         if end_s > start_s:
-            rate_qps = inside.num_rows / (end_s - start_s) / window.nodes
-            piece = ProfilePiece(
-                from_s=start_s,
-                to_s=end_s,
-                requests=inside.num_rows,
-                rate_qps_per_node=rate_qps,
-                limits=_limits(experiment.slo, inside, end_s - start_s, driver.counted_ns),
+            pieces.append(
+                ProfilePiece(
+                    from_s=start_s,
+                    to_s=end_s,
+                    requests=inside.num_rows,
+                    rate_qps_per_node=inside.num_rows / (end_s - start_s) / window.nodes,
+                    limits=_limits(experiment.slo, inside, end_s - start_s, driver.counted_ns),
+                )
             )
-            pieces.append(piece)
     return pieces
 
 
@@ -331,7 +331,9 @@ def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: in
             share=None if share is None else float(share),
             needs=quantile_interval(np.zeros(rows.num_rows), q, seconds).needs,
         )
-    latency = _late(rows, latency_so_far(rows, bound, now_ns))
+    # What did not end is infinitely late.
+    is_open = metrics.status_in(rows, records.PENDING)
+    latency = np.where(is_open, np.inf, latency_so_far(rows, bound, now_ns))
     value, interval = quantile(latency, q), quantile_interval(latency, q, seconds)
     return Quantile(
         ms=None if value is None else Estimate(value, *(interval.ends or (None, None))),
@@ -340,11 +342,6 @@ def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: in
         needs=interval.needs,
         needs_s=interval.needs_s,
     )
-
-
-def _late(rows: pa.Table, latency_ms: Floats) -> Floats:
-    """Latencies in which what did not end is infinitely late."""
-    return np.where(metrics.status_in(rows, records.PENDING), np.inf, latency_ms)
 
 
 def _every(driver: Driver) -> list[Verdict]:
@@ -356,20 +353,19 @@ def _evidence(sweep: Sweep, judged: Sequence[Verdict], clock: str, time_scale: f
     ramp = f"{kinds['ramp']} ramp steps and " if kinds["ramp"] else ""
     void = Counter(one.reason for one in judged if not one.valid)
     lost = f" ({', '.join(f'{count} void: {reason}' for reason, count in void.items())})" if void else ""
-    took = f"{sweep.elapsed_s:.0f} s of {clock} time"
+    took_s = sweep.elapsed_s
+    took = f"{took_s:.0f} s of {clock} time"
     if clock == "wall" and time_scale != 1:
-        took = (
-            f"{sweep.elapsed_s:.0f} s of the engine's time, {sweep.elapsed_s / time_scale:.0f} s of wall time"
-        )
+        took = f"{took_s:.0f} s of the engine's time, {took_s / time_scale:.0f} s of wall time"
     return f"{ramp}{len(judged)} windows{lost} in {took}"
 
 
 def _waited(driver: Driver) -> str:
     """Number of losses from which the service came back, and their time, which no budget counts."""
-    if not driver.loss.recoveries:
-        return ""
-    waited_s = sum(recovery["waited_s"] for recovery in driver.loss.recoveries)
-    return f", and {waited_s:.0f} s in which the service came back ({len(driver.loss.recoveries)} time(s))"
+    recoveries = driver.loss.recoveries
+    waited_s = sum(recovery["waited_s"] for recovery in recoveries)
+    back = f", and {waited_s:.0f} s in which the service came back ({len(recoveries)} time(s))"
+    return back if recoveries else ""
 
 
 def _ended(verdict: RunVerdict, exit_code: int, reason: str, *, valid: bool = True) -> RunVerdict:
