@@ -10,69 +10,20 @@ refused. Norms, routers, embeddings and the lm_head always stay in 16 bits; zero
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import chain, combinations
+from pathlib import Path
 from typing import Any
 
+from conf.io import bounded_yaml
 from conf.io.check import require, require_mapping
 from conf.io.one_line import one_line
 
 MOST = 2**40
 """Upper bound of every count in a config.json (our choice)."""
-_GQA = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "vocab": "vocab_size",
-    "intermediate": "intermediate_size",
-    "max_context_tokens": "max_position_embeddings",
-}
-_QWEN_MOE = _GQA | {
-    "experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "expert_intermediate": "moe_intermediate_size",
-}
-_MIXTRAL = _GQA | {
-    "experts": "num_local_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "expert_intermediate": "intermediate_size",
-}
-_MLA = _GQA | {
-    "experts": "n_routed_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "shared_experts": "n_shared_experts",
-    "expert_intermediate": "moe_intermediate_size",
-    "first_dense": "first_k_dense_replace",
-    "kv_lora_rank": "kv_lora_rank",
-    "q_lora_rank": "q_lora_rank",
-    "rope_dim": "qk_rope_head_dim",
-    "head_dim": "qk_nope_head_dim",
-}
-_INDEXED = _MLA | {
-    "index_heads": "index_n_heads",
-    "index_head_dim": "index_head_dim",
-    "index_topk": "index_topk",
-}
-_FAMILIES = {
-    "LlamaForCausalLM": _GQA,
-    "Qwen3ForCausalLM": _GQA,
-    "MixtralForCausalLM": _MIXTRAL,
-    "Qwen3MoeForCausalLM": _QWEN_MOE,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN_MOE,
-    "DeepseekV3ForCausalLM": _MLA,
-    "DeepseekV32ForCausalLM": _INDEXED,
-    "KimiK25ForConditionalGeneration": _MLA,
-}
-_ONLY = {
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_layer_freq": 1,
-    "attention_bias": False,
-    "use_sliding_window": False,
-}
-"""Keys that change the architecture, and the one value of each that the model of it covers."""
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_context_tokens", "kv_lora_rank"}
 """Fields that must be above 0."""
+TABLES = Path(__file__).with_suffix(".yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +36,12 @@ class Stored:
     int4_group: int = 32
 
 
+@cache
+def _table(name: str) -> Mapping[str, Any]:
+    table: dict[str, Any] = bounded_yaml.read(TABLES.read_text())[name]
+    return table
+
+
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `conf.specs.model.Model` from `config`, the tree of a config.json.
 
@@ -93,16 +50,17 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     names = config.get("architectures")
     family = str(names[0]) if isinstance(names, list) and names else "none"
+    families = _table("architectures")
     require(
-        family in _FAMILIES,
-        f"architecture {family} is not modelled; there are {', '.join(_FAMILIES)}; for another one set the "
+        family in families,
+        f"architecture {family} is not modelled; there are {', '.join(families)}; for another one set the "
         "fields of model by hand (model.layers=... and so on, as in conf/model)",
     )
     text = {**config, **require_mapping(config, "text_config")}
-    for key, only in _ONLY.items():
+    for key, only in _table("only").items():
         require(text.get(key, only) == only, f"{key}={text.get(key)} is not modelled, only {only}")
     _refuse_window(text)
-    keys = _FAMILIES[family]
+    keys = families[family]
     counts = {ours: _count(text, theirs, ours in _SIZES) for ours, theirs in keys.items()}
     for part, whole in (("experts_per_token", "experts"), ("first_dense", "layers")):
         if part in counts:
@@ -117,7 +75,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
         own = text.get("head_dim") is not None
         counts["head_dim"] = _count(text, "head_dim", True) if own else counts["hidden"] // counts["heads"]
     # A model of another family was chosen for its constants: none of its architecture may stay.
-    every: dict[str, Any] = {**dict.fromkeys({**_QWEN_MOE, **_INDEXED}, 0), **counts}
+    every: dict[str, Any] = dict.fromkeys(chain(*families.values()), 0) | counts
     return {**every, **asdict(_stored(text, every)), "image_token_px": _image_token_px(config)}
 
 
@@ -159,29 +117,6 @@ _FORMATS = {("float", "8"): "fp8", ("int", "4"): "int4"}
 """Types and bits of compressed-tensors, as `Model.weights` calls them."""
 _UNLISTED = (None, [128, 128])
 """FP8 blocks that share a scale: a whole matrix or channel, or the block size that the model counts."""
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-_FFN = ("gate_proj", "up_proj", "down_proj")
-_UNCOUNTED = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "mlp.gate",
-    "mlp.shared_expert_gate",
-    "self_attn.q_norm",
-    "self_attn.k_norm",
-    "self_attn.indexer.weights_proj",
-)
-"""Modules of every layer that stay in 16 bits anyway."""
-_OUTSIDE = (
-    "lm_head",
-    "embed_tokens",
-    "norm",
-    "visual.patch_embed",
-    "vision_tower.patch_embed",
-    "mm_projector.linear",
-    "multi_modal_projector.linear",
-    "mtp.fc",
-)
 _APART = re.compile(r"\b(visual|vision_tower|vision_model|mm_projector|multi_modal_projector|mtp)\b")
 """Parts beside the text layers, with everything below them."""
 _MIXTRAL_MODULES = (("block_sparse_moe", "mlp"), ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj"))
@@ -298,20 +233,21 @@ def _usual(name: str) -> str:
 
 def _modules(facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Module name -> its layer, for each kind; kind "" holds those that stay in 16 bits anyway."""
+    parts = _table("modules")
     layers, dense = range(facts["layers"]), facts["first_dense"] if facts["experts"] else facts["layers"]
     sparse = layers[dense:]
 
-    def named(parts: tuple[str, ...], among: range, below: str) -> dict[str, int]:
+    def named(parts: list[str], among: range, below: str) -> dict[str, int]:
         return {f"layers.{layer}.{below}{part}": layer for layer in among for part in parts}
 
     return {
-        "attention": named(_LATENT if facts["kv_lora_rank"] else _ATTENTION, layers, "self_attn."),
-        "feed-forward": named(_FFN, layers[:dense], "mlp."),
+        "attention": named(parts["latent" if facts["kv_lora_rank"] else "attention"], layers, "self_attn."),
+        "feed-forward": named(parts["ffn"], layers[:dense], "mlp."),
         "shared experts": named(
-            _FFN, sparse if facts["shared_experts"] else sparse[:0], "mlp.shared_experts."
+            parts["ffn"], sparse if facts["shared_experts"] else sparse[:0], "mlp.shared_experts."
         ),
-        "experts": named(_FFN, sparse, "mlp.experts.0."),
-        "": {**named(_UNCOUNTED, layers, ""), **dict.fromkeys(_OUTSIDE, -1)},
+        "experts": named(parts["ffn"], sparse, "mlp.experts.0."),
+        "": {**named(parts["uncounted"], layers, ""), **dict.fromkeys(parts["outside"], -1)},
     }
 
 

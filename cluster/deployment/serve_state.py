@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from cluster.ray_session.session import SERVE_CONTROLLER, gather, last_line, on_node
+from conf.io import bounded_yaml
 from conf.io.one_line import one_line
 from conf.io.secret import masked
 from conf.ray_patches import logs_folder
@@ -225,33 +226,7 @@ NAMED = ":actor_name:ServeReplica:{app_name}:"
 """Ray's line about the actor in such a file, before what the actor itself writes."""
 MARK = re.compile(r":(job_id|actor_name|task_name):")
 
-CAUSES = (
-    (
-        r"SIGILL|illegal instruction",
-        "illegal instruction: a library was built for another CPU; install a build for this one",
-    ),
-    (
-        r"out of memory|OutOfMemory|MemoryError|cannot allocate memory|running low on memory"
-        r"|no available memory for the cache",
-        "out of memory: free some, or choose a smaller model, context or share (engine.args)",
-    ),
-    (
-        r"address already in use|EADDRINUSE|errno 98\b",
-        "port in use: end what listens there, or an earlier deployment, and try again",
-    ),
-    (
-        r"not a valid model identifier|does not appear to have a file named|cannot find the requested files"
-        r"|couldn't connect to .* to load|LocalEntryNotFound|cannot find any model weights"
-        r"|unrecognized model in|repo id must|no such file or directory: .*(config\.json|safetensors)",
-        "model folder: the weights or the tokeniser are not where vLLM looks; see engine.model_path",
-    ),
-    (r"no space left on device", "disk full: free space on the node, in /tmp and in the caches"),
-    (
-        r"failed to infer device type|no (cuda|hip) gpus are available|hipErrorNoDevice",
-        "no GPU: the process sees none; run python -m cluster preflight",
-    ),
-)
-"""Words that failed processes write, in any case, and their meaning."""
+CAUSES = Path(__file__).with_name("causes.yaml")
 SAYS_WHY = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*\S|Fatal Python error|\*\*\* SIG[A-Z]+ received")
 NO_CAUSE = re.compile(r"Some common causes include|See (the )?(stack trace|root cause|controller logs)")
 """Ray lists possible causes, memory among them, for every death."""
@@ -287,10 +262,10 @@ def last_words(
 def why(lines: Sequence[str]) -> str:
     """The usual cause that the lines show, with the line that shows it; else the last line with an error."""
     relevant = [line for line in lines if not NO_CAUSE.search(line)]
-    for words, cause in CAUSES:
-        shown = [line for line in relevant if re.search(words, line, re.IGNORECASE)]
+    for each in bounded_yaml.read(CAUSES.read_text()):
+        shown = [line for line in relevant if re.search(each["words"], line, re.IGNORECASE)]
         if shown:
-            return f"{cause} ({shown[-1]})"
+            return f"{each['cause']} ({shown[-1]})"
     return next((line for line in reversed(relevant) if SAYS_WHY.search(line)), "")
 
 

@@ -80,10 +80,7 @@ class PrefillReport:
 def reports(url: str) -> dict[str, PrefillReport] | None:
     """The prefill replicas by their ids, as the replica at `url` reports them; None if it does not."""
     try:
-        answer = ask(f"{url}{PAGE}", TIMEOUT_S)
-        if not answer.is_success:
-            return None
-        rows = json.loads(answer.body)["replicas"]
+        rows = json.loads(_get(f"{url}{PAGE}"))["replicas"]
         return {str(name): PrefillReport(str(row["url"]), int(row["prompts"])) for name, row in rows.items()}
     except GARBLED:
         return None

@@ -25,12 +25,17 @@ def check_nodes(cluster: Cluster, engine: Engine, target: Endpoints) -> None:
     )
 
 
-def check_request_fields(workload: Workload, target: Endpoints) -> None:
-    """Refuse a field that only chats have for another kind of prompt."""
+def check_prompts(workload: Workload, engine: Engine, target: Endpoints) -> None:
+    """Refuse fields and texts that requests or engines do not have for this kind of prompt."""
     require(
         target.max_tokens_field == "max_tokens" or workload.prompt == "chat",
         f"target.max_tokens_field={target.max_tokens_field} is a field of chats; add workload.prompt=chat or "
         "leave it out",
+    )
+    require(
+        not workload.tokenizer or engine.kind != "simulated" or workload.prompt == "token_ids",
+        f"workload.prompt={workload.prompt}: the simulated engine counts words, not tokens of "
+        "workload.tokenizer; set workload.prompt=token_ids",
     )
 
 
@@ -89,15 +94,6 @@ def check_images(images: Images, model: Model, engine: Engine) -> None:
         images.tokens in (0, counted),
         f"workload.images.tokens={images.tokens} but {model.name} makes {counted} of {images.width_px} x "
         f"{images.height_px} pixels; leave it out",
-    )
-
-
-def check_tokenizer(workload: Workload, engine: Engine) -> None:
-    """Refuse text whose tokens the simulated engine would not count."""
-    require(
-        not workload.tokenizer or engine.kind != "simulated" or workload.prompt == "token_ids",
-        f"workload.prompt={workload.prompt}: the simulated engine counts words, not tokens of "
-        "workload.tokenizer; set workload.prompt=token_ids",
     )
 
 

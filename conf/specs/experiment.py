@@ -66,11 +66,10 @@ class Experiment:
     def __post_init__(self) -> None:
         self._check_load()
         combinations.check_nodes(self.cluster, self.engine, self.target)
-        combinations.check_request_fields(self.workload, self.target)
+        combinations.check_prompts(self.workload, self.engine, self.target)
         combinations.check_layout(self.layout, self.cluster, self.model, self.engine)
         combinations.check_prefix_cache(self.workload, self.engine, self.layout)
         combinations.check_images(self.workload.images, self.model, self.engine)
-        combinations.check_tokenizer(self.workload, self.engine)
         combinations.check_routing(self.routing, self.workload, self.engine, self.layout)
         if self.streams:
             combinations.check_streams(self.cluster, self.layout, self.engine, self.target)
