@@ -44,33 +44,20 @@ def transfers(experiment: Experiment) -> list[Transfer]:
     if not fit.model:
         return []
     version = getattr(experiment.engine, "version", "")
-    other = ", ".join(kind for kind in experiment.layout.engine_kinds if kind not in fit.layouts)
+    engine = version if minor(version) not in fit.engines else ""
+    kinds = ", ".join(kind for kind in experiment.layout.engine_kinds if kind not in fit.layouts)
     cases = (
-        (model.name != fit.model, "model", model.name, fit.model, DEPLOYMENT, MODEL_LN_SD),
-        (
-            experiment.hardware.name not in fit.hardware,
-            "GPU",
-            experiment.hardware.name,
-            ", ".join(fit.hardware),
-            DEPLOYMENT,
-            GPU_LN_SD,
-        ),
-        (
-            bool(version) and minor(version) not in fit.engines,
-            "engine",
-            version,
-            ", ".join(fit.engines),
-            DEPLOYMENT,
-            ENGINE_LN_SD,
-        ),
-        (model.weights != fit.weights, "weights", model.weights, fit.weights, DEPLOYMENT, WEIGHTS_LN_SD),
-        (model.kv_cache != fit.kv_cache, "KV cache", model.kv_cache, fit.kv_cache, KV_READ, KV_LN_SD),
-        (bool(other), "layout", other, ", ".join(fit.layouts), LAYOUT, LAYOUT_LN_SD),
+        ("model", model.name, [fit.model], DEPLOYMENT, MODEL_LN_SD),
+        ("GPU", experiment.hardware.name, fit.hardware, DEPLOYMENT, GPU_LN_SD),
+        ("engine", engine, fit.engines, DEPLOYMENT, ENGINE_LN_SD),
+        ("weights", model.weights, [fit.weights], DEPLOYMENT, WEIGHTS_LN_SD),
+        ("KV cache", model.kv_cache, [fit.kv_cache], KV_READ, KV_LN_SD),
+        ("layout", kinds, fit.layouts, LAYOUT, LAYOUT_LN_SD),
     )
     return [
-        Transfer(f"{what} {here} (fitted: {there})", path, ln_sd)
-        for is_outside, what, here, there, path, ln_sd in cases
-        if is_outside
+        Transfer(f"{what} {here} (fitted: {', '.join(fitted)})", path, ln_sd)
+        for what, here, fitted, path, ln_sd in cases
+        if here and here not in fitted
     ]
 
 
