@@ -39,7 +39,8 @@ class Driver:
     """One run over a target; `emit(kind, **facts)` gets every decision.
 
     `warmed_qps` is the highest rate per node whose users the caches of the service know. A `watcher` gets the
-    running window every few seconds, and changes nothing.
+    running window every few seconds, and changes nothing. `budget_s` is the load that the search may spend,
+    in seconds; None without a search.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Driver:
         self.warmed_qps = 0.0
         self.counted_ns = 0
         self.watcher: Callable[[WindowSoFar], None] | None = None
+        self.budget_s: Callable[[], float | None] = lambda: None
 
     @property
     def plan(self) -> LoadPlan:
@@ -90,7 +92,13 @@ class Driver:
             window_s=None if window.concurrency else plan.window_s,
             reason=plan.reason,
             start_s=window.start_ns / NS,
+            left_s=self._left_s(),
         )
+
+    def _left_s(self) -> float | None:
+        """Real seconds of load until the budget is spent; None without one."""
+        budget_s = self.budget_s()
+        return None if budget_s is None else max(0.0, budget_s - self.elapsed_s()) / self.plan.time_scale
 
     def settle(self, plan: WindowPlan) -> None:
         """Let the backlog of the last window be answered where the next one asks for that."""
@@ -154,7 +162,8 @@ class Driver:
     def _so_far(self, window: Window) -> WindowSoFar:
         now_ns, rows = self.feed.target.now_ns(), self.windows.ledger.rows(window.index)
         spent_s = (now_ns - self.feed.free_ns) / NS + self.elapsed_s()
-        return so_far(rows, window, self.plan.slo, self.feed.health, now_ns, spent_s)
+        seen = so_far(rows, window, self.plan.slo, self.feed.health, now_ns, spent_s)
+        return dataclasses.replace(seen, budget_s=self.budget_s())
 
     def _overload(self, window: Window, at_ns: int) -> str | None:
         slo, rows = self.plan.slo, self.loss.answerable(window.index)

@@ -171,6 +171,7 @@ class RunLifecycle:
                     fleet, plan, self.emit, self.folder.plan, self._fault, self.folder.tell, repair
                 )
                 driver.windows.outages, driver.watcher = hosts.outages, self._watched
+                driver.budget_s = self._budget_s
                 if self._past is not None:
                     driver.restore(self._past)
                 self._job.service = service
@@ -194,12 +195,15 @@ class RunLifecycle:
 
     def _watched(self, seen: WindowSoFar) -> None:
         """Show the running window as it stands, and write it into the folder for other viewers."""
-        if self._job.verb == "sweep" and self._driver:
-            plan, outcomes = self._driver.plan, self._driver.windows.outcomes
-            seen = replace(seen, budget_s=fitted(plan.search, plan.begin, outcomes).budget_s)
         tree = finite(to_tree(seen))
         self.folder.write_json(state.FILE, tree)
         self._show(state.KIND, **tree)
+
+    def _budget_s(self) -> float | None:
+        if self._job.verb != "sweep" or self._driver is None:
+            return None
+        plan, outcomes = self._driver.plan, self._driver.windows.outcomes
+        return fitted(plan.search, plan.begin, outcomes).budget_s
 
     def _fault(self) -> str | None:
         return self._service.fault() if self._service else None

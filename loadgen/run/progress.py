@@ -102,7 +102,8 @@ def _sentence(kind: str, facts: dict[str, Any]) -> str:
         if facts["rate_qps_per_node"] is None:
             return f"{facts['kind']} {facts['index']}: {facts['reason']}"
         rate = f"{facts['rate_qps_per_node']:.3f} QPS per node"
-        return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}"
+        left = f"; about {clock(facts['left_s'])} of load left" if facts.get("left_s") else ""
+        return f"{facts['kind']} {facts['index']}: {rate}; {facts['reason']}{left}"
     if kind == "window_done" and (done := done_window(facts)):
         return window_line(done)
     if kind == "window_final" and facts["changed"] and (done := done_window(facts)):

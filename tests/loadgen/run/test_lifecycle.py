@@ -1,6 +1,7 @@
 """loadgen/run/lifecycle.py: whatever goes wrong, the folder is whole; who followed a run has its figures."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str,
         show = lambda kind, /, **facts: told.append((kind, facts))  # noqa: E731
         RunLifecycle(SearchCapacity(EXPERIMENT), folder, site(Start(8.0, 3.4)), show).measure()
     return folder.path, told
+
+
+@pytest.mark.slow
+def test_progress_says_how_much_load_is_left(ran: Any) -> None:
+    _, told = ran
+    left_s = [facts["left_s"] for kind, facts in told if kind == "window"]
+    assert (
+        left_s == sorted(left_s, reverse=True)
+        and 0 <= left_s[-1] < left_s[0] <= 1.01 * EXPERIMENT.search.budget_s
+    )
+    line = next(sentence(kind, facts) for kind, facts in told if kind == "window")
+    assert re.search(r"; about \d+:\d\d of load left$", line)
 
 
 @pytest.mark.slow
