@@ -11,16 +11,19 @@ import numpy as np
 from conf.specs.bounds import Limit, allowed_over
 from loadgen.cli import engine_model
 from loadgen.predict.operating_point import Effort, RateSimulator
-from tests.benchmarks._usual_searches import WARM_S, Prober
+from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Traffic
 from tests.support.search.scenarios import (
     DRIFTING,
     EDGES,
+    FAILING,
     FASTER,
     SCENARIOS,
     SERVICE_S,
     TRUTH,
     drawn,
     experiment,
+    node,
 )
 from tests.support.virtual.toy_services import waits_longer
 
@@ -45,13 +48,47 @@ EDGE_REQUESTS, EDGE_WARM_S = 100_000, 3600.0
 """Requests of a part where they cost little, and seconds before and after it: many of the longest answers."""
 
 
+WARM_S = 30.0
+
+
+def latencies(
+    scenario: str, seed: int, rate_qps: float, seconds: float, warm_s: float, after_s: float = 0.0
+) -> tuple[Any, Any]:
+    """TTFT and TPOT in ms of the requests due in `seconds` from `warm_s`, in order of arrival.
+
+    The load goes on for `after_s`; a failure is infinitely late.
+    """
+    asked = experiment(scenario)
+    phases = {
+        "transition": (0, int(warm_s * NS)),
+        "window": (int(warm_s * NS), int((warm_s + seconds) * NS)),
+        "bridge": (int((warm_s + seconds) * NS), int((warm_s + seconds + after_s) * NS)),
+    }
+    plan = Traffic(asked.workload).draw(rate_qps, phases, window_index=1, first_seq=0, seed=1000 + seed)
+    fresh = node(scenario, 1000 * seed + 1)
+    due_s = plan.due_ns / NS
+    lengths = zip(due_s.tolist(), plan.input_tokens.tolist(), plan.output_tokens.tolist(), strict=True)
+    for key, (at_s, inputs, outputs) in enumerate(lengths):
+        fresh.submit(key, at_s, inputs, outputs)
+    fresh.advance(1e9)
+    ended = sorted(fresh.observe(), key=lambda seen: seen.key)
+    first = np.array([it.first_token_s for it in ended], dtype=np.float64)
+    last = np.array([it.last_token_s for it in ended], dtype=np.float64)
+    tokens = np.array([it.tokens for it in ended])
+    counted = (due_s >= warm_s) & (due_s < warm_s + seconds)
+    ttft, tpot = first - due_s, (last - first) / np.maximum(tokens - 1, 1)
+    failed = np.random.default_rng([seed, 6]).random(len(ttft)) < FAILING.get(scenario, 0.0)
+    ttft[failed] = tpot[failed] = math.inf
+    return ttft[counted] * 1e3, tpot[counted] * 1e3
+
+
 def shares(scenario: str, rate_qps: float, part: int) -> list[float]:
     """Shares over TTFT and TPOT in some virtual hours at one rate, and over both bounds times `FASTER`."""
-    slo, prober = experiment(scenario).slo, Prober(scenario, 50_000 + part)
+    slo, seed = experiment(scenario).slo, 50_000 + part
     if scenario in EDGES:
-        ttft, tpot = prober.latencies(rate_qps, EDGE_REQUESTS / rate_qps, EDGE_WARM_S, EDGE_WARM_S)
+        ttft, tpot = latencies(scenario, seed, rate_qps, EDGE_REQUESTS / rate_qps, EDGE_WARM_S, EDGE_WARM_S)
     else:
-        ttft, tpot = prober.latencies(rate_qps, TRUTH_HOURS * 3600, WARM_S)
+        ttft, tpot = latencies(scenario, seed, rate_qps, TRUTH_HOURS * 3600, WARM_S)
     return [
         float((latency > bound * wider).mean())
         for wider in (1.0, FASTER)

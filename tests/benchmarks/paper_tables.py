@@ -37,8 +37,18 @@ from loadgen.studies.published_tables import (
 )
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import serve_closed
-from tests.benchmarks._paper import FITTED, HELD, OPEN, OPEN_HARDWARE, READ, SPREAD, halves
-from tests.benchmarks._paper_files import INSIDE, with_constants, with_posterior
+from tests.benchmarks._paper import (
+    FITTED,
+    HELD,
+    INSIDE,
+    OPEN,
+    OPEN_HARDWARE,
+    READ,
+    SPREAD,
+    halves,
+    with_constants,
+    with_posterior,
+)
 
 HELD_OUT_MOST = 1.5
 """The goal for the error of rows held out, over the training error: that of the fit to all rows."""

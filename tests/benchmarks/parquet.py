@@ -1,11 +1,11 @@
-"""What a run folder costs: bytes per request, percentiles per window beside other readers.
+"""What a run folder costs: bytes per request, and the time to write, read and summarise them.
 
     python -m tests.benchmarks.parquet                       1e6 requests, without and with the gaps
     python -m tests.benchmarks.parquet --rows 10000000       percentiles over so many; the gaps of 1e6 only
 
 The rows are synthetic and written as `loadgen` writes them: Poisson arrivals, 30 windows, one request in a
 thousand failed, 139 gaps each (lognormal around 25 ms with 5 % jitter, 6 % of them held up by a prefill). CPU
-seconds compare tools, all threads together; wall seconds depend on what else the machine does.
+seconds are of all threads together; wall seconds depend on what else the machine does.
 """
 
 import argparse
@@ -14,22 +14,16 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
-import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from analysis import load_run
 from analysis.results import tables
 from analysis.results.runs import Run
-from analysis.rows import metrics, parquet, records
+from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
-from tests.support.runs.golden import GOLDEN
 
 WINDOWS, NODES, QPS_PER_NODE, GAPS = 30, 100, 5.0, 139
 WITH_GAPS = 1_000_000
@@ -37,10 +31,6 @@ WITH_GAPS = 1_000_000
 PART = {False: 1_000_000, True: 250_000}
 """Rows that are made and written at a time, without and with gaps: a few hundred MB of memory."""
 PERCENTILES = (0.5, 0.9, 0.99)
-SQL = """
-select window_index, quantile_cont(ttft_ms, [.5, .9, .99]), quantile_cont(tpot_ms, [.5, .9, .99])
-from '{}' where phase = 'window' group by window_index order by window_index
-"""
 
 
 def requests(first: int, count: int, whole: int, with_gaps: bool) -> pa.Table:
@@ -136,31 +126,6 @@ def ours(run: Run) -> np.ndarray:
     return np.column_stack([table.column(name) for table in both for name in table.column_names[3:]])
 
 
-def by_duckdb(files: Path) -> np.ndarray:
-    """The same from the derived columns, as anybody may in one line."""
-    return np.array(
-        [[*ttft, *tpot] for _, ttft, tpot in duckdb.connect().execute(SQL.format(files)).fetchall()]
-    )
-
-
-def by_polars(files: Path) -> np.ndarray:
-    """The same."""
-    quantiles = [
-        pl.col(name).quantile(q, "linear").alias(f"{name}{q}")
-        for name in ("ttft_ms", "tpot_ms")
-        for q in PERCENTILES
-    ]
-    rows = pl.scan_parquet(files).filter(pl.col("phase") == "window")
-    return (
-        rows.group_by("window_index")
-        .agg(quantiles)
-        .sort("window_index")
-        .drop("window_index")
-        .collect()
-        .to_numpy()
-    )
-
-
 def costs(run: Run, rows: int, with_gaps: bool) -> None:
     """Print what it costs to keep and read these rows."""
     wrote_s = write(run.path, rows, with_gaps)
@@ -174,49 +139,12 @@ def costs(run: Run, rows: int, with_gaps: bool) -> None:
     )
 
 
-def readers(run: Run, rows: int) -> None:
-    """Print what p50, p90 and p99 of TTFT and TPOT per window cost, by our own API and by others."""
-    files = run.path / "requests" / "*.parquet"
-    own_s, wall_s, own = timed(lambda: ours(run))
-    print(f"{rows:>10} rows p50/p90/p99 of TTFT and TPOT of {WINDOWS} windows, CPU s (wall s):")
-    print(f"{'':10} analysis.tables {own_s:.2f} ({wall_s:.2f})")
-    for name, act in (("duckdb", by_duckdb), ("polars", by_polars)):
-        cpu_s, wall_s, other = timed(partial(act, files))
-        off = np.max(np.abs(other / own - 1))
-        print(f"{'':10} {name} {cpu_s:.2f} ({wall_s:.2f}), {cpu_s / own_s:.2f} of ours; off by {off:.0e}")
-
-
-def encodings() -> None:
-    """Print size and CPU seconds of our encodings beside those that Parquet chooses itself, at zstd 3."""
-    run = load_run(GOLDEN)
-    for name, table in (
-        ("requests", metrics.with_latencies(requests(0, 200_000, 200_000, with_gaps=True))),
-        ("clients", longer(run.clients())),
-        ("timeseries", longer(run.timeseries())),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            own, other = Path(folder) / "own.parquet", Path(folder) / "other.parquet"
-            own_s, _, _ = timed(partial(parquet.write, table, own))
-            plain = partial(pq.write_table, compression="zstd", compression_level=3)
-            other_s, _, _ = timed(partial(plain, table, other))
-            sizes = own.stat().st_size / table.num_rows, other.stat().st_size / table.num_rows
-        print(
-            f"{table.num_rows:>10} rows of {name}: {sizes[0]:.1f} B each, CPU {own_s:.2f} s; "
-            f"by Parquet's own choice {sizes[1]:.1f} B, {other_s:.2f} s"
-        )
-
-
-def longer(series: pa.Table) -> pa.Table:
-    """A series of four minutes 400 times over, its figures a percent off and its counters growing on."""
-    draw, table = np.random.default_rng(0), pa.concat_tables([series] * 400).combine_chunks()
-    columns = {name: table.column(name) for name in table.column_names}
-    for name, column in columns.items():
-        if pa.types.is_floating(column.type):
-            figures = column.to_numpy() * (1 + 0.01 * draw.standard_normal(len(column)))
-            columns[name] = pa.array(figures, from_pandas=True)
-        elif pa.types.is_int64(column.type) and not column.null_count:
-            columns[name] = pa.array(np.cumsum(draw.integers(0, 1000, len(column))))
-    return pa.table(columns, schema=series.schema)
+def percentiles(run: Run, rows: int) -> None:
+    """Print what p50, p90 and p99 of TTFT and TPOT per window cost."""
+    cpu_s, wall_s, _ = timed(lambda: ours(run))
+    print(
+        f"{rows:>10} rows p50/p90/p99 of TTFT and TPOT of {WINDOWS} windows: {cpu_s:.2f} CPU s ({wall_s:.2f})"
+    )
 
 
 def main() -> None:
@@ -227,13 +155,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=WITH_GAPS)
     rows = parser.parse_args().rows
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    encodings()
     for with_gaps in (False, True):
         count = min(rows, WITH_GAPS) if with_gaps else rows
         with tempfile.TemporaryDirectory() as folder:
             run = Run(Path(folder), {}, None)
             costs(run, count, with_gaps)
-            readers(run, count)
+            percentiles(run, count)
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"load average {os.getloadavg()[0]:.1f}; peak memory {peak_gb:.1f} GB")
 

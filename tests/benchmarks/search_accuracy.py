@@ -23,7 +23,6 @@ from analysis.stats.pooling import Measured, pooled
 from loadgen.search.window_plan import Start
 from tests.benchmarks._brute_force import find_truths
 from tests.benchmarks._comparisons import compared
-from tests.benchmarks._usual_searches import bisection, isotonic, mlperf
 from tests.support.search.scenarios import BOUNDS, EDGES, GUESS_SPREAD, METHOD, SCENARIOS, experiment, truths
 from tests.support.search.searches import Found, answer, begun, searched
 
@@ -80,12 +79,8 @@ def _method(name: str) -> Callable[[str, int], Found]:
         case ["maxqps", minutes, "min"]:
             budget = f"search.budget_s={60 * float(minutes):g}"
             return lambda scenario, seed: searched(scenario, seed, "search=standard", budget)
-        case ["bisection", seconds, "s"]:
-            return lambda scenario, seed: bisection(scenario, seed, float(seconds))
-        case ["isotonic", _, "s"]:
-            return isotonic
         case _:
-            return mlperf
+            raise ValueError(f"no method {name}")
 
 
 BLIND = ("maxqps quick, guess x 1", "maxqps quick, guess x 1/3", "maxqps quick, guess x 3")
@@ -104,11 +99,6 @@ NAMES = (
     "maxqps 2 x 15 min",
     "maxqps compare",
     *FAR,
-    "bisection 60 s",
-    "bisection 120 s",
-    "bisection 300 s",
-    "isotonic 60 s",
-    "MLPerf 600 s",
 )
 EDGE_NAMES = {
     "T20": ("maxqps 15 min", BLIND[0]),
