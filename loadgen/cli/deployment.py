@@ -69,7 +69,7 @@ def _vllm(experiment: Experiment, spec: VllmEngine) -> ServicePlan:
     replicas, prefill_replicas = experiment.replicas, experiment.prefill_replicas
     return ServicePlan(
         app_name=application_name(engine, model, experiment.hardware, layout, routing),
-        build=app.vllm_app(engine, model, layout, routing, recipe, replicas, prefill_replicas),
+        build=app.vllm_app(engine, model, layout, routing, recipe, experiment.cluster.nodes),
         built_in_cluster=True,
         replicas=replicas * app.answering(engine, layout),
         warmup=WarmupRequests(*warming_requests(experiment)),

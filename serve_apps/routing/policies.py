@@ -1,7 +1,5 @@
-"""A hash ring as Ray Serve's `ConsistentHashRouter` has it, and the bound of `bounded_hash`: pure rules.
-
-`test_balancer` holds the ring to Ray's own.
-"""
+"""Routing policies without Ray: a hash ring as Ray Serve's `ConsistentHashRouter` has it (`test_balancer`
+holds it to Ray's own), the bound of `bounded_hash`, and each policy's router as plain data."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,5 @@
-"""Ray Serve's choice of the replica of a request: the request router of each policy, and its place.
-
-Requests that HAProxy balances by itself, or that the load generator sends straight to a replica, have no
-router here.
-"""
+"""The request router of each policy of Ray Serve's. Requests that HAProxy balances by itself, or that the
+load generator sends straight to a replica, have none."""
 
 import json
 import socket

@@ -1,8 +1,5 @@
-"""Bodies of vLLM's OpenAI-compatible API become requests, or an `ApiError`: pure functions of bytes.
-
-The simulated engine has no tokenizer: one word between white space is one token, and each chat message
-costs one more for its role. An image is as many tokens as its size in pixels makes of it.
-"""
+"""Bodies of vLLM's OpenAI-compatible API become requests, or an `ApiError`. There is no tokenizer: one word
+between white space is one token, and each chat message costs one more for its role."""
 
 import json
 import struct

@@ -1,10 +1,5 @@
-"""The simulated engine on the real clock.
-
-Steps begin and end at absolute instants of the engine's own clock: the next one starts where the
-last one ended (or when work arrives), however late this process woke up. A slow machine therefore
-delivers late, which is counted, but never slows the engine. That clock may run `time_scale` times as
-fast as the real one, or slower.
-"""
+"""The simulated engine on the real clock: steps begin and end at absolute instants of its own clock, however
+late this process woke up. A slow machine delivers late, which is counted, but never slows the engine."""
 
 import asyncio
 import logging

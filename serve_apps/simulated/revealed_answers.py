@@ -1,9 +1,5 @@
-"""Answers that show their tokens: ids, and log probabilities with their alternatives, in vLLM's shapes.
-
-Fields, their order and the offsets are those of /v1/completions of vLLM 0.32.0 (its CompletionLogProbs,
-CompletionResponseChoice and CompletionResponseStreamChoice) with `return_tokens_as_token_ids`: a token is
-named "token_id:123", and `text_offset` counts those names. The answer's `text` stays " token" for each.
-"""
+"""Answers that show token ids and log probabilities, in the shapes of vLLM 0.32.0 with
+`return_tokens_as_token_ids`: a token is named "token_id:123", and `text_offset` counts those names."""
 
 import hashlib
 import math

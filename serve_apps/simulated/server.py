@@ -1,7 +1,5 @@
-"""The ASGI application of a simulated engine: OpenAI's paths.
-
-Where the engine's clock is not the real one, the engine's time is sent in-band.
-"""
+"""The ASGI application of a simulated engine: OpenAI's paths, with the engine's time in-band where its clock
+is not the real one."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,4 @@
-"""vLLM's executor without a GPU: steps take the time of the step-time model and compute nothing.
-
-`platform` chooses the executor.
-"""
+"""vLLM's executor without a GPU: steps take the time of the step-time model and compute nothing."""
 
 import time
 from collections.abc import Callable

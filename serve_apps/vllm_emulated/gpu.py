@@ -1,7 +1,5 @@
-"""The GPU that an emulated vLLM pretends to have: the time of a step and the memory left for KV.
-
-Imports no vLLM and reads no clock.
-"""
+"""The GPU that an emulated vLLM pretends to have: step times and memory for KV. Imports no vLLM, reads no
+clock."""
 
 import math
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
-"""Transfers of KV between emulated engines: orders, notices between engines, and arrival times.
-
-Nothing is copied: a transfer takes the time of the engine model's link. Times are those of the
-caller's monotonic clock. Notices hold differences, because the clocks of engines differ.
-"""
+"""Transfers of KV between emulated engines: orders, arrival times, and notices between engines, which hold
+differences of time, because the clocks of engines differ. Nothing is copied."""
 
 import json
 import math

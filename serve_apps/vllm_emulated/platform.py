@@ -1,7 +1,5 @@
-"""vLLM's platform for GPUs that do not exist: it names our executor and refuses what that cannot emulate.
-
-vLLM imports it in the middle of its own configuration's import, so that nothing else of vLLM can be.
-"""
+"""vLLM's platform for GPUs that do not exist; it refuses what they cannot emulate. vLLM imports it in the
+middle of its own configuration's import, so that nothing else of vLLM can be."""
 
 import os
 from typing import Any

@@ -1,9 +1,5 @@
-"""Switches vLLM's platform of emulated GPUs on, and refuses it on a machine with a GPU.
-
-In every process of vLLM it also asks Linux for the CPU's matrix tiles (AMX), which the CPU build needs.
-
-vLLM loads `register` in every process of every installation, so nothing heavy may be imported here.
-"""
+"""Switches vLLM's platform of emulated GPUs on, and refuses it beside a GPU. vLLM loads `register` in every
+process of every installation, so nothing heavy may be imported here."""
 
 import ctypes
 import logging

@@ -1,8 +1,5 @@
-"""Builds the Serve application of real vLLM from the arguments of a config file.
-
-Ray's LLM library and vLLM are imported only where the application is built: in a task of the cluster, where
-both are installed and the environment is that of the replicas. The driver needs neither.
-"""
+"""Builds the Serve application of real vLLM from the arguments of a config file. Ray's LLM library and vLLM
+are imported only where it is built, in a task of the cluster."""
 
 import asyncio
 import os
@@ -63,25 +60,17 @@ def answering(engine: VllmEngine, layout: Layout) -> int:
 
 
 def vllm_app(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    routing: Routing,
-    recipe: Recipe,
-    replicas: int,
-    prefill_replicas: int = 0,
+    engine: VllmEngine, model: Model, layout: Layout, routing: Routing, recipe: Recipe, nodes: int
 ) -> Callable[[], Application]:
-    """A function that builds the application of `replicas` engines that answer clients, in the cluster.
-
-    In a split layout these are the decode engines, with `prefill_replicas` behind them.
+    """A function that builds the application of the engines of `nodes`, in the cluster.
 
     Behind HAProxy requests go straight to the replicas, as with the simulated engine: HAProxy balances them,
     or asks a request router for each. With the Python proxy they and their tokens pass Ray's OpenAI ingress.
     """
-    if engine.server == "process":
-        return partial(_process_app, engine, model, routing, recipe, replicas, one_bundle(engine, layout))
-    args = arguments(engine, model, layout, routing, recipe, replicas, prefill_replicas)
-    return partial(application, args)
+    if engine.server != "process":
+        return partial(application, arguments(engine, model, layout, routing, recipe, nodes))
+    replicas, bundle = nodes * layout.replicas_per_node, one_bundle(engine, layout)
+    return partial(_process_app, engine, model, routing, recipe, replicas, bundle)
 
 
 def application(args: Mapping[str, Any]) -> Application:

@@ -1,7 +1,5 @@
-"""A real vLLM as a Ray Serve config file: builder, arguments and environment. Needs no Ray.
-
-A sweep deploys these arguments and `render` prints them, so that what is rendered is what was measured.
-"""
+"""A real vLLM as a Ray Serve config file: builder, arguments and environment, which a sweep deploys and
+`render` prints. Needs no Ray."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -57,24 +55,24 @@ def environment(engine: VllmEngine, routing: Routing) -> dict[str, str]:
 
 
 def arguments(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    routing: Routing,
-    recipe: Recipe,
-    replicas: int,
-    prefill_replicas: int = 0,
+    engine: VllmEngine, model: Model, layout: Layout, routing: Routing, recipe: Recipe, nodes: int
 ) -> Tree:
-    """Arguments of `OUR_BUILDER` for `replicas` engines that answer clients.
-
-    In a split layout these are the decode engines, with `prefill_replicas` behind them.
-    """
-    if layout.prefill is None:
+    """Arguments of `OUR_BUILDER` for the engines of `nodes`; of a split layout decode engines answer."""
+    configs: Tree = {}
+    replicas = nodes * layout.replicas_per_node
+    if layout.prefill_side is None:
         answers = llm_config(engine, model, layout, recipe, replicas)
-        configs: Tree = {"llm_configs": [answers]}
+        configs["llm_configs"] = [answers]
     else:
-        counts: dict[Side, int] = {"prefill": prefill_replicas, "decode": replicas}
-        configs = pd_configs(engine, model, layout, recipe, counts)
+        assert recipe.prefill is not None, "a split layout has two recipes"
+        sides: dict[Side, tuple[Layout, Recipe]] = {
+            "prefill": (layout.prefill_side, recipe.prefill),
+            "decode": (layout.decode_side, recipe),
+        }
+        for side, (engines, own) in sides.items():
+            config = llm_config(engine, model, engines, own, nodes * engines.replicas_per_node, layout)
+            config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
+            configs[f"{side}_config"] = config
         configs["prefill_config"]["deployment_config"] |= deepcopy(OPTIONS)
         answers = configs["decode_config"]
     answers["deployment_config"] |= deepcopy(OPTIONS)
@@ -196,27 +194,6 @@ def llm_config(
     if engine.accelerator_type:
         config["accelerator_type"] = engine.accelerator_type
     return config
-
-
-def pd_configs(
-    engine: VllmEngine,
-    model: Model,
-    layout: Layout,
-    recipe: Recipe,
-    replicas: Mapping[Side, int],
-) -> dict[str, dict[str, Any]]:
-    """Both configurations of a split layout, as `ray.serve.llm:build_pd_openai_app` takes them."""
-    assert recipe.prefill is not None and layout.prefill_side is not None, "a split layout has two recipes"
-    sides: dict[Side, tuple[Layout, Recipe]] = {
-        "prefill": (layout.prefill_side, recipe.prefill),
-        "decode": (layout.decode_side, recipe),
-    }
-    configs = {}
-    for side, (side_layout, side_recipe) in sides.items():
-        config = llm_config(engine, model, side_layout, side_recipe, replicas[side], layout)
-        config["experimental_configs"] |= kv_transfer.ray_ports(layout, side)
-        configs[f"{side}_config"] = config
-    return configs
 
 
 def one_bundle(engine: VllmEngine, layout: Layout, split: Layout | None = None) -> dict[str, float]:

@@ -1,18 +1,12 @@
-"""The commands of `vllm bench forward` that calibrate the engine model on one engine, and their batches.
-
-Each batch is there for a term of the step time, and the sizes of a term differ by much, for what is fitted is
-sums: one sequence and few (launches and weight reads), more sequences (experts touched, products of decode
-tokens), longer contexts (KV reads), prompts of 16 tokens to a whole step (products, and where they become
-efficient), prompts after long contexts or cut in many (attention apart from products), and prompts beside
-decoding sequences, which no other batch fits (a check of the sum).
-"""
+"""The command of `vllm bench forward` that calibrates the engine model on one engine, and its batches: each
+is there for a term of the step time, in sizes that differ by much."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from conf.specs.experiment import Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.architecture import kv_blocks
-from serve_apps.vllm_engine.rendering import RenderingInput
+from serve_apps.vllm_engine.rendering import RenderingInput, flag_lines
 from serve_apps.vllm_recipes.recipes import Recipe, flags
 
 LEAST_VERSION = (0, 33)
@@ -116,16 +110,6 @@ def _command(specs: RenderingInput, recipe: Recipe, layout: Layout, model: Model
     named = model.served_name if not specs.engine.model_path else specs.engine.model_path
     env = {specs.devices: ",".join(map(str, range(gpus)))} | recipe.env
     lines = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
-    lines += [starts, f"--model {shlex.quote(named)}", *_flag_lines(words)]
+    lines += [starts, f"--model {shlex.quote(named)}", *flag_lines(words, seen_server=True)]
     lines += [f"--kv-len-jitter 0 --output-json {OUTPUT}", *(f"--case {batch}" for batch in batches)]
     return " \\\n  ".join(lines)
-
-
-def _flag_lines(words: list[str]) -> list[str]:
-    """A flag and its values on a line."""
-    lines: list[list[str]] = []
-    for word in words:
-        if word.startswith("--"):
-            lines.append([])
-        lines[-1].append(shlex.quote(word))
-    return [" ".join(line) for line in lines]

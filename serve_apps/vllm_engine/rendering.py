@@ -1,9 +1,5 @@
-"""Commands and Ray configuration of an experiment on a real vLLM, as text.
-
-One command line for each replica of a node, as a person would start it by hand, and the configuration with
-which Ray Serve starts the same engines on all nodes, behind the routing that a sweep deploys. Engines of a
-split layout that are started by hand need a proxy, whose command is printed too.
-"""
+"""Commands and Ray configuration of an experiment on a real vLLM, as text: each replica of a node as a person
+would start it, and Ray Serve's file that starts the same engines on all nodes."""
 
 import re
 import shlex
@@ -68,7 +64,7 @@ class Process:
     def shell(self) -> str:
         """The command for a shell, one flag a line; $HOME is left to it."""
         assigned = [f"{name}={_quoted(value)}" for name, value in self.env.items()]
-        return " \\\n  ".join([*assigned, *_lines(self.command)])
+        return " \\\n  ".join([*assigned, *flag_lines(self.command)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,26 +174,12 @@ def _application(specs: RenderingInput) -> tuple[dict[str, Any] | None, tuple[st
         if engine.recipe != "published" or "distributed_executor_backend" in engine.args:
             raise
         return None, (f"no Ray Serve config: {error}",)
-    tree = config_file.application(specs.routing, _arguments(specs, recipe))
+    parts = engine, specs.model, specs.layout, specs.routing, recipe
+    tree = config_file.application(specs.routing, config_file.arguments(*parts, specs.cluster.nodes))
     # As in a sweep there is one front, on the head node, so that one balancer sees all requests.
     http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
     application = {"proxy_location": "HeadOnly", "http_options": http, "applications": [tree]}
     return application, (*recipe.notes, *_routing_notes(specs.routing, tree))
-
-
-def _arguments(specs: RenderingInput, recipe: Recipe) -> dict[str, Any]:
-    """The arguments that a sweep deploys, for all nodes."""
-    layout, nodes = specs.layout, specs.cluster.nodes
-    prefill = layout.prefill_side.replicas_per_node if layout.prefill_side else 0
-    return config_file.arguments(
-        specs.engine,
-        specs.model,
-        layout,
-        specs.routing,
-        recipe,
-        nodes * layout.replicas_per_node,
-        nodes * prefill,
-    )
 
 
 def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, ...]:
@@ -215,23 +197,10 @@ def _processes(
     specs: RenderingInput, recipe: Recipe, layout: Layout, side: Side | None = None, before: int = 0
 ) -> tuple[Process, ...]:
     """The engines of a node, all or those of a `side` of a split layout; `before` others come first."""
-    processes = []
-    for index in range(layout.replicas_per_node):
-        port = FIRST_PORT + before + index
-        processes.append(
-            _process(specs, _with_ports(specs, recipe, side, index, port), layout, side, index, port)
-        )
-    return tuple(processes)
-
-
-def _with_ports(specs: RenderingInput, recipe: Recipe, side: Side | None, index: int, port: int) -> Recipe:
-    """The recipe with the ports of one engine of a split layout."""
-    if side is None:
-        return recipe
-    gpus = recipe.args["tensor_parallel_size"]
-    env, extra = kv_transfer.by_hand(specs.layout, side, index, gpus, port)
-    config = kv_transfer.over(recipe.args[TRANSFER], {EXTRA: extra} if extra else {})
-    return replace(recipe, args={**recipe.args, TRANSFER: config}, env={**recipe.env, **env})
+    engines = range(layout.replicas_per_node)
+    return tuple(
+        _process(specs, recipe, layout, side, index, FIRST_PORT + before + index) for index in engines
+    )
 
 
 def _process(
@@ -239,12 +208,19 @@ def _process(
 ) -> Process:
     """Engine `index` of its side on a node, with its devices, port, caches and NUMA node."""
     engine = specs.engine
+    if side is not None:
+        gpus = recipe.args["tensor_parallel_size"]
+        env, extra = kv_transfer.by_hand(specs.layout, side, index, gpus, port)
+        config = kv_transfer.over(recipe.args[TRANSFER], {EXTRA: extra} if extra else {})
+        recipe = replace(recipe, args={**recipe.args, TRANSFER: config}, env={**recipe.env, **env})
     address = ["--host", LOOPBACK, "--port", str(port)]
     if engine.kind != "vllm":  # CPU builds bring no `vllm` command that starts
         words = [*SERVER_MODULE, *module_command(recipe, specs.model, engine.model_path), *address]
         return Process((), port, dict(recipe.env), tuple(words), side or "")
     gpus = layout.gpus_per_replica
-    first = index * gpus + (_prefill_gpus(specs.layout) if side == "decode" else 0)
+    first = index * gpus
+    if side == "decode":  # prefill engines have the first GPUs of a node
+        first += specs.layout.gpus_per_node - specs.layout.decode_side.gpus_per_node
     devices = tuple(range(first, first + gpus))
     own = {specs.devices: ",".join(map(str, devices))}
     if layout.replicas_per_node > 1 or side:
@@ -254,23 +230,17 @@ def _process(
     return Process(devices, port, own | recipe.env, tuple(words), side or "")
 
 
-def _prefill_gpus(layout: Layout) -> int:
-    """GPUs of a node that prefill engines have; they are its first."""
-    return layout.gpus_per_node - layout.decode_side.gpus_per_node
-
-
 def _quoted(value: str) -> str:
     home, rest = "$HOME/", value.removeprefix("$HOME/")
     return f'"$HOME"/{shlex.quote(rest)}' if value.startswith(home) else shlex.quote(value)
 
 
-def _lines(words: Sequence[str]) -> list[str]:
-    """The words with every flag of vLLM's and its values on a line."""
+def flag_lines(words: Sequence[str], seen_server: bool = False) -> list[str]:
+    """The words with every flag of vLLM's and its values on a line; flags before the server stay with it."""
     lines: list[list[str]] = [[]]
-    seen_server = False
     for word in words:
         if word.startswith("--") and seen_server:
             lines.append([])
         seen_server = seen_server or word in ("serve", "-m")
         lines[-1].append(shlex.quote(word))
-    return [" ".join(line) for line in lines]
+    return [" ".join(line) for line in lines if line]

@@ -1,7 +1,5 @@
-"""Ray's LLM servers, which also report the replica that answered and its engine.
-
-Imported in the cluster only, where vLLM is installed.
-"""
+"""Ray's LLM servers, which also report the replica that answered and its engine; for the cluster, where vLLM
+is."""
 
 import asyncio
 import os

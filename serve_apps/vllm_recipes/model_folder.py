@@ -1,7 +1,4 @@
-"""Writes a checkpoint's folder that vLLM can open: config.json, a tokenizer and, if asked, random weights.
-
-A model with random weights answers with random words: it tests the machine, not the language.
-"""
+"""Writes a checkpoint's folder that vLLM can open: config.json, a tokenizer and, if asked, random weights."""
 
 import json
 import os

@@ -1,8 +1,5 @@
-"""The arguments and environment of vLLM for a model and a layout; needs no vLLM.
-
-Published settings and presets are published_recipes.yaml, refusals rules.yaml; the settings of both sides of
-a split layout are in `kv_transfer`.
-"""
+"""The arguments and environment of vLLM for a model and a layout; needs no vLLM. Published settings and
+presets are published_recipes.yaml."""
 
 import json
 from collections.abc import Mapping

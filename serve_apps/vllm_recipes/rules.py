@@ -1,7 +1,4 @@
-"""Refusals and notes for a real vLLM by the rules of rules.yaml, and the facts of a deployment that they use.
-
-`vllm_flags` has the flags and variables that only some versions know.
-"""
+"""Refusals and notes for a real vLLM by the rules of rules.yaml, and the facts of a deployment in them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

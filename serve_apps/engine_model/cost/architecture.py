@@ -1,8 +1,5 @@
-"""Parameters, FLOPs and bytes of a model, from its config.json.
-
-Counts leave out norms, biases, multi-token prediction and vision towers. A pair is one new token attending to
-one token of its context; the limit of `index_topk` tokens in DeepSeek V3.2 is left out.
-"""
+"""Parameters, FLOPs and bytes of a model, from its config.json, without norms, biases, multi-token prediction
+and vision towers. A pair is one new token attending to one token of its context."""
 
 import math
 

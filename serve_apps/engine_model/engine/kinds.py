@@ -198,6 +198,5 @@ def _fill(engines: Any, kind: EngineKind, place: int) -> None:
     engines["block"], engines["blocks"], engines["kind"] = spec.block_size, kind.blocks, place
     engines["front_end_s"], engines["latency_s"] = kind.front_end_s, kind.latency_s
     engines["free"] = engines["blank"] = kind.blocks
-    engines["ahead_first"] = NONE
     for name in ("front_free_s", "at_s", "idle_until_s", "link_free_s"):
         engines[name] = -np.inf

@@ -1,8 +1,5 @@
-"""Machine code of the engine model's loops, by numba, and linked lists of numbered things in it.
-
-A `queue` is a record of head, tail and count. Its things are rows of `links`, in which `family` is the column
-of all lists of one sort.
-"""
+"""Machine code of the engine model's loops, by numba, and linked lists in it: a `queue` is a record of head,
+tail and count, its things are rows of `links`, whose column `family` is that of all lists of one sort."""
 
 import hashlib
 import os

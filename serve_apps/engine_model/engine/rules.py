@@ -318,7 +318,7 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
             continue
         if needed > engine.free or (held and found * engine.block < tokens - 1):
             return
-        _start(arrays, r, i, number, now_s)
+        _start(arrays, r, i, now_s)
         if found:
             kv.hold(arrays, r, i, found)
         request.computed = found * engine.block
@@ -331,17 +331,15 @@ def _admit(arrays: Any, r: Any, number: Any, now_s: Any, held: Any) -> None:
 
 
 @native
-def _start(arrays: Any, r: Any, i: Any, number: Any, now_s: Any) -> None:
+def _start(arrays: Any, r: Any, i: Any, now_s: Any) -> None:
     """Give a request a slot."""
     request, engine = state.request(arrays, i), state.engine(arrays, r)
     decoders.put(arrays, r, i, state.RUNNING)
     engine.admitted += 1
     request.order = engine.admitted
-    request.first_step = number
+    request.begun_s = engine.begin_s
     if request.scheduled_s != request.scheduled_s:
         request.scheduled_s = now_s
-    if engine.ahead_first == NONE:
-        engine.ahead_first = i
 
 
 @inlined
@@ -379,7 +377,7 @@ def _admit_loaded(arrays: Any, r: Any, budget: Any, number: Any, now_s: Any) -> 
         if request.loaded:
             request.loaded = 0
             engine.loaded -= 1
-            _start(arrays, r, i, number, now_s)
+            _start(arrays, r, i, now_s)
             request.cached = request.computed = request.own = request.prompt - 1
             decoders.compute(arrays, r, i, 1, number)
             budget -= 1

@@ -55,7 +55,7 @@ REQUEST = np.dtype(
         *((name, np.int64) for name in ("mate", "engine", "own_blocks", "named")),
         *((name, np.int32) for name in ("serial", "piece", "pieces", "token", "prompt", "output")),
         *((name, np.int32) for name in ("cached", "to_load", "own", "computed", "new", "blocks", "cell")),
-        *((name, np.int32) for name in ("first_step", "last_step", "ahead", "joined", "most", "order")),
+        *((name, np.int32) for name in ("last_step", "ahead", "joined", "most", "order")),
         *((name, np.int8) for name in ("kv", "place", "partial", "touched", "loaded", "moving", "decoding")),
     ],
     align=True,
@@ -88,9 +88,9 @@ ENGINE = np.dtype(
         *((name, np.int64) for name in ("decoders", "contexts")),
         # KV comes from elsewhere; comes or goes; nothing happens before an arrival or the end of a transfer.
         *((name, np.int64) for name in ("receives", "moves", "stalled")),
-        # A step is scheduled ahead; the first request that it admitted. One runs.
-        *((name, np.int64) for name in ("ahead", "ahead_first", "stepping")),
-        *((name, np.float64) for name in ("at_s", "idle_until_s", "link_free_s")),
+        # A step is scheduled ahead; one runs. The end of the last, and the begin of the one scheduled last.
+        *((name, np.int64) for name in ("ahead", "stepping")),
+        *((name, np.float64) for name in ("at_s", "begin_s", "idle_until_s", "link_free_s")),
         # Counters, as vLLM's metrics have them.
         *((name, np.int64) for name in ("preemptions", "prompt_tokens", "generation_tokens")),
         *((name, np.int64) for name in ("prefix_queries", "prefix_hits")),

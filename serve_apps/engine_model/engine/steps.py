@@ -1,12 +1,5 @@
-"""One engine's core loop, compiled: front end, steps scheduled ahead, transfers of KV, the sleep of an idle
-core.
-
-vLLM's engine/core.py: with asynchronous scheduling the tokens of a step are chosen when the one before it
-begins (EngineCore.step_with_batch_queue). Workers look for ended transfers when they are handed a step, and
-the scheduler learns it from that step's output. An empty step has its output at once; with asynchronous
-scheduling it is read after the one behind it was chosen. While a transfer is awaited the core goes on with
-empty steps, a sleep apart.
-"""
+"""A replica's core loop, compiled, as vLLM's engine/core.py has it: front end, steps scheduled ahead,
+transfers of KV, an idle core's sleep, and data-parallel ranks that step together."""
 
 import math
 from typing import Any
@@ -66,20 +59,19 @@ def _choose(arrays: Any, r: Any, now_s: Any) -> bool:
         engine.receives |= 1 if request.kv == state.REMOTE else 0
         decoders.put(arrays, r, i, state.WAITING)
     if not engine.ahead:
-        engine.ahead_first = NONE
+        engine.begin_s = now_s
         if now_s < engine.idle_until_s or not _schedule(arrays, r, now_s):
             return False
-    _note_begin(arrays, r, now_s)
     engine.ahead = 0
     return True
 
 
 @native
-def _choose_ahead(arrays: Any, r: Any, now_s: Any) -> None:
-    """With asynchronous scheduling, choose the work of the step after the one that begins now."""
+def _choose_ahead(arrays: Any, r: Any, now_s: Any, end_s: Any) -> None:
+    """With asynchronous scheduling, choose the work of the step after the one that lasts until `end_s`."""
     engine = state.engine(arrays, r)
     if engine.asynchronous:
-        engine.ahead_first = NONE
+        engine.begin_s = end_s
         engine.ahead = 1 if _schedule(arrays, r, now_s) else 0
 
 
@@ -147,7 +139,12 @@ def ready_s(arrays: Any, r: Any) -> Any:
 
 @native
 def _schedule(arrays: Any, r: Any, now_s: Any) -> bool:
-    """Choose the next step; of an engine that sends or receives KV also empty ones."""
+    """Choose the next step; of an engine that sends or receives KV also empty ones.
+
+    Workers look for ended transfers when they are handed a step, and the scheduler learns it from that step's
+    output. An empty step has its output at once; with asynchronous scheduling it is read after the one behind
+    it was chosen. While a transfer is awaited the core goes on with empty steps, a sleep apart.
+    """
     engine = state.engine(arrays, r)
     if not engine.moves:
         return rules.schedule(arrays, r, now_s)  # type: ignore[no-any-return]
@@ -200,16 +197,6 @@ def _next_look_s(arrays: Any, r: Any) -> Any:
 
 
 @inlined
-def _note_begin(arrays: Any, r: Any, now_s: Any) -> None:
-    """The step that begins computes those that it admitted from now on."""
-    i = state.engine(arrays, r).ahead_first
-    while i != NONE:
-        if state.request(arrays, i).first_step == state.engine(arrays, r).completed + 1:
-            state.request(arrays, i).begun_s = now_s
-        i = state.link(arrays, i, state.PLACES).next
-
-
-@inlined
 def _note_tokens(arrays: Any, r: Any, at_s: Any) -> None:
     """Keep the time of every token of the step that ends."""
     engine = state.engine(arrays, r)
@@ -225,7 +212,7 @@ def _note_tokens(arrays: Any, r: Any, at_s: Any) -> None:
 
 PUBLISH_S = 0.1
 """Interval at which the ranks' counts reach the balancer (vLLM v1/engine/coordinator.py,
-min_stats_update_interval_ms)."""
+min_stats_update_interval_ms). When exactly it sends, after 50 ms for stragglers, is left out."""
 KV_PENALTY = 6.0
 """Weight of a waiting request per share of KV in use beyond a half (vLLM v1/engine/core_client.py,
 DPLBAsyncMPClient.get_core_engine_for_request)."""
@@ -296,7 +283,7 @@ def begin_ahead(arrays: Any, g: Any) -> None:
     group = state.group(arrays, g)
     for r in range(group.first, group.first + group.width):
         if state.engine(arrays, r).stepping:
-            _choose_ahead(arrays, r, group.began_s)
+            _choose_ahead(arrays, r, group.began_s, group.end_s)
 
 
 @native
@@ -332,7 +319,12 @@ def publish(arrays: Any, g: Any, now_s: Any) -> None:
 
 @native
 def choose_rank(arrays: Any, g: Any, now_s: Any) -> Any:
-    """The engine of replica `g` that gets a request now."""
+    """The engine of replica `g` that gets a request now, as vLLM's one front end chooses it.
+
+    A rank counts the larger of the requests in flight there and of those that it last published; those it has
+    waiting count more where its KV is over half full. Ties go round. Left out: after the last request vLLM's
+    ranks go on for up to `dp_sync_interval` steps, for the end of which a request may wait.
+    """
     group = state.group(arrays, g)
     if group.width == 1:
         return group.first

@@ -1,8 +1,5 @@
-"""The routing policies' choice of a replica for each request: what is known before, and the rest, compiled.
-
-Behind HAProxy or a Serve proxy the same rules decide; the ring, its hash and its bound are theirs
-(`serve_apps.routing.policies`).
-"""
+"""The routing policies' choice of a replica for each request, compiled where it depends on what is in flight;
+the ring, its hash and its bound are `serve_apps.routing.policies`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

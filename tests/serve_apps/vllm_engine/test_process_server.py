@@ -110,7 +110,7 @@ def test_each_replica_has_gpus_of_its_own_on_one_node(routing: str) -> None:
     asked, recipe = experiment(words), resolve(words)
     assert isinstance(asked.engine, VllmEngine)
     parts = asked.engine, asked.model, asked.layout, asked.routing, recipe
-    deployment = vllm_app(*parts, 2)()._bound_deployment
+    deployment = vllm_app(*parts, nodes=1)()._bound_deployment
     assert (
         deployment.name.startswith(engines_prefix(asked.engine, asked.layout))
         and deployment.num_replicas == 2
