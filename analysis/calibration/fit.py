@@ -150,11 +150,12 @@ def _fit(
 
 
 def _predict(runs: Sequence[Observed], paths: tuple[str, ...], serve: Serve, at: Floats) -> Floats:
-    machine = _machine(runs[0].experiment, paths, at)
+    machine = machine_at(runs[0].experiment, paths, at)
     return np.concatenate([run.predict(serve, machine) for run in runs])
 
 
-def _machine(experiment: Experiment, paths: tuple[str, ...], at: Floats) -> Experiment:
+def machine_at(experiment: Experiment, paths: tuple[str, ...], at: Floats) -> Experiment:
+    """The experiment with the constants at `paths` whose logarithms are `at`."""
     return replaced(experiment, dict(zip(paths, np.exp(at).tolist(), strict=True)))
 
 
@@ -166,16 +167,24 @@ def fit_text(found: Calibrated, serve: Serve) -> str:
     """Constants, what is not identified, and every figure measured and predicted."""
     fit = found.fit
     count = len(fit.residuals)
-    lines = [f"rms {100 * fit.rms:.1f} % of {count} fitted figures; {_held_out(found)}"]
-    lines += _warnings(fit)
+    held_out = "no held-out error: it takes a second run"
+    if not math.isnan(found.error):
+        held_out = f"held out {100 * found.error:.1f} % ({found.check})"
+    lines = [f"rms {100 * fit.rms:.1f} % of {count} fitted figures; {held_out}"]
+    if fit.stalled:
+        lines.append("  the descent from the prior gained nothing; what follows is from other starts")
+    if fit.held.all():
+        lines.append("  no constant is identified: all stay the prior's; add the runs of a recipe")
+    if fit.rms > POOR:
+        lines.append(
+            f"  WARNING: an rms above {100 * POOR:.0f} % says that another engine ran; check the model, the "
+            "layout and the engine.* words"
+        )
     for (path, constant), learnt, held in zip(found.constants().items(), fit.learnt, fit.held, strict=True):
         said = f"{100 * learnt:.0f} % of the prior's variance gone"
         said = f"NOT IDENTIFIED, the prior's ({said})" if held else said
-        lines.append(
-            f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval "
-            f"[{constant.low:.4g}, {constant.high:.4g}]; {said}"
-        )
-    machine = _machine(found.experiment, found.paths, fit.at)
+        lines.append(constant_line(path, constant, said))
+    machine = machine_at(found.experiment, found.paths, fit.at)
     checked = [] if found.checked is found.fitted else found.checked
     named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in checked)]
     for run, aside in named:
@@ -188,24 +197,18 @@ def fit_text(found: Calibrated, serve: Serve) -> str:
     return "\n".join(lines)
 
 
-def _warnings(fit: ParameterFit) -> list[str]:
-    said = []
-    if fit.stalled:
-        said.append("  the descent from the prior gained nothing; what follows is from other starts")
-    if fit.held.all():
-        said.append("  no constant is identified: all stay the prior's; add the runs of a recipe")
-    if fit.rms > POOR:
-        said.append(
-            f"  WARNING: an rms above {100 * POOR:.0f} % says that another engine ran; check the model, the "
-            "layout and the engine.* words"
-        )
-    return said
+def constant_line(path: str, constant: Constant, said: str) -> str:
+    """A constant with its interval, and what is said of it."""
+    ends = f"[{constant.low:.4g}, {constant.high:.4g}]"
+    return f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {said}"
 
 
-def _held_out(found: Calibrated) -> str:
-    if math.isnan(found.error):
-        return "no held-out error: it takes a second run"
-    return f"held out {100 * found.error:.1f} % ({found.check})"
+def written(text: str, tree: dict[str, Any], out: Path | None) -> str:
+    """The text of a fit, whose constants are written to `out` where it is given."""
+    if out is None:
+        return text
+    out.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
 
 
 MACHINE = ("engine", "model", "hardware", "layout")
@@ -219,22 +222,6 @@ def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
     """
     overrides = [word for word in words if "=" in word]
     paths = [path for word in words if "=" not in word for path in studies.parts(Path(word))]
-    _refuse(paths, overrides)
-    refuse_out(out, ".yaml", ".yml")
-    runs = [observe(path, partial(simulated, overrides)) for path in paths]
-    try:
-        found = fit_runs(runs, serve)
-        text = fit_text(found, serve)
-    except ValueError as error:
-        raise RunError(f"the engine model cannot serve these runs: {error}") from error
-    if out is None:
-        return text
-    out.write_text(yaml.safe_dump(found.tree(), sort_keys=False))
-    return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
-
-
-def _refuse(paths: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Raise RunError for no folder, for one that is given twice, and for a word about what a run recorded."""
     if not paths:
         raise RunError("calibrate needs the folder of a run; see --help")
     refuse_words(overrides)
@@ -242,6 +229,14 @@ def _refuse(paths: Sequence[Path], overrides: Sequence[str]) -> None:
     for path in paths:
         if resolved.count(path.resolve()) > 1:
             raise RunError(f"{path} is given twice; a run counts once")
+    refuse_out(out, ".yaml", ".yml")
+    runs = [observe(path, partial(simulated, overrides)) for path in paths]
+    try:
+        found = fit_runs(runs, serve)
+        text = fit_text(found, serve)
+    except ValueError as error:
+        raise RunError(f"the engine model cannot serve these runs: {error}") from error
+    return written(text, found.tree(), out)
 
 
 def refuse_words(words: Sequence[str]) -> None:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from analysis.calibration.fit import LEARNT, prior_of, refuse_words
+from analysis.calibration.fit import LEARNT, constant_line, machine_at, prior_of, refuse_words, written
 from analysis.results.runs import RunError, refuse_out
 from analysis.stats.map_fit import Floats, ParameterFit, fit
 from conf import Experiment, load
@@ -144,11 +143,10 @@ def fitted(experiment: Experiment, cases: Sequence[Case], forward: Forward) -> F
     }
     paths = tuple(known)
     found = _fit(asked, paths, cases, forward)
-    parts = [np.arange(len(cases)) % FOLDS == fold for fold in range(FOLDS)]
     away = []
-    for part in parts:
-        kept = [case for case, out in zip(cases, part, strict=True) if not out]
-        left = [case for case, out in zip(cases, part, strict=True) if out]
+    for fold in range(FOLDS):
+        kept = [case for number, case in enumerate(cases) if number % FOLDS != fold]
+        left = [case for number, case in enumerate(cases) if number % FOLDS == fold]
         at = _fit(asked, paths, kept, forward).at
         away.append(_predicted(asked, paths, left, forward, at) - _measured(left))
     held_out = float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
@@ -166,7 +164,7 @@ def _fit(asked: Experiment, paths: tuple[str, ...], cases: Sequence[Case], forwa
 def _predicted(
     asked: Experiment, paths: tuple[str, ...], cases: Sequence[Case], forward: Forward, at: Floats
 ) -> Floats:
-    machine = replaced(asked, dict(zip(paths, np.exp(at).tolist(), strict=True)))
+    machine = machine_at(asked, paths, at)
     return np.log([forward(machine, case.work) for case in cases])
 
 
@@ -198,13 +196,10 @@ def calibrate_forward(words: Sequence[str], file: Path, out: Path | None, forwar
         found = fitted(experiment, read(file), forward)
     except ValueError as error:
         raise RunError(f"the engine model cannot time these batches: {error}") from error
-    if out is None:
-        return text(found, forward)
-    out.write_text(yaml.safe_dump(found.tree(), sort_keys=False))
-    return f"{text(found, forward)}\n  use them: python -m loadgen predict engine.constants={out}"
+    return written(text(found), found.tree(), out)
 
 
-def text(found: Fitted, forward: Forward) -> str:
+def text(found: Fitted) -> str:
     """Errors, constants, what is not identified, and every batch measured and by the model."""
     layout = " + ".join(found.experiment.layout.engine_kinds)
     machine = f"{found.experiment.model.name} on {found.experiment.hardware.name}, {layout}"
@@ -216,8 +211,7 @@ def text(found: Fitted, forward: Forward) -> str:
     for path, share in zip(found.paths, found.fit.learnt, strict=True):
         constant, said = known[path], f"{100 * share:.0f} % of the prior's variance gone"
         said += "; known with others alone, in their sum" if share < LEARNT else ""
-        ends = f"[{constant.low:.4g}, {constant.high:.4g}]"
-        lines.append(f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {said}")
+        lines.append(constant_line(path, constant, said))
     for case, off in zip(found.cases, found.fit.residuals, strict=True):
         by_model = f"model {1e3 * case.seconds * math.exp(off):.4g} ms ({100 * math.expm1(off):+.1f} %)"
         lines.append(f"    {case.name[:60]} measured {1e3 * case.seconds:.4g} ms, {by_model}")
