@@ -19,7 +19,7 @@ from analysis.capacity.window_table import CountingBasis
 from analysis.results import locations, studies, summary
 from analysis.results.asked import AskedExperiment, describe
 from analysis.results.energy import PowerFigures
-from analysis.results.figures import CapacityFigures
+from analysis.results.figures import CapacityFigures, WindowRow
 from analysis.results.json_border import from_tree
 from analysis.results.predictions import GridCell, GridRefusal, GridVerdict, PredictionVerdict, RateForecast
 from analysis.results.runs import Run, RunError, load_run
@@ -110,29 +110,23 @@ def _said(value: Any) -> Any:
 
 
 COLUMNS = (
-    *(
-        "window_index",
-        "status",
-        "time_scale",
-        "turn_blocked_ns",
-        "last_token_offset_ns",
-        "engine_last_token_ns",
-    ),
-    *("requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
+    *("window_index", "status", "time_scale", "turn_blocked_ns", "last_token_offset_ns"),
+    *("engine_last_token_ns", "requested_input_tokens", "prompt_tokens", "cached_tokens", "output_tokens"),
 )
 
 
 def answers(run: Run) -> pa.Table:
     """The complete answers in the windows that the capacity rests on."""
-    rows, verdict = run.requests(columns=COLUMNS, phase="window"), run.verdict
-    used = [
-        row["index"]
-        for row in (verdict.windows if verdict else ())
-        if row["kind"] == "window" and row["valid"]
-    ]
+    rows, used = run.requests(columns=COLUMNS, phase="window"), [row["index"] for row in valid_windows(run)]
     seen = metrics.status_in(rows, records.OK)
     among = pc.is_in(rows.column("window_index"), value_set=pa.array(used, pa.int16())).to_numpy()
     return rows.filter(pa.array(seen & among))
+
+
+def valid_windows(run: Run) -> list[WindowRow]:
+    """The windows that the capacity rests on."""
+    windows = run.verdict.windows if run.verdict else ()
+    return [row for row in windows if row["kind"] == "window" and row["valid"]]
 
 
 def mean_lengths(rows: pa.Table) -> MeanLengths | None:

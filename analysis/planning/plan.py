@@ -267,9 +267,9 @@ def of_words(
     `into_service` needs a run, whose requests' lives it looks at. Raises as `command` does, and ConfigError
     where both runs and words to predict are given.
     """
-    asked = [word for word in words if _is_planning(word)]
     runs = [word for word in words if "=" not in word]
-    machine = [word for word in words if "=" in word and not _is_planning(word)]
+    asked = [word for word in words if word.partition("=")[0].partition(".")[0] in GROUPS]
+    machine = [word for word in words if word not in (*runs, *asked)]
     if runs and machine:
         raise ConfigError(
             f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
@@ -277,18 +277,16 @@ def of_words(
         )
     if into_service and not runs:
         raise ConfigError("--serve-config rests on the requests of a run; name its folder")
-    return command(runs, asked, lambda: predict(machine), into_service)
-
-
-def _is_planning(word: str) -> bool:
-    return word.partition("=")[0].partition(".")[0] in GROUPS
+    made = command(runs, asked, lambda: predict(machine))
+    if into_service and isinstance(made, Plan):
+        return replace(made, into_service=into_service(made, runs[0]))
+    return made
 
 
 def command(
     sources: Sequence[Source | Path | str],
     words: Sequence[str],
     predict: Callable[[], Source] | None = None,
-    into_service: IntoService | None = None,
 ) -> Plan | NoPlan:
     """The plan on the first of `sources`; the others show the effect of node counts.
 
@@ -299,23 +297,18 @@ def command(
     """
     asked = load_groups(Planning, words)
     demand_rates(asked.demand)  # refuses a bad file of hours
-    _refuse_twice([str(source) for source in sources if isinstance(source, Path | str)])
+    folders = [str(source) for source in sources if isinstance(source, Path | str)]
+    resolved = [os.path.realpath(folder) for folder in folders]
+    for folder, real in zip(folders, resolved, strict=True):
+        if resolved.count(real) > 1:
+            raise RunError(f"{folder} is given twice; a run counts once")
     if not sources and predict is None:
         raise RunError("plan needs a run folder, or words of what is to be predicted; see --help")
     if not sources and predict:
         sources = [predict()]
     try:
-        folders = [source for source in sources if isinstance(source, Path | str)]
         opened = [read(source) if isinstance(source, Path | str) else [source] for source in sources]
         capacities = expanded([one for several in opened for one in several])
-        made = plan(evidence_of(capacities[0]), asked.demand, asked.plan, capacities[1:])
-        return replace(made, into_service=into_service(made, folders[0])) if into_service else made
+        return plan(evidence_of(capacities[0]), asked.demand, asked.plan, capacities[1:])
     except NotPlannable as error:
         return NoPlan(exit_code=error.exit_code, reason=str(error))
-
-
-def _refuse_twice(folders: Sequence[str]) -> None:
-    resolved = [os.path.realpath(folder) for folder in folders]
-    for folder, real in zip(folders, resolved, strict=True):
-        if resolved.count(real) > 1:
-            raise RunError(f"{folder} is given twice; a run counts once")

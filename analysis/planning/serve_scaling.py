@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
-from analysis.planning.evidence import answers
+from analysis.planning.evidence import answers, valid_windows
 from analysis.planning.sizing import fleet
 from analysis.results.figures import WindowRow
 from analysis.results.runs import Run, RunError
@@ -168,10 +168,7 @@ def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife
 
     Raises RunError for a run without an answer in a valid window.
     """
-    verdict, rows = run.verdict, answers(run)
-    windows = [
-        row for row in (verdict.windows if verdict else ()) if row["kind"] == "window" and row["valid"]
-    ]
+    rows, windows = answers(run), valid_windows(run)
     if not windows or not rows.num_rows:
         raise RunError(f"{run.path} has no answer in a valid window, so that no request's life is known")
     low, high = (1 - NEAR) * working_qps, (1 + NEAR) * certified_qps
