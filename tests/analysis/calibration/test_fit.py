@@ -222,14 +222,6 @@ def test_runs_that_say_nothing_of_the_engine_are_refused_by_name(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_fit_that_is_far_off_is_said_to_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert root.main(["calibrate", runs[1], "model=llama31_405b_fp8", "hardware=mi325x"]) == 0
-    text = capsys.readouterr().out
-    assert "WARNING: an rms above 15 %" in text
-    assert "no constant is identified" in text
-
-
 def test_the_fit_weighs_data_against_the_prior_by_their_scatter() -> None:
     """y = a + b x in ln; the third parameter is in no figure and keeps its prior, sides apart."""
     x = np.linspace(-1, 1, 40)

@@ -13,10 +13,9 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
-from analysis.capacity import checks
 from analysis.figures import EXHIBITS, NoData, RunData, canvas, latency, service, timeline
 from analysis.figures.client import ClientLag
-from analysis.figures.exhibit import Exhibit, share
+from analysis.figures.exhibit import Exhibit
 from analysis.figures.latency import Cdf, Latency
 from analysis.figures.search import Search
 from analysis.figures.service import Pareto, ReplicaBalance
@@ -215,19 +214,6 @@ def test_what_never_left_is_later_than_any_send() -> None:
     assert "above the gate" in read(ClientLag, faulty()).alt()
 
 
-def test_each_bound_of_the_load_generator_stands_beside_its_own_series(golden: Any) -> None:
-    _, cpu, own = drawn(ClientLag, golden).axes
-    used, gate = cpu.get_lines()
-    assert "CPU share" in cpu.get_ylabel() and set(gate.get_ydata()) == {checks.CPU_SHARE}
-    assert [text.get_text() for text in cpu.texts] == ["gate: at most 0.6 over a window"]
-    crowded, noted = own.get_lines()
-    assert "run share" in own.get_ylabel() and set(noted.get_ydata()) == {checks.RUN_SHARE}
-    assert noted.get_label() == "run share noted below 0.6 over a window"
-    clients = golden.clients()
-    assert np.nanmin(crowded.get_ydata()) == pytest.approx(min(clients["run_share"].drop_null().to_pylist()))
-    assert np.nanmax(used.get_ydata()) == pytest.approx(max(clients["cpu_share"].to_pylist()))
-
-
 def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     asked = faulty().config
     layout = replace(asked.layout, replicas_per_node=3, tensor_parallel=2)
@@ -243,12 +229,6 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     void = faulty().but(lines=[window(0, 6.0, 0, 10, valid=False)])
     with pytest.raises(NoData, match="every window is void"):
         read(ReplicaBalance, void)
-
-
-def test_nearly_all_is_not_called_all() -> None:
-    assert [share(part) for part in (0.0, 0.5, 0.9994, 0.99951, 1.0)] == [
-        *("0 %", "50 %", "99.9 %", "over 99.9 %", "100 %")
-    ]
 
 
 def test_in_flight_and_rolling_quantiles() -> None:

@@ -41,8 +41,3 @@ def test_a_window_fails_by_any_bound_and_a_bound_that_was_taken_away_fails_nothi
     both = RunData(failing), RunData(within)
     assert [data.outcome(data.lines()[0]) for data in both] == [FAIL, PASS]
     assert "tpot" not in RunData(within).bounds_ms
-
-
-def test_it_does_not_apply_to_the_two_usual_bounds() -> None:
-    plain: Any = RunInMemory([request(0, 1.0)], [window(0, 4.0, 0, 10)], concluded())
-    assert not ShareOver.applies(RunData(plain))

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.live import server as live_server
 from analysis.live.address import Address
-from analysis.live.server import LiveServer, invitation, serving
+from analysis.live.server import LiveServer, serving
 from analysis.live.state import Ending, LiveView
 from tests.support.machine.patience import PATIENCE_S, until
 from tests.support.runs.live_states import running
@@ -196,8 +196,3 @@ def test_nothing_listens_after_the_end() -> None:
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), PATIENCE_S)
     assert "live view" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_only_an_address_beyond_loopback_is_warned_of() -> None:
-    assert "password" not in invitation(Address("127.0.0.1", 1))
-    assert "without a password" in invitation(Address("0.0.0.0", 1))

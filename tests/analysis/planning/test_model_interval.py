@@ -40,19 +40,6 @@ def test_a_simulated_run_is_planned_with_what_is_unknown_of_the_constants(tmp_pa
     assert "sampling noise of this run alone [2.90, 3.62]" in said and "joint: the uncertainty" in said
 
 
-def test_constants_that_stay_unknown_are_said(tmp_path: Path) -> None:
-    tree = planning.command([without_constants(tmp_path / "alone", "no such engine")], WORDS)
-    said = str(answer(tree))
-    assert tree.planned_on.sampling_qps_per_node is None
-    assert "sampling noise alone: what is unknown" in said and "(no such engine)" in said
-
-
-def test_a_measured_run_has_its_own_interval_alone() -> None:
-    tree = planning.command([sweep(17.6, 18.4, 19.1)], WORDS)
-    assert str(answer(tree)).startswith("PLAN  14 nodes") and tree.planned_on.found_by == "measured"
-    assert tree.planned_on.sampling_qps_per_node is None
-
-
 @pytest.mark.parametrize(
     ("nodes", "availability", "target"), [(7078, 0.995, 0.999), (75, 0.995, 0.999), (3, 0.9, 0.9)]
 )

@@ -85,18 +85,6 @@ def test_the_chosen_nodes_satisfy_both_rules_and_one_less_does_not(
     assert found.nodes >= max(found.normal_nodes, found.degraded_nodes)
 
 
-@given(rates, rates, headrooms, headrooms, spares, spares)
-@settings(max_examples=60, deadline=None)
-def test_nodes_never_fall_with_demand_headroom_or_spares(
-    d1: float, d2: float, h1: float, h2: float, k1: int, k2: int
-) -> None:
-    of = service(7.0, FALLING)
-    least = size(min(d1, d2), of, min(h1, h2), min(k1, k2)).nodes
-    assert least <= size(max(d1, d2), of, min(h1, h2), min(k1, k2)).nodes
-    assert least <= size(min(d1, d2), of, max(h1, h2), min(k1, k2)).nodes
-    assert least <= size(min(d1, d2), of, min(h1, h2), max(k1, k2)).nodes
-
-
 def test_spares_are_not_added_to_headroom() -> None:
     found = size(100, service(10.0), headroom=0.5, spare_nodes=3)
     assert (found.nodes, found.binding) == (20, "normal")  # 20 less 3 still carry 170 QPS
@@ -124,13 +112,6 @@ def test_an_availability_is_found_wherever_there_are_nodes_for_it() -> None:
     assert found.nodes == 50_576 and found.reached >= 0.999 > up_probability(50_000, 50_575, 0.99)
     with pytest.raises(RunError, match="needs more than 100000 nodes"):
         available(100_000, 0.99, 0.5)
-
-
-@pytest.mark.parametrize(("need", "nodes"), [(4, 6), (13, 15), (64, 68)])
-def test_spares_by_availability(need: int, nodes: int) -> None:
-    found = available(need, 0.995, 0.9999)
-    assert found.nodes == nodes
-    assert found.reached >= 0.9999 > up_probability(need, nodes - 1, 0.995)
 
 
 def test_the_probability_of_nodes_that_are_up() -> None:
@@ -165,15 +146,6 @@ def test_the_published_cost() -> None:
     assert at_use is not None and at_use.value == pytest.approx(0.089, abs=5e-4)
     one = full.per_1k_requests_usd
     assert one.low == pytest.approx(16 / 19.1 / 3.6) and one.high == pytest.approx(16 / 17.6 / 3.6)
-
-
-@given(st.floats(0.01, 1000), st.floats(0.5, 20))
-@settings(deadline=None)
-def test_cost_is_in_proportion_to_the_price(price: float, factor: float) -> None:
-    one = cost_of(Estimate(18.4, 17.6), LENGTHS, price).per_1k_requests_usd
-    more = cost_of(Estimate(18.4, 17.6), LENGTHS, price * factor).per_1k_requests_usd
-    assert more.value == pytest.approx(one.value * factor)
-    assert more.low is one.low is None
 
 
 def test_a_fleet_costs_what_its_nodes_cost() -> None:
@@ -211,15 +183,6 @@ def test_an_hours_nodes_are_there_before_it_begins() -> None:
         == 120
     )
     assert day([1.0] * 24, nodes[::-1], 30).autoscaled_node_hours == 23 * 2 + 5 + 1.5  # before midnight
-
-
-@given(st.lists(st.integers(1, 50), min_size=24, max_size=24), st.integers(0, 300), st.integers(0, 300))
-@settings(max_examples=40, deadline=None)
-def test_autoscaling_never_costs_more_than_a_fixed_fleet_nor_less_than_the_hours(
-    nodes: list[int], lead: int, later: int
-) -> None:
-    soon, late = (day([1.0] * 24, nodes, minutes) for minutes in sorted((lead, later)))
-    assert sum(nodes) <= soon.autoscaled_node_hours <= late.autoscaled_node_hours <= 24 * max(nodes)
 
 
 def hourly(tmp_path: Path, text: str) -> Path:

@@ -131,11 +131,6 @@ def test_a_start_that_is_unknown_is_asked_for(tmp_path: Path) -> None:
         act(grammar("plan").parse_args([*asked, "--serve-config", str(tmp_path / "serve.yaml")]))
 
 
-def test_a_plan_without_a_file_says_nothing_of_service() -> None:
-    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
-    assert made.into_service is None and "Ray Serve" not in str(made.answer())
-
-
 def test_a_plan_has_a_page_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "plan.html"
     assert act(grammar("plan").parse_args([*WORDS, "demand.peak_qps=30", "--out", str(out)])) == 0
@@ -156,14 +151,6 @@ def test_the_page_has_the_settings_and_no_markup_of_a_run(tmp_path: Path) -> Non
     page = (tmp_path / "plan.html").read_text()
     assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
     assert "min_replicas" in page and "autoscaling in &lt;b&gt;" in page
-
-
-def test_the_page_of_a_predicted_plan_offers_no_file(tmp_path: Path) -> None:
-    made = planning.plan(load_run(GOLDEN), Demand(peak_qps=30.0), Margins())
-    predicted = replace(made.planned_on, found_by="predicted")
-    report.write_plan(replace(made, planned_on=predicted), tmp_path / "plan.html")
-    page = (tmp_path / "plan.html").read_text()
-    assert "needs the folder of a run" in page and "--serve-config" not in page
 
 
 def test_a_refused_plan_has_a_page_that_plans_nothing(tmp_path: Path) -> None:

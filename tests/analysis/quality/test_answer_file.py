@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -87,10 +86,3 @@ def test_a_longer_file_than_any_gate_writes_is_not_read(
     monkeypatch.setattr(answer_file, "MOST_ANSWERS", 4)
     with pytest.raises(ValueError, match="5 rows; at most 4"):
         answer_file.read(path)
-
-
-def test_log_probabilities_are_kept_in_single_precision(tmp_path: Path) -> None:
-    path = tmp_path / answer_file.FILE
-    answer_file.write([AnswerRecord(0, 1, 0, Answer((5,), ({5: -0.1},)))], path)
-    (found,) = answer_file.read(path)
-    assert found.answer.alternatives[0][5] == float(np.float32(-0.1))

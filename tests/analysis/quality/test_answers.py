@@ -22,10 +22,6 @@ def test_the_same_answer_is_compared_as_a_whole() -> None:
     assert found.positions == 5 and not found.flipped and found.most_nats == 0.0
 
 
-def test_an_answer_that_ended_early_is_compared_as_far_as_it_goes() -> None:
-    assert compare(answer("abcde"), answer("abc")).positions == 3
-
-
 def test_what_differs_after_the_first_other_token_counts_for_nothing() -> None:
     assert compare(answer("abcde"), answer("aXcde")) == compare(answer("abcde"), answer("aXYZ!"))
 

@@ -32,15 +32,6 @@ def test_rows_of_any_order_are_the_same_evidence() -> None:
     assert evidence_table.prompts(mixed) == FOUND
 
 
-def test_no_evidence_is_an_empty_table(tmp_path: Path) -> None:
-    evidence_table.write([], tmp_path / "evidence.parquet")
-    assert evidence_table.read(tmp_path / "evidence.parquet") == []
-
-
-def test_every_column_says_what_it_is() -> None:
-    assert all(field.metadata[b"doc"] for field in evidence_table.EVIDENCE)
-
-
 def changed(name: str, place: int, value: object) -> Callable[[list[dict]], None]:
     def change(rows: list[dict]) -> None:
         rows[place][name] = value
@@ -118,8 +109,3 @@ def test_too_many_rows_are_refused_before_they_are_read(
     monkeypatch.setattr(evidence_table, "MOST_ROWS", 10)
     with pytest.raises(ValueError, match="at most 10"):
         evidence_table.read(tmp_path / "evidence.parquet")
-
-
-def test_a_file_that_is_not_there_is_an_error_of_the_disk(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        evidence_table.read(tmp_path / "none.parquet")
