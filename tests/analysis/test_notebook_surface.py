@@ -11,8 +11,8 @@ import pytest
 import analysis
 from analysis.rows import metrics
 from tests.support.runs.golden import GOLDEN
+from tests.support.runs.run_folders import studied
 from tests.support.runs.run_in_memory import RunInMemory, concluded, failed, request, window
-from tests.support.runs.study_folder import studied
 
 
 def test_every_name_is_completed_and_can_be_had() -> None:

@@ -23,7 +23,7 @@ from loadgen.run.jobs import OfferLoad, SearchCapacity
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine import tries
-from tests.support.words.vllm_words import QUEUE, RATE_QPS, SECONDS, TRIES, WORDS
+from tests.support.words.words import QUEUE, RATE_QPS, SECONDS, TRIES, WORDS
 from tests.vllm.running import Up, stream
 
 pytestmark = pytest.mark.vllm

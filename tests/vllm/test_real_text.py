@@ -15,8 +15,8 @@ from loadgen.prompts.tokenizer import Tokenizer
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_recipes.model_folder import write_folder
+from tests.support.prompts.bodies import WORDS, body, shared_by_plan
 from tests.support.prompts.chats import common
-from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

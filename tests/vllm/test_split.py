@@ -17,8 +17,7 @@ from loadgen.cli.service import service
 from loadgen.drive import fixed_rate
 from loadgen.run.jobs import OfferLoad, Service
 from tests.support.machine import tries
-from tests.support.words.vllm_words import QUEUE, RATE_QPS, WORDS
-from tests.support.words.words import over
+from tests.support.words.words import QUEUE, RATE_QPS, WORDS, over
 from tests.vllm.running import Up, post
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

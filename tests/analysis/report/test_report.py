@@ -37,8 +37,8 @@ from conf.specs.experiment import Slo
 from loadgen.cli import output
 from loadgen.run.run_folder import checksums
 from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
+from tests.support.runs.run_folders import studied
 from tests.support.runs.run_in_memory import RunInMemory, failed, request
-from tests.support.runs.study_folder import studied
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta", "path", "use", "rect", "circle", "line"}
 CLAIMED = 77.77

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from cluster import __main__ as command
-from tests.support.words.manifest_words import (
+from tests.support.words.words import (
     HOSTS,
     IMAGE,
     KUBERAY,

@@ -13,7 +13,7 @@ from cluster.manifests.nodes import checked_name, host_address
 from conf import load
 from serve_apps import __main__ as serve_command
 from serve_apps.vllm_engine.rendering import Process
-from tests.support.words.manifest_words import HOSTS, IMAGE, KUBERAY, SERVICE
+from tests.support.words.words import HOSTS, IMAGE, KUBERAY, SERVICE
 
 PAYLOADS = (
     ";rm -rf /",

@@ -12,8 +12,7 @@ import pytest
 
 from cluster.preflight import gpus
 from cluster.preflight.gpus import PowerMeter, PowerReading, read_power, run_tool
-from tests.support.machine.amdsmi_module import install_amdsmi
-from tests.support.machine.power_tree import power_tree, write
+from tests.support.machine.node_files import install_amdsmi, power_tree, write
 
 NO_SOURCE = "neither hwmon nor amdsmi reports the power of a GPU"
 MI325X = {"power": {"socket_power": 717, "current_socket_power": 717, "average_socket_power": "N/A"}}

@@ -23,13 +23,13 @@ from cluster.preflight.checks import (
 from cluster.preflight.gpus import Gpu
 from cluster.preflight.judges import GPU_CHECKS, HOST_CHECKS
 from cluster.preflight.node_facts import Weights
-from tests.support.machine.amdsmi_module import install_amdsmi
-from tests.support.machine.healthy_node import (
+from tests.support.machine.node_files import (
     GIB,
     HBM,
     HEALTHY,
+    install_amdsmi,
+    write,
 )
-from tests.support.machine.power_tree import write
 
 MI325X = Expected(
     "vllm",

@@ -18,9 +18,8 @@ from cluster.preflight.gpus import PowerMeter
 from cluster.preflight.preflight import PreflightReport, expected_of, inspect, with_devices
 from cluster.ray_session.session import gather
 from conf import load
-from tests.support.machine.healthy_node import HEALTHY
+from tests.support.machine.node_files import HEALTHY, power_tree
 from tests.support.machine.patience import PATIENCE_S, until
-from tests.support.machine.power_tree import power_tree
 from tests.support.machine.shared_session import SharedSession
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

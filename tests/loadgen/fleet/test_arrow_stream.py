@@ -11,7 +11,7 @@ import pytest
 from analysis.rows import records
 from analysis.rows.time_series import CLIENTS
 from loadgen.fleet.arrow_stream import ArrowStream, lock
-from tests.support.runs.arrow_files import Disk, on_disk
+from tests.support.runs.run_folders import Disk, on_disk
 
 
 def row(seq: int) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.runs.arrow_files import facts
+from tests.support.runs.run_folders import facts
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
 from tests.support.servers.plans import client_plan
 

@@ -21,7 +21,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.runs.arrow_files import on_disk
+from tests.support.runs.run_folders import on_disk
 from tests.support.servers.mock_server import MockServer, Script, answer, head, token
 from tests.support.servers.plans import client_plan
 

@@ -28,7 +28,7 @@ from serve_apps.engine_model import kind_of
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.runs.arrow_files import facts
+from tests.support.runs.run_folders import facts
 from tests.support.servers.plans import client_plan
 from tests.support.virtual.simulated_prefix import simulated
 from tests.support.virtual.virtual_service import VirtualService

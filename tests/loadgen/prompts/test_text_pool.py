@@ -34,9 +34,8 @@ from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.prompts import stub_tokenizers
+from tests.support.prompts.bodies import WORDS, bodies, body, shared_by_plan
 from tests.support.prompts.chats import common
-from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
-from tests.support.prompts.shared_bodies import bodies
 
 KINDS = ("token_ids", "text", "chat")
 VOCAB = 151936

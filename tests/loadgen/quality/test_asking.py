@@ -16,7 +16,7 @@ from conf import load
 from conf.io.http_get import DEFAULT_ACCESS
 from loadgen.quality import asking
 from loadgen.quality.asking import AskedPrompt, AskedService, Asking, Pace
-from tests.support.quality.gate_answers import PROMPT, good
+from tests.support.quality.answers import PROMPT, good
 from tests.support.servers.threaded_server import Reply, serving
 
 AT_ONCE = 3

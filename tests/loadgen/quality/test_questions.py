@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.quality.questions import GateAnswer, UnusableAnswer, body, most_bytes, parse
-from tests.support.quality.gate_answers import PROMPT, good, position
+from tests.support.quality.answers import PROMPT, good, position
 
 
 def changed(path: str, value: Any) -> bytes:

@@ -23,7 +23,7 @@ from loadgen.run.jobs import Service, Site
 from loadgen.search.window_plan import Start
 from loadgen.studies.quality_study import QualityStudy
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
-from tests.support.servers.answering_server import AnsweringServer, answering
+from tests.support.servers.threaded_server import AnsweringServer, answering
 from tests.support.virtual.virtual_fleet import VirtualFleet
 from tests.support.virtual.virtual_target import Patient
 

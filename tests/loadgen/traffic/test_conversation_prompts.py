@@ -15,8 +15,8 @@ from loadgen.fleet.rows import Planned, planned
 from loadgen.prompts.bodies import Prompts
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
+from tests.support.prompts.bodies import WORDS, body, shared_by_plan
 from tests.support.prompts.chats import common
-from tests.support.prompts.conversation_bodies import WORDS, body, shared_by_plan
 
 SMALL = load(WORDS).workload
 KINDS = ("token_ids", "text", "chat")

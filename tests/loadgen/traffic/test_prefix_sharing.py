@@ -25,8 +25,8 @@ from loadgen.traffic.prefix_sharing import (
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.service.prefixes import Prefixes
+from tests.support.prompts.bodies import bodies
 from tests.support.prompts.chats import common
-from tests.support.prompts.shared_bodies import bodies
 from tests.support.runs.verdict_trees import screen
 
 

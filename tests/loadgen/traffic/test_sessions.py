@@ -34,7 +34,7 @@ from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.prompts.chats import common
-from tests.support.runs.arrow_files import facts
+from tests.support.runs.run_folders import facts
 from tests.support.servers.mock_server import MockServer
 from tests.support.servers.plans import client_plan
 

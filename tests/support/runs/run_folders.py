@@ -1,13 +1,24 @@
-"""What must hold of every run folder, however the run ended."""
+"""Run folders: what must hold of each, rows as a stream on disk, and a study's folder."""
 
+import io
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from analysis import load_run
+from analysis.capacity.rules import Facts, WindowEvidence
+from analysis.capacity.window_counts import Window
+from analysis.results import studies
+from analysis.results.json_border import to_tree
 from analysis.rows import records
-from tests.support.runs.golden import sweep_json
+from conf.specs.experiment import Slo
+from loadgen.fleet.arrow_stream import ArrowStream
+from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
@@ -23,3 +34,60 @@ def check_folder(folder: Path) -> dict[str, Any]:
     assert run.manifest["files"]["sweep.json"]
     assert run.config.workload.name
     return tree
+
+
+class Disk(io.FileIO):
+    """A file on a disk with so many bytes of room; a write takes what fits, the next one fails."""
+
+    room_bytes = 1 << 30
+    moves = 0
+    refused = 0
+
+    def write(self, data: Any) -> int:
+        if not self.room_bytes:
+            self.refused += 1
+            raise OSError(28, "No space left on device")
+        written = super().write(bytes(data)[: self.room_bytes]) or 0
+        self.room_bytes -= written
+        return written
+
+    def truncate(self, size: int | None = None) -> int:
+        self.moves += 1
+        return super().truncate(size)
+
+    def seek(self, *to: int) -> int:
+        self.moves += 1
+        return super().seek(*to)
+
+
+def on_disk(path: Path) -> tuple[ArrowStream, Disk]:
+    """A shard whose file is a `Disk`."""
+    path.touch()
+    disk = Disk(path, "r+")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_, **__: disk)
+        return ArrowStream(path), disk
+
+
+def facts(rows: pa.Table) -> Facts:
+    """The facts of a window that all these rows are in."""
+    window = Window(rows["window_index"][0].as_py(), "window", 1.0, 1, 0, 0, 2**62, 2**62)
+    return Facts(rows, window, Slo(ttft_p90_ms=1000.0), WindowEvidence())
+
+
+def studied(path: Path, kind: str, *names: str, **more: Any) -> Path:
+    """A study in `path` whose parts are copies of the golden run."""
+    verdicts = {}
+    for name in names:
+        unsealed(Path(shutil.copytree(GOLDEN, path / name)))
+        verdicts[name] = load_run(path / name).verdict
+    first = json.loads((path / names[0] / "sweep.json").read_text())
+    tree = {
+        **{"schema_version": 1, "study": kind, "state": "ended", "verb": "sweep", "run_id": path.name},
+        **{"folder": f"runs/{path.name}", "asked": first["asked"], "names": list(names), "clock": "wall"},
+        "parts": [to_tree(studies.part_row(name, one)) for name, one in verdicts.items() if one],
+        "requests": to_tree(studies.requests(one for one in verdicts.values() if one)),
+        **{"evidence": f"{len(names)} parts", "valid": True, "passed": True, "exit_code": 0, "reason": ""},
+    }
+    (path / "study.json").write_text(json.dumps(tree | more))
+    return path
