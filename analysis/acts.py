@@ -317,16 +317,11 @@ def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
     options = dict(rendering.application)
     [application] = options.pop("applications")
-    variables = serve_environment(asked.routing) | environment(engine, asked.routing)
-    return _scaled_vllm(application), ServeFront(options, variables, rendering.notes)
-
-
-def _scaled_vllm(application: Tree) -> Tree:
-    """The same, with room for autoscaling instead of a fixed number of engines."""
-    for config in application["args"]["llm_configs"]:
+    for config in application["args"]["llm_configs"]:  # room for autoscaling instead of a fixed number
         config["deployment_config"].pop("num_replicas", None)
         config["deployment_config"]["autoscaling_config"] = {}
-    return application
+    variables = serve_environment(asked.routing) | environment(engine, asked.routing)
+    return application, ServeFront(options, variables, rendering.notes)
 
 
 ACTS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -266,8 +266,13 @@ class RunData:
         """Every counted window by start. Raises NoData where there is none."""
         lines = self.lines()
         # Cut by due time first: the definition then looks at the rows of one window, not of the whole run.
-        due = metrics.numbers(self.requests, "due_ns")
-        return [_window_rows(line, self.requests, due) for line in lines]
+        due, windows = metrics.numbers(self.requests, "due_ns"), []
+        for line in lines:
+            window = window_table.window(line)
+            first, end = map(int, np.searchsorted(due, (window.window_start_ns, window.window_end_ns)))
+            rows = self.requests.slice(first, end - first)
+            windows.append(WindowRows(line, window, in_window(rows, window)))
+        return windows
 
     @property
     def valid_by_rate(self) -> list[WindowRows]:
@@ -312,9 +317,3 @@ def draw_points(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
         at = [(x, y) for x, y, point_ended in points if point_ended == ended]
         if at:
             ax.plot(*zip(*at, strict=True), **mark(ended), label=words)
-
-
-def _window_rows(line: dict[str, Any], rows: pa.Table, due: Floats) -> WindowRows:
-    window = window_table.window(line)
-    first, end = np.searchsorted(due, (window.window_start_ns, window.window_end_ns))
-    return WindowRows(line, window, in_window(rows.slice(int(first), int(end - first)), window))

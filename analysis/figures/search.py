@@ -7,7 +7,6 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, Row, RunData, counted, mark, plot_of, qps
-from analysis.results.runs import Run
 from analysis.views.rates import VOID
 
 SHAPES = {"ramp": "^", "window": "o", "hold": "s"}
@@ -33,7 +32,9 @@ class Search(Exhibit):
 
     def __init__(self, data: RunData) -> None:
         self.lines, self.answer = data.lines(SHAPES), data.capacity
-        posteriors = _posteriors(data.run)
+        done = [event for event in data.run.events() if event.get("event") == "window_done"]
+        # Of a window that was measured again the last posterior.
+        posteriors = {e["index"]: e["capacity"] for e in done if (e["capacity"] or {}).get("windows")}
         self.rows = [_row(line, data.outcome(line), posteriors.get(line["index"], {})) for line in self.lines]
         self.beliefs = [row for row in self.rows if row["posterior_qps_per_node"] is not None]
         """The windows after which there was a posterior."""
@@ -90,14 +91,6 @@ class Search(Exhibit):
 
 
 plot_search = plot_of(Search)
-
-
-def _posteriors(run: Run) -> dict[int, Mapping[str, Any]]:
-    """The posterior after each window that gave one, by its number; of one measured again the last."""
-    done = [event for event in run.events() if event.get("event") == "window_done"]
-    return {
-        int(event["index"]): event["capacity"] for event in done if (event["capacity"] or {}).get("windows")
-    }
 
 
 def _row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:

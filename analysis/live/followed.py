@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from analysis.live.address import Address
-from analysis.live.server import LiveServer, invitation, serving
+from analysis.live.server import invitation, serving
 from analysis.live.state import FILE, KIND, Ending, LiveState, LiveView, Snapshot, WatchedPart
 from analysis.results import locations, studies
 from analysis.results.locations import MANIFEST, REPORT, WRONG_KIND
@@ -275,24 +275,19 @@ def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
     Raises RunError for a folder of neither, ConfigError where the port cannot be listened on.
     """
     source, asked, view = followed(path), Address.from_words(port, FLAG), LiveView()
-    view.snapshot = source.look()
+    view.snapshot, said, stop = source.look(), "", stop or threading.Event()
     with serving(asked, view, FLAG) as server:
         terminal.note(f"{invitation(server.address)}  (Ctrl-C ends it)")
-        _follow(source, server, stop or threading.Event())
-
-
-def _follow(source: Followed, server: LiveServer, stop: threading.Event) -> None:
-    said = ""
-    while not stop.wait(LOOK_S):
-        try:
-            snapshot = source.look()
-        except RunError as error:  # a folder that was broken or removed while it is followed
-            if (line := reason(error)) != said:
-                said = line
-                terminal.note(line)
-            continue
-        if snapshot != server.view.snapshot:
-            server.view.snapshot = snapshot
+        while not stop.wait(LOOK_S):
+            try:
+                snapshot = source.look()
+            except RunError as error:  # a folder that was broken or removed while it is followed
+                if (line := reason(error)) != said:
+                    said = line
+                    terminal.note(line)
+                continue
+            if snapshot != view.snapshot:
+                view.snapshot = snapshot
 
 
 def concluded(path: Path) -> str:

@@ -26,7 +26,7 @@ from analysis.results.runs import Run, RunError, load_run
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.rows import metrics, records
 from analysis.stats.estimate import Estimate
-from conf import ConfigError, Experiment
+from conf import ConfigError
 from conf.compose import UNKNOWN
 from conf.specs.engine import Engine
 
@@ -213,13 +213,18 @@ def of_run(run: Run) -> Evidence:
     if verdict is None:
         raise RunError(f"{run.path} did not end; go on with python -m loadgen resume {run.path}")
     evidence = of_measured(verdict, run.name)
-    experiment = _experiment(run)
+    evidence = replace(evidence, lengths=mean_lengths(answers(run)) or evidence.lengths)
+    ready_s = (run.manifest.get("server") or {}).get("ready_s")
+    if ready_s and verdict.asked.engine in REAL_NODES:
+        evidence = replace(evidence, ready_minutes=ready_s / 60)
+    try:
+        experiment = run.config
+    except (ConfigError, RunError):
+        return evidence  # this version cannot read it
     return replace(
         evidence,
-        lengths=mean_lengths(answers(run)) or evidence.lengths,
-        ready_minutes=_ready_minutes(run, verdict.asked.engine),
-        engine_settings=None if experiment is None else _fingerprint(experiment.engine),
-        gpus_per_node=describe(experiment).gpus_per_node if experiment else evidence.gpus_per_node,
+        engine_settings=_fingerprint(experiment.engine),
+        gpus_per_node=describe(experiment).gpus_per_node,
     )
 
 
@@ -260,10 +265,9 @@ def of_predicted(source: Predicted) -> Evidence:
     caution, kept = PREDICTED, forecast.kept_probability
     if kept is not None:
         caution += f"; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
-    own_ln_sd = None
-    if cell and (ratio := cell.ratio):
-        # The ratio to the first cell, draw by draw; of the first cell its noise.
-        own_ln_sd = max((forecast.noise_pct or 0.0) / 100, ratio.ln_sd)
+    # The ratio to the first cell, draw by draw; of the first cell its noise.
+    ratio = cell.ratio if cell else None
+    own_ln_sd = max((forecast.noise_pct or 0.0) / 100, ratio.ln_sd) if ratio else None
     return Evidence(
         name=name,
         asked=verdict.asked,
@@ -316,24 +320,10 @@ def _predicted_lengths(forecast: RateForecast) -> MeanLengths | None:
     return MeanLengths(n_in / rate, n_out / rate, hit, "means of the predicted requests")
 
 
-def _ready_minutes(run: Run, engine: str) -> float | None:
-    """Minutes from the deployment until the service was warm; None if it was not deployed on real nodes."""
-    ready_s = (run.manifest.get("server") or {}).get("ready_s")
-    return ready_s / 60 if ready_s and engine in REAL_NODES else None
-
-
 def _fingerprint(engine: Engine) -> str:
     """A short name for all settings of an engine: equal for equal settings."""
     settings = json.dumps(asdict(engine), sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
-
-
-def _experiment(run: Run) -> Experiment | None:
-    """The experiment of a run; None where this version cannot read it."""
-    try:
-        return run.config
-    except (ConfigError, RunError):
-        return None
 
 
 def expanded(sources: Sequence[Source]) -> list[Source]:

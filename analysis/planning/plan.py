@@ -76,7 +76,10 @@ def plan(
     basis: Basis = "low" if on.open_above else care.basis
     service = FleetCapacity(_planning_qps(on, basis), on.nodes, _efficiency(on, rest))
     rules = size(load.peak_qps, service, care.headroom, care.spare_nodes)
-    nodes, nodes_at = fleet(load.peak_qps, service, care), _nodes_at(load.peak_qps, on, service, care)
+    nodes = fleet(load.peak_qps, service, care)
+    sized = {end: _sized(load.peak_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS}
+    nodes_at = {end: count for end, count in sized.items() if count is not None}
+    e = service.efficiency
     needed_nodes, external = needed(load.peak_qps, service), on.asked.engine == "external"
     return Plan(
         exit_code=summary.EXIT_OPEN if on.open_above else summary.EXIT_OK,
@@ -94,7 +97,11 @@ def plan(
         engines=None if external else round(nodes * on.asked.replicas / on.asked.nodes),
         gpus=on.gpus_per_node and on.gpus_per_node * nodes,
         rules=rules,
-        efficiency=_planned_efficiency(nodes, service.efficiency, care),
+        efficiency=PlannedEfficiency(
+            assumed=nodes - care.spare_nodes < e.fewest or nodes > e.most,
+            at_planned=float(e.at(np.array([nodes]))[0]),
+            measured=tuple(MeasuredEfficiency(*pair) for pair in e.measured()),
+        ),
         degraded=_degraded(nodes, service, load.peak_qps, care.spare_nodes),
         few_spares=_few_spares(nodes, service, load.peak_qps, care),
         availability=availability(needed_nodes, care),
@@ -146,14 +153,6 @@ def _figure(qps: Estimate, end: str) -> float | None:
         return None
     value: float | None = getattr(qps, ENDS[end])
     return value
-
-
-def _planned_efficiency(nodes: int, e: ScalingEfficiency, care: Margins) -> PlannedEfficiency:
-    return PlannedEfficiency(
-        assumed=nodes - care.spare_nodes < e.fewest or nodes > e.most,
-        at_planned=float(e.at(np.array([nodes]))[0]),
-        measured=tuple(MeasuredEfficiency(*pair) for pair in e.measured()),
-    )
 
 
 def _degraded(nodes: int, service: FleetCapacity, peak_qps: float, spares: int) -> tuple[LostNodes, ...]:
@@ -233,11 +232,6 @@ def _sized(
         return fleet(demand_qps, replace(service, qps_per_node=qps_per_node), care)
     except RunError:
         return None
-
-
-def _nodes_at(demand_qps: float, on: Evidence, service: FleetCapacity, care: Margins) -> dict[str, int]:
-    sized = {end: _sized(demand_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS}
-    return {end: nodes for end, nodes in sized.items() if nodes is not None}
 
 
 def _by_demand(

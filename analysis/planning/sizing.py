@@ -195,7 +195,9 @@ def size(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes
 
     Raises RunError if no number of nodes serves it.
     """
-    for most in (_likely(demand_qps, service, headroom, spare_nodes), MOST_NODES):
+    # First up to four times the nodes that E(n) = 1 needs.
+    likely = 4 * demand_qps / service.qps_per_node / (1 - headroom) + spare_nodes + 16
+    for most in (int(min(likely, MOST_NODES)), MOST_NODES):
         served = service.qps(np.arange(most + 1, dtype=np.float64)) * (1 + ROUNDING)
         normal = served * (1 - headroom) >= demand_qps
         degraded = np.zeros(most + 1, dtype=bool)
@@ -215,12 +217,6 @@ def size(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes
         degraded_nodes=degraded_nodes,
         binding="both" if normal_nodes == degraded_nodes else binding,
     )
-
-
-def _likely(demand_qps: float, service: FleetCapacity, headroom: float, spare_nodes: int) -> int:
-    """A first upper limit of the search: four times the nodes that E(n) = 1 needs."""
-    needed_nodes = demand_qps / service.qps_per_node / (1 - headroom)
-    return int(min(4 * needed_nodes + spare_nodes + 16, MOST_NODES))
 
 
 def naive(demand_qps: float, qps_per_node: float) -> int:
