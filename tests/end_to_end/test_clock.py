@@ -14,8 +14,7 @@ import pytest
 
 from analysis import load_run
 from analysis.rows import metrics, records
-from conf import ConfigError, Experiment, load
-from loadgen.cli.words import experiment_of
+from conf import Experiment, load
 from loadgen.drive import fixed_rate
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
@@ -32,7 +31,6 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start, WindowPlan
-from loadgen.studies import calibration_probes
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
@@ -287,27 +285,6 @@ def test_a_beat_covers_seconds_of_the_run() -> None:
 
 
 FAST_WORD = f"engine.time_scale={FAST}"
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["engine.time_scale=11"], r"engine\.time_scale=11 must be 0.1 to 10: beyond that a late timer"),
-        (["engine.time_scale=.05"], r"engine\.time_scale=0.05 must be 0.1 to 10: slower than that nothing"),
-        ([FAST_WORD, "engine=external", "target.urls=[http://h:1]"], "belongs to engine=simulated"),
-        ([FAST_WORD, "concurrency=4"], "is a closed loop: engine.time_scale=5 would multiply the way"),
-    ],
-)
-def test_only_a_simulated_clock_runs_otherwise_and_not_without_end(words: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load(words)
-
-
-def test_verbs_without_use_for_another_clock_refuse_it() -> None:
-    with pytest.raises(ConfigError, match="predict has no real clock; leave engine.time_scale out"):
-        experiment_of("predict", [FAST_WORD], None)
-    with pytest.raises(ConfigError, match="recipe measures on the real clock, not at engine.time_scale=5"):
-        calibration_probes.CalibrationStudy(load([FAST_WORD]), guess_qps=5.0)
 
 
 def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:

@@ -19,7 +19,7 @@ from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import LevelFigures
 from analysis.results.verdicts import StudyVerdict
 from analysis.rows import records
-from conf import ConfigError, Experiment
+from conf import Experiment
 from loadgen.__main__ import main
 from loadgen.cli import prediction
 from loadgen.cli.words import experiment_of
@@ -325,41 +325,6 @@ def test_prompts_that_differ_find_nothing_cached() -> None:
     ]
     assert {line["prefix_hit"] for line in trees[0]["progressive"]["levels"]} == {0.0}
     assert trees[1]["progressive"]["caution"]
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["progressive.runs=0"], "must be 1 to 100"),
-        (["progressive.profile=quick", "progressive.requests_per_user=10"], "leave progressive.profile out"),
-        (["progressive.requests_per_user=-1"], "must be 0"),
-        (["workload=chat_5600_140_varied", "progressive.lengths=workload"], "needs fixed lengths"),
-        (["workload=chat_sessions", "progressive.lengths=workload"], "without sessions"),
-        (["workload=chat_5600_140_varied"], "add progressive.lengths=workload"),
-        (["workload.input_tokens.mean=3000"], "progressive sends requests of the paper's lengths"),
-        (["fleet.actors=2"], "one request at a time"),
-        (["engine.time_scale=2"], "leave engine.time_scale out"),
-        (["rate_qps=3"], "rate_qps belongs to probe"),
-    ],
-)
-def test_what_no_level_would_honour_is_refused(words: list[str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        ready(*words)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["layout=dp2_tp4_ep4"], "measures one replica, not 2"),
-        (
-            ["engine=external", "target.urls=[http://h:1]", "progressive.clock=virtual"],
-            "needs engine=simulated",
-        ),
-    ],
-)
-def test_the_virtual_clock_is_one_simulated_replica(words: list[str], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        published_ladder.is_virtual(ready(*words))
 
 
 def test_a_level_without_an_answer_fails_and_leaves_no_rms() -> None:

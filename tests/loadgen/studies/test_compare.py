@@ -459,25 +459,3 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
     a, b = two_sides.compared([*map(str, files), "search.budget_s=600"], None, load)
     assert (a.layout.name, b.layout.name) == ("dp1_tp8_ep8", "dp2_tp4_ep4")
     assert (a.run, b.run, a.search.budget_s, b.search.budget_s) == (None, None, 600.0, 600.0)
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["layout=dp2_tp4_ep4"], "A and B are the same"),
-        (["one.yaml", "b.seed=2"], "takes two config.yaml"),
-        (["b.workload=smoke"], "workload differs; give workload=... for both"),
-        (["b.slo.tpot_p90_ms=50"], "slo differs"),
-        (["b.cluster=laptop_4n"], "as many nodes on both sides"),
-        (["b.layout=dp2_tp4_ep4", "search.repeats=3"], "one pair of sweeps"),
-        (
-            ["b.engine.time_scale=5"],
-            "engine.time_scale differs: 1 and 5; give engine.time_scale=... for both",
-        ),
-        (["b.layout=dp2_tp4_ep4", "b.seed=2"], "seed belongs to both: seed=2"),
-        (["b.layout=dp2_tp4_ep4", "a.run=mine"], "run belongs to both: run=mine"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_with_the_remedy(words: list[str], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        two_sides.compared(words, None, load)

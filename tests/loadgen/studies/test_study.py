@@ -13,7 +13,6 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import engine_model, measuring
-from loadgen.cli.words import experiment_of
 from loadgen.drive.plan import Past
 from loadgen.run.jobs import Job
 from loadgen.run.run_folder import Folder, RunFolder, created
@@ -212,28 +211,6 @@ def test_one_process_at_a_time_fills_a_study(tmp_path: Path) -> None:
         Folder(held.path)
     with pytest.raises(ConfigError, match="choose another run=NAME"):
         created(Folder, experiment)
-
-
-@pytest.mark.parametrize("verb", ["predict", "probe"])
-def test_one_run_refuses_to_be_several(verb: str) -> None:
-    with pytest.raises(ConfigError, match="add search.deployments=1 search.repeats=1"):
-        experiment_of(verb, ["search.deployments=2"], None)
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("search.deployments=0", "must be at least 1"),
-        ("search.repeats=0", "must be at least 1"),
-        ("search.expected_qps=5", "needs search.start=prediction"),
-        ("search.deployments=3", "leaves each 300 s.*raise search.budget_s to 1080 or lower"),
-        ("search.confirm_s=.inf", "search.confirm_s=inf must be finite"),
-        ("search.ramp_factor=.inf", "ramp_factor=inf must be finite and above 1"),
-    ],
-)
-def test_what_makes_no_study_is_refused(word: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load(["search=standard", word])
 
 
 def test_windows_that_are_granted_beyond_the_budget_are_part_of_the_plan() -> None:
