@@ -18,6 +18,7 @@ from analysis.results.verdicts import (
     UNPAIRED,
     CellRatio,
     MatrixCell,
+    PartRow,
     RunVerdict,
     StudyVerdict,
 )
@@ -178,7 +179,7 @@ class MatrixStudy(Study):
         """The study of an existing folder."""
         verdict = studies.load_verdict(path)
         cells = [
-            Cell(row.name, row.at, _saved(path, row.name))
+            Cell(row.name, row.at, load(base=path / row.name / "config.yaml"))
             if row.name in verdict.names
             else Cell(row.name, row.at, None, row.reason)
             for row in verdict.cells or ()
@@ -187,27 +188,37 @@ class MatrixStudy(Study):
 
     def files(self, folder: Folder) -> Mapping[str, str]:
         """The configuration of every cell, in the cell's folder from the beginning, for `resume`."""
-        parts = {name: self._part(name, str(folder.typed)) for name in self.names}
+        parts = {name: replace(self.part(name, {}), out=str(folder.typed)) for name in self.names}
         return {**self._beside, **{f"{name}/config.yaml": dump(part) for name, part in parts.items()}}
 
-    def _part(self, name: str, out: str) -> Experiment:
+    def part(self, name: str, done: Parts) -> Experiment:
         # Cells share the first one's arrivals; a simulated engine's noise and more windows are a cell's own.
         experiment = self.cells.experiments[name]
         seed = experiment.seed if experiment is self.cells.first else seed_of(experiment.seed, name)
-        return replace(experiment, run=name, out=out, seed=seed)
-
-    def part(self, name: str, done: Parts) -> Experiment:
-        return _saved(self.path, name)
+        return replace(experiment, run=name, seed=seed)
 
     def job(self, name: str, experiment: Experiment) -> Job:
         """Replay the reference's requests if possible, else search alone."""
-        first = reference(_ended(self.path, self.names))
-        if first is None or unpaired(_saved(self.path, first), experiment):
+        first = reference(self._ended())
+        if first is None or self._unpaired(first, name):
             return SearchCapacity(experiment)
         return ReplayReference(experiment, self.path / first)
 
-    def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        return replace(verdict, axes=self.cells.axes, cells=matrix_rows(self.cells, self.path, parts))
+    def with_parts(self, verdict: StudyVerdict, parts: Parts, cut: PartRow | None) -> StudyVerdict:
+        """The verdict with every cell's, its ratio to the reference, and the cell that was `cut`."""
+        verdicts = {**self._ended(), **parts}
+        first = reference(verdicts)
+        ratio_by_name = {} if first is None else self._ratios(first, verdicts)
+        cells = [
+            MatrixCell(name=cell.name, at=cell.at, exit_code=cut.exit_code, reason=cut.reason)
+            if cut and cut.name == cell.name
+            else replace(
+                MatrixCell.from_cell(cell.name, cell.at, cell.refused, verdicts.get(cell.name)),
+                ratio=ratio_by_name.get(cell.name),
+            )
+            for cell in self.cells.cells
+        ]
+        return replace(verdict, axes=self.cells.axes, cells=tuple(cells))
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """As of a grid that is predicted, the exit code is the highest of the cells."""
@@ -225,6 +236,29 @@ class MatrixStudy(Study):
             exit_code=worst,
             reason=reason if lacking else "",
         )
+
+    def _ended(self) -> dict[str, PartVerdict]:
+        verdicts = {name: result(self.path / name) for name in self.names}
+        return {name: verdict for name, verdict in verdicts.items() if verdict is not None}
+
+    def _unpaired(self, first: str, name: str) -> str:
+        return unpaired(self.cells.experiments[first], self.cells.experiments[name])
+
+    def _ratios(self, first: str, verdicts: Parts) -> dict[str, CellRatio]:
+        """The known capacities over that of the first, with 95 % intervals, paired on the same requests."""
+        replayed = [name for name, each in verdicts.items() if getattr(each, "replays", "") == first]
+        original = Original.of(load_run(self.path / first)) if replayed else None
+        ratios = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
+        for name, verdict in verdicts.items():
+            if verdict.exit_code != summary.EXIT_OK or name == first:
+                continue
+            alone = unpaired_ratio(verdicts[first], verdict)
+            if original is None or name not in replayed:
+                why = self._unpaired(first, name) or "it had a search of its own"
+                ratios[name] = CellRatio(alone, UNPAIRED, why)
+            else:
+                ratios[name] = cell_ratio(PairedReplays.of(original, load_run(self.path / name)), alone)
+        return ratios
 
 
 class ReplayReference(ReplayWindows):
@@ -251,37 +285,6 @@ def reference(parts: Parts) -> str | None:
     return next((name for name, one in parts.items() if one.exit_code == summary.EXIT_OK), None)
 
 
-def matrix_rows(cells: Cells, path: Path, parts: Parts) -> tuple[MatrixCell, ...]:
-    """Every cell with its verdict, and its ratio to the reference."""
-    verdicts = {**_ended(path, tuple(cells.experiments)), **parts}
-    first = reference(verdicts)
-    ratio_by_name = {} if first is None else ratios(path, first, verdicts)
-    return tuple(
-        replace(
-            MatrixCell.from_cell(cell.name, cell.at, cell.refused, verdicts.get(cell.name)),
-            ratio=ratio_by_name.get(cell.name),
-        )
-        for cell in cells.cells
-    )
-
-
-def ratios(path: Path, first: str, verdicts: Parts) -> dict[str, CellRatio]:
-    """The known capacities over that of the first, with 95 % intervals, paired if a cell had its requests."""
-    replayed = [name for name, each in verdicts.items() if getattr(each, "replays", "") == first]
-    original = Original.of(load_run(path / first)) if replayed else None
-    ratios_by_name = {first: CellRatio(Estimate(1.0, 1.0, 1.0), REFERENCE)}
-    for name, one in verdicts.items():
-        if one.exit_code != summary.EXIT_OK or name == first:
-            continue
-        alone = unpaired_ratio(verdicts[first], one)
-        if original is None or name not in replayed:
-            why = unpaired(_saved(path, first), _saved(path, name)) or "it had a search of its own"
-            ratios_by_name[name] = CellRatio(alone, UNPAIRED, why)
-        else:
-            ratios_by_name[name] = cell_ratio(PairedReplays.of(original, load_run(path / name)), alone)
-    return ratios_by_name
-
-
 def cell_ratio(paired: PairedReplays, alone: Estimate) -> CellRatio:
     """The ratio that the pairs show where they show one, else that of the capacities `alone`."""
     ratio = paired.ratio
@@ -290,12 +293,3 @@ def cell_ratio(paired: PairedReplays, alone: Estimate) -> CellRatio:
     if ratio.unlike:
         return CellRatio(alone, UNPAIRED, "another bound limits it, so that common requests do not help")
     return CellRatio(ratio.estimate, PAIRED, pairs=paired.whole)
-
-
-def _ended(path: Path, names: Sequence[str]) -> dict[str, PartVerdict]:
-    verdicts = {name: result(path / name) for name in names}
-    return {name: one for name, one in verdicts.items() if one is not None}
-
-
-def _saved(path: Path, name: str) -> Experiment:
-    return load(base=path / name / "config.yaml")

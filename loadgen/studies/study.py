@@ -20,7 +20,7 @@ from analysis.results.json_border import to_tree
 from analysis.results.locations import SUMS, checksums
 from analysis.results.runs import RunError, load_run
 from analysis.results.studies import Parts, PartVerdict
-from analysis.results.verdicts import MatrixCell, PartRow, RunVerdict, StudyVerdict
+from analysis.results.verdicts import PartRow, RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.keys import differences
@@ -71,8 +71,8 @@ class Study(ABC):
         """The job of a part, whose experiment may be one that was saved."""
         return SearchCapacity(experiment)
 
-    def with_parts(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
-        """The verdict with what the parts show so far."""
+    def with_parts(self, verdict: StudyVerdict, parts: Parts, cut: PartRow | None) -> StudyVerdict:
+        """The verdict with what the parts show so far; `cut` was interrupted before it began."""
         return verdict
 
     @abstractmethod
@@ -240,7 +240,8 @@ def _tell(folder: Folder, show: Emit, text: str) -> None:
     show("study", text=text)
 
 
-def _running(study: Study, folder: Folder, parts: Parts) -> StudyVerdict:
+def _running(study: Study, folder: Folder, parts: Parts, cut: PartRow | None = None) -> StudyVerdict:
+    rows = [studies.part_row(name, part) for name, part in parts.items()]
     verdict = StudyVerdict(
         study=study.kind,
         state="running",
@@ -249,7 +250,7 @@ def _running(study: Study, folder: Folder, parts: Parts) -> StudyVerdict:
         folder=str(folder.typed),
         asked=describe(study.experiment),
         names=study.names,
-        parts=tuple(studies.part_row(name, part) for name, part in parts.items()),
+        parts=(*rows, cut) if cut else tuple(rows),
         requests=studies.requests(parts.values()),
         evidence=f"{len(parts)} of {len(study.names)} parts ended",
         clock="wall",
@@ -258,7 +259,7 @@ def _running(study: Study, folder: Folder, parts: Parts) -> StudyVerdict:
         exit_code=None,
         reason="not ended",
     )
-    return study.with_parts(verdict, parts)
+    return study.with_parts(verdict, parts, cut)
 
 
 def _ended(study: Study, folder: Folder, done: Parts, failed: Failed | None) -> StudyVerdict:
@@ -269,27 +270,12 @@ def _ended(study: Study, folder: Folder, done: Parts, failed: Failed | None) -> 
         return replace(study.conclude(good, done), state="ended")
     row, verdict = failed
     begun = done if verdict is None else {**done, row.name: verdict}
-    running = _running(study, folder, begun)
     return replace(
-        running,
-        parts=running.parts if verdict else (*running.parts, row),
+        _running(study, folder, begun, None if verdict else row),
         state="ended",
         evidence=f"{sum(part.valid for part in done.values())} of {len(study.names)} parts have a result",
         valid=verdict is not None and verdict.valid,
         exit_code=row.exit_code,
         reason=f"{row.name}: {row.reason}",
         hold=verdict.hold if verdict else None,
-        cells=running.cells if verdict else _with_cut(running.cells, row),
-    )
-
-
-def _with_cut(cells: tuple[MatrixCell, ...] | None, row: PartRow) -> tuple[MatrixCell, ...] | None:
-    """The cells of a matrix with the one that was interrupted before it began; None without cells."""
-    if cells is None:
-        return None
-    return tuple(
-        MatrixCell(name=one.name, at=one.at, exit_code=row.exit_code, reason=row.reason)
-        if one.name == row.name
-        else one
-        for one in cells
     )
