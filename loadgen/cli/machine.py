@@ -1,4 +1,4 @@
-"""Checks of this machine before anything starts: the run folder, and the number of load actors."""
+"""What this machine can carry: the run folder, load actors, and how fast a simulated clock may run."""
 
 import os
 import tempfile
@@ -20,6 +20,20 @@ from loadgen.search.window_plan import Stop, WindowPlan
 
 ACTORS_PER_CORE = 16
 """Most load actors per core: one alone sends hundreds of requests a second (our choice)."""
+SCALES = (3.0, 2.0, 1.0)
+"""Speeds of the clock over the real one, fastest first (our choice: latencies are exact to .5 % at 5)."""
+CORE_TOKENS_PER_S = 600.0
+"""Output tokens per real second that a core simulates and loads with room to spare (our choice).
+
+Two idle cores carry 1070 and are late with 1600.
+"""
+FREE_CORES = 1.0
+"""Fewest cores that others must leave free for a fast clock: without them it would be late (our choice)."""
+SURE_WINDOWS = 2
+"""Valid windows after which a late one is an exception and no reason to begin again (our choice)."""
+LATE = ("client_limited", "engine_late")
+"""Reasons of void windows that a slower clock mends."""
+KEY = "engine.time_scale"
 
 
 def refuse(experiment: Experiment) -> None:
@@ -85,22 +99,6 @@ def crowded(actors: int, cores: int) -> str:
 def shared(actors: int, cores: int) -> str:
     """Words of the plan about load actors that share cores; empty if each has one."""
     return f", sharing the {cores} cores of this machine" if actors > cores else ""
-
-
-SCALES = (3.0, 2.0, 1.0)
-"""Speeds of the clock over the real one, fastest first (our choice: latencies are exact to .5 % at 5)."""
-CORE_TOKENS_PER_S = 600.0
-"""Output tokens per real second that a core simulates and loads with room to spare (our choice).
-
-Two idle cores carry 1070 and are late with 1600.
-"""
-FREE_CORES = 1.0
-"""Fewest cores that others must leave free for a fast clock: without them it would be late (our choice)."""
-SURE_WINDOWS = 2
-"""Valid windows after which a late one is an exception and no reason to begin again (our choice)."""
-LATE = ("client_limited", "engine_late")
-"""Reasons of void windows that a slower clock mends."""
-KEY = "engine.time_scale"
 
 
 def is_free(experiment: Experiment, words: Sequence[str]) -> bool:

@@ -165,7 +165,7 @@ def _refuse(service: Sequence[str], asked: Recommendation) -> None:
             raise ConfigError(f"{key} is what recommend compares; give {remedy} instead")
         if key in PROBE_KEYS:
             raise ConfigError(f"{key} belongs to probe; recommend finds the rate of each shape itself")
-        if asked.recommend.hits and _is_hit(word):
+        if asked.recommend.hits and key == "workload.prefix_hit":
             raise ConfigError(f"{key} is set by recommend.hits; leave one of them out")
 
 
@@ -173,11 +173,6 @@ def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _is_hit(word: str) -> bool:
-    return _key(word) == "workload.prefix_hit"
-
-
 def _is_measured(word: str) -> bool:
     key = _key(word)
-    of_it = key in MEASURED or key.partition(".")[0] in MEASURED
-    return of_it and key not in PREDICTED
+    return key not in PREDICTED and (key in MEASURED or key.partition(".")[0] in MEASURED)

@@ -44,14 +44,10 @@ class CalibrationProbe:
         return f"{short}-c{self.concurrency}" if self.concurrency else f"{short}-{100 * self.share:.0f}pct"
 
 
-def _closed(workload: str, *concurrencies: int) -> list[CalibrationProbe]:
-    return [CalibrationProbe(workload, concurrency) for concurrency in concurrencies]
-
-
+CLOSED = {"r1_prefill": (1, 2, 4), "r2_decode": (1, 4, 16, 64, 256), "r3_context": (1, 4, 16, 64, 256)}
+"""Concurrencies of the closed loops of each workload."""
 PARTS = (
-    *_closed("r1_prefill", 1, 2, 4),
-    *_closed("r2_decode", 1, 4, 16, 64, 256),
-    *_closed("r3_context", 1, 4, 16, 64, 256),
+    *(CalibrationProbe(workload, count) for workload, counts in CLOSED.items() for count in counts),
     *(CalibrationProbe(CHECK, share=share) for share in CHECKED),
 )
 
@@ -125,14 +121,18 @@ def total_line(parts: Sequence[Experiment], closed_s: Callable[[Experiment], flo
 
 def probe_experiment(study: Experiment, part: CalibrationProbe, workload: Workload) -> Experiment:
     """The experiment of one part."""
-    one = replace(study, workload=workload, slo=LOOSE, run=part.name)
-    one = replace(one, seed=seed_of(study.seed, part.name))
+    seed = seed_of(study.seed, part.name)
+    probe = replace(study, workload=workload, slo=LOOSE, run=part.name, seed=seed)
     if not part.concurrency:
-        return replace(one, rate_qps=part.share * (study.rate_qps or 0.0))
-    fleet = replace(study.fleet, actors=min(study.fleet.actors, part.concurrency))
-    requests = max(WAVES * part.concurrency, LEAST_REQUESTS)
-    closed = replace(one, fleet=fleet, rate_qps=None, duration_s=None)
-    return replace(closed, concurrency=part.concurrency, requests=requests)
+        return replace(probe, rate_qps=part.share * (study.rate_qps or 0.0))
+    return replace(
+        probe,
+        fleet=replace(study.fleet, actors=min(study.fleet.actors, part.concurrency)),
+        rate_qps=None,
+        duration_s=None,
+        concurrency=part.concurrency,
+        requests=max(WAVES * part.concurrency, LEAST_REQUESTS),
+    )
 
 
 def _workload(name: str, experiment: Experiment) -> Workload:
