@@ -26,7 +26,7 @@ from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client
 from loadgen.fleet.http_connection import Connection
 from loadgen.fleet.sse import EventReader
-from tests.support.machine.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_NS, PATIENCE_S
 from tests.support.servers.certificates import self_signed, server_tls
 from tests.support.servers.mock_exchanges import BODY, exchanges, run
 from tests.support.servers.mock_server import END, MockServer, answer, event, head, token, usage
@@ -455,3 +455,18 @@ def test_after_a_new_address_requests_go_there_and_what_flies_ends_at_the_old_on
             return len(old.requests), len(new.requests), states
 
     assert asyncio.run(main()) == (1, 1, ["ok", "ok"])
+
+
+@pytest.mark.parametrize(("limit_ns", "connections"), [(PATIENCE_NS, 1), (0, 3)])
+def test_a_connection_that_was_idle_for_too_long_is_not_used_again(
+    limit_ns: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers close idle connections, and a request on a closed one would fail."""
+    monkeypatch.setattr(http_client, "IDLE_LIMIT_NS", limit_ns)
+
+    async def opened() -> int:
+        async with MockServer() as server:
+            assert [one.status for one in await exchanges(server.url, 3)] == ["ok"] * 3
+            return server.connections
+
+    assert asyncio.run(opened()) == connections

@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import yaml
 
 from analysis.planning.evidence import evidence_of
 from analysis.results.json_border import to_tree
+from analysis.results.predictions import PredictionVerdict
+from analysis.stats.estimate import Estimate
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.constants import calibration, constants, correlation
@@ -19,9 +22,11 @@ from conf.matrix import matrix
 from conf.specs.experiment import Constant
 from conf.specs.model import Posterior
 from conf.words import groups
+from loadgen.cli import engine_model, prediction
 from loadgen.predict import answer, grid
 from loadgen.predict.draws import NORMAL, drawn, layout_name
-from loadgen.predict.uncertainty import DRAWS
+from loadgen.predict.grid import joint_ln_qps
+from loadgen.predict.uncertainty import DRAWS, MANY_DRAWS
 from tests.support.runs.verdict_trees import predict
 from tests.support.virtual.known_answer import DEPLOYMENT, LAYER, LAYOUT, MODEL, STEP, joint, unsure
 
@@ -193,3 +198,67 @@ def test_correlations_may_be_rounded_as_they_are_written(tmp_path: Path) -> None
     assert np.corrcoef([columns[path] for path in rows]) == pytest.approx(
         np.array(list(rows.values())), abs=0.03
     )
+
+
+@cache
+def asked(*words: str) -> tuple[Experiment, PredictionVerdict]:
+    experiment = prediction.checked([*words, "search.budget_s=1200"], None)
+    return experiment, engine_model.predict(experiment, draws=DRAWS)
+
+
+def shape(*words: str, alone: bool = False) -> np.ndarray:
+    return joint_ln_qps(*asked(*words), alone=alone)
+
+
+@pytest.mark.slow
+def test_two_layouts_move_together() -> None:
+    """Both rest on the same fitted constants, so that their ratio is known better than either."""
+    one, other = shape("layout=dp1_tp8_ep8"), shape("layout=dp2_tp4_ep4")
+    assert len(one) == MANY_DRAWS
+    assert np.std(one - other) < 0.9 * np.hypot(np.std(one), np.std(other))
+    budget = shape("layout=dp1_tp8_ep8", "layout.max_num_batched_tokens=4096")
+    assert np.corrcoef(one, budget)[0, 1] > 0.9
+
+
+@pytest.mark.slow
+def test_the_draws_lie_around_the_estimate_as_wide_as_the_interval() -> None:
+    drawn, q = shape("layout=dp1_tp8_ep8"), asked("layout=dp1_tp8_ep8")[1].capacity.qps_per_node  # type: ignore[union-attr]
+    low, high = np.exp(np.quantile(drawn, (0.025, 0.975)))
+    assert (low, high) == pytest.approx((q.low, q.high), rel=0.05)
+
+
+@pytest.mark.slow
+def test_draws_alone_are_shared_with_nobody() -> None:
+    one, other = shape("layout=dp1_tp8_ep8"), shape("layout=dp1_tp8_ep8", alone=True)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+    assert np.std(other) == pytest.approx(np.std(one), rel=0.25)
+
+
+def ratio(*words: str) -> tuple[Estimate | str, list[str]]:
+    told: list[str] = []
+    found = engine_model.constants_ratio(load(words), lambda kind, text: told.append(f"{kind}: {text}"))
+    return found, told
+
+
+@pytest.mark.slow
+def test_the_constants_of_the_engine_model_spread_the_capacity_around_one() -> None:
+    found, told = ratio()
+    assert isinstance(found, Estimate)
+    assert 0.6 < found.low < found.certified < 0.95 and 1.05 < found.high < 1.6
+    assert len(told) == 1 and told[0].startswith("constants: the engine model draws its constants")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["engine=vllm_emulated"], "the engine model answers for engine=simulated, not vllm_emulated"),
+        (["engine.max_num_queued_reqs=8"], "does not model refused requests"),
+        (["layout=1p1d_tp4_ep4", "slo.queue_p90_ms=50"], "no queue time of layout=1p1d_tp4_ep4"),
+        pytest.param(
+            ["search.highest_qps=0.2"], "the engine model finds no interval", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_where_the_engine_model_has_no_answer_it_says_why(words: list[str], why: str) -> None:
+    found, _ = ratio(*words)
+    assert isinstance(found, str) and why in found and "\n" not in found

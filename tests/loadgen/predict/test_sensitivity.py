@@ -40,14 +40,6 @@ def test_shares_add_up_and_count_what_constants_share_once(r: float) -> None:
     assert sum(found.values()) == pytest.approx(1.0)
 
 
-def test_scales_are_constants_in_a_planners_words() -> None:
-    tree = predict(unsure({DEPLOYMENT: 1.1, LAYOUT: 1.05}), MODEL, draws=2, sensitivity=True)
-    assert [row["path"] for row in tree["sensitivity"][:2]] == [DEPLOYMENT, LAYOUT]
-    text = text_of(tree)
-    assert "fitted constants moved jointly" in text
-    assert "another team's deployment" in text and "steps of this layout" in text
-
-
 def test_an_answer_says_what_is_measured_fitted_and_assumed() -> None:
     asked = unsure({LAYER: 1.2, STEP: 1.2, LAYOUT: 1.1, DEPLOYMENT: 1.1}, posterior=joint(0.5))
     times = asked.model.step_time

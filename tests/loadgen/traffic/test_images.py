@@ -4,7 +4,7 @@ import json
 import struct
 import zlib
 from base64 import b64decode, b64encode
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.results.asked import describe
-from analysis.results.predictions import PredictionVerdict, RateForecast
 from conf import ConfigError, Experiment, load
 from conf.specs.request_sizes import Images, tokens_of
 from loadgen.cli import engine_model
@@ -29,7 +27,6 @@ from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import ApiError, Image, ServedModel
 from serve_apps.simulated.openai_request import PREFIX, SeenImages
-from tests.support.runs.verdict_trees import screen
 
 SEEING = ["workload=vision_100_200", "model=qwen3_vl_235b_bf16", "layout=dp1_tp8"]
 SERVED = ServedModel("m", 32768, 151936, block_size=16, image_token_px=32)
@@ -100,12 +97,6 @@ def test_an_image_is_as_many_tokens_as_squares_cover_it(
     assert tokens_of(width_px, height_px, token_px) == tokens
 
 
-def test_the_papers_prompts_are_an_image_of_a_megapixel_and_little_more_than_its_100_tokens_of_text() -> None:
-    for model, prompt in (("qwen3_vl_235b_bf16", 1141), ("kimi_k25_int4", 1483)):
-        image = tokens_of(1024, 1024, load([f"model={model}"]).model.image_token_px)
-        assert 100 < prompt - image < 120
-
-
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 5), st.integers(20, 400), st.integers(0, 2**30))
@@ -159,12 +150,6 @@ def test_a_schedule_draws_so_many_images_and_every_row_tells_them() -> None:
     assert plan_table(schedule)["image_tokens"].to_pylist() == schedule.image_tokens.tolist()
     assert Traffic(asked.workload).longest_request_tokens == 300 + 3 * 1024
     assert asked.workload.prompt_tokens == 100 + 1.5 * 1024
-
-
-def test_without_images_a_schedule_has_none() -> None:
-    schedule = Traffic(load().workload).draw(5.0, {"window": (0, NS)}, window_index=0, first_seq=0, seed=1)
-    assert schedule.image_tokens is None
-    assert plan_table(schedule)["image_tokens"].to_pylist() == [0] * len(schedule)
 
 
 @pytest.mark.parametrize(
@@ -267,18 +252,3 @@ def test_a_prediction_takes_the_images_time_and_tells_their_tokens_apart() -> No
     one, cached, three = ttft
     assert one - cached == pytest.approx(1024 * 0.03, rel=0.2)
     assert three - one > 2 * 1024 * 0.03
-
-
-def test_a_forecasts_throughput_tells_images_apart_from_text() -> None:
-    figures = dict.fromkeys((field.name for field in fields(RateForecast)), 1.0)
-    parts = dict.fromkeys(("sessions", "noise", "of_capacity", "of_rate"))
-    found = RateForecast(
-        **(figures | parts | {"input_tokens_per_s_per_node": 1124.0, "step_terms": {}, "limits_ms": {}})
-    )  # type: ignore[arg-type]
-    shown = []
-    for images in (1024.0, 0.0):
-        forecast = replace(found, image_tokens_per_s_per_node=images)
-        answer = PredictionVerdict(asked=describe(load()), forecast=forecast, exit_code=0)
-        shown.append(screen(answer))
-    assert "1124 input (of these 1024 image tokens, 100 text)" in shown[0]
-    assert "image tokens" not in shown[1]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Arrivals, Lengths, Workload
-from loadgen.traffic.lengths import Ints, draw_lengths, longest_tokens
-from loadgen.traffic.processes import OpenArrivals, Profile
+from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints, draw_lengths, longest_tokens, shared_with_all
+from loadgen.traffic.processes import OpenArrivals, Profile, bench_arrivals_s
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.trace import Trace
 from loadgen.traffic.traffic import Traffic
+from tests.support.words.vllm_bench_times import GIVEN
 
 FIXED = load().workload
 VARIED = load(["workload=chat_5600_140_varied"]).workload
@@ -222,14 +223,6 @@ def test_the_inverse_undoes_the_integral(points: list[tuple[float, float]], coun
     assert profile.expected(at_s) == pytest.approx(asked, rel=1e-9, abs=1e-6)
 
 
-def test_the_inverse_agrees_with_a_search_by_brute_force() -> None:
-    profile = Profile([0, 10, 10, 20, 30], [2, 6, 0, 0, 9])
-    grid = np.linspace(-5, 60, 650_001)
-    counts = np.array([-9.9, 0.5, 20.0, 39.9, 40.1, 60.0, 84.0, 200.0])
-    brute = grid[np.searchsorted(profile.expected(grid), counts)]
-    assert profile.when_s(counts) == pytest.approx(brute, abs=2e-4)
-
-
 @pytest.mark.parametrize("workload", [FIXED, BURSTY, EVEN], ids=lambda w: w.name)
 def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
     profile = Profile.from_points([[0, 200], [10, 600], [10, 0], [20, 0], [40, 900]], nodes=2)
@@ -246,26 +239,6 @@ def test_arrivals_follow_the_profile_piece_by_piece(workload: Workload) -> None:
 def test_a_flat_profile_is_a_constant_rate(workload: Workload) -> None:
     flat, plain = window(Profile([0], [20]), workload), window(20.0, workload)
     assert flat.due_ns == pytest.approx(plain.due_ns, abs=2)
-
-
-def test_a_scaled_trace_keeps_its_rate_its_order_and_its_lines(recorded: Workload) -> None:
-    lines = {row[1:]: i for i, row in enumerate(RECORDED)}
-    counts, starts = [], set()
-    for seed in range(100):
-        schedule = window(3.0, recorded, seed=seed)
-        counts.append(len(schedule))
-        pairs = zip(schedule.input_tokens.tolist(), schedule.output_tokens.tolist(), strict=True)
-        order = [lines[pair] for pair in pairs]
-        starts.add(order[0])
-        assert order == [(order[0] + k) % len(RECORDED) for k in range(len(order))]
-        # Each round takes five mean gaps; within it the gaps of the trace, 4 of them in 1.9 s, are scaled.
-        rounds = schedule.due_ns[len(RECORDED) :] - schedule.due_ns[: -len(RECORDED)]
-        assert rounds / NS == pytest.approx(5 / 3, abs=1e-6)
-        first = order.index(0)
-        inner = np.diff(schedule.due_ns[first : first + len(RECORDED)]) / NS
-        assert inner == pytest.approx(np.array([0.7, 0.1, 1.1, 0.0]) / 1.9 * 4 / 3, abs=1e-6)
-    assert np.mean(counts) == pytest.approx(3.0 * 61, abs=0.3)
-    assert {0, 1, 3} <= starts
 
 
 @settings(max_examples=60, deadline=None)
@@ -373,3 +346,41 @@ def test_the_warm_up_stands_outside_the_windows() -> None:
     assert warm.window_index == -1 and warm.seq.tolist() == list(range(30, 38))
     assert warm.due_ns.tolist() == [NS + i * NS // 4 for i in range(8)]
     assert {PHASES[i] for i in warm.phase.tolist()} == {"warmup"}
+
+
+@pytest.mark.parametrize("asked", GIVEN)
+def test_arrivals_are_those_of_the_tool(asked: tuple[int, float, int, float]) -> None:
+    np.testing.assert_allclose(bench_arrivals_s(*asked), GIVEN[asked], rtol=1e-12)
+
+
+def test_the_last_request_is_due_after_as_many_gaps_as_requests() -> None:
+    due_s = bench_arrivals_s(100, 8.0)
+    assert due_s[-1] == pytest.approx(100 / 8)
+    assert (np.diff(due_s) > 0).all() and due_s[0] > 0
+
+
+def test_the_global_generator_stays_as_it_is() -> None:
+    np.random.seed(5)  # noqa: NPY002  # that generator is what must not move
+    before = np.random.random()  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    bench_arrivals_s(10, 1.0)
+    assert np.random.random() == before  # noqa: NPY002
+
+
+@pytest.mark.battery("wrong input")
+@pytest.mark.parametrize(
+    "asked", [(0, 8.0), (5, 0.0), (5, np.inf), (5, 8.0, -1), (5, 8.0, 2**32), (5, 8.0, 0, 0.0)]
+)
+def test_what_the_tool_could_not_draw_is_refused(asked: tuple[int, float]) -> None:
+    with pytest.raises(ValueError, match="positive and finite|seed="):
+        bench_arrivals_s(*asked)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefix_hit", "shared"),
+    [(1000, 0.5, 500), (1000, 0.0, 0), (1000, 1.0, 1000 - UNIQUE_TOKENS), (100, 0.99, 92), (5, 1.0, 4)],
+)
+def test_what_all_prompts_share_leaves_room_for_what_names_a_request(
+    prompt: int, prefix_hit: float, shared: int
+) -> None:
+    assert shared_with_all(np.array([prompt]), prefix_hit).tolist() == [shared]

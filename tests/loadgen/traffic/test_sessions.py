@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from analysis.capacity.checks import prefix_hit_error
-from analysis.results.asked import describe
 from analysis.rows import records, routing_spread
 from analysis.rows.records import REQUESTS
-from analysis.views import answers as views
 from conf import ConfigError, load
 from conf.specs.experiment import Workload
 from loadgen.fleet.arrow_stream import ArrowStream
@@ -263,24 +261,6 @@ def test_what_is_not_known_is_not_said() -> None:
     assert routing_spread.replicas_per_session(REQUESTS.empty_table()) is None
 
 
-def test_the_summary_says_it_in_one_line_and_only_with_sessions() -> None:
-    asked = replace(describe(load()), sessions=120, routing="consistent_hash", data_path="haproxy")
-    window_index = {"valid": True, "requests": 100, "prefix_hit": 0.9, "replicas_per_session": 1.0}
-    windows = [
-        window_index | {"max_over_mean_share": 1.4},
-        window_index | {"requests": 300, "prefix_hit": 0.94, "max_over_mean_share": 1.2},
-        window_index | {"valid": False, "prefix_hit": None},
-    ]
-    assert list(views.session_facts(asked, windows)) == [
-        (
-            "120 sessions, routing consistent_hash by haproxy",
-            "hit rate 0.93, 1 replicas per session, busiest replica 1.25 of the mean",
-        )
-    ]
-    assert list(views.session_facts(replace(asked, sessions=0), windows)) == []
-    assert "hit rate unknown" in list(views.session_facts(asked, []))[0][1]
-
-
 def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
     plan = {"requested_input_tokens": 100, "shared_tokens": 0}
     judged, reported = (
@@ -322,9 +302,3 @@ def test_with_sessions_the_hits_are_reported_and_not_judged() -> None:
 def test_what_cannot_be_is_refused_with_the_remedy(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(words)
-
-
-@pytest.mark.parametrize("policy", ["consistent_hash", "bounded_hash", "client_side"])
-def test_sessions_and_a_policy_for_them_go_together(policy: str) -> None:
-    experiment = load(["workload=chat_sessions", f"routing={policy}", "layout=dp2_tp4_ep4"])
-    assert (experiment.routing.policy, experiment.workload.sessions) == (policy, 120)

@@ -1,7 +1,8 @@
-"""loadgen/fleet/worker_log.py: a second of a load actor's health, and a window's figures of such rows."""
+"""loadgen/fleet/worker_log.py: no row is lost with a report, and a second of a load actor's own health."""
 
 import gc
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,35 @@ from analysis.capacity.window_counts import NS, Window
 from analysis.rows.time_series import CLIENTS
 from loadgen.drive.load_feed import health_of
 from loadgen.fleet import worker_log
-from loadgen.fleet.rows import Clock
-from loadgen.fleet.worker_log import HealthSampler
+from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.rows import Clock, Planned
+from loadgen.fleet.worker_log import HealthSampler, RequestLog
+from tests.support.servers.plans import client_plan
+
+
+def reported(log: RequestLog, received: bool) -> list[int]:
+    rows, _ = log.take(received)
+    return [seq for batch in rows for seq in batch["seq"].to_pylist()]
+
+
+def test_a_report_is_repeated_until_it_was_received(tmp_path: Path) -> None:
+    log = RequestLog(0, client_plan([]), ArrowStream(tmp_path / "shard.arrow"), None)
+    log.start(Clock(0, 0))
+
+    def end(seq: int) -> None:
+        exchange = Exchange(seq, 1)
+        exchange.end_ns = 1
+        log.add((Planned(seq, 0, "window", 0, 1, 1), exchange))
+
+    end(0)
+    assert reported(log, received=True) == [0]
+    end(1)
+    assert reported(log, received=False) == [0, 1]
+    assert reported(log, received=False) == [0, 1]
+    end(2)
+    assert reported(log, received=True) == [2]
+    assert reported(log, received=True) == []
 
 
 def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
