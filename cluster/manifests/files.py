@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from cluster.manifests.nodes import (
     GPU,
     HEAD_NODE,
-    OPENED,
     NodeGroup,
     checked_name,
     host_address,
@@ -26,10 +25,6 @@ from cluster.ray_session.placement import LOAD_ROLE
 from conf.io.one_line import printable
 from conf.ray_patches import RAY_VERSION
 from conf.specs.experiment import Hardware
-
-TOPOLOGY = """\
-One pod, or host, is one node with all its GPUs: of eight MI325X, GPUs 0-3 are in one NUMA node and 4-7 in the
-other, so that each TP4 group has its own. NUMA balancing off (kernel.numa_balancing=0), NPS1."""
 
 
 def render(template: str, **values: Any) -> str:
@@ -48,8 +43,9 @@ def render(template: str, **values: Any) -> str:
         "quoted": shlex.quote,
         "comment": comment,
         "literal": kubernetes_literal,
+        "escaped": lambda value: value.translate(_ESCAPED),
     }
-    return environment.get_template(template).render(ray_version=RAY_VERSION, topology=TOPOLOGY, **values)
+    return environment.get_template(template).render(ray_version=RAY_VERSION, **values)
 
 
 def comment(text: str) -> str:
@@ -151,10 +147,6 @@ def kuberay(
 
 ETC = "/etc/maxqps"
 TOKEN = f"{ETC}/auth_token"
-ENVIRONMENT = f"""\
-On every host as {ETC}/ray.env. The token is in {TOKEN} (mode 0400, owner ray), the same
-on all hosts:
-  umask 077; ray get-auth-token --generate | ssh HOST 'install -D -m 0400 -o ray /dev/stdin {TOKEN}'"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +203,6 @@ def ray_up(
         hosts=hosts,
         env=env,
         heading=heading,
-        ports=OPENED,
         name=name,
         ssh_user=ssh_user,
         venv=venv,
@@ -238,8 +229,7 @@ def systemd(
     """
     checked_name("path", venv, "--venv")
     addresses = {"head": (hosts.head,), GPU: hosts.gpu, LOAD_ROLE: hosts.load}
-    comments = comment("\n".join([heading, OPENED, ENVIRONMENT]))
-    files = {"ray.env": f"{comments}\n{environment_file(env)}"}
+    files = {"ray.env": render("ray.env.j2", env=env, heading=heading, etc=ETC, token=TOKEN)}
     for group in (HEAD_NODE, *groups):
         unit = f"maxqps-{group.role}"
         words = [f"{venv}/bin/ray", *ray_start(group, hosts.head, "%i")[1:], "--block"]
@@ -248,7 +238,6 @@ def systemd(
             nodes=group,
             hosts=addresses[group.role],
             heading=heading,
-            ports=OPENED,
             unit=unit,
             etc=ETC,
             token=TOKEN,
@@ -258,12 +247,6 @@ def systemd(
             start=" ".join(f"'{word}'" if '"' in word else word for word in words),
         )
     return files
-
-
-def environment_file(env: dict[str, str]) -> str:
-    """systemd's EnvironmentFile of every node, with the token by its path."""
-    pairs = {**env, "RAY_AUTH_TOKEN_PATH": TOKEN}
-    return "".join(f'{name}="{value.translate(_ESCAPED)}"\n' for name, value in pairs.items())
 
 
 _ESCAPED = str.maketrans({letter: f"\\{letter}" for letter in '"\\$`'})

@@ -70,11 +70,6 @@ PORTS = {
     "max-worker-port": 19999,
 }
 """Ports of Ray, fixed on every node for firewalls; Ray would choose some at random."""
-OPENED = """\
-Ports between the nodes, to be closed to everybody else: the token protects Ray's, nothing protects Serve's.
-  6379 GCS and 10001 Ray Client (head); 6380-6384, 10002-19999, 52365 Ray (every node)
-  8000 Serve's front (head); 30000-31000 Serve's replicas; 8404, 9101 HAProxy's statistics and metrics
-Not open: 8265, dashboard and jobs, is on the head's loopback (ssh -L 8265:127.0.0.1:8265 HEAD)."""
 
 
 @dataclass(frozen=True, slots=True)

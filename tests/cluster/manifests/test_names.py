@@ -113,8 +113,9 @@ def test_an_address_of_ipv6_stands_in_brackets(capsys: pytest.CaptureFixture[str
 
 
 def test_a_settings_file_holds_values_as_they_are() -> None:
-    text = files.environment_file({"A": 'x"; $HOME `id` \\'})
-    assert text.splitlines()[0] == r'A="x\"; \$HOME \`id\` \\"'
+    hosts, env = files.Hosts("a", ("b",), ()), {"A": 'x"; $HOME `id` \\'}
+    text = files.systemd(hosts, (), env, "", "/opt/x", True)["ray.env"]
+    assert text.splitlines()[-2] == r'A="x\"; \$HOME \`id\` \\"'
 
 
 @pytest.mark.parametrize(
