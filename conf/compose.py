@@ -1,10 +1,9 @@
-"""Turns YAML groups and `key=value` words into an `Experiment`.
+"""Turns YAML groups and `key=value` words into an `Experiment`, and names parts of it in sentences.
 
 Precedence: dataclass defaults < the chosen file of each group < the files that `model.config_json` and
 `engine.constants` name < `key=value`. A bare group name chooses a file (`workload=smoke`), a dotted key
 sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters. Trees stay plain until all are
-merged; then `conf.typed` makes the specs of them, or names everything that is wrong.
-"""
+merged; then `conf.typed` makes the specs of them, or names everything that is wrong."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,13 +17,14 @@ from conf import constants, kernels, named_files
 from conf.io.bounded_yaml import DUMPER
 from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line
-from conf.keys import fields_of, overlaid, value_at, with_defaults
+from conf.keys import fields_of, flat, overlaid, value_at, with_defaults
 from conf.named_files import NAMED_FILES
 from conf.specs.conversation import overruled
 from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
 from conf.specs.planning import Planning, Recommendation
+from conf.specs.workload import Workload
 from conf.typed import Source, typed
 from conf.word_values import Word, are_listed, of_keys, parsed, spelled
 from conf.words import ROOT, group_file, groups, refuse_twice, split_words
@@ -246,3 +246,42 @@ def _with_layout_name(tree: Tree, settings: Sequence[Word]) -> Tree:
 def _shape(layout: Tree) -> str:
     """The engines of a layout's tree in words."""
     return typed(Layout, layout, Source(fields_of(Layout) or {}), Refusals()).shape
+
+
+LENGTHS = ("input_tokens", "output_tokens")
+SAID_ELSEWHERE = ("arrivals", "trace", "tokenizer", "images.tokens")
+"""Beginnings of keys that other words say, or that follow from the model."""
+READ_LATER = ("empirical", "conversation")
+"""Kinds of lengths whose mean is read from a file or computed."""
+
+
+def workload_name(workload: Workload) -> str:
+    """The name of the workload's file, marked as changed where a value is not the file's."""
+    return f"{workload.name} changed" if _changes(workload) else workload.name
+
+
+def workload_tokens(workload: Workload) -> str:
+    """Mean tokens of a prompt and of an answer, and each other key whose value is not that of the file."""
+    means = workload.prompt_tokens, workload.output_tokens.mean
+    tokens = "/".join(f"{mean:.0f}" if mean else UNKNOWN for mean in means)
+    is_fixed = workload.input_tokens.kind == workload.output_tokens.kind == "fixed"
+    others = [f"{key}={value}" for key, value in _changes(workload).items() if not key.startswith(LENGTHS)]
+    return ", ".join([f"{tokens} tokens{'' if is_fixed else ' in the mean'}", *others])
+
+
+def named(kind: str, name: str) -> str:
+    """A name in a sentence; `unknown KIND` where no word and no file names one."""
+    return f"unknown {kind}" if name == UNKNOWN else name
+
+
+def _changes(workload: Workload) -> dict[str, Any]:
+    """Keys -> values that are not those of the file with the workload's name; none without such a file."""
+    file = flat(preset("workload", workload.name))
+    here = {key: value for key, value in flat(asdict(workload)).items() if not _is_left_out(workload, key)}
+    return {key: value for key, value in here.items() if file and file.get(key) != value}
+
+
+def _is_left_out(workload: Workload, key: str) -> bool:
+    if key.startswith(LENGTHS) and key.endswith(".mean"):
+        return getattr(workload, key.partition(".")[0]).kind in READ_LATER
+    return key.startswith(SAID_ELSEWHERE)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 from conf import kernels
-from conf.compose import UNKNOWN
+from conf.compose import UNKNOWN, workload_name, workload_tokens
 from conf.constants import constants, fingerprint
-from conf.labels import workload_name, workload_tokens
 from conf.specs.bounds import Slo
 from conf.specs.engine import SCHEDULER_VERSION
 from conf.specs.experiment import Constant, EmulatedEngine, Experiment, SimulatedEngine
@@ -22,7 +21,7 @@ class AskedExperiment:
     `vllm_version` is that of an emulated vLLM, or the one whose scheduling rules a simulated engine follows;
     `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
     layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
-    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.labels` says them. `outside` is
+    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.compose` has them. `outside` is
     what the fit behind a simulated engine's constants did not have (`conf.transfers`).
     """
 

@@ -17,7 +17,7 @@ from analysis.rows import failures
 from analysis.stats.estimate import certified, interval, middle, number, span
 from analysis.views import ladder, prediction, rates, study
 from analysis.views.shown import Answer, Fact, Table
-from conf.labels import named
+from conf.compose import named
 
 LONGER = "search longer: search=standard takes 15 minutes, or raise search.budget_s"
 DILATED = (

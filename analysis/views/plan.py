@@ -8,7 +8,7 @@ from analysis.planning.verdict import NoPlan, Plan
 from analysis.results import summary
 from analysis.stats.estimate import certified, interval, middle, number, span
 from analysis.views.shown import Answer, Fact, Table
-from conf.labels import named
+from conf.compose import named
 
 BASES = {
     "low": "the low end",

@@ -68,9 +68,9 @@ CLAIM = "pvc:"
 class KubernetesSite:
     """Facts of one Kubernetes cluster. `weights` is `pvc:NAME` or a folder that is on every node.
 
-    `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `gpu_memory` and
-    `load_memory` are memory limits of a pod. `token_secret` is a Secret with the key auth_token; KubeRay
-    makes one if it is empty.
+    `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `gpu_memory` is
+    the limit of a pod with GPUs. `token_secret` is a Secret with the key auth_token; KubeRay makes one if it
+    is empty.
     """
 
     image: str
@@ -80,7 +80,6 @@ class KubernetesSite:
     token_secret: str = ""
     groups: tuple[int, ...] = (44, 109)
     gpu_memory: str = "512Gi"
-    load_memory: str = "16Gi"
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

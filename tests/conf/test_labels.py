@@ -1,4 +1,4 @@
-"""conf.labels: names beside a figure, and external endpoints as far as words say."""
+"""conf.compose: names beside a figure, and external endpoints as far as words say."""
 
 from pathlib import Path
 
@@ -6,8 +6,7 @@ import pytest
 
 from analysis.results.asked import describe
 from conf import load
-from conf.compose import dump
-from conf.labels import named
+from conf.compose import dump, named
 
 URL = ["engine=external", "target.urls=[http://x:1]"]
 
