@@ -305,8 +305,7 @@ class RunData:
 def mark(ended: str, shape: str = "o") -> Look:
     """Keywords of `Axes.plot` for the windows that ended so."""
     if ended == VOID:
-        cross: Look = {"marker": "x", "markersize": 7, "markeredgewidth": 1.6}
-        return {"linestyle": "", "markeredgecolor": canvas.PALE, **cross}
+        return {**canvas.dots(canvas.PALE, "x", 7), "markeredgewidth": 1.6}
     look: Look = {"linestyle": "", "marker": shape, "markersize": 6.5, "zorder": 3}
     return {**look, "markerfacecolor": FILLS[ended], "markeredgecolor": canvas.BLUE}
 

@@ -101,6 +101,8 @@ def test_every_figure_is_small_whole_svg_that_shares_a_page(subject: str, golden
         used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
         assert used <= ids(svg), exhibit.name
         assert "<text" in svg  # readable text, not outlines
+        colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
+        assert colours and colours <= canvas.DARK.keys(), exhibit.name
         no_series_is_told_by_its_colour_alone(exhibit.name, shown.figure())
         nothing_is_cut_off(exhibit.name, shown.figure())
         assert re.search(r"\d", words) and words.endswith(".") and "nan" not in words
@@ -226,9 +228,14 @@ def test_a_replica_that_never_answered_is_in_the_balance() -> None:
     ]
     assert "least busy 0.00 times the mean of 13 requests" in shown.alt()
     assert len(shown.figure().axes) == 2
+    shares = [(row["replica"], row["share_pct"]) for row in rows(ReplicaBalance, faulty())]
+    assert shares == [("a", 75), ("b", 25)]
     void = faulty().but(lines=[window(0, 6.0, 0, 10, valid=False)])
-    with pytest.raises(NoData, match="every window is void"):
-        read(ReplicaBalance, void)
+    alone = [{"replica_id": "a", "requests": 3, "ttft_p90_ms": 1.0}]
+    one = faulty().but(lines=[window(0, 6.0, 0, 10, by_replica=alone)])
+    for run, why in ((void, "every window is void"), (one, "one replica")):
+        with pytest.raises(NoData, match=why):
+            read(ReplicaBalance, run)
 
 
 def test_in_flight_and_rolling_quantiles() -> None:
@@ -290,14 +297,6 @@ def test_unknown_gpus_are_not_guessed() -> None:
         read(Pareto, run.but(config=asked))
 
 
-def test_replicas_by_their_requests() -> None:
-    shares = [(row["replica"], row["share_pct"]) for row in rows(ReplicaBalance, faulty())]
-    assert shares == [("a", 75), ("b", 25)]
-    one = [window(0, 6.0, 0, 10, by_replica=[{"replica_id": "a", "requests": 3, "ttft_p90_ms": 1.0}])]
-    with pytest.raises(NoData, match="one replica"):
-        read(ReplicaBalance, RunInMemory(spread(0, 0.0), one, concluded()))
-
-
 def test_the_path_of_the_search_is_that_of_its_events(golden: Any) -> None:
     path = rows(Search, golden)
     done = [event for event in golden.events() if event["event"] == "window_done"]
@@ -345,16 +344,6 @@ def test_the_certified_rate_and_the_ramp_are_in_the_picture() -> None:
     steps = [line for line in figure.axes[0].get_lines() if "ramp" in str(line.get_label())]
     assert steps[0].get_xdata().tolist() == [3.0] and steps[0].get_alpha() < 0.5
     assert any("step of the ramp" in name for name in names(drawn(Search, run)))
-
-
-@pytest.mark.slow
-def test_every_colour_has_its_dark_counterpart(golden: Any) -> None:
-    for exhibit in (Latency, Search, Cdf, ClientLag, Timeline, Pareto):
-        svg = read(exhibit, golden).svg()
-        used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
-        assert used and used <= canvas.DARK.keys(), used - canvas.DARK.keys()
-    rule = canvas.dark_rules().splitlines()[0]
-    assert rule == '[fill="#222222"], [style*="fill: #222222"] { fill: #dde2e8 !important; }'
 
 
 def test_a_notebook_gets_a_figure_to_go_on_with(golden: Any, tmp_path: Path) -> None:

@@ -104,11 +104,6 @@ def test_final_figures_replace_those_of_their_window_and_the_last_belief() -> No
     assert state.belief is not None and state.belief.certified == 2.9
 
 
-def test_a_run_that_begins_is_named_and_forgets_the_one_before() -> None:
-    state = after(DONE, {"event": "run", "run_id": "base", "verb": "sweep"})
-    assert (state.run_id, state.verb, state.windows) == ("base", "sweep", ())
-
-
 def test_the_log_is_bounded_and_its_last_line_is_the_phase() -> None:
     state = after(*({"event": "deploy", "text": f"line {n}"} for n in range(MOST_LINES + 5)))
     assert len(state.log) == MOST_LINES and state.phase == state.log[-1] == f"line {MOST_LINES + 4}"
