@@ -257,17 +257,6 @@ def test_population_shift_solves_its_equation():
     np.testing.assert_allclose(population_shift(slopes, 0.0, 0.0), 0, atol=1e-5)
 
 
-def test_the_population_root_lowers_the_estimate():
-    windows = on_the_curve(7.0, 20.0, np.geomspace(6, 8, 12))
-    random = [replace(counts, arrivals_var=1.0) for counts in windows]
-    at_load, on_average = (posterior(d, Prior(math.log(6.5))).qps_per_node for d in (windows, random))
-    kernels = Kernel.all_of("tpot", E2E_UNKNOWN_S, 7.0)
-    expected = [7.0 * kernel.seconds for kernel in kernels]
-    shifts = [population_shift(np.array([20.0]), 1 / each, 1 / each)[0] for each in expected]
-    # A load that never changes does not tell how long it is remembered.
-    assert min(shifts) - 0.006 < math.log(on_average / at_load) < max(shifts) + 0.006 < 0
-
-
 def following(kernel, **more):
     """Windows whose failures follow the load around each block."""
     rng, windows = np.random.default_rng(3), []
@@ -481,11 +470,6 @@ def test_a_kernel_holds_enough_requests_to_have_a_load(limit, rate_qps):
     assert Kernel.all_of(limit, 10.0, 500.0)[0] == Kernel.of(limit, 10.0)
 
 
-def test_the_load_is_looked_back_on_for_as_long_as_long_answers_feel_it():
-    assert Kernel.of("tpot", 400.0).seconds == pytest.approx(2.5 * 400)
-    assert Kernel.of("ttft", 240.0).seconds == pytest.approx(2.5 * 240)
-
-
 @pytest.mark.parametrize("reach", [0, 1, 2])
 def test_the_data_tell_how_far_back_load_is_felt(reach):
     kernel = Kernel.of("tpot", E2E_UNKNOWN_S, reach=reach)
@@ -514,10 +498,3 @@ def test_a_drift_that_all_requests_share_widens_the_interval_at_any_rate(drift_s
         found = posterior([fluid.window(window).counts for window in windows], Prior(math.log(truth)))
         covers += found.low <= truth <= found.high
     assert covers >= 7
-
-
-@pytest.mark.slow
-def test_drawn_windows_keep_a_tenth_over_at_their_capacity():
-    fluid = Fluid(20.0, drift_sd=0.01, seed=4)
-    window = WindowPlan(0, "window", fluid.capacity_qps(), 60.0, 40_000.0, False, "")
-    assert fluid.window(window).counts.over("ttft").share == pytest.approx(0.1, abs=0.01)

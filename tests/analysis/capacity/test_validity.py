@@ -12,7 +12,7 @@ from analysis.capacity.checks import RULES, cut_off
 from analysis.capacity.growing_queue import slope_t
 from analysis.capacity.rules import REASONS, Check, WindowEvidence
 from analysis.capacity.validity import Verdict, judge_run, judge_window
-from analysis.capacity.window_counts import NS, Window
+from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import records
 from analysis.rows.records import table
 from conf.specs.experiment import Slo
@@ -212,6 +212,28 @@ def test_what_is_not_given_is_unknown_and_does_not_pass():
         *("burst_delivery", "prompt_tokens_error", "prefix_hit_error", "path_p90", "path_over"),
     }
     assert all(check.value is None for check in verdict.checks if check.passed is None)
+
+
+def test_what_was_taken_back_before_it_was_due_is_in_no_window():
+    made = rows(phase=["retracted"] * 50, status=["missed"] * 50)
+    assert in_window(table(made), WINDOW).num_rows == 400
+    assert judged(made).valid
+
+
+@pytest.mark.parametrize(
+    "more", [{"status": ["lost"]}, {"status": ["truncated"], "error_kind": ["interrupted"]}]
+)
+def test_a_request_that_ended_with_its_load_actor_voids_the_window(more):
+    verdict = judged(rows(**more))
+    assert (verdict.valid, verdict.reason) == (False, "actor_lost")
+    assert (named(verdict, "lost_actors").value, named(verdict, "lost_actors").passed) == (1.0, False)
+
+
+def test_of_several_reasons_the_cause_is_named_and_not_what_follows_from_it():
+    """A lost load actor leaves requests unsent too."""
+    made = rows(status=["missed"] * 40, send_offset_ns=[None] * 40)
+    assert judged(made).reason == "client_limited"
+    assert judged(made, lost_actors=["c1"]).reason == "actor_lost"
 
 
 def test_rows_outside_the_window_do_not_count():

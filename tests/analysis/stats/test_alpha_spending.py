@@ -18,17 +18,6 @@ def test_what_is_spent_grows_to_the_level_and_no_further() -> None:
     assert spent(0) == 0 and (steps >= 0).all() and steps.sum() == pytest.approx(LEVEL)
 
 
-def test_one_look_has_the_whole_level() -> None:
-    assert tail_at([1.0]) == pytest.approx(LEVEL, rel=0.01)
-
-
-def test_later_looks_may_decide_on_less_and_none_on_more_than_the_level() -> None:
-    found = tails(12)
-    assert found == sorted(found) and 0 < found[0] < 0.001 and found[-1] < LEVEL
-    # Looks are alike, so that their tails may add up to more than the level.
-    assert sum(found) > 1.5 * LEVEL
-
-
 @pytest.mark.parametrize("looks", [2, 5, 12, 40])
 def test_all_looks_together_keep_the_level(looks: int) -> None:
     runs = 40_000

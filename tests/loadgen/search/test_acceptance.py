@@ -1,6 +1,7 @@
 """loadgen/search/acceptance.py: a required rate is decided from counts alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +47,25 @@ def decided(over: list[int], whole_s: float = WHOLE_S, behind: bool = False) -> 
     """What windows show."""
     windows = [window(i, each) for i, each in enumerate(over)]
     return acceptance.decide(4.0, windows, [], whole_s, behind)
+
+
+def even(index: int, over: int) -> WindowCounts:
+    """A window of which so many requests in each block of 20 were over the limit."""
+    limit = LimitCount(BLOCKS * over, BLOCKS * 20, (over,) * BLOCKS, (20,) * BLOCKS)
+    return replace(window(index, 0), limits={"ttft": limit})
+
+
+@pytest.mark.parametrize(("windows", "verdict"), [(1, "undecided"), (2, "undecided"), (3, "failed")])
+def test_a_rate_fails_by_its_interval_after_three_windows(windows: int, verdict: str) -> None:
+    seen = [even(index, 16) for index in range(windows)]
+    assert acceptance.decide(4.0, seen, seen, 45.0 * windows, behind=False).verdict == verdict
+
+
+def test_a_pass_allows_for_a_service_that_was_in_good_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same windows pass with the level that is assumed and not with one that strays much further."""
+    assert decided([0] * 20, 20 * 45.0).verdict == "passed"
+    monkeypatch.setattr("analysis.capacity.posterior.LEVEL_SD", 2.0)
+    assert decided([0] * 20, 20 * 45.0).verdict == "undecided"
 
 
 WITHIN, OVER = [0] * 24, [60] * 12

@@ -14,9 +14,7 @@ from conf.specs.experiment import Search, Slo
 from loadgen.search import policy
 from loadgen.search.policy import MOST_ABOVE
 from loadgen.search.window_plan import MeasuredWindow, Start, Stop, bad_step, should_abort
-from tests.support.search.scenarios import truths
 from tests.support.search.search_windows import window_of
-from tests.support.search.searches import searched
 
 S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)
@@ -330,14 +328,6 @@ def test_a_search_whose_answers_all_fail_keeps_its_budget(budget_s, window_s):
     assert spent_s <= 1.02 * budget_s or windows[-1].window_s == spec.window_s
 
 
-def test_a_void_window_does_not_move_the_posterior():
-    events = (*RAMPED, {"over": 30}, GOOD)
-    *outcomes, last = [done(s, **e) for s, e in zip(played(GUESS, *events)[0], events, strict=True)]
-    void = [done(last.plan, over=over, void=True, aborted=True) for over in (0, 300)]
-    few, many = (policy.next_window(SPEC, GUESS, [*outcomes, outcome], 0.0) for outcome in void)
-    assert few == many
-
-
 @pytest.mark.parametrize(
     ("counts", "bad"),
     [
@@ -365,13 +355,3 @@ def test_bad_steps(counts, bad):
 def test_aborts(waiting, stops):
     answer = should_abort(window_of(200, 200, 0, 0), waiting, S2)
     assert (answer is not None) is stops
-
-
-@pytest.mark.slow
-def test_whole_standard_searches_find_what_brute_force_finds():
-    """A broken search is far off. Quick ones are held by test_accuracy.py."""
-    found = [searched("S2", seed, "search=standard") for seed in range(4)]
-    error = np.log([each.estimate / truths()["S2"] for each in found])
-    assert abs(error.mean()) < 0.03
-    assert np.mean([each.low <= truths()["S2"] <= each.high for each in found]) >= 0.75
-    assert np.mean([each.certified > truths()["S2"] for each in found]) <= 0.5
