@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 def _specs(words: Sequence[str]) -> tuple[RenderingInput, Experiment]:
     """The deployment that the words describe, and its experiment."""
     renamed = [f"engine.{word}" if word.startswith(f"{VERSION}=") else word for word in words]
-    experiment = _experiment(renamed, "engine=vllm")
+    chosen = [] if any(word.startswith("engine=") for word in words) else ["engine=vllm"]
+    session = [] if any(word.startswith("cluster.session=") for word in words) else ["cluster.session=fake"]
+    experiment = load([*chosen, *session, *renamed])  # on any number of nodes, for nothing is started
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is not vLLM; choose engine=vllm or leave it out")
@@ -114,15 +116,10 @@ def _render(words: Sequence[str]) -> Rendering:
     serve = serve_environment(experiment.routing) | environment(engine, experiment.routing)
     if engine.kind != "vllm":  # as in a sweep, all processes need the variables of a machine without a GPU
         serve |= specs.by_hand().env
-    notes = (*rendering.notes, *_longest(specs, experiment))
+    workload = trace.resolve(experiment.workload)
+    lengths = Traffic(workload).longest_request_tokens, workload.input_tokens.mean
+    notes = (*rendering.notes, *recipes.check_request(specs.by_hand(), specs.model, *lengths))
     return replace(rendering, notes=notes, environment=serve if rendering.application else {})
-
-
-def _experiment(words: Sequence[str], engine: str) -> Experiment:
-    """The experiment of the words, on any number of nodes, for nothing is started."""
-    chosen = [] if any(word.startswith("engine=") for word in words) else [engine]
-    session = [] if any(word.startswith("cluster.session=") for word in words) else ["cluster.session=fake"]
-    return load([*chosen, *session, *words])
 
 
 def _version(engine: VllmEngine, experiment: Experiment) -> str:
@@ -130,13 +127,6 @@ def _version(engine: VllmEngine, experiment: Experiment) -> str:
     if engine.recipe == "published" and not engine.vllm_version:
         return recipes.published(experiment.model, experiment.layout).version
     return engine.vllm_version or installed_vllm() or vllm_flags.text(vllm_flags.NEWEST)
-
-
-def _longest(specs: RenderingInput, experiment: Experiment) -> tuple[str, ...]:
-    """Notes on the longest request of the workload. Raises ValueError if it does not fit."""
-    workload = trace.resolve(experiment.workload)
-    longest = Traffic(workload).longest_request_tokens
-    return recipes.check_request(specs.by_hand(), specs.model, longest, workload.input_tokens.mean)
 
 
 def _write_model(words: Sequence[str]) -> Path:

@@ -172,16 +172,14 @@ class SimulatedReplica:
         if self._prefill is None:
             return SimulatedApp(engine, _served(specs), self._replica_id)
         link = KvLink(TransferSeconds.of(specs.model, layout))
-        prompts = RemotePrompts(engine, self._ask, link, layout.transfer_mode == "write")
+        ask = lambda prompt: PrefillCall(self._answers(prompt))  # noqa: E731
+        prompts = RemotePrompts(engine, ask, link, layout.transfer_mode == "write")
         pages = {PREFILL_PAGE: self._prefill_page}
         return SimulatedApp(engine, _served(specs), self._replica_id, prompts, pages)
 
     async def check_health(self) -> None:
         if self._engine and self._engine.failure:
             raise RuntimeError(self._engine.failure)
-
-    def _ask(self, prompt: Prompt) -> PrefillCall:
-        return PrefillCall(self._answers(prompt))
 
     async def _answers(self, prompt: Prompt) -> Answers:
         """The answers of the prefill replica that Serve chooses; closing this ends the call there."""

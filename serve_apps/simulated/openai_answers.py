@@ -157,7 +157,9 @@ class OpenAiAnswer:
         """The SSE events of tokens `seen` to `count` - 1 (from 0); the first brings a chat's role along."""
         role = self._role() if self.request.chat and not seen else b""
         if self.request.usage_in_each:
-            return role + b"".join(self._token_with_usage(index + 1) for index in range(seen, count))
+            last = self.request.output_tokens
+            ends = (("length" if index == last else None, index) for index in range(seen + 1, count + 1))
+            return role + b"".join(self._chunk(end, self._usage(index)) for end, index in ends)
         if count < self.request.output_tokens:
             return role + self._token * (count - seen)
         return role + self._token * (count - seen - 1) + self._last
@@ -194,10 +196,6 @@ class OpenAiAnswer:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         usage = {"usage": self._usage(0)} if self.request.usage_in_each else {}
         return event(self._head | {"choices": [choice]} | usage)
-
-    def _token_with_usage(self, count: int) -> bytes:
-        last = count == self.request.output_tokens
-        return self._chunk("length" if last else None, self._usage(count))
 
     def _usage(self, output_tokens: int) -> dict[str, Any]:
         return {
@@ -238,7 +236,8 @@ def models_body(served: ServedModel) -> bytes:
 
 def metrics_body(metrics: EngineMetrics, served: ServedModel) -> bytes:
     """The answer to /metrics, in Prometheus' text format under vLLM's names; ours begin with maxqps."""
-    engine = f'engine="0",model_name="{_escape(served.name)}"'
+    name = served.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    engine = f'engine="0",model_name="{name}"'
     ended = {"stop": 0, "length": metrics.finished, "abort": metrics.aborted, "error": 0}
     by_reason = {f'{engine},finished_reason="{reason}"': count for reason, count in ended.items()}
     families = [
@@ -274,10 +273,6 @@ def _timing(steps: EngineSteps) -> dict[str, Any]:
 def _steps(steps: EngineSteps) -> dict[str, int]:
     ends = {"first_token_us": steps.first_token_us, "last_token_us": steps.last_token_us}
     return {"steps": steps.steps, "late_steps": steps.late_steps, **ends}
-
-
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def event(chunk: dict[str, Any]) -> bytes:

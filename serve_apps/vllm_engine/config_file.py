@@ -100,7 +100,10 @@ def application(routing: Routing, arguments: Mapping[str, Any]) -> Tree:
     if ray_can and "llm_configs" in args:
         builder = RAY_BUILDER
         del args["routing"]
-        args["llm_configs"] = [{**config, "server_cls": _server(config)} for config in args["llm_configs"]]
+        (config,) = args["llm_configs"]
+        ranks = config["engine_kwargs"].get("data_parallel_size", 1)
+        server = "DPServer" if ranks > 1 else "LLMServer"  # the first keeps the ranks of a group together
+        args["llm_configs"] = [{**config, "server_cls": f"{SERVERS}:{server}"}]
     else:
         builder = OUR_BUILDER
     name = f"vllm-{routing.policy.replace('_', '-')}"
@@ -111,12 +114,6 @@ def application(routing: Routing, arguments: Mapping[str, Any]) -> Tree:
         "logging_config": dict(LOGGING),
         "args": args,
     }
-
-
-def _server(config: Mapping[str, Any]) -> str:
-    """Ray's class of engines; the other one keeps the ranks of a group together."""
-    ranks = config["engine_kwargs"].get("data_parallel_size", 1)
-    return f"{SERVERS}:{'DPServer' if ranks > 1 else 'LLMServer'}"
 
 
 NUMA_NODES = 2

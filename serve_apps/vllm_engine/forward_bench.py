@@ -76,7 +76,9 @@ def text(specs: RenderingInput, machine: Sequence[str]) -> str:
     recipe = specs.by_hand()
     longest = int(recipe.args.get("max_model_len", specs.model.max_context_tokens))
     most_tokens = int(recipe.args.get("max_num_batched_tokens", max(PROMPTS)))
-    batches = list(cases(longest, most_tokens, _room(specs)))
+    spec = SimulatedEngine("simulated")
+    room = kv_blocks(spec, specs.model, specs.hardware, specs.layout) * spec.block_size
+    batches = list(cases(longest, most_tokens, room))
     kinds = [
         f"#   {kind}: {why}" for kind, why in KINDS.items() if any(it.startswith(kind) for it in batches)
     ]
@@ -90,12 +92,6 @@ def text(specs: RenderingInput, machine: Sequence[str]) -> str:
             f"python -m analysis calibrate --forward {shlex.join([OUTPUT, *machine])} --out node.yaml",
         ]
     )
-
-
-def _room(specs: RenderingInput) -> int:
-    """Tokens of KV that one engine holds, by the engine model's count."""
-    spec = SimulatedEngine("simulated")
-    return kv_blocks(spec, specs.model, specs.hardware, specs.layout) * spec.block_size
 
 
 def _command(specs: RenderingInput, recipe: Recipe, layout: Layout, model: Model, batches: list[str]) -> str:

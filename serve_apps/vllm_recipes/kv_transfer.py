@@ -35,20 +35,17 @@ MORIIO_PROXY = "examples/disaggregated/disaggregated_serving/moriio_toy_proxy_se
 
 def arguments(layout: Layout, side: Side, version: Version) -> dict[str, Any]:
     """vLLM's arguments for one side of the split `layout`, without ports."""
+    # NIXL takes kv_both by its guides before 0.29; from 0.29 on it is deprecated. MoRI-IO needs a role.
+    both = layout.connector == "nixl" and version < REFINED
     config: dict[str, Any] = {
         "kv_connector": CONNECTORS[layout.connector],
-        "kv_role": _role(layout, side, version),
+        "kv_role": "kv_both" if both else ROLES[side],
     }
     if layout.connector == "nixl":
         return {TRANSFER: config}
     config[EXTRA] = {"read_mode": layout.transfer_mode == "read"}
     # The KV of a hit is on the decode engine already, and the lists of blocks then differ (vLLM PR #48471).
     return {"enable_prefix_caching": False, TRANSFER: config}
-
-
-def _role(layout: Layout, side: Side, version: Version) -> str:
-    """NIXL takes kv_both by its guides before 0.29; from 0.29 on it is deprecated. MoRI-IO needs a role."""
-    return "kv_both" if layout.connector == "nixl" and version < REFINED else ROLES[side]
 
 
 def environment(layout: Layout, version: Version) -> dict[str, str]:

@@ -279,8 +279,8 @@ class Engine:
         return row
 
     def _fill(self, row: int, request: GenerateRequest) -> None:
-        caching, hashes = self.kind.spec.enable_prefix_caching, request.hashes
-        names = [_name(each) for each in hashes[: request.input_tokens // self.block_size] if caching]
+        full = request.input_tokens // self.block_size if self.kind.spec.enable_prefix_caching else 0
+        names = [hash(each) & LARGEST_NAME for each in request.hashes[:full]]
         at = self._room_for_names(len(names))
         self.arrays.names[at : at + len(names)] = names
         self.arrays.ends[at : at + len(names)] = np.arange(1, len(names) + 1)
@@ -339,8 +339,3 @@ class Engine:
             self._ids.pop(self._rows.pop(row).request_id, None)
             self._most_cells -= self._cells(row)
             self._free.append(row)
-
-
-def _name(each: Hashable) -> int:
-    """The number of a hash: its own, if it is one."""
-    return (each if isinstance(each, int) else hash(each)) & LARGEST_NAME

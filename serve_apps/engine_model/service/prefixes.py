@@ -55,24 +55,15 @@ class Prefixes:
 
     def pieces(self, block_tokens: int) -> Pieces:
         """The same for all prompts at once: a level's blocks live and die together, from its end."""
-        ends = np.array(self._ends) // block_tokens
+        ends = np.array([self.everyone, self.of_character, self.of_session, self.of_history]) // block_tokens
         blocks = np.diff(ends, axis=0, prepend=0)
         names, count = np.zeros_like(blocks), 1
-        for level, name in enumerate((self.character, self.session, _both(self.session, self.cut)), 1):
+        both: Ints = self.session * (int(self.cut.max(initial=0)) + 1) + self.cut
+        for level, name in enumerate((self.character, self.session, both), 1):
             known, names[level] = np.unique(name, return_inverse=True)
             names[level] += count
             count += len(known)
         return Pieces(names, blocks)
-
-    @property
-    def _ends(self) -> tuple[Ints, Ints, Ints, Ints]:
-        return self.everyone, self.of_character, self.of_session, self.of_history
-
-
-def _both(session: Ints, cut: Ints) -> Ints:
-    """One number for each pair."""
-    both: Ints = session * (int(cut.max(initial=0)) + 1) + cut
-    return both
 
 
 Runs = Sequence[tuple[int, int]]
@@ -100,7 +91,8 @@ class BlockPrefixes:
 
     def pieces(self, block_tokens: int) -> Pieces:
         """A level for each run of the prompt that has most, with the owner's name in each part."""
-        rows = [self._whole(i) for i in range(len(self))]
+        # The runs of each prompt, and what later ones share of its own text.
+        rows = [[*row, (i, end)] if (end := self._given[i]) else row for i, row in enumerate(self._runs)]
         levels = max(map(len, rows), default=0)
         names, blocks = (np.zeros((levels, len(rows)), np.int64) for _ in range(2))
         parts = int(self._part.max(initial=0)) + 1
@@ -110,8 +102,3 @@ class BlockPrefixes:
                 names[level, i], blocks[level, i] = owner * parts + part, end // block_tokens - at
                 at = end // block_tokens
         return Pieces(names, blocks)
-
-    def _whole(self, i: int) -> list[tuple[int, int]]:
-        """The runs of a prompt, and what later ones share of its own text."""
-        end = self._given[i]
-        return [*self._runs[i], (i, end)] if end else list(self._runs[i])

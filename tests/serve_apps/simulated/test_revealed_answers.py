@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.fleet.exchange import Exchange
-from loadgen.fleet.sse import EventReader
 from loadgen.quality import questions
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, OpenAiAnswer, ServedModel
@@ -99,18 +97,6 @@ def test_every_replica_answers_the_same_to_the_same_name() -> None:
     ours, theirs = (whole(name=name)["logprobs"]["token_logprobs"] for name in ("a", "b"))
     assert ours != theirs
     assert ours == pytest.approx(theirs, abs=0.1)
-
-
-def test_the_load_reads_such_a_stream_as_any_other() -> None:
-    wire = answer(stream=True, stream_options={"include_usage": True})
-    exchange = Exchange(0, 12)
-    exchange.http_status = 200
-    reader = EventReader(exchange)
-    for place in range(12):
-        reader.feed(wire.tokens(place, place + 1))
-    reader.feed(wire.end(STEPS))
-    exchange.judge()
-    assert (exchange.status, exchange.events, exchange.tokens) == ("ok", 12, 12)
 
 
 def test_the_gate_reads_what_the_engine_answers() -> None:

@@ -128,23 +128,6 @@ def test_a_server_that_is_gone_is_a_bad_gateway() -> None:
     asyncio.run(run())
 
 
-def test_the_server_starts_and_ends_with_its_replica() -> None:
-    async def run() -> list[Any]:
-        messages = iter(["lifespan.startup", "lifespan.shutdown"])
-        sent: list[Any] = []
-
-        async def receive() -> Message:
-            return {"type": next(messages)}
-
-        async def send(message: Message) -> None:
-            sent.append(message["type"])
-
-        await Forwarding("http://127.0.0.1:1")({"type": "lifespan"}, receive, send)
-        return sent
-
-    assert asyncio.run(run()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-
-
 async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 201, "headers": [(b"a", b"b")]})
     await send({"type": "http.response.body", "body": b"hello"})

@@ -69,17 +69,6 @@ PUBLISHED = {
         f"--tensor-parallel-size 8 {PAPER_FLAGS} --block-size 16 --quantization fp8 --max-model-len 32768",
         aiter_row(1, 0, 0),
     ),
-    VISION: (
-        "0.14.1",
-        f"--tensor-parallel-size 8 {PAPER_FLAGS} --block-size 16 --kv-offloading-backend native "
-        "--kv-offloading-size 64",
-        f"{aiter_row(1, 0, 1)} VLLM_USE_TRITON_FLASH_ATTN=0",
-    ),
-    KIMI: (
-        "0.14.1",
-        f"--tensor-parallel-size 4 {PAPER_FLAGS} --block-size 1",
-        f"{PAPER_ENV} VLLM_ROCM_USE_AITER=0 VLLM_USE_TRITON_FLASH_ATTN=0",
-    ),
 }
 
 
@@ -206,13 +195,6 @@ def test_words_go_over_the_recipe_and_null_removes() -> None:
     assert "kv_cache_dtype" not in recipe.args and "NCCL_MIN_NCHANNELS" not in recipe.env
     assert recipe.env["VLLM_ROCM_USE_AITER_MHA"] == "0"
     assert "--no-enable-prefix-caching" in recipes.flags(recipe)
-
-
-def test_versions_before_the_argument_choose_aiters_attention_by_themselves() -> None:
-    for version in ("0.11.0", "0.12.0"):
-        recipe = resolve([QWEN, TP4], version)
-        assert "attention_backend" not in recipe.args and recipe.env["VLLM_ROCM_USE_AITER"] == "1"
-    assert resolve([QWEN, TP4], "0.13.0").args["attention_backend"] == "ROCM_AITER_FA"
 
 
 @pytest.mark.parametrize(
@@ -349,14 +331,6 @@ def test_nixl_is_told_its_role_by_the_versions_that_want_it(version: str, role: 
     prefill = resolve([SPLIT, NIXL], version).prefill
     assert prefill is not None and prefill.args["kv_transfer_config"]["kv_role"] == role
     assert "enable_prefix_caching" not in prefill.args
-
-
-def test_old_versions_of_moriio_read_by_a_variable() -> None:
-    assert resolve([SPLIT], "0.20.0").env["VLLM_MORIIO_CONNECTOR_READ_MODE"] == "1"
-    assert "VLLM_MORIIO_CONNECTOR_READ_MODE" not in resolve([SPLIT]).env
-    assert (
-        "VLLM_MORIIO_CONNECTOR_READ_MODE" not in resolve([SPLIT, "layout.transfer_mode=write"], "0.20.0").env
-    )
 
 
 NEWER = (vllm_flags.NEWEST_READ[0], vllm_flags.NEWEST_READ[1] + 1, 0)

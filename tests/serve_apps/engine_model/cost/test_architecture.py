@@ -64,16 +64,6 @@ def test_the_step_time_has_what_every_gpu_computes() -> None:
     assert found.decode_gemm_token_s == pytest.approx(flop / asked.hardware.fp8_flop_per_s / share)
 
 
-def test_the_indexer_has_parameters_and_scores_pairs_of_its_own() -> None:
-    deepseek = model(DEEPSEEK)
-    more = architecture.total_parameters(deepseek) - architecture.total_parameters(
-        replace(deepseek, **NO_INDEXER)
-    )
-    assert more == 61 * (1536 * 64 * 128 + 7168 * (128 + 64))
-    assert architecture.index_flop_per_pair(deepseek) == 61 * 2 * 64 * 128
-    assert architecture.index_flop_per_pair(model(KIMI)) == 0
-
-
 def test_weight_bytes() -> None:
     assert architecture.weight_bytes(model(QWEN)) == 236_443_858_944
     assert architecture.weight_bytes(replace(model(QWEN), weights="bf16")) == 470_185_672_704
@@ -98,10 +88,6 @@ def test_flops_of_a_prefill_and_of_its_decode() -> None:
     assert pair == 3_080_192
     assert 5600 * linear + pair * 5600**2 / 2 == 282_884_833_280_000
     assert 140 * (linear + lm_head) + pair * (140 * 5600 + 140**2 / 2) == 8_483_994_337_280
-
-
-def test_mla_attends_with_the_mean_of_its_two_head_widths() -> None:
-    assert architecture.attention_flop_per_pair(model(DEEPSEEK)) == 4 * 128 * 160 * 61
 
 
 @pytest.mark.parametrize(

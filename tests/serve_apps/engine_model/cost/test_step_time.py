@@ -78,13 +78,6 @@ def test_an_idle_prompt_of_2000_tokens_takes_what_was_measured(layout: str, meas
     assert (alone.first_token_s - alone.sent_s) * 1e3 == pytest.approx(measured_ms, rel=0.2)
 
 
-def test_a_decode_step_on_half_the_gpus_takes_longer_but_not_twice_as_long() -> None:
-    """Of the fitted model, as measured: what every step costs anew does not shrink with more GPUs."""
-    tp8, tp4 = (steps(specs(layout=layout)) for layout in ("dp1_tp8_ep8", "dp2_tp4_ep4"))
-    for batch in (32, 128, 256):
-        assert 1.1 < tp4.duration_s(decode(batch)) / tp8.duration_s(decode(batch)) < 1.8
-
-
 def test_all_reduce_of_a_full_prefill_step() -> None:
     tp4 = steps(experiment(layout="dp2_tp4_ep4"))
     whole = terms(TP8, prefill(8192))
@@ -158,12 +151,6 @@ def test_imbalance_weighs_on_products_of_experts_only_and_only_with_expert_paral
     assert spread.weight_read_s == sliced.weight_read_s
     routed_share = 94 * 8 * 3 * 4096 * 1536 * 2 / 41_890_611_200
     assert spread.decode_gemm_token_s == pytest.approx(sliced.decode_gemm_token_s * (1 + 0.1 * routed_share))
-
-
-def test_prefill_and_decode_tokens_keep_their_own_efficiency_in_any_step() -> None:
-    assert TP8.decode_gemm_token_s / TP8.prefill_gemm_token_s == pytest.approx(0.22 / 0.0375)
-    jump_s = TP8.duration_s(prefill(1025)) - TP8.duration_s(prefill(1000))
-    assert 0 < jump_s < 0.001
 
 
 def rising(tokens: float) -> Roofline:
@@ -292,16 +279,6 @@ def test_equal_ranks_take_what_the_balanced_step_says() -> None:
     assert ranks_step_s(time, [each] * 8) == pytest.approx(time.balanced.duration_s(whole))
     asked = specs(layout="dp8_attention_ep8")
     assert roofline(asked.model, asked.hardware, asked.layout) == time.balanced
-
-
-def test_work_on_one_rank_takes_longer_than_the_same_spread_and_the_idle_still_take_part() -> None:
-    time = ranks()
-    one = Batch(64, 0, 64 * 3000, 0, 64)
-    spread = ranks_step_s(time, [Batch(8, 0, 8 * 3000, 0, 8)] * 8)
-    alone = ranks_step_s(time, [one, *[None] * 7])
-    assert alone > spread > time.own.launch_s + time.own.weight_read_s
-    dummies = ranks_step_s(time, [None] * 8)
-    assert dummies > time.own.launch_s + time.own.weight_read_s
 
 
 def test_wider_ranks_read_less_of_attention_and_each_reads_its_share_of_all_experts() -> None:

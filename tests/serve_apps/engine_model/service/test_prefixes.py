@@ -82,14 +82,6 @@ def test_a_lost_replica_gets_nothing_from_then_on(policy: str) -> None:
     assert (np.bincount(seen.replica[asked.due_s >= 100], minlength=4)[[0, 2, 3]] > 0).all()
 
 
-def test_in_a_full_cache_prompts_wait_and_all_are_served() -> None:
-    asked, of = chats(60.0, 20, seed=6), parts(num_gpu_blocks=800)
-    seen = fast(asked, of, "leastconn", 2)
-    assert np.isfinite(seen.last_token_s).all() and (seen.last_token_s >= seen.first_token_s).all()
-    roomy = fast(asked, parts(), "leastconn", 2)
-    assert seen.first_token_s.mean() > roomy.first_token_s.mean()
-
-
 def test_pieces_have_names_of_their_own() -> None:
     asked = chats(6.0, 100, seed=2)
     pieces = asked.prefixes.pieces(16)

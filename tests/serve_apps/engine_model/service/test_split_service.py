@@ -110,15 +110,6 @@ def test_blocks_held_for_a_transfer_delay_the_next_prompt() -> None:
     assert ttft(tight[1]) - ttft(ample[1]) > 0.5  # the prompt was begun when the first one was away
 
 
-def test_each_decode_engine_has_a_link_of_its_own() -> None:
-    two = [(0.0, 5600, 2), (0.0, 5600, 2)]
-    one_way, two_ways = (finished(service(layout(2, decode)), two) for decode in (1, 2))
-    work_s = TransferSeconds.of(MODEL, layout()).work_s(5600)
-    assert ttft(two_ways[1]) == pytest.approx(ttft(two_ways[0]))
-    assert abs(ttft(one_way[1]) - ttft(one_way[0])) > 0.9 * work_s  # one waits for the other
-    assert {each.replica for each in two_ways} == {0, 1}
-
-
 def test_a_shared_prefix_is_found_on_the_prefill_engine_and_need_not_be_read_again() -> None:
     served = service(layout(connector="nixl"))
     served.submit(0, 0.0, 5600, 2, shared_tokens=3200)
