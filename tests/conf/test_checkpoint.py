@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from conf import ConfigError, checkpoint, load
 from conf.compose import dump
@@ -13,38 +14,19 @@ from conf.specs.experiment import Model
 from serve_apps.engine_model.cost import architecture
 from serve_apps.engine_model.cost.step_time import roofline
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 126,
-    "hidden_size": 16384,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "intermediate_size": 53248,
-    "max_position_embeddings": 131072,
+DATA = Path(__file__).parents[1] / "data"
+
+CONFIGS: dict[str, Any] = yaml.safe_load((DATA / "checkpoints.yaml").read_text())
+LLAMA = CONFIGS["llama"] | {
     "quantization_config": {
         "quant_method": "fbgemm_fp8",
         "modules_to_not_convert": [
             *(f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(126) for name in "qkvo"),
             *(f"model.layers.{at}.mlp.{name}_proj" for at in (0, 125) for name in ("gate", "up", "down")),
         ],
-    },
+    }
 }
-QWEN = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_hidden_layers": 94,
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "intermediate_size": 12288,
-    "max_position_embeddings": 262144,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 1536,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
+QWEN = CONFIGS["qwen"] | {
     "quantization_config": {
         "quant_method": "fp8",
         "weight_block_size": [128, 128],
@@ -52,51 +34,11 @@ QWEN = {
             "lm_head",
             *(f"model.layers.{at}.{part}" for at in range(94) for part in ("mlp.gate", "input_layernorm")),
         ],
-    },
+    }
 }
-MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"],
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "sliding_window": None,
-    "torch_dtype": "bfloat16",
-}
-QWEN_VL = {
-    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+MIXTRAL, DEEPSEEK = CONFIGS["mixtral"], CONFIGS["deepseek"]
+QWEN_VL = CONFIGS["qwen_vl"] | {
     "text_config": {**QWEN, "quantization_config": None, "dtype": "bfloat16"},
-    "vision_config": {"hidden_size": 1152, "depth": 27, "patch_size": 16, "spatial_merge_size": 2},
-}
-DEEPSEEK = {
-    "architectures": ["DeepseekV32ForCausalLM"],
-    "num_hidden_layers": 61,
-    "hidden_size": 7168,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "vocab_size": 129280,
-    "intermediate_size": 18432,
-    "max_position_embeddings": 163840,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "first_k_dense_replace": 3,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "index_n_heads": 64,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-    "quantization_config": {"quant_method": "fp8"},
 }
 INT4 = {
     "quant_method": "compressed-tensors",
@@ -110,25 +52,8 @@ EXPERTS_ONLY = [
     "re:vision_tower.*",
     "re:mm_projector.*",
 ]
-LLAMA_70B = {
-    **LLAMA,
-    "num_hidden_layers": 80,
-    "hidden_size": 8192,
-    "num_attention_heads": 64,
-    "intermediate_size": 28672,
-}
-KIMI = {
-    **DEEPSEEK,
-    "architectures": ["KimiK25ForConditionalGeneration"],
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "vocab_size": 163840,
-    "max_position_embeddings": 262144,
-    "n_routed_experts": 384,
-    "first_k_dense_replace": 1,
-    "quantization_config": {**INT4, "ignore": EXPERTS_ONLY},
-    "vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]},
-}
+LLAMA_70B = CONFIGS["llama_70b"] | {"quantization_config": LLAMA["quantization_config"]}
+KIMI = CONFIGS["kimi"] | {"quantization_config": {**INT4, "ignore": EXPERTS_ONLY}}
 CHECKPOINTS = {
     "llama31_405b_fp8": LLAMA,
     "qwen3_235b_a22b_fp8": QWEN,

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf import Experiment, load
 from conf.constants import constants, replaced
@@ -20,22 +21,7 @@ from conf.transfers import (
 )
 from conf.words import groups
 
-QWEN = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 262144,
-    "torch_dtype": "bfloat16",
-}
+DATA = Path(__file__).parents[1] / "data"
 
 
 def widths(experiment: Experiment, path: str) -> tuple[float, float]:
@@ -90,7 +76,9 @@ def test_a_transfer_is_named_and_adds_its_spread(
 
 def test_another_model_and_another_gpu_widen_one_constant_together(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(QWEN))
+    qwen = yaml.safe_load((DATA / "checkpoints.yaml").read_text())["qwen"]
+    smaller = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32}
+    config.write_text(json.dumps({**qwen, **smaller, "moe_intermediate_size": 768}))
     other = load([f"model.config_json={config}", "model.name=Mine", "hardware=h200"])
     texts = [one.text for one in transfers(other)]
     assert texts[2:] == ["weights bf16 (fitted: fp8)", "KV cache fp8 (fitted: bf16)"]
