@@ -228,7 +228,6 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
 
 
 def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
-    """Seconds of a forward pass of the engine model."""
     # The engine model brings numba, for which the other verbs do not wait.
     from serve_apps.engine_model.cost.step_time import Batch, forward_s
 

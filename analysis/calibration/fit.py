@@ -109,7 +109,6 @@ def _left_out(
 
 
 def _one_machine(runs: Sequence[Observed]) -> Experiment:
-    """The experiment of the first run, of whose machine all others must be."""
     first = runs[0].experiment
     for run in runs[1:]:
         one = run.experiment

@@ -278,18 +278,8 @@ def inline(text: str, name: str, width_px: int, height_px: int) -> str:
     text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
     text = re.sub(r'( (?:d|x|y|width|height|transform)=")([^"]+)', _rounded, text)
     text = re.sub(r"\s*\n\s*", "\n", text)
-    text = re.sub(r'<g([^>]*)>((?:\n<use [^>]*style="[^"]*"/>)+)\n</g>', _styled_once, text)
     size = f'width="{width_px}" height="{height_px}" stroke-linejoin="round" stroke-linecap="butt"'
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', size, text, count=1)
-
-
-def _styled_once(group: re.Match[str]) -> str:
-    """The style of a group of equal marks, written once."""
-    styles = set(re.findall(r'style="[^"]*"', group[2]))
-    if len(styles) > 1:
-        return group[0]
-    marks = re.sub(r' style="[^"]*"', "", group[2])
-    return f"<g{group[1]} {styles.pop()}>{marks}\n</g>"
 
 
 def _rounded(attribute: re.Match[str]) -> str:

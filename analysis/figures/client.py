@@ -149,7 +149,6 @@ def _draw_gate(ax: Axes, gate_ms: float) -> None:
 
 
 def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
-    """CPU share of the busiest actor and run share of the most crowded one, second by second."""
     at, used, run_share = _by_second(clients)
     cpu.sharex(own)
     cpu.tick_params(labelbottom=False)

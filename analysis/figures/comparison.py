@@ -114,7 +114,6 @@ plot_compare = plot_of(Comparison)
 
 
 def _row(part: CapacityRow) -> Row:
-    """QPS per node and ratio to the first, with 95 % intervals."""
     ratio = part.ratio
     return {
         "part": part.name,

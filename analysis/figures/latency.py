@@ -156,7 +156,6 @@ plot_latency = plot_of(Latency)
 
 
 def _row(data: RunData, window: WindowRows) -> Row:
-    """Offered and realised QPS per node, quantiles in ms, the p90's interval, outcome."""
     names = "work_qps_per_node", "requests", "failed", "goodput_qps_per_node"
     row: Row = {"window": window.window.index, "rate_qps_per_node": window.rate}
     row |= {name: window.line[name] for name in names} | {"outcome": data.outcome(window.line)}

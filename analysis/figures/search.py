@@ -94,7 +94,6 @@ plot_search = plot_of(Search)
 
 
 def _row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:
-    """Kind, offered QPS per node, outcome, and the posterior; an open end is only the prior's."""
     return {
         "window": line["index"],
         "kind": line["kind"],

@@ -130,7 +130,6 @@ class Timeline(Exhibit):
         canvas.label(ax, "", "%")
 
     def _draw_reported(self, ax: Axes, name: str, values: Floats, **look: Any) -> None:
-        """A line of what the servers reported; nothing where they did not."""
         if not np.isnan(values).all():
             ax.plot(self.at_s, values, linewidth=1.2, label=name, **look)
 
@@ -202,7 +201,6 @@ def _known(figure: Callable[[Floats], Any], values: Floats) -> float | None:
 
 
 def _shade(ax: Axes, spans: Sequence[Row]) -> None:
-    """Grey where a window was counted, hatched where it is void."""
     for void, name, hatch in ((False, "window", ""), (True, "void window", "xx")):
         shown = [(span["start_s"], span["end_s"]) for span in spans if span["void"] is void]
         look: Look = {"facecolor": canvas.SHADE, "edgecolor": canvas.PALE, "linewidth": 0, "zorder": 0}

@@ -31,8 +31,6 @@ def metrics_page(snapshot: Snapshot) -> bytes:
 
 
 class _Snapshot(Collector):
-    """Gives each metric of a snapshot that is known."""
-
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._labels = snapshot.state.run_id, snapshot.state.verb
@@ -114,7 +112,6 @@ class _Snapshot(Collector):
 
 
 def _of_window(now: WindowSoFar) -> Iterator[tuple[str, str, float | None]]:
-    """The figures of the running window."""
     yield "window_index", "Number of the running window.", now.index
     yield "offered_qps", "Rate offered in the running window, QPS per node.", now.rate_qps_per_node
     yield "achieved_qps", "Rate sent in the running window so far, QPS per node.", now.achieved_qps_per_node

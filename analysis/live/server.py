@@ -127,8 +127,6 @@ def invitation(address: Address) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request of one connection."""
-
     server: LiveServer
     server_version, sys_version = "maxqps", ""
     protocol_version = "HTTP/1.1"

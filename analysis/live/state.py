@@ -179,7 +179,6 @@ class LiveState:
         )
 
     def _final(self, event: Mapping[str, Any]) -> "LiveState":
-        """The state with the final figures of a window, and of the capacity."""
         final, belief = done_window(event), _belief(event.get("capacity"))
         if final is None:
             return self
@@ -192,7 +191,6 @@ class LiveState:
 
 
 def _phase(event: Mapping[str, Any]) -> str:
-    """A window that begins, in words."""
     rate = event.get("rate_qps_per_node")
     at = f" at {rate:.3f} QPS per node" if isinstance(rate, int | float) else ""
     return f"{event.get('kind', 'window')} {event.get('index', '')}{at}: {event.get('reason', '')}"

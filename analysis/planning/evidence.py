@@ -105,7 +105,6 @@ class Evidence:
 
 
 def _said(value: Any) -> Any:
-    """A property of a service; None where it is unknown."""
     return None if value == UNKNOWN else value or None
 
 

@@ -185,7 +185,6 @@ def _power(nodes: int, load: DemandRates, on: Evidence, node_watts: float | None
 
 
 def _served(load: DemandRates) -> tuple[float, str]:
-    """The rate that the fleet serves over a day, and its name."""
     return (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
 
 

@@ -157,7 +157,6 @@ def _checks(verdict: RunVerdict | None) -> tuple[Block, ...]:
 
 
 def _answer(opened: Run | Study) -> Answer:
-    """The answer of a run or a study, killed or ended."""
     changed = locations.altered(opened.path)
     return _altered(changed) if changed else opened.answer()
 
@@ -169,7 +168,6 @@ def _altered(found: Sequence[str]) -> Answer:
 
 
 def _asked(run: Run) -> AskedExperiment:
-    """The asked load; of a killed run from its configuration."""
     if run.verdict:
         return run.verdict.asked
     return describe(run.config)

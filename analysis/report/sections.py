@@ -245,7 +245,6 @@ def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: R
 
 
 def _worst_prompts(verdict: GateVerdict, a: list[AnswerRecord], b: list[AnswerRecord]) -> Table:
-    """The prompts with the largest divergence at one position, with both answers as text."""
     ours, theirs = ({one.prompt: one for one in side if one.repeat == 0} for side in (a, b))
     rows = tuple(
         (
