@@ -53,10 +53,8 @@ class TokenCounts(NamedTuple):
 class StreamedText:
     """Output events so far, with text (`events`) and without (`silent`), and their text, as JSON has it.
 
-    `silent_end` is 1 if an event without text brought the finish reason. `first_events`, `first_silent` and
-    `first_bytes` are the counts at the end of the first read with text, `first_counted` is the server's count
-    of tokens then, 0 if it sent none. The text is looked at only where events and counted tokens differ in
-    number.
+    `silent_end` is 1 if an event without text brought the finish reason. The `first_` fields are the counts
+    at the end of the first read with text, `first_counted` is the server's then, 0 if it sent none.
     """
 
     events: int = 0
@@ -89,8 +87,7 @@ class StreamedText:
 
         Both are exact where each event is a token. Elsewhere the first read holds the server's own count at
         that time, or its part of the text. All tokens are streamed, unless the text is too short for them:
-        less than a character for each, or words one by one, which several tokens an event would join. Then
-        each event is one token.
+        then each event is one token.
         """
         if self.silent_tokens(tokens):
             return TokenCounts(max(self.first_events + self.first_silent, 1), tokens)
@@ -103,8 +100,8 @@ class StreamedText:
     def _hides(self, missing: int) -> bool:
         """True if the text is one token an event, so that so many tokens more cannot be in it.
 
-        No tokenizer in use joins words: an event with a space inside holds several tokens. A character beyond
-        the first 65,536 may be four tokens, one for each byte.
+        No tokenizer in use joins words. A character beyond the first 65,536 may be four tokens, one for each
+        byte.
         """
         if len(self.kept) >= KEPT_BYTES:
             return False
@@ -120,13 +117,11 @@ class StreamedText:
 class Exchange:
     """One request and its answer; times are monotonic ns, None where the event never came.
 
-    `sent_ns` is when the client did its part: wrote the request to a kept connection, or began to
-    open a new one. How long the server and the network then take to accept is not its lateness.
-    `gaps_us` are the microseconds between consecutive socket reads that carried output. A simulated
-    engine whose clock runs `time_scale` times as fast tells its own time: `accepted_virtual_ns` of the
-    request, and first and last of its tokens. `queue_ms` is the time in the server's queue, by the server's
-    word and clock. `text` counts the output. Of reads with events that have no text `silent_reads` is the
-    number, `silent_end_ns` the one with the finish reason.
+    `sent_ns` is when the client wrote the request to a kept connection, or began to open a new one: the time
+    that server and network take to accept is not its lateness. `gaps_us` are between consecutive socket reads
+    that carried output. A simulated engine whose clock runs `time_scale` times as fast reports its own times:
+    `accepted_virtual_ns`, first and last token. `queue_ms` is the server's own figure. Of reads with events
+    that have no text `silent_reads` is the number, `silent_end_ns` the one with the finish reason.
     """
 
     seq: int

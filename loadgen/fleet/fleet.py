@@ -41,11 +41,10 @@ _NOTHING = records.PROGRESS.empty_table()
 
 @dataclass(slots=True)
 class Member:
-    """One load actor, owner of the requests with seq mod size = `index`.
+    """One load actor, owner of the requests with seq mod size = `index`; it answered last at `answered_ns`.
 
-    It answered last at `answered_ns` (monotonic), and does not now if it is `silent`. `observing` is a report
-    on its way, asked for at `asked_ns`; `is_received` is False until it came, `pending` has the rows in
-    flight by the last one.
+    `observing` is a report on its way since `asked_ns`; `is_received` is False until it came, `pending` has
+    the rows in flight by the last one.
     """
 
     client_id: int
@@ -181,9 +180,8 @@ class LoadFleet:
         self._answers(self._call("retract"), REPLY_TIMEOUT_S)
 
     def heal(self) -> bool:
-        """Wait for silent actors, and replace lost ones by fresh ones, for at most the fleet's patience.
-
-        False if too many were lost or none can be had.
+        """Wait for silent actors and replace lost ones, for at most the fleet's patience; False if that
+        failed.
         """
         deadline = time.monotonic() + self.hosts.patience_s
         self._await_silent(deadline)
@@ -309,9 +307,8 @@ class LoadFleet:
         return [(member, member.actor.call(method, *words)) for member in self._answering()]
 
     def _answers(self, calls: Sequence[tuple[Member, Reply]], timeout_s: float) -> list[tuple[Member, Any]]:
-        """The answers in time; an actor that died, failed or does not answer is lost from now on.
-
-        It is only silent if its host cannot be reached.
+        """The answers in time; an actor that does not answer is lost, or silent if its host cannot be
+        reached.
         """
         deadline = time.monotonic() + timeout_s
         answers = []
@@ -335,10 +332,7 @@ class LoadFleet:
             self._lose(member, reason)
 
     def _lose(self, member: Member, reason: str, last_words: bool = False) -> None:
-        """Give an actor up: it must not send any more, whatever state it is in.
-
-        One that only failed in its work may still write down what it knows (`last_words`).
-        """
+        """Give an actor up; one that only failed in its work may write down what it knows (`last_words`)."""
         if any(lost.client_id == member.client_id for lost in self.lost):
             return
         self.lost.append(LostActor(member.client_id, member.index, self._count, reason, _host(member)))

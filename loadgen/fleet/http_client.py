@@ -30,9 +30,8 @@ TIMEOUT_S = 120.0
 class ClientPlan:
     """The requests of a run: their form, the servers at `urls`, and what is kept of the answers.
 
-    `salt` separates the prompts of this run from those of others, and `target` names the fields of a request.
-    With `sticky` the session of a request chooses its URL. `timeout_s` is on the run's clock, which runs
-    `time_scale` times as fast as the real one. Load actors end with the process `driver`.
+    `salt` separates the prompts of this run from those of others. With `sticky` the session of a request
+    chooses its URL. `timeout_s` is on the run's clock. Load actors end with the process `driver`.
     """
 
     urls: Sequence[str]
@@ -74,8 +73,7 @@ Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
 def chosen(seq: int, count: int) -> int:
     """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
 
-    Every k-th arrival would be a smoother process. The mixing is SplitMix64's (Steele, Lea, Flood, OOPSLA
-    2014).
+    Every k-th arrival would be a smoother process. SplitMix64's mixing (Steele, Lea, Flood, OOPSLA 2014).
     """
     mask = 2**64 - 1
     mixed = (seq + 1) * 0x9E3779B97F4A7C15 & mask
@@ -88,7 +86,7 @@ def chosen(seq: int, count: int) -> int:
 class Server:
     """One URL, taken apart and looked up once; `head` is all of a request before its content length.
 
-    `addresses` are tried in order; without any the name alone is looked up again.
+    `addresses` are tried in order.
     """
 
     head: bytes
@@ -158,8 +156,7 @@ class Client:
     """Sends requests over kept-alive connections, without a limit on those in flight; repeats none.
 
     A request of stream s goes to the s-th URL of the plan at `path`, one without to any, by `chosen`. `ended`
-    is called once for every exchange. The key of `access` goes into the Authorization header and out of what
-    a server says. An answer of a server whose clock is not as fast as the plan's fails.
+    is called once for every exchange. The key of `access` is taken out of what a server says.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ MAX_DOUBT_NS = 50_000_000
 class Limits:
     """Files that this process may open and has open, and ports of one source address for each target.
 
-    All processes of a machine share its ports. A limit that is not set or known is `NO_LIMIT`.
+    All processes of a machine share its ports. An unknown limit is `NO_LIMIT`.
     """
 
     soft_files: int
@@ -40,9 +40,8 @@ class Limits:
         return max(0, self.soft_files - self.open_files - SPARE_FILES)
 
     def shortage(self, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
-        """The limit that is too small for `wanted` streams to so many (host, port), with the remedy; or None.
-
-        The process is one of `sharing` load actors of a machine.
+        """The limit that is too small for `wanted` streams of one of `sharing` actors, with the remedy; or
+        None.
         """
         most = min(self.streams_by_files, self.ports * endpoints // sharing)
         if wanted <= most:
@@ -148,8 +147,7 @@ class ClockOffset:
     def measured(cls, read_clock: Callable[[], tuple[int, str]]) -> "ClockOffset":
         """Compare a clock with this process's monotonic one; `read_clock` returns its time and its name.
 
-        Of twenty round trips the shortest counts: the reading minus the middle of two readings here. No wall
-        clock has a say, so that none that is set, or wrong, moves a request. Raises FleetError.
+        Of twenty round trips the shortest counts; no wall clock has a say. Raises FleetError.
         """
         trips = []
         for _ in range(ROUND_TRIPS):

@@ -25,7 +25,7 @@ MOST_US = np.iinfo(np.int32).max
 class GapRecord:
     """The gaps that rows keep: all if `kept`, their quantile `within` an answer, the number over `most_ms`.
 
-    None disables a figure. They are made where the gaps are, since reports on a run carry no lists.
+    Figures are made where the gaps are, since reports on a run carry no lists.
     """
 
     kept: bool = True
@@ -133,9 +133,8 @@ Attempt = tuple[Planned, Exchange]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The run's clock: its zero is the monotonic instant `epoch_ns`, on the wall clock `wall_ns`.
-
-    It runs `scale` times as fast as those two.
+    """The run's clock: zero at the monotonic instant `epoch_ns`, `wall_ns` on the wall clock, `scale` times
+    as fast.
     """
 
     epoch_ns: int

@@ -1,8 +1,6 @@
 """Reads the answer to a request: SSE events from body bytes, into one `Exchange` for each request.
 
-Only events that are not plainly one more token are parsed, and what is kept of them has the type it should
-have.
-"""
+Only events that are not plainly one more token are parsed; what is kept of them has its type."""
 
 import json
 import re
@@ -51,8 +49,8 @@ class ErrorReader:
 class EventReader:
     """Turns body bytes, cut anywhere, into the facts of an `Exchange`.
 
-    The tokens of a stream differ in their text alone: what stood around the text of one that was
-    parsed is what must stand around the next, which is then compared instead of parsed.
+    Tokens of a stream differ in their text alone: what stood around one must stand around the next, which is
+    then compared instead of parsed.
     """
 
     __slots__ = ("_after", "_before", "_exchange", "_foreign", "_redact", "_rest")
@@ -127,9 +125,8 @@ class EventReader:
             self._before, self._after = event[: place.start(1)], _shared(event[place.end(1) :])
 
     def _message(self, message: dict[str, Any], raw_text: bytes) -> None:
-        """Take all facts of one event, or none; ValueError if one has a wrong type.
-
-        `raw_text` is its text as JSON has it, empty where it stands in several places.
+        """Take all facts of one event, or none; ValueError for a wrong type. `raw_text` is its text as JSON
+        has it.
         """
         exchange = self._exchange
         if (error := _error_in(message)) is not None:
@@ -179,10 +176,7 @@ def _shared(ending: bytes) -> bytes:
 
 
 def _output(choice: dict[str, Any], *, is_first: bool) -> str | None:
-    """The text of a choice; empty for a token that prints nothing, None where there is no output.
-
-    A chat may begin with an empty delta that names the role and is no token.
-    """
+    """The text of a choice; empty for a token that prints nothing, None for no output or a chat's first role."""
     if choice.get("delta") is None:
         return _typed(choice["text"], str) if "text" in choice else None
     delta = _typed(choice["delta"], dict)
@@ -219,10 +213,7 @@ def _words(error: Any) -> str:
 
 
 def _queue_ms(metrics: Any) -> float | None:
-    """The time in vLLM's queue (`--enable-per-request-metrics`); None where a server tells no such time.
-
-    Other servers may mean something else by the word: what is no such time fails no answer.
-    """
+    """The time in vLLM's queue (`--enable-per-request-metrics`); None for what is no such time."""
     told = metrics.get("queue_time_ms") if isinstance(metrics, dict) else None
     if isinstance(told, bool) or not isinstance(told, int | float):
         return None

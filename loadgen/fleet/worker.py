@@ -104,10 +104,7 @@ class Worker:
         self._tasks = [asyncio.ensure_future(loop()) for loop in (self._send, self._tick)]
 
     async def offer(self, schedule: ArrivalSchedule) -> None:
-        """Append this worker's shard of a schedule that lies after everything offered before.
-
-        Of a closed loop only as many requests are due as may be in flight; each that ends starts the next.
-        """
+        """Append this worker's shard of a schedule that follows all others; of a closed loop a part is due."""
         closed, retractions = schedule.concurrency > 0, self._retractions
         async with self._taking:
             for start in range(0, len(schedule), SLICE):
@@ -146,8 +143,7 @@ class Worker:
     async def observe(self, received: bool = True) -> Observation:
         """Report what ended since the last call, and what is due and has not ended.
 
-        Unless the last report was `received`, this one repeats it.
-        Raises what ended one of the loops, such as OSError of a full disk.
+        Unless the last report was `received`, this one repeats it. Raises what ended one of the loops.
         """
         self._raise_dead()
         ended, samples = self._log.take(received)

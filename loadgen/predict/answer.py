@@ -162,8 +162,7 @@ def at_rate(
 ) -> PredictionVerdict:
     """The engine model's verdict on one rate, `rate_qps` per node: each p90 against its bound.
 
-    The intervals hold the constants' uncertainty and Monte Carlo noise; the verdict counts the draws that
-    keep the bounds.
+    The intervals hold the constants' uncertainty and Monte Carlo noise.
     """
     assert experiment.rate_qps
     machine, nodes = model.machine(experiment), simulated_nodes(experiment)

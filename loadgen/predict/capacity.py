@@ -30,10 +30,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class RateRoot:
-    """The root's rate and the slope there, by ln rate.
-
-    `side` is +1 or -1 if the root lies beyond an end of the search; `rate_qps` is then that end.
-    """
+    """The root's rate and slope by ln rate; `side` is +1 or -1 if it lies beyond that end of the search."""
 
     rate_qps: float
     slope: float
@@ -176,8 +173,8 @@ def with_slope(simulator: RateSimulator, solution: Solution) -> Solution:
 def at_simulated_rate(simulator: RateSimulator, solution: Solution) -> Solution:
     """The solution at a rate that was itself simulated and keeps its bounds, as it will be printed.
 
-    Between simulated rates a p90 may be a few per cent off. If no rate some steps below keeps the bounds, the
-    root stays.
+    Between simulated rates a p90 may be a few per cent off. If no rate some steps below keeps them, the root
+    stays.
     """
     root = solution.root
     if root.side:
@@ -228,8 +225,7 @@ def predicted_capacity(
 ) -> PredictedCapacity:
     """The capacity from `search.budget_s` node seconds at each rate; rough runs find the place.
 
-    One node stands for all if each has a stream of its own. `kv_tokens` is a node's KV capacity, which
-    sessions fill.
+    One node stands for all if each has its own stream. Sessions fill `kv_tokens` of a node.
     """
     nodes = simulated_nodes(experiment)
     if experiment.streams:
@@ -270,9 +266,8 @@ def missed_alone(simulator: RateSimulator, limit: Limit) -> str:
 def missed_beside_prompt(point: OperatingPoint, experiment: Experiment, simulate: Simulate) -> str:
     """The reason why no rate at which requests meet keeps a bound on gaps; empty if such rates may keep it.
 
-    The bounds are just kept at the `point`. Where a bound on gaps limits it, and prompts that are computed
-    beside answers break that bound, it is kept only while few requests meet, and a quantile of gaps jumps
-    with the rate.
+    Where a bound on gaps limits `point`, and prompts that are computed beside answers break it, it is kept
+    only while few requests meet, and a quantile of gaps jumps with the rate.
     """
     limit = point.binding
     engines = experiment.layout.replicas_per_node

@@ -1,12 +1,9 @@
 """Draws of the engine model's constants: joint, stratified, and equal wherever a constant is the same.
 
-A draw is one column of standard normals for each constant. The owner of a constant decides what two
-experiments share. `deployment_scale` has no owner, since the same people deploy both services, so every
-cell of a grid draws it alike. A constant of the step time belongs to its model, one of the accelerator to
-that, and `hardware` constants that were fitted with a model to all hardware of that fit. Each layout draws
-its own `layout_scale`, by tensor and expert parallelism. The constants of transfers are the same for all
-split layouts.
-"""
+A draw is one column of standard normals for each constant, whose owner decides what two experiments share.
+`deployment_scale` has no owner: every cell of a grid draws it alike. A constant of the step time belongs to
+its model, one of the accelerator to that or to all hardware of its fit. Each layout draws its own
+`layout_scale`. The constants of transfers are the same for all split layouts."""
 
 import math
 import zlib
@@ -37,11 +34,10 @@ TURNS = 4
 
 
 def drawn(experiment: Experiment, count: int) -> list[dict[str, float]]:
-    """`count` sets of values of the uncertain constants, by config key.
+    """`count` sets of values of the uncertain constants, by config key: a Latin hypercube.
 
-    Each constant's draws are stratified (a Latin hypercube) and equal in every experiment that has the
-    constant. Constants of the model's fit are correlated as the fit says, those of a calibration as it says,
-    all others by less than .1 (for 40 to 200 draws, or thousands).
+    Constants of the model's fit are correlated as the fit says, those of a calibration as it says, all others
+    by less than .1 (for 40 to 200 draws, or thousands).
     """
     unsure = uncertain(experiment)
     paths = {
@@ -68,9 +64,8 @@ def uncertain(experiment: Experiment) -> dict[str, Constant]:
 
 
 def layout_name(layout: Layout) -> str:
-    """Name of the layouts that share one draw of `layout_scale`, such as TP8/EP8.
-
-    A split layout whose engines are all alike shares that of these engines; any other has one of its own.
+    """Name of the layouts that share one draw of `layout_scale`, such as TP8/EP8; of a split layout its
+    engines'.
     """
     return " + ".join(layout.engine_kinds)
 
@@ -78,9 +73,8 @@ def layout_name(layout: Layout) -> str:
 def _together(fit: Covariance | None, normal: dict[str, Floats]) -> dict[str, Floats]:
     """Columns with the correlations of a fit.
 
-    The triangular root keeps the first column and mixes into each one the columns before it. So constants
-    that models share are drawn alike for all of them, a model's constants alike on all hardware, and all
-    others alike in all layouts.
+    The triangular root mixes into each column those before it, so that constants that models share are drawn
+    alike for all of them, a model's alike on all hardware, and all others alike in all layouts.
     """
     if fit is None:
         return normal
@@ -140,9 +134,8 @@ def _owner(experiment: Experiment, path: str) -> tuple[str, tuple[str, ...]]:
 def _columns(count: int, owner: str, names: tuple[str, ...]) -> Floats:
     """Stratified normals, a column for each name, as near to orthogonal as permutations can be.
 
-    Columns without an owner, of hardware and of models have dimensions of their own, so that they are
-    orthogonal to each other too; within them each owner's place is drawn for it alone. Orthogonalised columns
-    are replaced by their ranks (Iman and Conover 1982), in several rounds.
+    Columns without an owner, of hardware and of models have dimensions of their own; within them each owner's
+    place is drawn. Orthogonalised columns are replaced by their ranks (Iman and Conover 1982), in rounds.
     """
     space = _dimensions(count, names[0])
     rng = np.random.default_rng([SEED, count, zlib.crc32(f"{owner} {names[0]}".encode())])

@@ -260,10 +260,7 @@ class QuantileDraws:
     def figure(
         self, limit: Limit, quantile_ms: float | None, noise_ms: tuple[float, float] | None, bound_ms: float
     ) -> Quantile:
-        """A quantile against its bound, with its 95 % interval and its causes apart.
-
-        `noise_ms` is Monte Carlo noise alone.
-        """
+        """A quantile against its bound, with its 95 % interval; `noise_ms` is Monte Carlo noise alone."""
         if quantile_ms is None:
             return Quantile(ms=None, bound_ms=bound_ms, passed=None)
         interval = self.constants_ms(limit, quantile_ms)

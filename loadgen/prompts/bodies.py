@@ -1,8 +1,4 @@
-"""Request bodies of exact token length, spliced from bytes made before the start.
-
-The position of every token in one long string is known, so a prompt of n tokens is a slice of it: building
-a body costs a copy, not a tokeniser.
-"""
+"""Request bodies of exact token length: slices of one long string in which every token's place is known."""
 
 import json
 import struct
@@ -153,8 +149,8 @@ class Prompts:
         """The JSON body of a turn of a conversation.
 
         `levels` are the tokens of the system prompt, of system prompt and character together, and of the
-        persona; the rest is history. `names` are character, session and history cut. Prompts with equal first
-        names and levels are equal up to there and no further; a history only grows at its end.
+        persona; the rest is history. `names` are character, session and history cut: equal ones share their
+        level.
         """
         head, *begins = self._begins
         system, *others = self.levels(input_tokens, levels, names)
@@ -184,9 +180,8 @@ class Prompts:
         ]
 
     def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, TokenBytes]]:
-        """Tokens that a session's prompts share after the common ones: its name, and a slice of text.
-
-        Empty if there is no room for them beside the tokens that make the prompt unique.
+        """Tokens that a session's prompts share after the common ones, if there is room: its name, and a
+        slice.
         """
         most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
         rest = most - shared_tokens - UNIQUE_TOKENS

@@ -193,10 +193,7 @@ class RenderedPart:
 
 
 class PromptTemplate:
-    """Parts to be filled with data. Raises ConfigError for a content that is not Jinja2.
-
-    A name that the data lacks is an error, never an empty text.
-    """
+    """Parts to be filled with data, all of it required. Raises ConfigError for a content that is not Jinja2."""
 
     def __init__(self, parts: Sequence[PromptPart], encode: Encode | None = None) -> None:
         self._encode = encode or by_words
@@ -222,10 +219,10 @@ class PromptTemplate:
 
 
 def fitted(pieces: Sequence[RenderedPart], limit_tokens: int, step_tokens: int) -> list[RenderedPart]:
-    """The parts cut to at most `limit_tokens`, in whole steps, by the rule of planned traffic (`cut_tokens`).
+    """The parts cut to at most `limit_tokens`, in whole steps (`cut_tokens`): priority 1 first, the oldest
+    before.
 
-    Parts of priority 1 are cut first, the oldest before the others. Raises ConfigError if the parts that are
-    never cut are too long.
+    Raises ConfigError if the parts that are never cut are too long.
     """
     spare = sum(len(piece.encoded) for piece in pieces if piece.truncation_priority)
     fixed = sum(len(piece.encoded) for piece in pieces) - spare

@@ -122,11 +122,7 @@ TEXT = "\ue000"
 
 
 def source(workload: Workload, vocab: int, salt: int) -> PromptSource:
-    """Real text for the prompts of a run; `salt` decides all of it.
-
-    Raises ConfigError if the tokenizer cannot be read, has token ids that a model of `vocab` tokens lacks, or
-    has too few words to name prompts.
-    """
+    """Real text for the prompts of a run; `salt` decides all of it. Raises ConfigError as `refuse` does."""
     tokenizer, as_ids = Tokenizer(Path(workload.tokenizer)), workload.prompt == "token_ids"
     tokenizer.refuse_beyond(vocab)
     rng = np.random.default_rng(salt)
@@ -219,10 +215,10 @@ def _level(tokenizer: Tokenizer, part: PromptPart, pool: TokenPool, as_ids: bool
 
 
 def _around(part: PromptPart) -> tuple[str, str]:
-    """The text of a template before and after its content.
+    """The text of a template before and after its content, without the name, which a level's naming words
+    replace.
 
-    The name is empty there, since a level's naming words stand before everything; the sentence that follows
-    brings its own space. Raises ConfigError for a template that wants other data.
+    Raises ConfigError for a template that wants other data.
     """
     person = {"name": "", "definition": TEXT, "persona": TEXT}
     data = {"system": TEXT, "character": person, "user": person}

@@ -14,10 +14,9 @@ TokenBytes = bytes | memoryview
 
 
 class TokenPool:
-    """Tokens one after the other, repeated without end.
+    """Tokens one after the other, repeated without end; a slice begins with one of the tokens `openings`.
 
-    `written` holds all of them, `places` the position of each, `gap` the bytes between two. A slice begins
-    with one of the tokens `openings`, of which 0 is the first.
+    `written` holds all of them, `places` the position of each, `gap` the bytes between two.
     """
 
     def __init__(self, written: bytes, places: Sequence[int], openings: Sequence[int], gap: int) -> None:
@@ -56,10 +55,9 @@ class PromptLevel:
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """The tokens of all prompts of a run.
+    """The tokens of all prompts of a run, and the words that spell a number together with `salt`.
 
-    `separator` stands between two tokens. The order of `words` spells a number together with `salt`. `levels`
-    are those of a conversation: system prompt, character, persona and history.
+    `levels` are those of a conversation: system prompt, character, persona and history.
     """
 
     separator: bytes
@@ -79,9 +77,8 @@ class PromptSource:
 
 
 def synthetic(workload: Workload, vocab: int, salt: int) -> PromptSource:
-    """Random token ids, or as many words of digits.
-
-    They are the ids of the vocabulary with the most digits (10000 to 99999 of 151936), away from special ids.
+    """Random token ids, or as many words of digits, from those with the most digits (10000 to 99999 of
+    151936).
     """
     digits = len(str(vocab - 1)) - (1 if vocab <= 2 * 10 ** (len(str(vocab - 1)) - 1) else 0)
     low, high = 10 ** (digits - 1), min(10**digits, vocab)

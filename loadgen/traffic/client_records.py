@@ -42,9 +42,8 @@ class Span:
         return round(self.rate_qps * (self.end_s - self.start_s))
 
     def due_s(self, rng: np.random.Generator) -> Floats:
-        """The recorded number of requests, with gaps of the recorded shape that fill the span.
-
-        They begin anywhere in a gap, so that not all clients begin a span together.
+        """The recorded number of requests, with gaps of the recorded shape that fill the span from anywhere
+        in one.
         """
         count = self.requests
         gaps = rng.weibull(self.shape, count) if self.weibull else rng.standard_gamma(self.shape, count)
@@ -57,8 +56,7 @@ class Span:
 def drawn(folder: Path, from_s: float, span_s: float | None, seed: int) -> tuple[Floats, Ints, Ints]:
     """Due times in s, prompt and answer tokens of all clients' requests in a part of the records, by time.
 
-    `span_s` None means to the end. Each client has randomness of its own, so that one file more changes no
-    other. Raises ValueError with file and reason, and OSError.
+    Each client has randomness of its own. Raises ValueError with file and reason, and OSError.
     """
     end_s = math.inf if span_s is None else from_s + span_s
     paths = sorted(folder.glob(f"*{TRACE}"))

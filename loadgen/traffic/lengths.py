@@ -20,13 +20,9 @@ Floats = NDArray[np.float64]
 def draw_lengths(
     lengths: Lengths, count: int, rng: np.random.Generator, recorded: Ints | None = None
 ) -> Ints:
-    """`count` token counts, each at least 1.
+    """`count` token counts, each at least 1; empirical ones are `recorded`.
 
-    - lognormal: the asked mean and coefficient of variation.
-    - uniform: from floor(mean * (1 - spread)) to as far above the mean, both included, as in vLLM's
-      benchmark.
-    - mixture: one of `values`, with the probability of its weight.
-    - empirical: `recorded`, the counts of the chosen trace lines.
+    Uniform ones go from floor(mean * (1 - spread)) to as far above the mean, as in vLLM's benchmark.
     """
     match lengths.kind:
         case "lognormal":
@@ -56,10 +52,7 @@ def draw_images(images: Images, count: int, rng: np.random.Generator) -> Ints | 
 
 
 def shared_with_all(input_tokens: Ints, prefix_hit: float) -> Ints:
-    """Tokens at the beginning of each prompt that all prompts share, to the nearest token.
-
-    Enough tokens to make a prompt unique are always left; a shorter prompt keeps its last token.
-    """
+    """Tokens that all prompts begin with, to the nearest; enough to make a prompt unique are always left."""
     unique = np.where(input_tokens > UNIQUE_TOKENS, UNIQUE_TOKENS, 1)
     shared: Ints = np.minimum(np.rint(prefix_hit * input_tokens).astype(np.int64), input_tokens - unique)
     return shared
@@ -75,10 +68,7 @@ def turns(session: Ints) -> Ints:
 
 
 def longest_tokens(lengths: Lengths, recorded: Ints | None = None) -> int:
-    """The largest of about a million lognormal draws; for other kinds the largest possible count.
-
-    `recorded` are all counts of the trace, for empirical lengths.
-    """
+    """The largest of about a million lognormal draws; of other kinds the largest possible count."""
     match lengths.kind:
         case "lognormal":
             sigma = math.sqrt(math.log1p(lengths.cv**2))
@@ -104,8 +94,8 @@ def cut_tokens(history_tokens: Ints | int, room_tokens: Ints | int, step_tokens:
     """The number of oldest tokens to remove from each history so that the rest fits into its room.
 
     It is a whole number of steps, so the cut stays until the history has grown by a step, and with it the
-    beginning of the prompt, which a prefix cache knows (as in Character.ai's prompt-poet); steps of one token
-    are naive. A step is at most three quarters of the room, so that part of the history stays (our choice).
+    cached beginning of the prompt (as in Character.ai's prompt-poet). A step is at most three quarters of the
+    room (our choice).
     """
     step = np.maximum(np.minimum(step_tokens, 3 * np.asarray(room_tokens) // 4), 1)
     excess = np.maximum(np.asarray(history_tokens) - room_tokens, 0)

@@ -1,10 +1,8 @@
 """The population of chat sessions, and schedules of their turns: stationary, with the same users at any rate.
 
-`sessions` knows the turns of one session. Sessions begin as a Poisson process over time and rate: each has
-a mark, and at r messages per second the sessions with a mark below r exist. A higher rate therefore keeps
-all users of a lower one and adds more, and a change of rate leaves the users below both rates as they are.
-Time 0 meets the mean number of sessions, at any rate.
-"""
+Sessions begin as a Poisson process over time and rate: each has a mark, and at r messages per second the
+sessions with a mark below r exist. So a higher rate keeps all users of a lower one. Time 0 meets the mean
+number of sessions, at any rate."""
 
 import math
 from typing import Any
@@ -218,9 +216,8 @@ class _Band:
         self._chunks: dict[int, Rows] = {}
 
     def _marks(self) -> Floats:
-        """Marks of the sessions that time 0 meets: evenly spaced over all bands, from a random first one.
-
-        A Poisson number's surplus of users would stay for longer than a run, and another rate be measured.
+        """Marks of the sessions that time 0 meets: evenly spaced, as a Poisson number's surplus would stay
+        for a run.
         """
         per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
         first = float(np.random.default_rng([self._seed, 8]).random())
@@ -266,10 +263,7 @@ COLUMNS = "input_tokens output_tokens session turn character character_tokens pe
 
 
 class ConversationTraffic:
-    """Draws the turns of one population, which lives through all windows of a run.
-
-    A stretch of time depends on seed, rate and time alone, not on the window that asks for it.
-    """
+    """Draws the turns of one population, which lives through all windows of a run."""
 
     def __init__(self, spec: Conversations) -> None:
         self._spec = spec
@@ -312,9 +306,8 @@ class ConversationTraffic:
         )
 
     def _after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
-        """The seq of each session's previous planned turn, -1 if none is known.
-
-        If a time is planned again, as after a window that was cut short, only its new turns are known.
+        """The seq of each session's previous planned turn, -1 if none is known, as in a time that is planned
+        again.
         """
         rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
         order = np.argsort(rows[:, 0], kind="stable")

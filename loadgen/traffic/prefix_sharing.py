@@ -53,8 +53,7 @@ def begins(
 ) -> NDArray[np.object_]:
     """The `Runs` of every request, in order of arrival; `lines` are those of a trace with these `blocks`.
 
-    Every node's stream is a service of its own, and a trace that begins again is other chats: neither shares
-    with the others.
+    Neither two nodes' streams nor two rounds of a trace share beginnings.
     """
     runs = np.empty(len(lines), dtype=object)
     trees: dict[int, BlockTree] = {}
@@ -90,10 +89,8 @@ class ConversationMeans:
 def means_of(spec: Conversations) -> ConversationMeans:
     """The mean over all messages of a stationary population.
 
-    With a geometric number of turns, a message is the k-th (from 0) with probability p (1 - p)^k. Its history
-    is taken at the mean: k messages with answers. The cut moves at another turn for every character length,
-    so the mean is taken over quantiles of that length and nothing is rounded. Every character counts as
-    known.
+    A message is the k-th (from 0) with probability p (1 - p)^k; its history is taken at the mean. The cut
+    moves at another turn for every character length, so the mean is over quantiles of that length.
     """
     p = 1 / spec.turns
     turn = np.arange(int(LONGEST_LIVES * spec.turns) + 1)
@@ -143,8 +140,7 @@ class SharedPrefixes(NamedTuple):
     """The owner of each prompt's first tokens; columns in order of arrival.
 
     Tokens up to `everyone` belong to all prompts, up to `of_character` to all of the same `character`, up to
-    `of_session` to all of the same `session`, and up to `of_history` to those of a session with the same
-    `cut`.
+    `of_session` to all of the same `session`, up to `of_history` to those with the same `cut` too.
     """
 
     everyone: Ints
@@ -193,8 +189,7 @@ def scattered(shared: SharedPrefixes, copies: float, seed: int) -> tuple[SharedP
 def cache_warmup_s(workload: Workload, rate_qps: float, nodes: int, kv_tokens: float) -> float:
     """Seconds of cache warm-up before a service is measured; 0 without sessions.
 
-    `rate_qps` and `kv_tokens` are those of one node. In that time every session returns, and entries that
-    nobody asks for are evicted.
+    In that time every session returns, and unused entries of a node's `kv_tokens` are evicted.
     """
     gap = gap_s(workload, rate_qps, nodes)
     if gap is None:

@@ -69,8 +69,7 @@ class ArrivalSchedule:
     def shard(self, i: int, n: int) -> "ArrivalSchedule":
         """The requests of actor `i` of `n` (see `owner`); for any n their union is the same.
 
-        A closed loop is shared evenly. Raises ValueError if an actor would get no part of its concurrency:
-        its requests would become an open loop, all due at once.
+        A closed loop is shared evenly. Raises ValueError if an actor would get no part of its concurrency.
         """
         if 0 < self.concurrency < n:
             raise ValueError(f"{n} load actors cannot share a concurrency of {self.concurrency}")
@@ -78,10 +77,9 @@ class ArrivalSchedule:
         return replace(self.where(mine), concurrency=int(mine[: self.concurrency].sum()))
 
     def owner(self, n: int) -> Ints:
-        """The actor, of `n`, that sends each request: seq mod n.
+        """The actor, of `n`, that sends each request: seq mod n; in conversations a hash of the session.
 
-        In conversations a hash of the session decides, equal in every process, so that the actor that sends a
-        turn also sees the turn before it end.
+        So the actor that sends a turn also sees the turn before it end.
         """
         if self.session is None or self.character is None:
             return self.seq % n

@@ -45,8 +45,8 @@ Row = tuple[int, int, int, Blocks]
 class Trace:
     """Requests by time, the first at 0; all arrays have one length, at least 1.
 
-    `blocks` has the block hashes of each request if some prompts begin alike (`hash_ids`), each of
-    `block_tokens` tokens. `empty_answers` counts requests recorded without output tokens.
+    `blocks` has each request's block hashes if some prompts begin alike (`hash_ids`), of `block_tokens`
+    tokens. `empty_answers` counts requests recorded without output tokens.
     """
 
     due_ns: NDArray[np.int64]
@@ -91,10 +91,7 @@ def read_trace(
 
 
 def workload_trace(workload: Workload) -> Trace | None:
-    """The trace that a workload names, or None.
-
-    Raises ConfigError as `read_trace` does, and for arrivals all at once.
-    """
+    """The trace that a workload names, or None. Raises ConfigError, also for arrivals all at once."""
     if not workload.trace:
         return None
     trace = read_trace(
@@ -113,10 +110,7 @@ def workload_trace(workload: Workload) -> Trace | None:
 
 
 def resolve(workload: Workload) -> Workload:
-    """The workload with the rounded means of its empirical lengths.
-
-    Raises ConfigError as `workload_trace` does.
-    """
+    """The workload with the rounded means of its empirical lengths. Raises ConfigError."""
     trace = workload_trace(workload)
     if trace is None:
         return workload

@@ -33,7 +33,7 @@ class Traffic:
     """Draws the requests of one workload; its `trace`, if it has one, is read once.
 
     The same seed and window give the same unit-rate arrivals and lengths at every rate, whatever ran before.
-    Conversations depend on seed, rate and time alone. Raises ConfigError for a trace that cannot be used.
+    Raises ConfigError for a trace that cannot be used.
     """
 
     def __init__(self, workload: Workload) -> None:
