@@ -125,9 +125,7 @@ class EventReader:
             self._before, self._after = event[: place.start(1)], _shared(event[place.end(1) :])
 
     def _message(self, message: dict[str, Any], raw_text: bytes) -> None:
-        """Take all facts of one event, or none; ValueError for a wrong type. `raw_text` is its text as JSON
-        has it.
-        """
+        """Take all facts of one event with its text as JSON has it, or none; ValueError for a wrong type."""
         exchange = self._exchange
         if (error := _error_in(message)) is not None:
             exchange.fail("http_error", "in_band", self._redact(_words(error)))
@@ -176,11 +174,12 @@ def _shared(ending: bytes) -> bytes:
 
 
 def _output(choice: dict[str, Any], *, is_first: bool) -> str | None:
-    """The text of a choice; empty for a token that prints nothing, None for no output or a chat's first role."""
+    """The text of a choice; empty for a token that prints nothing, None where there is no output."""
     if choice.get("delta") is None:
         return _typed(choice["text"], str) if "text" in choice else None
     delta = _typed(choice["delta"], dict)
     parts = [delta[key] for key in CONTENT_KEYS if delta.get(key) or delta.get(key) == ""]
+    # A chat may begin with an empty delta that names the role and is no token.
     if not parts or (is_first and delta.get("role") and not any(parts) and not choice.get("finish_reason")):
         return None
     return "".join(part if isinstance(part, str) else json.dumps(part) for part in parts)

@@ -104,7 +104,7 @@ class Worker:
         self._tasks = [asyncio.ensure_future(loop()) for loop in (self._send, self._tick)]
 
     async def offer(self, schedule: ArrivalSchedule) -> None:
-        """Append this worker's shard of a schedule that follows all others; of a closed loop a part is due."""
+        """Append a shard of a schedule that follows all others; a closed loop starts with a part of it."""
         closed, retractions = schedule.concurrency > 0, self._retractions
         async with self._taking:
             for start in range(0, len(schedule), SLICE):

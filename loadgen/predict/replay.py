@@ -254,28 +254,6 @@ def progress_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
     return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)
 
 
-def ratio(cell: PredictionVerdict, first: PredictionVerdict) -> Estimate:
-    """Output tok/s over that of the first cell, with a 95 % interval, draw by draw and seed by seed.
-
-    If the numbers of draws differ, all pairs count.
-    """
-    ours, theirs = cell.replay, first.replay
-    assert ours is not None and theirs is not None
-    value, of = (
-        math.log(figure.value) if (figure := replay.figures[THROUGHPUT]) else math.nan
-        for replay in (ours, theirs)
-    )
-    moved = _differences(ours.ln_throughput, theirs.ln_throughput) - (value - of)
-    chance = _differences(ours.ln_throughput_of_seeds, theirs.ln_throughput_of_seeds) - (value - of)
-    return Estimate(math.exp(value - of), *(math.exp(value - of + away) for away in _away(moved, chance)))
-
-
-def _differences(ours: Sequence[float], theirs: Sequence[float]) -> Floats:
-    one, other = (np.array(each or [0.0]) for each in (ours, theirs))
-    pairs: Floats = one - other if len(one) == len(other) else np.subtract.outer(one, other).ravel()
-    return pairs
-
-
 def _ln_throughput(figures: Figures) -> float:
     return math.log(figures[THROUGHPUT] or math.nan)
 
@@ -291,11 +269,11 @@ def _estimate(
         np.array([math.log(one / value) for each in all_of if (one := each[name])])
         for all_of in (varied, others)
     )
-    low, high = _away(moved, chance)
+    low, high = spread(moved, chance)
     return Estimate(value, value * math.exp(low), value * math.exp(high))
 
 
-def _away(moved: Floats, chance: Floats) -> tuple[float, float]:
+def spread(moved: Floats, chance: Floats) -> tuple[float, float]:
     """Distances in ln of a 95 % interval's ends from a value.
 
     `moved` are the draws of the constants; `chance` is the scatter of other seeds, of which one more follows

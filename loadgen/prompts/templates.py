@@ -193,7 +193,7 @@ class RenderedPart:
 
 
 class PromptTemplate:
-    """Parts to be filled with data, all of it required. Raises ConfigError for a content that is not Jinja2."""
+    """Parts to be filled with data, all of it needed. Raises ConfigError for a content that is no Jinja2."""
 
     def __init__(self, parts: Sequence[PromptPart], encode: Encode | None = None) -> None:
         self._encode = encode or by_words
@@ -219,8 +219,7 @@ class PromptTemplate:
 
 
 def fitted(pieces: Sequence[RenderedPart], limit_tokens: int, step_tokens: int) -> list[RenderedPart]:
-    """The parts cut to at most `limit_tokens`, in whole steps (`cut_tokens`): priority 1 first, the oldest
-    before.
+    """The parts cut to at most `limit_tokens`, in whole steps (`cut_tokens`): first the oldest of priority 1.
 
     Raises ConfigError if the parts that are never cut are too long.
     """

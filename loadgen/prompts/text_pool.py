@@ -203,20 +203,16 @@ def _levels(
     parts = {part.name: part for part in parts_of(spec)}
     means = spec.message_tokens.mean, spec.answer_tokens.mean
     said = _pool(tokenizer, talk(seed + 1, means, _line(parts["history"])), as_ids)
-    plain = [_level(tokenizer, parts[name], pool, as_ids) for name in PLAIN]
+    plain = []
+    for part in (parts[name] for name in PLAIN):  # the template's text is encoded by itself
+        head, tail = (_fixed(tokenizer, text, as_ids) for text in _around(part))
+        plain.append(PromptLevel(pool, part.role, head, tail))
     end_of_cut = _fixed(tokenizer, _line(parts["history"])("", TEXT).partition(TEXT)[2], as_ids)
     return (*plain, PromptLevel(said, parts["history"].role, end_of_cut))
 
 
-def _level(tokenizer: Tokenizer, part: PromptPart, pool: TokenPool, as_ids: bool) -> PromptLevel:
-    """A part as a level; its template's text before and after is encoded by itself."""
-    head, tail = (_fixed(tokenizer, text, as_ids) for text in _around(part))
-    return PromptLevel(pool, part.role, head, tail)
-
-
 def _around(part: PromptPart) -> tuple[str, str]:
-    """The text of a template before and after its content, without the name, which a level's naming words
-    replace.
+    """The text of a template before and after its content; a level's naming words replace the name.
 
     Raises ConfigError for a template that wants other data.
     """

@@ -1,7 +1,7 @@
 """Common beginnings of planned prompts, and what sessions mean for a service: pure figures of a schedule."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -77,8 +77,7 @@ LONGEST_LIVES = 30.0
 QUANTILES = 100
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationMeans:
+class ConversationMeans(NamedTuple):
     """The mean request; `reusable` is the share of its prompt that an unbounded prefix cache knows."""
 
     input_tokens: float
@@ -114,9 +113,8 @@ def with_mean_lengths(workload: Workload) -> Workload:
     """The workload with the rounded mean lengths of its conversations."""
     if workload.conversations is None:
         return workload
-    means_found = means_of(workload.conversations)
-    means = round(means_found.input_tokens), round(means_found.output_tokens)
-    inputs, outputs = (Lengths(mean, "conversation") for mean in means)
+    *means, _ = means_of(workload.conversations)
+    inputs, outputs = (Lengths(round(mean), "conversation") for mean in means)
     return replace(workload, input_tokens=inputs, output_tokens=outputs)
 
 
