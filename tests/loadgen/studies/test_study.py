@@ -1,4 +1,4 @@
-"""loadgen/studies/study.py: several sweeps as one answer, and what becomes of a part without a result."""
+"""loadgen/studies/study.py and calibration_probes.py: several runs as one answer; parts without a result."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,12 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import engine_model, measuring
+from loadgen.cli.words import experiment_of
 from loadgen.drive.plan import Past
-from loadgen.run.jobs import Job
+from loadgen.run.jobs import Job, OfferLoad
 from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search import pacing
-from loadgen.studies import study
+from loadgen.studies import calibration_probes, study
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import silent
@@ -47,6 +48,8 @@ class Site:
     `more` is what the conclusion of such a part holds besides.
     """
 
+    verb = "sweep"
+
     def __init__(self, ends: dict[str, int] | None = None, **more: Any) -> None:
         self.asked: list[Experiment] = []
         self.befores: list[Past | None] = []
@@ -55,7 +58,7 @@ class Site:
     def __call__(self, job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
         experiment = job.experiment
         folder.write_text("config.yaml", dump(experiment))
-        folder.write_json("manifest.json", {"verb": "sweep"})
+        folder.write_json("manifest.json", {"verb": self.verb})
         if folder.run_id in self.ends and self.ends[folder.run_id] < 0:
             folder.close()
             raise KeyboardInterrupt
@@ -63,7 +66,7 @@ class Site:
         self.befores.append(before)
         code = self.ends.get(folder.run_id, 0)
         tree = {
-            "verb": "sweep",
+            "verb": self.verb,
             "folder": str(folder.path),
             "asked": to_tree(summary.describe(experiment)),
             "requests": {"planned": 9, "rows": 9, "by_status": {"ok": 9}},
@@ -72,7 +75,8 @@ class Site:
             "reason": "client_limited: more actors" if code else "",
             "evidence": "some",
         }
-        tree |= self._more if code else {"capacity": found(FINDS[len(self.asked) - 1])}
+        if self.verb == "sweep":
+            tree |= self._more if code else {"capacity": found(FINDS[len(self.asked) - 1])}
         folder.write_json("sweep.json", tree)
         folder.close()
         return from_tree(RunVerdict, tree, folder.path)
@@ -242,3 +246,99 @@ def test_a_sweep_that_expects_a_capacity_begins_there_and_says_so() -> None:
     start, predicted = engine_model.start(experiment, "sweep", lambda _, **facts: said.append(facts["text"]))
     assert (start.prediction_qps, start.first_below, predicted) == (5.0, 0.05, None)
     assert said[0].startswith("5 QPS per node is expected (search.expected_qps)")
+
+
+class ProbeSite(Site):
+    """Fills run folders of probes, none of which is ever continued."""
+
+    verb = "probe"
+
+    def __call__(self, job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
+        assert isinstance(job, OfferLoad) and before is None
+        return super().__call__(job, folder, before)
+
+
+def begun(out: Path, site: ProbeSite) -> dict[str, Any]:
+    experiment = load([f"out={out}", "run=one", "fleet.actors=4", "workload.prompt=text", "seed=5"])
+    return to_tree(
+        study.run(
+            calibration_probes.CalibrationStudy(experiment, guess_qps=5.0),
+            created(Folder, experiment),
+            site,
+            silent,
+        )
+    )
+
+
+def resumed_recipe(path: Path, site: ProbeSite) -> dict[str, Any]:
+    asked = experiment_of(measuring.verb(path), [], path / "config.yaml")
+    return to_tree(study.run(calibration_probes.CalibrationStudy(asked), Folder(path), site, silent))
+
+
+def test_every_part_is_a_probe_of_its_own_load(tmp_path: Path) -> None:
+    site = ProbeSite({})
+    tree = begun(tmp_path, site)
+    loads = [(a.workload.name, a.concurrency, a.requests, a.rate_qps) for a in site.asked]
+    assert loads[0] == ("r1_prefill", 1, 30, None)
+    assert loads[7] == ("r2_decode", 256, 2560, None)
+    assert loads[13:] == [("r4_check", None, None, pytest.approx(qps)) for qps in (1.5, 2.5, 3.5)]
+    assert len(loads) == 16 and len({a.seed for a in site.asked}) == 16
+    assert {a.workload.prompt for a in site.asked} == {"text"}
+    assert [a.fleet.actors for a in site.asked[:3]] == [1, 2, 4]
+    # R3's cached prompt ends in less than three unique blocks.
+    cached = site.asked[8].workload
+    assert 16 < cached.input_tokens.mean * (1 - cached.prefix_hit) < 48
+    assert (tree["exit_code"], tree["evidence"]) == (0, "16 probes")
+    text = concluded(tmp_path / "one")
+    assert "16 probes: python -m analysis calibrate" in text and "r4-70pct  recorded" in text
+    assert [path.name for path in studies.parts(tmp_path / "one")][::15] == ["r1-c1", "r4-70pct"]
+
+
+def test_a_probe_that_missed_a_bound_is_recorded_like_any_other(tmp_path: Path) -> None:
+    site = ProbeSite({"r2-c4": summary.EXIT_SLO_MISSED})
+    tree = begun(tmp_path, site)
+    assert (tree["exit_code"], tree["evidence"], len(site.asked)) == (0, "16 probes", 16)
+    path = tmp_path / "one"
+    assert path / "r2-c4" in studies.parts(path) and "r2-c4     recorded" in concluded(path)
+
+
+def test_a_part_that_was_void_is_measured_anew_and_nothing_else(tmp_path: Path) -> None:
+    site = ProbeSite({"r2-c4": summary.EXIT_VOID})
+    tree = begun(tmp_path, site)
+    assert (tree["exit_code"], tree["reason"], len(site.asked)) == (
+        summary.EXIT_VOID,
+        "r2-c4: client_limited: more actors",
+        5,
+    )
+    path = tmp_path / "one"
+    assert len(studies.parts(path)) == 4
+    site.ends.clear()
+    tree = resumed_recipe(path, site)
+    assert (tree["exit_code"], len(tree["parts"]), len(site.asked)) == (0, 16, 17)
+    assert site.asked[4] == site.asked[5]
+    kept = json.loads((path / "r2-c4.cut1" / "sweep.json").read_text())
+    assert kept["exit_code"] == summary.EXIT_VOID
+
+
+@pytest.mark.parametrize(
+    ("words", "guess_qps", "says"),
+    [
+        ([], None, "needs rate_qps="),
+        (["cluster=laptop_4n"], 5.0, "measures one node, not cluster.nodes=4"),
+    ],
+)
+def test_what_makes_no_recipe_is_refused(words: list[str], guess_qps: float | None, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        calibration_probes.CalibrationStudy(load(words), guess_qps)
+
+
+def test_a_study_without_a_result_cannot_be_calibrated(tmp_path: Path) -> None:
+    begun(tmp_path, ProbeSite({"r1-c1": summary.EXIT_VOID}))
+    with pytest.raises(RunError, match="no part of this study has a result yet"):
+        studies.parts(tmp_path / "one")
+
+
+def test_the_rate_is_guessed_for_the_traffic_that_it_is_offered() -> None:
+    asked = load(["workload=smoke", "workload.prompt=text"])
+    checked = calibration_probes.check_experiment(asked).workload
+    assert (checked.name, checked.prompt) == ("r4_check", "text")
