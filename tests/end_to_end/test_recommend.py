@@ -139,7 +139,7 @@ def test_what_the_engine_model_does_not_predict_is_listed(
     monkeypatch.setattr("loadgen.cli.prediction.processes", lambda: nullcontext(map))
     assert main(["recommend", *WORDS]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("PREDICTED  dp1_tp8_ep8 ")
+    assert text.startswith("PREDICTED  ") and "; dp1_tp8_ep8 (1 x TP8/EP8" in text.splitlines()[0]
     assert "not predicted: dp2_tp4_ep4 8192: no model of this layout yet" in text
 
 
