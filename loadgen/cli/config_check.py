@@ -29,12 +29,12 @@ PER_REQUEST_METRICS = "enable_per_request_metrics"
 
 def experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
     """The experiment that the words ask of a verb. Raises ConfigError if it cannot be run."""
-    found = experiment_of(verb, words, config)
-    if isinstance(found.engine, EmulatedEngine) and not found.engine.vllm_version:
+    made = experiment_of(verb, words, config)
+    if isinstance(made.engine, EmulatedEngine) and not made.engine.vllm_version:
         # It belongs to the label of every figure.
-        found = replace(found, engine=replace(found.engine, vllm_version=installed_vllm()))
-    refuse_misfit(found)
-    return found
+        made = replace(made, engine=replace(made.engine, vllm_version=installed_vllm()))
+    refuse_misfit(made)
+    return made
 
 
 def kernels(experiment: Experiment) -> list[str]:

@@ -177,11 +177,11 @@ def _seeing(experiment: Experiment) -> Model:
 
 
 def _machine(experiment: Experiment) -> answer.NodePeaks:
-    known = parts(experiment)
+    specs = parts(experiment)
     layout = experiment.layout
     prefill = layout.prefill.per_node if layout.prefill else 0
-    shares = partial(node.shares, *known)
-    return answer.NodePeaks(layout.replicas_per_node, *node.peaks(*known), shares, prefill)
+    shares = partial(node.shares, *specs)
+    return answer.NodePeaks(layout.replicas_per_node, *node.peaks(*specs), shares, prefill)
 
 
 def guess_qps(experiment: Experiment) -> float | None:
@@ -203,14 +203,14 @@ def start(experiment: Experiment, verb: str, emit: Emit) -> tuple[Start, Placing
     if not isinstance(experiment.engine, SimulatedEngine):
         return start, None
     try:
-        found = predict(_virtual_hour(experiment), draws=0)
+        prediction = predict(_virtual_hour(experiment), draws=0)
     except ValueError as error:  # what the model does not predict can be measured all the same
         emit("prediction", text=f"no prediction, the search begins with a ramp: {error}")
         return start, None
-    if found.exit_code != summary.EXIT_OK or found.capacity is None:
-        emit("prediction", text=f"no prediction, the search begins with a ramp: {found.reason}")
+    if prediction.exit_code != summary.EXIT_OK or prediction.capacity is None:
+        emit("prediction", text=f"no prediction, the search begins with a ramp: {prediction.reason}")
         return start, None
-    figures = found.capacity.qps_per_node
+    figures = prediction.capacity.qps_per_node
     how = f"a virtual hour of the same engine: {PLACES}"
     emit("prediction", text=f"the engine model predicts {middle(figures)} QPS per node ({how})")
     return replace(start, prediction_qps=figures.value), PlacingPrediction(figures, how)
@@ -229,12 +229,12 @@ def constants_ratio(experiment: Experiment, emit: Emit) -> Estimate | str:
     )
     try:
         refuse_queue_limits(experiment.engine)
-        found = predict(_virtual_hour(experiment))
+        prediction = predict(_virtual_hour(experiment))
     except ValueError as error:
         return reason(error)
-    q = found.capacity.qps_per_node if found.capacity else None
+    q = prediction.capacity.qps_per_node if prediction.capacity else None
     if q is None or q.low is None or q.high is None or q.certified is None:
-        return f"the engine model finds no interval: {found.reason}"
+        return f"the engine model finds no interval: {prediction.reason}"
     return q.per(q.value)
 
 

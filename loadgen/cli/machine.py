@@ -103,8 +103,8 @@ def shared(actors: int, cores: int) -> str:
 
 def is_free(experiment: Experiment, words: Sequence[str]) -> bool:
     """True if the clock is ours to choose: one search on a simulated engine whose words set no clock."""
-    said = any(word.startswith(f"{KEY}=") for word in words)
-    return isinstance(experiment.engine, SimulatedEngine) and experiment.search.parts == 1 and not said
+    is_set = any(word.startswith(f"{KEY}=") for word in words)
+    return isinstance(experiment.engine, SimulatedEngine) and experiment.search.parts == 1 and not is_set
 
 
 def with_clock(experiment: Experiment, scale: float) -> Experiment:
@@ -132,7 +132,7 @@ def slower(experiment: Experiment) -> Experiment:
     return with_clock(experiment, next(scale for scale in SCALES if scale < experiment.time_scale))
 
 
-def said(experiment: Experiment) -> str:
+def clock_text(experiment: Experiment) -> str:
     """The clock in words, where it is not the real one."""
     scale = experiment.time_scale
     return (

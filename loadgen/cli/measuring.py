@@ -161,7 +161,7 @@ def sweep_on_free_clock(experiment: Experiment, site: Site, show: Emit) -> RunVe
     """Search for the capacity of a simulated engine on a fast clock; begin again on a slower one if late."""
     while True:
         if experiment.time_scale != 1:
-            show("clock", text=machine.said(experiment))
+            show("clock", text=machine.clock_text(experiment))
         job, folder = machine.SearchOnFastClock(experiment), created(RunFolder, experiment)
         verdict = RunLifecycle(job, folder, site, show).measure()
         if not job.was_too_fast(verdict):

@@ -42,8 +42,8 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
     experiment = config_check.experiment("predict", words, config)
     rate_qps, highest_qps = experiment.rate_qps, experiment.search.highest_qps
     if (rate_qps or experiment.concurrency) and sensitivity:
-        asked = "rate_qps" if rate_qps else "concurrency"
-        raise ConfigError(f"--sensitivity explains a capacity; leave {asked}=... out")
+        key = "rate_qps" if rate_qps else "concurrency"
+        raise ConfigError(f"--sensitivity explains a capacity; leave {key}=... out")
     engine_model.refuse_unknown_bounds(experiment)
     engine_model.refuse_queue_limits(experiment.engine)
     replay.refuse(experiment)
@@ -58,7 +58,7 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
 
 def answered(
     cells: Matrix,
-    found: Sequence[Experiment | str],
+    experiments: Sequence[Experiment | str],
     sensitivity: bool = False,
     say: Callable[[str], None] = quiet,
 ) -> PredictionVerdict | GridVerdict:
@@ -66,8 +66,10 @@ def answered(
     act = partial(engine_model.predict, sensitivity=sensitivity)
     with processes() as parallel_map:
         if cells.axes:
-            return grid.predicted(cells, found, act, parallel_map, say)
-        return act(next(one for one in found if isinstance(one, Experiment)), parallel_map=parallel_map)
+            return grid.predicted(cells, experiments, act, parallel_map, say)
+        return act(
+            next(each for each in experiments if isinstance(each, Experiment)), parallel_map=parallel_map
+        )
 
 
 @contextmanager
@@ -98,17 +100,19 @@ def processes() -> Iterator[ParallelMap]:
             raise
 
 
-def requests(cells: Matrix, found: Sequence[Experiment | str]) -> pa.Table:
+def requests(cells: Matrix, experiments: Sequence[Experiment | str]) -> pa.Table:
     """A row per request of every replay of a grid, with the cell's axis values as columns."""
-    parts_of = []
-    for at, one in zip(cells.cells(), found, strict=True):
-        if isinstance(one, Experiment):
-            schedule = replay.planned(one)
-            table = replay.request_rows(schedule, engine_model.replayed(one, schedule, one.seed))
+    tables = []
+    for at, experiment in zip(cells.cells(), experiments, strict=True):
+        if isinstance(experiment, Experiment):
+            schedule = replay.planned(experiment)
+            table = replay.request_rows(
+                schedule, engine_model.replayed(experiment, schedule, experiment.seed)
+            )
             for place, (key, value) in enumerate(at.items()):
                 table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
-            parts_of.append(table)
-    return pa.concat_tables(parts_of)
+            tables.append(table)
+    return pa.concat_tables(tables)
 
 
 def predicted_ladder(experiment: Experiment, say: Callable[[str], None] = quiet) -> PredictionVerdict:
@@ -144,26 +148,28 @@ def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
     cells = matrix(arguments.words)
     cell = partial(checked, config=arguments.config, sensitivity=arguments.sensitivity)
-    found = grid.experiments(cell, cells)
-    are_replays = grid.are_replays(found)
+    experiments = grid.experiments(cell, cells)
+    are_replays = grid.are_replays(experiments)
     refuse_out(arguments.out, *output.SUFFIXES)
     if arguments.requests and not are_replays:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
     refuse_out(arguments.requests, *output.TABLES, flag="--requests")
     if arguments.dry_run:
         return max(
-            output.plan(arguments, output.planned_run(one, 0)) for one in found if isinstance(one, Experiment)
+            output.plan(arguments, output.planned_run(one, 0))
+            for one in experiments
+            if isinstance(one, Experiment)
         )
-    answer = answered(cells, found, arguments.sensitivity, output.noting(arguments))
+    answer = answered(cells, experiments, arguments.sensitivity, output.noting(arguments))
     if arguments.requests:
-        output.write(arguments.requests, requests(cells, found), to_tree(answer))
+        output.write(arguments.requests, requests(cells, experiments), to_tree(answer))
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
         output.write(
             arguments.out, predictions.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
         )
     if isinstance(answer, GridVerdict) and not arguments.json:
-        kernels = config_check.all_kernels(one for one in found if isinstance(one, Experiment))
+        kernels = config_check.all_kernels(one for one in experiments if isinstance(one, Experiment))
         terminal.tell("\n".join([prediction_view.grid_text(answer), *kernels]))
         return answer.exit_code
     return output.printed(answer, arguments.json)

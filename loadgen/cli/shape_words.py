@@ -50,8 +50,8 @@ class Shape:
     @property
     def at(self) -> dict[str, str | int | float]:
         """The shape as a cell of a study has it."""
-        known: dict[str, str | int | float] = {LAYOUT: self.layout, BUDGET: self.budget_tokens}
-        return known if self.hit is None else known | {HIT: self.hit}
+        place: dict[str, str | int | float] = {LAYOUT: self.layout, BUDGET: self.budget_tokens}
+        return place if self.hit is None else place | {HIT: self.hit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +95,23 @@ class ShapeQuestion:
         kept = [word for word in self.service if not _is_measured(word)]
         if self.is_simulated:
             return kept
-        known = {"engine.constants", "engine.activation_bytes"}
-        ours = [word for word in kept if not word.startswith("engine") or _key(word) in known]
-        return [*ours, "engine=simulated"]
+        model_keys = ("engine.constants", "engine.activation_bytes")
+        kept = [word for word in kept if not word.startswith("engine") or _key(word) in model_keys]
+        return [*kept, "engine=simulated"]
 
     def shapes(self, predicted: Predicted) -> list[Shape]:
         """Every shape, those of a layout together. Raises ConfigError if there are too many."""
-        found = [
+        shapes = [
             shape
             for layout, hit in product(self.layouts, self.hits)
             for shape in self._of_layout(layout, hit, predicted)
         ]
-        if len(found) > MOST_SHAPES:
+        if len(shapes) > MOST_SHAPES:
             raise ConfigError(
-                f"{len(found)} shapes are more than {MOST_SHAPES}; name fewer in recommend.layouts, "
+                f"{len(shapes)} shapes are more than {MOST_SHAPES}; name fewer in recommend.layouts, "
                 "recommend.budgets or recommend.hits"
             )
-        return found
+        return shapes
 
     def _of_layout(self, layout: str, hit: float | None, predicted: Predicted) -> Iterator[Shape]:
         at_hit = () if hit is None else (f"workload.prefix_hit={hit:g}",)

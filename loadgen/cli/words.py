@@ -94,10 +94,10 @@ def _refuse_words_of_other_verbs(experiment: Experiment, verb: str) -> None:
     """Refuse words that the verb does not honour, and a probe without a load."""
     loads = {"predict": ("rate_qps", "concurrency", "requests"), "recipe": ("rate_qps", "duration_s")}
     honoured = loads.get(verb, ())
-    given = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
-    if verb != "probe" and given:
+    set_keys = [key for key in PROBE_KEYS if getattr(experiment, key) and key not in honoured]
+    if verb != "probe" and set_keys:
         own = "has levels of its own" if verb == "progressive" else "finds the rate itself"
-        raise ConfigError(f"{given[0]} belongs to probe; {verb} {own}")
+        raise ConfigError(f"{set_keys[0]} belongs to probe; {verb} {own}")
     if verb != "predict":
         _refuse_replay(experiment, verb)
     if verb in ("probe", "recipe") and experiment.search.expected_qps:

@@ -157,11 +157,11 @@ def refuse_links(path: Path) -> None:
     """Raise LinkError where a name in the folder leads out of it, or is no plain file."""
     for above, folders, files in os.walk(path):
         for name in [*folders, *files]:
-            found = Path(above, name)
-            mode = found.lstat().st_mode
+            entry = Path(above, name)
+            mode = entry.lstat().st_mode
             if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
                 what = "a link" if stat.S_ISLNK(mode) else "no plain file"
-                raise LinkError(f"{found} is {what}; nothing is written through it: put a plain copy there")
+                raise LinkError(f"{entry} is {what}; nothing is written through it: put a plain copy there")
 
 
 def _give_up_second_name(log: Path) -> None:
@@ -294,9 +294,9 @@ class RunFolder(Folder):
         super().close()
 
     def _close_told(self) -> None:
-        told, self._told = self._told, None
-        if told is not None:
-            told.close()
+        stream, self._told = self._told, None
+        if stream is not None:
+            stream.close()
 
 
 def _next_rows(first: pa.Table, more: Iterator[pa.Table], most_rows: int) -> Iterator[pa.Table]:
@@ -338,7 +338,7 @@ def manifest(run_id: str, verb: str, seed: int, salt: int) -> dict[str, Any]:
         "argv": [without_credentials(word) for word in sys.argv],
         "seed": seed,
         "prompt_salt": salt,
-        "versions": {name: known for name in PACKAGES.split() if (known := version(name))},
+        "versions": {name: installed for name in PACKAGES.split() if (installed := version(name))},
         "python": platform.python_version(),
         "git": _revision(),
         "host": {

@@ -322,8 +322,8 @@ def _quantile(rows: pa.Table, seconds: float, slo: Slo, bound: Bound, now_ns: in
     """A limited quantile, or a share where requests have no one such latency; None if it does not apply."""
     q = quantile_of(bound.limit)
     if metric_of(bound.limit) not in PER_REQUEST:
-        over, known = parts_over(rows, slo, bound, now_ns)
-        share = 1 - over.sum() / known.sum() if known.sum() else None
+        over, determined = parts_over(rows, slo, bound, now_ns)
+        share = 1 - over.sum() / determined.sum() if determined.sum() else None
         return Quantile(
             ms=None,
             bound_ms=bound.ms,

@@ -165,12 +165,12 @@ def outputs(shape: RequestShape, row: PublishedRow, count: int | None = None) ->
 
 
 def words_by_model(words: Sequence[str], config: Path | None) -> list[list[str]]:
-    """The words of each model to run: the given ones if they choose a model, else all the paper's models."""
+    """The words of each model to run: the typed ones if they choose a model, else all the paper's models."""
     if config or any(word.startswith(("model=", "model.")) for word in words):
         return [list(words)]
-    given = {word.partition("=")[0] for word in words}
+    set_keys = {word.partition("=")[0] for word in words}
     return [
-        [*(word for word in subject.words if word.partition("=")[0] not in given), *words]
+        [*(word for word in subject.words if word.partition("=")[0] not in set_keys), *words]
         for subject in PUBLISHED_MODELS
     ]
 

@@ -57,8 +57,8 @@ class QualityStudy(TwoSides):
         evidence = folder_evidence(self.path / "a", self.path / "b")
         evidence_table.write(evidence, self.path / evidence_table.FILE)
         gate_verdict = gate.judge(evidence, self.experiment.quality)
-        said = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
-        return _with_gate(replace(verdict, evidence=said), gate_verdict, self.sides["a"], self.sides["b"])
+        asked = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
+        return _with_gate(replace(verdict, evidence=asked), gate_verdict, self.sides["a"], self.sides["b"])
 
 
 class AskSide(Job):
