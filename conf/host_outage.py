@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class HostOutage:
     """A host did not answer the driver from `from_ns`, its last answer, to `until_ns`, its next.
 
-    None: it has not answered yet. `serves` if replicas or the front are there, `loads` if load actors are;
-    `clients` are those that ever were.
+    None: it has not answered yet. `serves` if replicas or the front are there; `clients` are the load actors
+    that were there.
     """
 
     name: str
@@ -18,7 +18,11 @@ class HostOutage:
     from_ns: int
     until_ns: int | None = None
     clients: frozenset[int] = frozenset()
-    loads: bool = False
+
+    @property
+    def loads(self) -> bool:
+        """True if load actors were there."""
+        return bool(self.clients)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"

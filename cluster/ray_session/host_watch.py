@@ -88,16 +88,18 @@ class HostWatch:
         self._ended = threading.Event()
 
     def follow(self, hosts: Iterable[WatchedHost]) -> None:
-        """Watch these hosts from now on; what was seen of others stays, and a silent one of them ends now."""
+        """Watch these hosts from now on; what was seen of others stays, and a silent one of them ends now.
+
+        A host that serves no longer, or serves now, is another one: its silence had another meaning.
+        """
         wanted, now_ns = {host.address: host for host in hosts}, time.monotonic_ns()
         with self._lock:
-            for address in self._logs.keys() - wanted.keys():
-                log = self._logs.pop(address)
+            others = [log for log in self._logs.values() if wanted.get(log.host.address) != log.host]
+            for log in others:
                 log.answered(now_ns)
                 self._past += log.outages
+                del self._logs[log.host.address]
             new = [host for address, host in wanted.items() if address not in self._logs]
-            for address, log in self._logs.items():
-                log.host = wanted[address]
             self._logs |= {host.address: HostLog(host) for host in new}
         for host in new:
             threading.Thread(target=self._watch, args=(self._logs[host.address],), daemon=True).start()

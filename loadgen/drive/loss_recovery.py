@@ -136,7 +136,7 @@ class LossRecovery:
         lasting = self.cut_load_hosts(self.feed.target.now_ns())
         if not lasting and not feed.missing_actors():
             return None
-        self.windows.recount(feed.target.now_ns())  # while the host still counts as one that loads
+        self.windows.recount(feed.target.now_ns())
         if stop := feed.replace_actors(lasting):
             return stop
         self.windows.recount(feed.target.now_ns())

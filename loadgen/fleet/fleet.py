@@ -43,8 +43,8 @@ _NOTHING = records.PROGRESS.empty_table()
 class Member:
     """One load actor, owner of the requests with seq mod size = `index`; it answered last at `answered_ns`.
 
-    `observing` is a report on its way since `asked_ns`; `is_received` is False until it came, `pending` has
-    the rows in flight by the last one.
+    It began at `began_ns` (monotonic) and was given up at `lost_ns`. `observing` is a report on its way since
+    `asked_ns`; `is_received` is False until it came, `pending` has the rows in flight by the last one.
     """
 
     client_id: int
@@ -52,6 +52,8 @@ class Member:
     actor: Actor
     place: Place | None = None
     offset: ClockOffset = ClockOffset(0, 0)
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    lost_ns: int | None = None
     answered_ns: int = field(default_factory=time.monotonic_ns)
     silent: bool = False
     observing: Reply | None = None
@@ -123,15 +125,6 @@ class LoadFleet:
     def run_ns(self, monotonic_ns: int) -> int:
         """The run's clock at an instant of this process's monotonic one."""
         return self._clock.run_ns(monotonic_ns)
-
-    def clients_at(self, address: str) -> frozenset[int]:
-        """The load actors that are or were on a host, by its address."""
-        places = [member.place for member in self.members if member.place]
-        return frozenset(place.client_id for place in places if place.address == address)
-
-    def is_loading_from(self, address: str) -> bool:
-        """True if a load actor that is not lost is on a host."""
-        return any(member.place and member.place.address == address for member in self._alive())
 
     def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
         """Hand out a schedule, wait until `until_ns` on the run's clock, and report."""
@@ -280,8 +273,7 @@ class LoadFleet:
         return records.read_stream(self._shard(member), records.SHARD).select(records.PROGRESS.names)
 
     def _alive(self) -> list[Member]:
-        gone = {lost.client_id for lost in self.lost}
-        return [member for member in self.members if member.client_id not in gone]
+        return [member for member in self.members if member.lost_ns is None]
 
     def _silent(self) -> list[Member]:
         return [member for member in self._alive() if member.silent]
@@ -333,8 +325,9 @@ class LoadFleet:
 
     def _lose(self, member: Member, reason: str, last_words: bool = False) -> None:
         """Give an actor up; one that only failed in its work may write down what it knows (`last_words`)."""
-        if any(lost.client_id == member.client_id for lost in self.lost):
+        if member.lost_ns is not None:
             return
+        member.lost_ns = time.monotonic_ns()
         self.lost.append(LostActor(member.client_id, member.index, self._count, reason, _host(member)))
         self._unreported.append(member)
         if last_words:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.host_outage import HostOutage
-from loadgen.fleet.fleet import LoadFleet
+from loadgen.fleet.fleet import LoadFleet, Member
 from loadgen.fleet.process import wall_less_monotonic_ns
 from loadgen.fleet.target import HostSource
 from loadgen.traffic.schedule import NS
@@ -27,12 +27,16 @@ class RunHosts:
 
     def _on_run_clock(self, outage: HostOutage) -> HostOutage:
         run_ns, until_ns = self.fleet.run_ns, outage.until_ns
+        members = [member for member in self.fleet.members if _was_at(member, outage)]
+        lost_ns = [member.lost_ns for member in members if member.lost_ns is not None]
+        if members and len(lost_ns) == len(members) and not outage.serves:
+            # Without a load actor the host matters no more.
+            until_ns = min(max(lost_ns), until_ns or max(lost_ns))
         return replace(
             outage,
             from_ns=run_ns(outage.from_ns),
             until_ns=None if until_ns is None else run_ns(until_ns),
-            clients=self.fleet.clients_at(outage.address),
-            loads=self.fleet.is_loading_from(outage.address),
+            clients=frozenset(member.client_id for member in members),
         )
 
     def table(self, rows: pa.Table, replicas: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -57,12 +61,19 @@ class RunHosts:
         return [host | {"lost_s": self._lost_s(address)} for address, host in sorted(hosts.items())]
 
     def _lost_s(self, address: str) -> float:
-        now_ns = self.fleet.now_ns()
+        run_ns, now_ns = self.fleet.run_ns, self.fleet.now_ns()
         return sum(
-            ((now_ns if outage.until_ns is None else outage.until_ns) - outage.from_ns) / NS
-            for outage in self.outages()
+            ((now_ns if outage.until_ns is None else run_ns(outage.until_ns)) - run_ns(outage.from_ns)) / NS
+            for outage in self.source.outages()
             if outage.address == address
         )
+
+
+def _was_at(member: Member, outage: HostOutage) -> bool:
+    """True if a load actor was on a host, and not given up, at some time of its outage."""
+    is_there = member.place is not None and member.place.address == outage.address
+    began_in_time = outage.until_ns is None or member.began_ns <= outage.until_ns
+    return is_there and began_in_time and (member.lost_ns is None or member.lost_ns >= outage.from_ns)
 
 
 def _counts(rows: pa.Table, name: str) -> dict[Any, int]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -78,12 +79,15 @@ def test_a_host_that_is_cut_is_silent_until_it_is_back(cables: Cables) -> None:
     watch.close()
 
 
-def test_the_outage_of_a_host_that_was_replaced_ends(cables: Cables) -> None:
+@pytest.mark.parametrize(
+    "instead", [WatchedHost("load2", "10.0.0.10", 6380), HOST], ids=["another host", "another role"]
+)
+def test_the_outage_of_a_host_that_was_replaced_ends(cables: Cables, instead: WatchedHost) -> None:
     watch = HostWatch(cables.reach)
-    watch.follow([HOST])
+    watch.follow([replace(HOST, serves=True)])
     until(lambda: cables.tries["10.0.0.9"] > 1)
     cables.cut.add("10.0.0.9")
     until(watch.outages)
-    watch.follow([WatchedHost("load2", "10.0.0.10", 6380)])
+    watch.follow([instead])
     assert [outage.until_ns is None for outage in watch.outages()] == [False]
     watch.close()

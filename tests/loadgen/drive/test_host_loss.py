@@ -48,9 +48,7 @@ class Cut(VirtualTarget):
         clients = frozenset[int]() if self._serves else frozenset({0})
         name = "node1" if self._serves else "load1"
         at = self._from_ns, self._until_ns if back else None
-        return [
-            HostOutage(name, "10.0.0.9", self._serves, "No route to host", *at, clients, not self._serves)
-        ]
+        return [HostOutage(name, "10.0.0.9", self._serves, "No route to host", *at, clients)]
 
     @property
     def _is_silent(self) -> bool:
@@ -108,7 +106,7 @@ WINDOW = Window(3, "window", 1.0, 1, 0, 0, 100 * NS, 100 * NS)
 
 def outage(from_s: float, until_s: float | None, clients: frozenset[int] = frozenset({1})) -> HostOutage:
     until_ns = None if until_s is None else int(until_s * NS)
-    return HostOutage("load1", "10.0.0.9", False, "timed out", int(from_s * NS), until_ns, clients, True)
+    return HostOutage("load1", "10.0.0.9", False, "timed out", int(from_s * NS), until_ns, clients)
 
 
 def rows(*lines: tuple[int, float, float | None]) -> pa.Table:

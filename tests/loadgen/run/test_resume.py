@@ -206,7 +206,7 @@ def test_a_window_that_felt_an_outage_stays_void_in_a_later_session(folder: RunF
         folder.event(kind, **facts)
         if kind == "window_done" and facts["index"] == 3:
             at_ns = facts["window"]["window_end_ns"] - NS
-            outages.append(HostOutage("load1", "10.0.0.9", False, "", at_ns, at_ns + 1, loads=True))
+            outages.append(HostOutage("load1", "10.0.0.9", False, "", at_ns, at_ns + 1, frozenset({1})))
         if kind == "window" and facts["index"] == 6:
             raise Killed
 

@@ -1,5 +1,6 @@
 """loadgen/run/run_hosts.py: the hosts of a run, with what each lost and did."""
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,20 +23,15 @@ class Fleet:
 
     def __init__(self) -> None:
         wall_ns = wall_less_monotonic_ns() + SHIFT_NS
+        actor: Any = None
         place = Place(4, "n", "load1", "10.0.0.9", 1, wall_ns, limits())
-        self.members = [Member(4, 0, None, place, ClockOffset(0, 1_000_000))]
+        self.members = [Member(4, 0, actor, place, ClockOffset(0, 1_000_000), began_ns=11 * NS)]
 
     def now_ns(self) -> int:
         return 90 * NS
 
     def run_ns(self, monotonic_ns: int) -> int:
         return monotonic_ns - 10 * NS
-
-    def clients_at(self, address: str) -> frozenset[int]:
-        return frozenset({4} if address == "10.0.0.9" else ())
-
-    def is_loading_from(self, address: str) -> bool:
-        return address == "10.0.0.9"
 
 
 class Source:
@@ -49,8 +45,12 @@ class Source:
 
 
 @pytest.fixture
-def hosts() -> RunHosts:
-    fleet: Any = Fleet()
+def fleet() -> Any:
+    return Fleet()
+
+
+@pytest.fixture
+def hosts(fleet: Any) -> RunHosts:
     return RunHosts(Source(), fleet)
 
 
@@ -58,6 +58,20 @@ def test_outages_are_on_the_runs_clock_with_the_load_actors_of_their_host(hosts:
     node, load = hosts.outages()
     assert (node.from_ns, node.until_ns, node.loads, node.clients) == (30 * NS, 42 * NS, False, frozenset())
     assert (load.from_ns, load.until_ns, load.loads, load.clients) == (60 * NS, None, True, frozenset({4}))
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "until_s", "clients"), [(75, 65, {4}), (69, None, set())], ids=["in the outage", "before it"]
+)
+def test_an_outage_matters_until_the_last_load_actor_of_the_host_is_given_up(
+    fleet: Any, hosts: RunHosts, lost_s: int, until_s: int | None, clients: set[int]
+) -> None:
+    fleet.members[0].lost_ns = lost_s * NS
+    _, load = hosts.outages()
+    assert (load.until_ns, load.clients) == (until_s and until_s * NS, clients)
+    fleet.members.append(replace(fleet.members[0], client_id=5, began_ns=(lost_s + 1) * NS, lost_ns=None))
+    _, load = hosts.outages()
+    assert (load.until_ns, load.clients) == (None, {*clients, 5})
 
 
 def test_the_table_has_role_clock_lost_seconds_and_requests_of_each_host(hosts: RunHosts) -> None:
