@@ -50,7 +50,6 @@ class Seen:
 
     `late_ms` is the send after the due time, and `ttft_ms` counts from the due time too. `run_share` is
     run / (run + wait for the core) of all its threads: below 1, somebody else had the core.
-    `memory_bytes` is what it grew by until the last send.
     """
 
     statuses: Counter[str]
@@ -59,7 +58,6 @@ class Seen:
     tpot_ms: np.ndarray
     cpu_s: float
     run_share: float
-    memory_bytes: int
 
 
 class Child:
@@ -113,12 +111,6 @@ def schedstat_ns(pid: int | str = "self") -> tuple[int, int]:
     return ran_ns, waited_ns
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 class Meter:
     """What this process has used since the meter was made, without a garbage collector."""
 
@@ -126,11 +118,8 @@ class Meter:
         gc.collect()
         gc.freeze()
         gc.disable()
-        self._cpu_s, self._bytes = time.process_time(), resident_bytes()
+        self._cpu_s = time.process_time()
         self._ran_ns, self._waited_ns = schedstat_ns()
-
-    def grown_bytes(self) -> int:
-        return resident_bytes() - self._bytes
 
     def cpu_s(self) -> float:
         return time.process_time() - self._cpu_s
@@ -160,7 +149,6 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
         meter = Meter()
         client.start(time.monotonic_ns() + LEAD_NS, time.time_ns() + LEAD_NS)
         await asyncio.sleep((LEAD_NS + int(due_ns[-1])) / NS + LAST_SENDS_S)
-        grown_bytes = meter.grown_bytes()
         await client.finish(DRAIN_S)
         cpu_s, run_share = meter.cpu_s(), meter.run_share()
         rows = pa.ipc.open_stream(shard.path.read_bytes()).read_all()
@@ -174,7 +162,6 @@ async def _worker(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
         tpot_ms=(last_ns - first_ns) / (tokens - 1) / 1e6,
         cpu_s=cpu_s,
         run_share=run_share,
-        memory_bytes=grown_bytes,
     )
 
 
@@ -226,12 +213,11 @@ async def _aiohttp_json(url: str, due_ns: np.ndarray, tokens: int) -> Seen:
         for seq, due in enumerate((start + due_ns).tolist()):
             await until(due)
             tasks.append(asyncio.ensure_future(send(seq, due)))
-        grown_bytes = meter.grown_bytes()
         await asyncio.gather(*tasks)
         cpu_s, run_share = meter.cpu_s(), meter.run_share()
     late_ms, first_ms, last_ms = np.array(times_ns).T / 1e6
     tpot_ms = (last_ms - first_ms) / (tokens - 1)
-    return Seen(statuses, late_ms, first_ms, tpot_ms, cpu_s, run_share, grown_bytes)
+    return Seen(statuses, late_ms, first_ms, tpot_ms, cpu_s, run_share)
 
 
 CLIENTS: dict[str, Callable[[str, np.ndarray, int], Seen]] = {"ours": worker, "aiohttp": aiohttp_json}

@@ -18,13 +18,29 @@ from fractions import Fraction
 
 import numpy as np
 
+from analysis.capacity import paired_ratio
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import Measured, pooled
+from loadgen.drive.driver import Driver
+from loadgen.drive.plan import LoadPlan
+from loadgen.drive.sweep import sweep
 from loadgen.search.window_plan import Start
+from loadgen.studies import comparison
 from tests.benchmarks._brute_force import find_truths
-from tests.benchmarks._comparisons import compared
-from tests.support.search.scenarios import BOUNDS, EDGES, GUESS_SPREAD, METHOD, SCENARIOS, experiment, truths
-from tests.support.search.searches import Found, answer, begun, searched
+from tests.support.search.scenarios import (
+    BOUNDS,
+    EDGES,
+    FASTER,
+    GUESS_QPS,
+    GUESS_SPREAD,
+    METHOD,
+    SCENARIOS,
+    experiment,
+    service,
+    truths,
+)
+from tests.support.search.searches import PREDICTION_SD, Found, answer, begun, searched
+from tests.support.virtual.virtual_target import Faster, VirtualTarget
 
 FAR_RATIOS = {
     "S2": {"1.35": 1.4855, "1.7": 1.9885, "0.75": 0.6572, "0.6": 0.4650},
@@ -60,6 +76,39 @@ def published(scenario: str, seed: int) -> Found:
     )
     minutes = first.minutes + second.minutes
     return Found(both.qps.value, both.qps.low, both.qps.high, both.qps.certified, minutes)
+
+
+def compared(scenario: str, seed: int, factor: float = FASTER) -> Found:
+    """The ratio of two services by paired windows: A searched for fifteen minutes, B replays A's windows.
+
+    Where B is far from A both begin at one guess, which says nothing of the ratio.
+    """
+    far = factor != FASTER
+    asked = experiment(scenario, "search=standard", *(["search.start=prediction"] if far else []))
+    guess = truths()[scenario] * math.exp(np.random.default_rng([seed, 1]).normal(0, PREDICTION_SD))
+    plan = LoadPlan(
+        asked.search, asked.slo, asked.workload, 1, seed, Start(GUESS_QPS, guess if far else None)
+    )
+    faster = Faster(service(asked, 2 * seed + 1, factor), factor)
+    targets = VirtualTarget(service(asked, 2 * seed)), VirtualTarget(faster)
+    a, b = (Driver(target, plan, lambda _, /, **__: None) for target in targets)
+    sweep(a)
+    valid = (it for it in a.windows.outcomes if not it.void and not it.aborted)
+    good = [(it.plan, it.counts) for it in valid if it.plan.kind == "window"]
+    centre = comparison.ramp_centre(a)
+    original = comparison.Original.of_windows(plan.seed, centre, plan.slo, good, a.windows.requests)
+    found = sweep(b, lambda driver: comparison.next_replay(driver, original))
+    pairs = comparison.pairs_of(b, original)
+    ratio = paired_ratio.ratio([pair for pair in pairs if pair.whole], comparison.apart(b, original))
+    minutes = (a.elapsed_s() + found.elapsed_s) / 60
+    if ratio is None or ratio.open:
+        ends = (
+            (ratio.estimate.low, math.inf)
+            if ratio and ratio.open == "above"
+            else (0.0, ratio.estimate.high if ratio else math.inf)
+        )
+        return Found(math.nan, *ends, ends[0], minutes)
+    return Found(ratio.estimate.value, *ratio.estimate.ends, ratio.estimate.low, minutes)
 
 
 def _method(name: str) -> Callable[[str, int], Found]:

@@ -1,9 +1,11 @@
 """A published number, an experiment that has several, and the model's answers with intervals."""
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
@@ -217,3 +219,23 @@ def verdict(rows: Sequence[Answer]) -> list[str]:
         f"bias {100 * found.bias:+.1f} %, half interval {100 * found.half:.1f} %",
         f"inside {found.inside} of {found.count}; median error {100 * found.error:.1f} %",
     ]
+
+
+Rows = Sequence[dict[str, str]]
+
+
+def rows_of(path: Path) -> Rows:
+    """The rows; lines that begin with # are notes. Raises ValueError for a file without rows."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    if not rows:
+        raise ValueError(f"{path}: it has no rows")
+    return rows
+
+
+def by(rows: Rows, *columns: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
+    """Rows by the values of some columns, in the order of their first one."""
+    parts: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return parts

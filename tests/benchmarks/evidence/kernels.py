@@ -20,8 +20,7 @@ import numpy as np
 
 from analysis.stats.map_fit import Floats, ParameterPrior, fit
 from conf import Experiment
-from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded
-from tests.benchmarks.evidence.tables import Rows, by, rows_of
+from tests.benchmarks.evidence.figures import Figure, Rows, Team, Values, by, loaded, rows_of
 
 CUS = {304: "mi300x", 256: "mi355x"}
 """GPUs by their compute units; MI325X has those of MI300X."""

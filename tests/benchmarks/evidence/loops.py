@@ -15,8 +15,7 @@ from analysis.stats.map_fit import Floats
 from conf import Experiment
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import Replicas, Requests, Times, serve
-from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded, service_kind
-from tests.benchmarks.evidence.tables import Rows
+from tests.benchmarks.evidence.figures import Figure, Rows, Team, Values, loaded, service_kind
 
 PER_SLOT = 10
 """Requests of a closed loop for each one in flight, where they are not stated (InferenceX's rule)."""

@@ -17,8 +17,7 @@ from analysis.stats.map_fit import Floats
 from conf import Experiment
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.service import Requests, serve
-from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded, machine
-from tests.benchmarks.evidence.tables import Rows, by, rows_of
+from tests.benchmarks.evidence.figures import Figure, Rows, Team, Values, by, loaded, machine, rows_of
 
 ENGINES = 8
 """One GPU each."""

@@ -34,8 +34,7 @@ from tests.benchmarks.evidence.blog import (
     Weights,
     layout_words,
 )
-from tests.benchmarks.evidence.figures import Study
-from tests.benchmarks.evidence.tables import Rows, by, rows_of
+from tests.benchmarks.evidence.figures import Rows, Study, by, rows_of
 
 PAIRS = {"input_length", "output_length"}
 
