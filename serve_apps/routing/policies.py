@@ -52,6 +52,8 @@ def bound(in_flight: int, replicas: int, load_factor: float) -> int:
 
 
 ALL_REPLICAS = 1_000_000
+NO_QUEUE_LIMIT = 1_000_000
+"""Requests wait in the engine, which counts them, and never in Serve (whose default is 5)."""
 
 Tree = dict[str, Any]
 

@@ -21,13 +21,29 @@ from conf.ray_patches import LOOPBACK as LOOPBACK
 from conf.ray_patches import chosen_replica, init_handle, replica_ports_on_loopback, with_ingress_router
 from conf.specs.experiment import Routing
 from serve_apps.routing.asgi import Receive, Scope, Send, lifespan
-from serve_apps.routing.policies import bound, router_options
+from serve_apps.routing.policies import NO_QUEUE_LIMIT, bound, router_options
 
 SESSION_HEADER = b"x-session-id"
 """Serve's own default name, which its proxies read; RAY_SERVE_SESSION_ID_HEADER_KEY would change it."""
 CONCURRENT_REQUESTS = 1000
 
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+def engine_options(
+    name: str, replicas: int, bundles: Sequence[Mapping[str, float]], routing: Routing | None
+) -> dict[str, Any]:
+    """Serve's options of a deployment of engines, each on `bundles` of one node, and their router."""
+    router = request_router(routing) if routing else None
+    return {
+        "name": name,
+        "num_replicas": replicas,
+        "max_ongoing_requests": NO_QUEUE_LIMIT,
+        "max_queued_requests": -1,
+        "placement_group_bundles": [dict(bundle) for bundle in bundles],
+        "placement_group_strategy": "STRICT_PACK",
+        **({"request_router_config": router} if router else {}),
+    }
 
 
 def request_router(routing: Routing) -> RequestRouterConfig | None:

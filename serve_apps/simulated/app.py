@@ -20,14 +20,12 @@ from conf.specs.experiment import Hardware, Layout, Model, Routing, SimulatedEng
 from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.engine_model.engine.kinds import EngineKind, split_sides
-from serve_apps.routing.serve_routers import behind_router, listener, request_router, stay_on_loopback
+from serve_apps.routing.serve_routers import behind_router, engine_options, listener, stay_on_loopback
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
-from serve_apps.simulated.split_engines import Answers, PrefillCall, PrefillSide, Prompt, RemotePrompts
+from serve_apps.simulated.split_engines import Answers, PrefillSide, Prompt, RemotePrompts
 
-NO_QUEUE_LIMIT = 1_000_000
-"""Requests wait in the engine, where they are counted, never in front of it (Serve's default is 5)."""
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
 ENGINES = "SimulatedReplica"
@@ -90,10 +88,7 @@ def build_app(
     """
     decode, other = specs.sides
     EngineKind.of(*decode)  # refuses an engine that cannot run here, not in every replica
-    options = _options(ENGINES, Engines(replicas, bundles))
-    router = request_router(routing) if routing else None
-    if router is not None:
-        options["request_router_config"] = router
+    options = _options(ENGINES, Engines(replicas, bundles), routing)
     deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
     if other is None:
         app = deployment.bind(specs, seed)
@@ -101,22 +96,16 @@ def build_app(
         EngineKind.of(*other)
         assert prefill is not None
         began_s = time.time()
-        prompts = serve.deployment(**_options(PREFILL, prefill))(SimulatedPrefill)
+        prompts = serve.deployment(**_options(PREFILL, prefill, None))(SimulatedPrefill)
         app = deployment.bind(specs, seed, prompts.bind(specs, seed + PREFILL_SEED, began_s), began_s)
     return behind_router(app, routing) if routing else app
 
 
-def _options(name: str, engines: Engines) -> dict[str, Any]:
+def _options(name: str, engines: Engines, routing: Routing | None) -> dict[str, Any]:
     """Serve's options of a deployment of engines."""
-    bundles = engines.bundles
-    return {
-        "name": name,
-        "num_replicas": engines.replicas,
-        "max_ongoing_requests": NO_QUEUE_LIMIT,
-        "max_queued_requests": -1,
-        "ray_actor_options": {"num_cpus": bundles[0].get("CPU", 0), "num_gpus": bundles[0].get("GPU", 0)},
-        "placement_group_bundles": [dict(bundle) for bundle in bundles],
-        "placement_group_strategy": "STRICT_PACK",
+    bundle = engines.bundles[0]
+    return engine_options(name, engines.replicas, engines.bundles, routing) | {
+        "ray_actor_options": {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)},
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "graceful_shutdown_timeout_s": SHUTDOWN_GRACE_S,
         "logging_config": LoggingConfig(enable_access_log=False, log_level="WARNING"),
@@ -172,8 +161,7 @@ class SimulatedReplica:
         if self._prefill is None:
             return SimulatedApp(engine, _served(specs), self._replica_id)
         link = KvLink(TransferSeconds.of(specs.model, layout))
-        ask = lambda prompt: PrefillCall(self._answers(prompt))  # noqa: E731
-        prompts = RemotePrompts(engine, ask, link, layout.transfer_mode == "write")
+        prompts = RemotePrompts(engine, self._answers, link, layout.transfer_mode == "write")
         pages = {PREFILL_PAGE: self._prefill_page}
         return SimulatedApp(engine, _served(specs), self._replica_id, prompts, pages)
 

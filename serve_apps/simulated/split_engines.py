@@ -137,7 +137,7 @@ class RemotePrompts:
     """
 
     def __init__(
-        self, engine: RealtimeEngine, ask: Callable[[Prompt], PrefillCall], link: KvLink, write: bool
+        self, engine: RealtimeEngine, ask: Callable[[Prompt], Answers], link: KvLink, write: bool
     ) -> None:
         self._engine = engine
         self._ask = ask
@@ -154,7 +154,7 @@ class RemotePrompts:
         engine = self._engine
         engine.check(request.input_tokens, request.output_tokens)
         came_s = engine.now_s()
-        call = self._ask(Prompt(request.input_tokens, request.hashes, request.images, came_s))
+        call = PrefillCall(self._ask(Prompt(request.input_tokens, request.hashes, request.images, came_s)))
         try:
             at_s = came_s
             if not self._write:

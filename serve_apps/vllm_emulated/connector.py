@@ -90,17 +90,10 @@ class _Connector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids[0])
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def _no_worker(self, *args: Any, **kwargs: Any) -> None:
         """There is no worker."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """There is no worker."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """There is no worker."""
-
-    def wait_for_save(self) -> None:
-        """There is no worker."""
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _no_worker
 
     def _load(self, request: Any, source: Peer, tokens: int) -> None:
         self._orders.loads.append(Load(request.request_id, self._key(request), tokens, source))

@@ -186,17 +186,10 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM has no types her
         layers = model.get_num_layers(self.parallel_config)
         return {f"model.layers.{index}.self_attn.attn": spec for index in range(layers)}
 
-    def execute_dummy_batch(self) -> None:
-        """Nothing is ever empty here: data parallel ranks, which need it, are refused."""
+    def _nothing(self) -> None:
+        """A device that does not exist neither fails nor compiles; ranks and draft models are refused."""
 
-    def take_draft_token_ids(self) -> None:
-        """No draft model guesses."""
-
-    def compile_or_warm_up_model(self) -> None:
-        """Nothing to compile; the base class reads times that a worker would give."""
-
-    def check_health(self) -> None:
-        """A device that does not exist does not fail."""
+    execute_dummy_batch = take_draft_token_ids = compile_or_warm_up_model = check_health = _nothing
 
     def shutdown(self) -> None:
         """Only the notification socket is open; close it."""

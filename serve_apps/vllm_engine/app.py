@@ -26,13 +26,12 @@ from serve_apps.routing.asgi import Forwarding, StampedApp
 from serve_apps.routing.serve_routers import (
     LOOPBACK,
     behind_router,
-    request_router,
+    engine_options,
     reserved_port,
     stay_on_loopback,
 )
 from serve_apps.vllm_engine.config_file import (
     KV_PACKAGE,
-    NO_QUEUE_LIMIT,
     OPTIONS,
     arguments,
     one_bundle,
@@ -152,21 +151,12 @@ def _process_app(
 ) -> Application:
     from serve_apps.vllm_engine.app import VllmProcessReplica
 
-    router = request_router(routing)
-    options = ({"request_router_config": router} if router else {}) | OPTIONS
-    options |= {
-        "name": PROCESSES,
-        "num_replicas": replicas,
-        "max_ongoing_requests": NO_QUEUE_LIMIT,
-        "max_queued_requests": -1,
-        "ray_actor_options": {
-            "num_cpus": bundle.get("CPU", 0.0),
-            # Ray then tells this replica alone which devices are its own.
-            "num_gpus": bundle.get("GPU", 0.0) if engine.kind == "vllm" else 0.0,
-            "runtime_env": {"env_vars": dict(recipe.env)},
-        },
-        "placement_group_bundles": [bundle],
-        "placement_group_strategy": "STRICT_PACK",
+    options = OPTIONS | engine_options(PROCESSES, replicas, [bundle], routing)
+    options["ray_actor_options"] = {
+        "num_cpus": bundle.get("CPU", 0.0),
+        # Ray then tells this replica alone which devices are its own.
+        "num_gpus": bundle.get("GPU", 0.0) if engine.kind == "vllm" else 0.0,
+        "runtime_env": {"env_vars": dict(recipe.env)},
     }
     deployment = serve.deployment(**options)(serve.ingress()(VllmProcessReplica))
     app = deployment.bind(module_command(recipe, model, engine.model_path), engine.start_timeout_s)

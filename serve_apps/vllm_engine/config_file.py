@@ -8,13 +8,11 @@ from typing import Any
 
 from conf.specs.experiment import Layout, Model, Routing, VllmEngine
 from conf.specs.routing import TEXT_POLICIES
-from serve_apps.routing.policies import router_options
+from serve_apps.routing.policies import NO_QUEUE_LIMIT, router_options
 from serve_apps.vllm_recipes import kv_transfer
 from serve_apps.vllm_recipes.kv_transfer import Side
 from serve_apps.vllm_recipes.recipes import Recipe
 
-NO_QUEUE_LIMIT = 1_000_000
-"""Requests wait in the engine, which counts them, and never in Serve (whose default is 5)."""
 RAY_BUILDER = "ray.serve.llm:build_openai_app"
 OUR_BUILDER = "serve_apps.vllm_engine.app:application"
 SERVERS = "ray.serve.llm.deployment"

@@ -20,7 +20,6 @@ from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
 from serve_apps.simulated.split_engines import (
     Answers,
-    PrefillCall,
     PrefillSide,
     Prompt,
     PromptComputed,
@@ -48,7 +47,7 @@ class Node:
         mode: str = "read",
         time_scale: float = 1.0,
         connector: str = "moriio",
-        ask: Callable[[Prompt], PrefillCall] | None = None,
+        ask: Callable[[Prompt], Answers] | None = None,
         **spec: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -64,12 +63,9 @@ class Node:
         self.decode.start()
         self.side = PrefillSide(self.prefill)
         self.seconds = TransferSeconds.of(SPECS.model, layout)
-        prompts = RemotePrompts(self.decode, ask or self.ask, KvLink(self.seconds), mode == "write")
+        prompts = RemotePrompts(self.decode, ask or self.side.compute, KvLink(self.seconds), mode == "write")
         self.app = SimulatedApp(self.decode, SERVED, "decode-1", prompts)
         self.prompts = prompts
-
-    def ask(self, prompt: Prompt) -> PrefillCall:
-        return PrefillCall(self.side.compute(prompt))
 
     def call(self, **fields: Any) -> Call:
         body = json.dumps({"model": SERVED.name} | fields).encode()
@@ -210,7 +206,7 @@ def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_k
         raise ConnectionError("actor died")
 
     async def story() -> str:
-        node = Node(ask=lambda _: PrefillCall(one_then_lost()))
+        node = Node(ask=lambda _: one_then_lost())
         stream = await node.prompts.open(ApiRequest(False, 5000, 3, True))
         with pytest.raises(EngineDead) as lost:
             await stream.more_than(0)
