@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray import serve
@@ -195,12 +194,6 @@ def test_haproxy_is_told_the_replica_of_the_requests_session() -> None:
     assert told(engines, (b"host", b"front")) == (200, {"replica_id": "app#engines#r1"})
     assert engines.sessions == ["session-7"]
     assert told(Engines(None)) == (503, {"detail": "no replica is left"})
-
-
-def test_serves_own_server_takes_it_for_an_application_of_today() -> None:
-    config = uvicorn.Config(RouteApp(Engines(None)), lifespan="off")
-    config.load()
-    assert config.interface == "asgi3"
 
 
 # --- what sessions meet ---------------------------------------------------------------------------------

@@ -48,11 +48,6 @@ def test_a_driver_without_vllm_may_deploy_on_nodes_that_have_it(monkeypatch: pyt
     assert any("those of 0.33.0; set engine.vllm_version" in note for note in guessed.recipe.notes)
 
 
-def test_a_build_may_add_to_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["engine=vllm", "engine.vllm_version=0.14.1"]
-    assert ready(words, monkeypatch, installed="0.14.1+rocm641").vllm_version == "0.14.1+rocm641"
-
-
 def test_an_emulated_vllm_gets_the_recipe_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ready(["engine=vllm"], monkeypatch).recipe.args
     emulated = ready(["engine=vllm_emulated"], monkeypatch).recipe.args

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conf.specs.experiment import Layout, VllmEngine
 from conf.words import groups
@@ -263,39 +261,6 @@ def resolved(model: str, layout: str, version: str, **engine: str) -> tuple[Layo
     assert isinstance(asked.engine, VllmEngine)
     chosen: Any = replace(asked.engine, **engine)
     return cut, recipes.resolve(chosen, asked.model, cut, version, asked.hardware)
-
-
-VERSIONS = ["0.9.2", "0.11.0", "0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.16.0", "0.20.0", "0.29.0", "0.33.0"]
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(
-    model=st.sampled_from(names("model")),
-    layout=st.sampled_from(names("layout")),
-    recipe=st.sampled_from(["modern", "published"]),
-    profile=st.sampled_from(["none", "low_latency", "maximum"]),
-    version=st.sampled_from(VERSIONS),
-    server=st.sampled_from(["ray_llm", "process"]),
-)
-def test_what_is_accepted_has_nothing_that_the_version_rejects(
-    model: str, layout: str, recipe: str, profile: str, version: str, server: str
-) -> None:
-    try:
-        cut, found = resolved(model, layout, version, recipe=recipe, profile=profile, server=server)
-    except ValueError as error:
-        assert "\n" not in str(error) and len(str(error)) > 20
-        return
-    known = {argument.name: argument for argument in vllm_flags.flags().arguments}
-    assert all(known[name].known_to(vllm_flags.parse(version)) for name in found.args if name in known)
-    given_keys = set(vllm_flags.compilation(found.args))
-    rejected = {
-        key.name for key in vllm_flags.flags().compilation_keys if vllm_flags.parse(version) >= key.rejected
-    }
-    assert not given_keys & rejected
-    assert found.args["tensor_parallel_size"] == cut.tensor_parallel
-    assert bool(found.args.get("enable_expert_parallel")) == cut.expert_parallel
-    assert all(isinstance(value, str) for value in found.env.values())
 
 
 @pytest.mark.parametrize("model", [name for name in names("model") if "tiny" not in name])

@@ -12,7 +12,7 @@ import yaml
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from serve_apps.__main__ import main
-from serve_apps.vllm_engine import config_file, forward_bench
+from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.config_file import OUR_BUILDER, RAY_BUILDER
 from serve_apps.vllm_recipes import recipes
 from serve_apps.vllm_recipes.recipes import Recipe
@@ -126,11 +126,6 @@ def test_render_calibrate_prints_the_bench_of_one_engine(capsys: pytest.CaptureF
     assert 25 <= len(cases) <= 35 and "8192" in cases and "64*1@16384" in cases
     last = text.splitlines()[-1]
     assert last.startswith("python -m analysis calibrate --forward forward.json") and TP4 in last
-
-
-def test_batches_of_the_bench_fit_the_model_and_its_memory() -> None:
-    small = list(forward_bench.cases(4096, 8192, 100_000))
-    assert small and all("@8192" not in case and "64*1@4096" not in case for case in small)
 
 
 @pytest.mark.parametrize(
@@ -343,15 +338,3 @@ def test_the_file_has_the_router_of_the_sweep(routing: str, capsys: pytest.Captu
     assert len(names) == ("serve_apps." in str(application))
     chosen = [note for note in tree["notes"] if "the load generator chooses" in note]
     assert len(chosen) == (routing in ("client_side", "per_node"))
-
-
-@pytest.mark.slow
-def test_no_two_routings_are_rendered_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two words of one policy, such as another `vnodes`, differ too."""
-    words = [routed(routing) for routing in groups()["routing"]]
-    words += [
-        [*routed("consistent_hash"), f"routing.{word}"] for word in ("vnodes=9", "data_path=python_proxy")
-    ]
-    trees = [rendered(one, capsys) for one in words]
-    texts = {json.dumps([tree["ray_serve"], tree["ray_serve_environment"]]) for tree in trees}
-    assert len(texts) == len(words)

@@ -145,14 +145,6 @@ def test_the_fullest_gpu_reads_more_experts_than_the_mean_and_never_more_than_al
     assert fullest.expert_read_s == pytest.approx(mean.expert_read_s)
 
 
-def test_imbalance_weighs_on_products_of_experts_only_and_only_with_expert_parallelism() -> None:
-    spread, sliced = TP8, steps(experiment(layout="dp1_tp8"))
-    assert spread.expert_read_s == sliced.expert_read_s
-    assert spread.weight_read_s == sliced.weight_read_s
-    routed_share = 94 * 8 * 3 * 4096 * 1536 * 2 / 41_890_611_200
-    assert spread.decode_gemm_token_s == pytest.approx(sliced.decode_gemm_token_s * (1 + 0.1 * routed_share))
-
-
 def rising(tokens: float) -> Roofline:
     """The model whose prefill reaches its efficiency after about `tokens` of a step."""
     return steps(replaced(experiment(), {"model.step_time.gemm_rise_tokens": tokens}))

@@ -76,13 +76,6 @@ def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
     assert [state.cached_tokens for state in states] == [0, 0, 0]
 
 
-def test_two_equal_prompts_in_one_step_share_already() -> None:
-    served = engine()
-    states = [served.add(GenerateRequest(number, 640, 1, tuple(range(40))), 0.0) for number in range(2)]
-    assert served.begin_step(0.0) is not None
-    assert [state.cached_tokens for state in states] == [0, 624]
-
-
 def test_a_preempted_request_finds_what_it_had() -> None:
     """Two requests of 6 blocks each in 10: the second goes, and comes back to most of its own prefix."""
     last_s = {}
@@ -240,20 +233,3 @@ def test_requests_that_can_never_be_served_are_refused(asked: GenerateRequest, m
     with pytest.raises(ValueError, match=message):
         served.add(asked, 0.0)
     assert served.waiting == 1
-
-
-def durations(seed: int, cv: float, tokens: int = 50) -> list[float]:
-    served = engine(seed, step_noise_cv=cv)
-    served.add(GenerateRequest(1, 16, tokens), 0.0)
-    return [step.end_s - step.start_s for step in drain(served)]
-
-
-def test_noise_is_seeded_and_keeps_the_mean() -> None:
-    quiet, noisy = durations(1, 0.0, 2000), durations(1, 0.2, 2000)
-    factors = [b / a for a, b in zip(quiet, noisy, strict=True)]
-    mean = sum(factors) / len(factors)
-    spread = (sum((factor - mean) ** 2 for factor in factors) / len(factors)) ** 0.5
-    assert mean == pytest.approx(1, abs=0.015)
-    assert spread == pytest.approx(0.2, rel=0.1)
-    assert durations(1, 0.2) == durations(1, 0.2) != durations(2, 0.2)
-    assert durations(1, 0.0) == durations(2, 0.0)

@@ -111,16 +111,6 @@ def test_the_last_running_is_preempted_recomputed_and_emits_nothing_twice() -> N
     assert second.finished and rules.free == 5
 
 
-def test_abort_in_the_middle_of_a_step_emits_nothing_more() -> None:
-    rules = Rules()
-    gone, stays = rules.add(1, 4, 2), rules.add(2, 4, 2)
-    rules.engine.begin_step(1.0)
-    rules.engine.abort(1)
-    rules.engine.end_step()
-    assert (gone.emitted, stays.emitted) == (0, 1)
-    assert rules.free == 999
-
-
 @pytest.mark.parametrize(("others", "cut"), [(0, 90), (1, 30)])
 def test_a_prompt_is_cut_unless_its_request_is_alone(others: int, cut: int) -> None:
     rules = Rules(long_prefill_token_threshold=30)

@@ -156,15 +156,6 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     assert work.kv_token_seconds == pytest.approx(held, rel=0.03)
 
 
-def test_work_adds_up() -> None:
-    sent_s, columns = traffic(4, 50, 10.0)
-    work = serve(kind_of(spec(), *PARTS), Requests(sent_s, columns)).work
-    inputs, outputs, _ = columns
-    assert (work.prefill_tokens, work.sequences) == (inputs.sum(), outputs.sum())
-    assert work.decode_tokens == (outputs - 1).sum()
-    assert 0 < work.busy_s < 1e3 and work.kv_token_seconds > 0
-
-
 def test_what_can_never_be_served_is_refused() -> None:
     sent_s, (inputs, outputs, shared) = traffic(4, 50, 1000.0)
     requests = Requests(sent_s, (inputs + 4000, outputs, shared))
