@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from analysis.exchange import export as export
     from analysis.figures.client import plot_client_lag as plot_client_lag
     from analysis.figures.comparison import plot_compare as plot_compare
-    from analysis.figures.comparison import plot_scaling as plot_scaling
     from analysis.figures.exhibit import NoData as NoData
     from analysis.figures.latency import plot_cdf as plot_cdf
     from analysis.figures.latency import plot_latency as plot_latency
     from analysis.figures.plan import plot_plan as plot_plan
+    from analysis.figures.plan import plot_scaling as plot_scaling
     from analysis.figures.search import plot_search as plot_search
     from analysis.figures.service import plot_pareto as plot_pareto
     from analysis.figures.service import plot_replica_balance as plot_replica_balance
@@ -66,7 +66,7 @@ _HOMES = {
     "plot_pareto": "analysis.figures.service",
     "plot_plan": "analysis.figures.plan",
     "plot_replica_balance": "analysis.figures.service",
-    "plot_scaling": "analysis.figures.comparison",
+    "plot_scaling": "analysis.figures.plan",
     "plot_search": "analysis.figures.search",
     "plot_timeseries": "analysis.figures.timeline",
     "rejudge": "analysis.results.recount",

@@ -131,13 +131,10 @@ def _draw_curve(ax: Axes, name: str, lags: Floats, style: canvas.Style) -> None:
 
 def _draw_gate(ax: Axes, gate_ms: float) -> None:
     """The corner that no curve may enter: more than 1 % later than the gate."""
-    curves = [(line.get_xdata(), line.get_ydata()) for line in ax.get_lines()]
-    lags, parts = (
-        np.concatenate([np.asarray(curve[i], dtype=np.float64) for curve in curves]) for i in (0, 1)
-    )
-    right = 1.3 * max(2.5 * gate_ms, float(lags.max(initial=0)))
-    ax.set_xlim(float(lags.min(initial=LEAST_MS * 10)) / 1.2, right)
-    ax.set_ylim(min(TAIL / 5, float(parts.min(initial=1)) / 2), 1)
+    (least_ms, rarest), (most_ms, _) = ax.dataLim.get_points()
+    right = 1.3 * max(2.5 * gate_ms, most_ms)
+    ax.set_xlim(min(LEAST_MS * 10, least_ms) / 1.2, right)
+    ax.set_ylim(min(TAIL / 5, rarest / 2), 1)
     canvas.log_axis(ax, "x")
     canvas.log_axis(ax, "y")
     corner: Look = {"facecolor": "none", "edgecolor": canvas.VERMILLION, "hatch": "///", "linewidth": 0}

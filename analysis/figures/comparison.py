@@ -1,21 +1,22 @@
-"""Figures of several capacities: side by side with their ratios to the first, and the scaling efficiency."""
+"""Figures of what a study compares: capacities side by side with their ratios, and the answers of a gate."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, plot_of, qps, run_capacity
-from analysis.planning.sizing import ScalingEfficiency, scaling
-from analysis.results.runs import Run, RunError
+from analysis.quality import gate
+from analysis.quality.answers import PromptEvidence
+from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval
+from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
 from analysis.stats.estimate import Estimate, interval, middle, span
 from conf.io.one_line import one_line
+from conf.specs.search import Quality
 
 StudyOrRuns = StudyVerdict | Sequence[Run]
 ROW_IN, MARGIN_IN = 0.42, 0.8
@@ -203,60 +204,101 @@ def _from_part(part: PartRow | MatrixCell) -> CapacityRow:
     return CapacityRow(part.name, claim, "", ratio.estimate, ratio.how, part.simulated)
 
 
-BEYOND = 2.0
-"""The assumption beyond the last measured count is shown up to so many times that count."""
+SHOWN_MARGINS = 6.0
+"""Ends of an interval are drawn up to so many margins: the first ones are anywhere (our choice)."""
 
 
-class Scaling(Exhibit):
-    """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
+@dataclass(frozen=True, slots=True)
+class GateEvidence:
+    """The evidence of a gate, the rule by which it is judged, and its verdict."""
 
-    Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
-    where one node count was measured, or where runs differ in more than it.
-    """
+    found: Sequence[PromptEvidence]
+    rule: Quality
+    verdict: GateVerdict
 
-    name = "scaling"
-    title = "Scaling efficiency"
-    source = "sweep.json of each run: asked.nodes, capacity"
 
-    def __init__(self, subject: ScalingEfficiency | Sequence[Run]) -> None:
-        try:
-            efficiency = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
-        except RunError as error:
-            raise NoData(str(error)) from error
-        if efficiency.assumed:
-            only = counted(efficiency.fewest, "node")
-            raise NoData(f"only {only} was measured, so that E(n) = 1 is an assumption")
-        self.efficiency = efficiency
-        rates = (point.qps_per_node for point in efficiency.points)
-        self.rows = [
-            {"nodes": nodes, "qps_per_node": rate, "e": e.value, "e_low": e.low, "e_high": e.high}
-            for (nodes, e), rate in zip(efficiency.measured(), rates, strict=True)
-        ]
+class GateIntervals(Exhibit):
+    """Both intervals after each prompt: excess divergence, excess of broken prompts."""
+
+    name = "quality_gate"
+    title = "Both intervals, prompt after prompt"
+    source = "quality-b.parquet: divergence_nats by prompt and pair"
+
+    def __init__(self, subject: GateEvidence) -> None:
+        self.verdict = subject.verdict
+        if not self.verdict.compared:
+            raise NoData("no prompt was compared")
+        self.moments = gate.moments(subject.found, subject.rule)
+        self.rows = [_moment_row(moment) for moment in self.moments]
+
+    def draw(self, figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        self._draw_ends(left, lambda moment: moment.nats, 1.0, "excess divergence, nats per token")
+        self._draw_ends(right, lambda moment: moment.broken, 100.0, "excess of broken prompts, %")
+
+    def alt(self) -> str:
+        """The last intervals with their margins, and the verdict."""
+        last = self.moments[-1]
+        nats, broken = last.nats, last.broken
+        return (
+            f"After {counted(last.prompts, 'prompt')} the mean excess divergence lies between {nats.low:.4f}"
+            f" and {nats.high:.4f} nats (margin {nats.margin:g}), the excess of broken prompts between"
+            f" {100 * broken.low:.2f} and {100 * broken.high:.2f} % (margin {100 * broken.margin:g} %):"
+            f" {self.verdict.verdict}."
+        )
+
+    def _draw_ends(
+        self, ax: Axes, interval: Callable[[GateMoment], MeanInterval], unit: float, name: str
+    ) -> None:
+        """One interval over prompts, in a unit, cut some margins away from nothing."""
+        ends, prompts = [interval(moment) for moment in self.moments], [m.prompts for m in self.moments]
+        margin = ends[-1].margin * unit
+        most = SHOWN_MARGINS * margin
+        for end, label, line in (("low", "lower end", "--"), ("high", "upper end", "-")):
+            values = [min(max(unit * getattr(one, end), -most), most) for one in ends]
+            ax.plot(prompts, values, **canvas.line(canvas.BLUE, line), label=label)
+        canvas.bound(ax, margin, "margin")
+        ax.set_ylim(-1.05 * most, 1.05 * most)
+        canvas.label(ax, "prompts", name)
+
+
+class GatePositions(Exhibit):
+    """Mean divergence from A's first answer at each position, of A's second answer and of B's."""
+
+    name = "quality_positions"
+    title = "Divergence along an answer"
+    source = "quality-b.parquet: divergence_nats by position and pair"
+
+    def __init__(self, subject: GateEvidence) -> None:
+        self.verdict = subject.verdict
+        if not self.verdict.by_position:
+            raise NoData("no prompt was compared")
+        self.rows = [asdict(position) for position in self.verdict.by_position]
 
     def draw(self, figure: Figure) -> None:
         ax = figure.subplots()
-        rows, most = self.rows, self.efficiency.most
-        end = round(BEYOND * most)
-        ax.set_xlim(self.efficiency.fewest / 1.1, end * 1.03)
-        ax.axhline(1, color=canvas.PALE, linewidth=1, linestyle=":", label="E = 1")
-        nodes, beyond = [row["nodes"] for row in rows], np.geomspace(most, end, 20)
-        measured = canvas.line(canvas.BLUE)
-        ax.plot(nodes, [row["e"] for row in rows], marker="o", **measured, label="measured, 95 % interval")
-        ax.plot(beyond, self.efficiency.at(beyond), **canvas.line(canvas.PURPLE, "--"), label="ASSUMED")
-        ends = [[row["nodes"]] * 2 for row in rows[1:]], [[row["e_low"], row["e_high"]] for row in rows[1:]]
-        canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1)
-        canvas.log_axis(ax, "x")
-        ax.set_xticks([*nodes, end])
-        canvas.label(ax, "nodes n", "E(n)")
+        names = ("again_nats", "A again"), ("candidate_nats", "B")
+        for (name, label), style in zip(names, canvas.STYLES, strict=False):
+            canvas.series(ax, [(row["position"], row[name]) for row in self.rows], **style.drawn, label=label)
+        ax.set_ylim(bottom=0)
+        canvas.label(ax, "position in the answer", "mean divergence, nats")
 
     def alt(self) -> str:
-        """E at the most nodes measured, with its interval."""
-        first, *_, last = self.rows
+        """Mean divergence of both, and the number of answers that differ."""
+        again, candidate = self.verdict.again, self.verdict.candidate
         return (
-            f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['e']:.3f} of"
-            f" what it serves at {counted(first['nodes'], 'node')} (95 % interval {last['e_low']:.3f} to"
-            f" {last['e_high']:.3f})."
+            f"Over {counted(len(self.verdict.by_position), 'position')} the mean divergence is"
+            f" {again.mean_nats:.4f} nats for A's second answers and {candidate.mean_nats:.4f} for B's;"
+            f" {again.flips} and {candidate.flips} of {counted(self.verdict.compared, 'answer')} have another"
+            " token somewhere."
         )
 
 
-plot_scaling = plot_of(Scaling)
+def _moment_row(moment: GateMoment) -> Row:
+    return {
+        "prompts": moment.prompts,
+        "excess_nats_low": moment.nats.low,
+        "excess_nats_high": moment.nats.high,
+        "excess_broken_low": moment.broken.low,
+        "excess_broken_high": moment.broken.high,
+    }

@@ -1,7 +1,5 @@
 """Figures of what served: each replica's part of the requests, and throughput per GPU of interactivity."""
 
-import math
-
 import numpy as np
 import pyarrow as pa
 
@@ -12,7 +10,6 @@ from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, counted, dra
 from analysis.rows import metrics
 from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import quantile
-from conf import Experiment
 
 MOST_NAMED = 10
 """More replicas than these have numbers instead of their ids."""
@@ -135,6 +132,13 @@ def _requests_and_p90s(data: RunData) -> tuple[dict[str, int], dict[str, list[fl
     return requests, p90s
 
 
+UNKNOWN_GPUS = {
+    "external": "how many GPUs stand behind the endpoints is not known",
+    "vllm_cpu": "the engine ran on a CPU",
+}
+"""Engines of which the number of GPUs is unknown, and why."""
+
+
 class Pareto(Exhibit):
     """Output tokens per second and GPU against the median interactivity (tok/s/user), by valid window.
 
@@ -151,22 +155,23 @@ class Pareto(Exhibit):
     height_in = 3.6
 
     def __init__(self, data: RunData) -> None:
-        if reason := unknown(data.run.config):
+        config = data.run.config
+        if reason := UNKNOWN_GPUS.get(config.engine.kind):
             raise NoData(reason)
-        came = Came(data.requests.select(TOKEN_COLUMNS))
+        tokens = TokenTimes(data.requests.select(TOKEN_COLUMNS))
         self.rows = []
         for window in sorted((w for w in data.windows if not w.void), key=lambda window: window.rate):
-            per_user = interactivity(quantile(window.latency_ms["tpot"], 0.5))
-            gpus = serving_gpus(data.run.config, window.window.nodes)
-            if per_user is None or gpus is None:
+            tpot_ms = quantile(window.latency_ms["tpot"], 0.5)
+            if not tpot_ms:
                 continue
+            gpus = window.window.nodes * config.layout.gpus_per_node  # those of engines alone
             start, end = window.window.window_start_ns / NS, window.window.window_end_ns / NS
             self.rows.append(
                 {
                     "window": window.window.index,
                     "rate_qps_per_node": window.rate,
-                    "interactivity_median_tok_per_s_user": per_user,
-                    "output_tok_per_s_gpu": came.outputs(start, end) / (end - start) / gpus,
+                    "interactivity_median_tok_per_s_user": 1e3 / tpot_ms,
+                    "output_tok_per_s_gpu": tokens.outputs(start, end) / (end - start) / gpus,
                     "gpus": gpus,
                     "outcome": data.outcome(window.line),
                 }
@@ -215,10 +220,10 @@ TOKEN_COLUMNS = (
     *("due_ns", "status", "time_scale", "turn_blocked_ns", "output_tokens"),
     *("first_token_offset_ns", "engine_first_token_ns", "last_token_offset_ns", "engine_last_token_ns"),
 )
-"""Columns of a request that `Came` is made of."""
+"""Columns of a request that `TokenTimes` is made of."""
 
 
-class Came:
+class TokenTimes:
     """Output tokens of whole answers at the time they came, whichever window their requests were due in.
 
     They come evenly between the first and the last. By due time an overloaded service would seem to make more
@@ -239,28 +244,3 @@ class Came:
         part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
         began = (self._first >= start_s) & (self._first < end_s)
         return float(np.nansum(self._output * np.where(span > 0, part, began)))
-
-
-def interactivity(tpot_ms: float | None) -> float | None:
-    """Tokens/s of one user at a TPOT: 0 where failures made it infinite, None where it is not known."""
-    if tpot_ms is None or not tpot_ms > 0:
-        return None
-    return 0.0 if math.isinf(tpot_ms) else 1e3 / tpot_ms
-
-
-def unknown(asked: Experiment) -> str:
-    """The reason why the number of GPUs is unknown; empty if it is known."""
-    reasons = {
-        "external": "how many GPUs stand behind the endpoints is not known",
-        "vllm_cpu": "the engine ran on a CPU",
-    }
-    return reasons.get(asked.engine.kind, "")
-
-
-def serving_gpus(asked: Experiment, nodes: int) -> int | None:
-    """GPUs that serve on so many nodes: those of all its engines, not those that a node has besides.
-
-    None where they are `unknown`.
-    """
-    layout = asked.layout
-    return None if unknown(asked) else nodes * layout.gpus_per_node

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.figures.comparison import Comparison, Scaling
+from analysis.figures.comparison import Comparison
 from analysis.figures.exhibit import RunData
-from analysis.figures.plan import Nodes
+from analysis.figures.plan import Nodes, Scaling
 from analysis.planning.verdict import NoPlan, Plan
 from analysis.report import provenance
 from analysis.report.blocks import (

@@ -11,8 +11,8 @@ from pyarrow import ArrowException
 
 from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
+from analysis.figures.comparison import GateEvidence, GateIntervals, GatePositions
 from analysis.figures.exhibit import NoData, RunData, WindowRows
-from analysis.figures.gate import GateEvidence, GateIntervals, GatePositions
 from analysis.quality import answer_file, evidence_table
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict

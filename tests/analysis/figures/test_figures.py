@@ -280,7 +280,7 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(came_in, [window(0, 1.0, 2, 7)], concluded())
-    came = service.Came(run.requests())
+    came = service.TokenTimes(run.requests())
     assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = rows(Pareto, busy)

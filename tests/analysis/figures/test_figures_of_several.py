@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from analysis.figures import NoData
-from analysis.figures.comparison import Comparison, Scaling, capacity_rows
+from analysis.figures.comparison import Comparison, capacity_rows
+from analysis.figures.plan import Scaling
 from analysis.planning.sizing import ScalingEfficiency, ScalingPoint
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from analysis.figures import service
 from analysis.results.asked import constants_basis
 from conf import load
 from loadgen.cli.engine_model import MODEL, guess_qps, replayed
@@ -60,7 +59,7 @@ def test_more_prefill_engines_serve_more_long_prompts_by_guess_and_by_peaks() ->
     machines = [MODEL.machine(one) for one in asked.values()]
     assert [one.prefill_engines for one in machines] == [1, 3]
     assert machines[0].peak_flop_per_s == machines[1].peak_flop_per_s
-    assert [service.serving_gpus(one, 2) for one in asked.values()] == [16, 16]
+    assert [2 * one.layout.gpus_per_node for one in asked.values()] == [16, 16]
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
