@@ -4,6 +4,7 @@
 It imports that package only, so that help and version answer at once.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -33,10 +34,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:
-        # Completion in a shell needs the parsers.
-        from maxqps import completion
-
-        completion.complete(ROOMS)
+        _complete()
     first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if first == "help" and rest:
         return main([*rest, "--help"])
@@ -84,6 +82,42 @@ def _run(room: str, words: list[str]) -> int:
     # `room` is one of our own four names, never a word of the user's.
     code: int = import_module(f"{room}.__main__").main(words)
     return code
+
+
+def _complete() -> None:
+    """Write the completions that a shell requested and end the process; do nothing without a request.
+
+    Flags are offered for the verbs of `loadgen` and `analysis` only.
+    """
+    # Completion in a shell needs the parsers.
+    import argcomplete
+
+    from analysis.__main__ import grammar
+    from conf.keys import suggested
+    from loadgen.cli.arguments import parser
+
+    folders = argcomplete.FilesCompleter()
+    flags_of = {"loadgen": lambda verb: parser(verb, ""), "analysis": grammar}
+
+    def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", room: str, verb: str) -> None:
+        offered = verbs.add_parser(verb)
+        words = offered.add_argument("words", nargs="*")
+        words.completer = lambda prefix, **_: [*suggested(prefix), *folders(prefix)]  # type: ignore[attr-defined]
+        for action in flags_of[room](verb)._actions if room in flags_of else ():
+            if set(action.option_strings) - {"-h", "--help"} and action.help != argparse.SUPPRESS:
+                offered._add_action(action)
+
+    top = argparse.ArgumentParser("maxqps")
+    top.add_argument("--version", action="store_true")
+    alone = top.add_subparsers()
+    alone.add_parser("schema")
+    for room, verbs in ROOMS.items():
+        under = alone.add_parser(room).add_subparsers()
+        for verb in verbs:
+            add(under, room, verb)
+        for verb in _short(room):
+            add(alone, room, verb)
+    argcomplete.autocomplete(top)
 
 
 def _unknown(word: str) -> int:

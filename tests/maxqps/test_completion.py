@@ -1,4 +1,4 @@
-"""maxqps/completion.py: what a shell is offered for the next word of `maxqps`, asked as bash asks."""
+"""maxqps/__main__.py: what a shell is offered for the next word of `maxqps`, asked as bash asks."""
 
 import os
 import subprocess
@@ -13,7 +13,8 @@ BREAKS = " \t\n\"'><=;|&(:"
 COMMAND = [sys.executable, "-m", "maxqps"]
 FORKED = """
 import os, sys
-from maxqps import __main__, completion
+import argcomplete, analysis.__main__, loadgen.cli.arguments
+from maxqps import __main__
 for line in sys.argv[1:]:
     if not os.fork():
         os.environ.update(COMP_LINE=line, COMP_POINT=str(len(line)))
