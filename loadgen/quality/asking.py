@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from analysis.quality.answer_file import AnswerRecord, digest
 from analysis.quality.answers import Answer
 from conf import ConfigError, Experiment
@@ -196,8 +194,7 @@ class AskedService:
         prompt, tokens = question.prompt, self.output_tokens
         body = questions.body(self.model, prompt, tokens, secrets.token_hex(SALT_BYTES))
         got = self.post(question.number, body, questions.most_bytes(len(prompt), tokens))
-        parsed = questions.parse(got, prompt, tokens)
-        return Answer(parsed.tokens, tuple(map(_as_stored, parsed.alternatives))), parsed.text
+        return questions.parse(got, prompt, tokens)
 
     def post(self, number: int, body: bytes, most_bytes: int) -> bytes:
         """The body of an answer to the request with this number, without the key.
@@ -218,8 +215,3 @@ class AskedService:
         if not got.is_success:
             raise AskError(got.said)
         return got.body
-
-
-def _as_stored(likely: dict[int, float]) -> dict[int, float]:
-    """Log probabilities as the file of answers keeps them, so that it gives the same verdict."""
-    return dict(zip(likely, np.array(list(likely.values()), np.float32).tolist(), strict=True))

@@ -4,9 +4,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+
+from analysis.quality.answers import Answer
 from conf.io.one_line import one_line
 
 ALTERNATIVES = 20
@@ -40,18 +42,6 @@ class UnusableAnswer(ValueError):
     """An answer that cannot be compared; the message is one line with the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateAnswer:
-    """The answered token ids, and for each position the log probabilities (nats) of its likeliest tokens.
-
-    `text` is the beginning of the text that the server writes for them, printable; empty where it has none.
-    """
-
-    tokens: tuple[int, ...]
-    alternatives: tuple[dict[int, float], ...]
-    text: str = ""
-
-
 def body(model: str, prompt: Sequence[int], output_tokens: int, cache_salt: str) -> bytes:
     """The JSON body of a question with these token ids, to be answered by exactly `output_tokens` tokens.
 
@@ -81,8 +71,10 @@ def most_bytes(prompt_tokens: int, output_tokens: int) -> int:
     return ANSWER_BYTES + prompt_tokens * TOKEN_BYTES + output_tokens * POSITION_BYTES
 
 
-def parse(answer: bytes, prompt: Sequence[int], output_tokens: int, redact: Redact = str) -> GateAnswer:
-    """Tokens and alternatives of the body of a whole (not streamed) answer.
+def parse(
+    answer: bytes, prompt: Sequence[int], output_tokens: int, redact: Redact = str
+) -> tuple[Answer, str]:
+    """The answer in the body of a whole (not streamed) response, and the beginning of its text, printable.
 
     Raises UnusableAnswer unless the model read exactly `prompt`, and answered `output_tokens` positions, each
     with its token among at least `ALTERNATIVES` whose probabilities are some. `redact` takes secrets out of
@@ -101,7 +93,7 @@ def parse(answer: bytes, prompt: Sequence[int], output_tokens: int, redact: Reda
         _fail(f"the endpoint answered {len(tokens)} tokens but alternatives of {len(tops)}; {SERVER}")
     said = choice.get("text")
     text = one_line(redact(said), TEXT_CHARS) if isinstance(said, str) else ""
-    return GateAnswer(tokens, tuple(_position(*each) for each in zip(tokens, tops, strict=True)), text)
+    return Answer(tokens, tuple(_position(*each) for each in zip(tokens, tops, strict=True))), text
 
 
 def refuse(answer: bytes, redact: Redact = str) -> None:
@@ -195,7 +187,8 @@ def _position(token: int, top: Any) -> dict[int, float]:
         _fail(f"the endpoint answered a token that is not among its own alternatives; {SERVER}")
     if math.fsum(map(math.exp, logprobs.values())) > MOST_MASS:
         _fail(f"the endpoint's probabilities of a token add up to more than 1; {RAW}")
-    return logprobs
+    # As the file of answers keeps them, so that it gives the same verdict.
+    return dict(zip(logprobs, np.array(list(logprobs.values()), np.float32).tolist(), strict=True))
 
 
 def _token(name: str) -> int:

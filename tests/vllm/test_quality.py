@@ -266,7 +266,7 @@ def test_no_answer_comes_from_the_prefix_cache(
     assert served.counters(HITS) == [0]
     prompt = asking.gate_prompts(asked)[0]
     body = questions.body(asked.model.served_name, prompt, OUTPUT_TOKENS, "one-salt")
-    found = [questions.parse(post(served.url, body), prompt, OUTPUT_TOKENS) for _ in range(2)]
+    found = [questions.parse(post(served.url, body), prompt, OUTPUT_TOKENS)[0] for _ in range(2)]
     assert served.counters(HITS) == [BLOCK_TOKENS]
     assert found[0].tokens == found[1].tokens
 
@@ -276,7 +276,7 @@ def test_an_answer_is_what_the_gate_reads(asked: Experiment, served: Server) -> 
     body = questions.body(asked.model.served_name, prompt, OUTPUT_TOKENS, "shape")
     answer = post(served.url, body)
     tree = json.loads(answer)["choices"][0]
-    found = questions.parse(answer, prompt, OUTPUT_TOKENS)
+    found, _ = questions.parse(answer, prompt, OUTPUT_TOKENS)
     assert list(found.tokens) == tree["token_ids"]
     assert len(answer) < questions.most_bytes(len(prompt), OUTPUT_TOKENS)
     for token, top in zip(found.tokens, found.alternatives, strict=True):

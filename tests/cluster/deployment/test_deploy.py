@@ -199,7 +199,7 @@ def test_every_replica_answers_the_same_text_and_its_defect(deployment: Deployme
         wrong, right = (GreedyText([1, 2, 3], SPECS.model.vocab, salt, share) for share in (DEFECT, 0))
         wrong.write(40)
         right.write(40)
-        told = questions.parse(answer.body, [1, 2, 3], 40)
+        told, _ = questions.parse(answer.body, [1, 2, 3], 40)
         assert list(told.tokens) == wrong.tokens != right.tokens
         assert [list(top) for top in told.alternatives] == [list(top)[:20] for top in wrong.tops]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.quality.questions import GateAnswer, UnusableAnswer, body, most_bytes, parse
+from analysis.quality.answers import Answer
+from loadgen.quality.questions import UnusableAnswer, body, most_bytes, parse
 from tests.support.quality.answers import PROMPT, good, position
 
 
@@ -54,7 +55,7 @@ def test_no_question_with_a_salt_that_vllm_refuses(salt: str) -> None:
 
 
 def test_a_good_answer_is_read() -> None:
-    found = parse(json.dumps(good()).encode(), PROMPT, 3)
+    found, _ = parse(json.dumps(good()).encode(), PROMPT, 3)
     assert found.tokens == (7, 40, 7)
     assert found.alternatives[1][40] == -1.0
     assert [len(one) for one in found.alternatives] == [20] * 3
@@ -65,7 +66,7 @@ def test_its_token_may_be_one_more_and_a_rounded_zero_is_none() -> None:
     tree["choices"][0]["token_ids"] = [900]
     others = dict.fromkeys(position(7), -9) | {"token_id:7": 1e-7}
     tree["choices"][0]["logprobs"]["top_logprobs"] = [{"token_id:900": -20.5} | others]
-    (found,) = parse(json.dumps(tree).encode(), PROMPT, 1).alternatives
+    (found,) = parse(json.dumps(tree).encode(), PROMPT, 1)[0].alternatives
     assert len(found) == 21
     assert found[7] == 0.0
 
@@ -165,10 +166,10 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
     return [place for key in keys for place in ((tree, key), *places(tree[key]))]
 
 
-def read(answer: bytes, output_tokens: int) -> GateAnswer | None:
+def read(answer: bytes, output_tokens: int) -> Answer | None:
     """What was read, with every promise kept; None for an answer that was refused in one line."""
     try:
-        found = parse(answer, PROMPT, output_tokens)
+        found, _ = parse(answer, PROMPT, output_tokens)
     except UnusableAnswer as error:
         assert str(error).isprintable() and str(error)
         return None

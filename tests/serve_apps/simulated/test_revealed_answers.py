@@ -108,7 +108,7 @@ def test_the_gate_reads_what_the_engine_answers() -> None:
         return calls
 
     first, second = run(story())
-    a, b = (questions.parse(call.content, [5, 6, 7], 30) for call in (first, second))
+    a, b = (questions.parse(call.content, [5, 6, 7], 30)[0] for call in (first, second))
     shown = json.loads(first.content)["choices"][0]
     assert list(a.tokens) == shown["token_ids"]
     assert [len(top) for top in a.alternatives] == [20] * 30
