@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.checks import RULES
-from analysis.capacity.growing_queue import upper_side
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import RECENTRED_SD, Capacity, including, node_effects, posterior
 from analysis.capacity.rules import Check, Facts, WindowEvidence
+from analysis.capacity.service_change import claimed
 from analysis.capacity.validity import worst_by_name
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
 from analysis.results import studies
@@ -86,9 +86,9 @@ def recount(
             used += count_by_stream(rows, window, basis.streams, *counting) if basis.streams else (counts,)
     if prior is None:
         return Recount(tuple(counted), None)
-    capacity = including(posterior(used, prior), node_effects(used, prior))
-    searched = bool(run.verdict and run.verdict.capacity)
-    return Recount(tuple(counted), upper_side(capacity, counted, around) if searched else capacity)
+    if run.verdict and run.verdict.capacity:
+        return Recount(tuple(counted), claimed(used, prior, counted, around))
+    return Recount(tuple(counted), including(posterior(used, prior), node_effects(used, prior)))
 
 
 def recomputed(path: Path) -> tuple[str, bool]:

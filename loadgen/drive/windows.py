@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from analysis.capacity import window_table
 from analysis.capacity.checks import lag_gate_ms
-from analysis.capacity.growing_queue import upper_side
-from analysis.capacity.posterior import Capacity, NodeEffects, including, node_effects, posterior
+from analysis.capacity.posterior import Capacity, NodeEffects, node_effects, posterior
 from analysis.capacity.rules import WindowEvidence
+from analysis.capacity.service_change import ServiceChange, claimed, service_change
 from analysis.capacity.validity import judge_window
 from analysis.capacity.window_counts import (
     NS,
@@ -130,12 +130,16 @@ class Windows:
         return None if belief is None else posterior(counted_windows(self.outcomes), belief)
 
     def claimed_capacity(self) -> Capacity | None:
-        """The capacity that a verdict claims: the nodes' spread included, an upper bound if a queue grew."""
-        capacity, effects = self.capacity(), self.node_effects()
-        if capacity is None:
+        """The capacity that a verdict claims: the nodes' spread and a change of the service included."""
+        belief = prior(self.plan.search, self.plan.begin, self.outcomes)
+        if belief is None:
             return None
         counted = [outcome.counts for outcome in self.outcomes]
-        return upper_side(including(capacity, effects), counted, self.requests)
+        return claimed(counted_windows(self.outcomes), belief, counted, self.requests)
+
+    def service_change(self) -> ServiceChange | None:
+        """The change of the service between two times of the search; None if there is none."""
+        return service_change([outcome.counts for outcome in self.outcomes], self.requests)
 
     def node_effects(self) -> NodeEffects | None:
         """Differences between the nodes; None if they share one stream, and while the ramp is not over."""

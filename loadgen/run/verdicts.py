@@ -67,6 +67,8 @@ def sweep_verdict(experiment: Experiment, driver: Driver, sweep: Sweep, clock: s
     judged = [window.verdict for window in sweep.outcomes if window.plan.kind == "window"]
     whole = judge_run(judged, experiment.search.min_windows)
     evidence = _evidence(sweep, judged, clock, experiment.time_scale) + _waited(driver)
+    if change := driver.windows.service_change():
+        evidence += f"; {change}"
     verdict = replace(_base(experiment, driver), clock=clock, evidence=evidence)
     if clock == "wall":
         # What was not used must not stand as evidence; of a void run every window is judged.

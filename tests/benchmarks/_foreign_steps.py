@@ -33,7 +33,7 @@ class Traits:
     `memory_times` slower with the mean batch of the last three minutes; still for `stall_s` each
     `stall_every_s`. Prompts cost up to `cold_times` as much until `warm_answers` have ended. `held_tokens`
     are all that fit. Of `replicas` in turn the last is slower by `lame_times`. A `fair` one reads a part of
-    each waiting prompt, and not one after the other.
+    each waiting prompt, and not one after the other. From `changed_s` on it is `changed_times` as slow.
     """
 
     step_s: float = 0.012
@@ -54,6 +54,8 @@ class Traits:
     replicas: int = 1
     lame_times: float = 1.0
     fair: bool = False
+    changed_s: float = math.inf
+    changed_times: float = 1.0
 
 
 NOISY_S, CALM_S, MEMORY_S = 60.0, 180.0, 180.0
@@ -246,8 +248,10 @@ class StepServer:
     def advance(self, until_s: float) -> None:
         """Run every step that begins by `until_s`."""
         it, traits, c = self._told_s, self.traits, self._columns
+        if it < traits.changed_s < until_s:
+            self.advance(it := traits.changed_s)
         self._told_s = max(it, until_s)
-        slow = self.slower
+        slow = self.slower * (traits.changed_times if it >= traits.changed_s else 1.0)
         numbers = np.array(
             [traits.step_s * slow, traits.answer_s * slow, traits.prompt_s * slow, traits.noisy_times,
              traits.memory_times, traits.memory_batch, traits.stall_every_s, traits.stall_s,

@@ -17,7 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,13 @@ SCENARIOS = {
     ),
     "dear": Scenario(Traits(dear_share=0.09, dear_times=8.0), 5.0),
     "full": Scenario(Traits(held_tokens=45_000.0), 6.0),
+    "changing": Scenario(Traits(changed_s=180.0, changed_times=1.12), 6.0, predictions=("quick",)),
 }  # fmt: skip
 """By name. `floor`: 8 % of the prompts cost 45 times as much and are over the bound at any load. `noisy`: a
 neighbour makes it 20 % slower, for a minute after each three in the mean. `memory`: up to 15 % slower with
 the batch of the last three minutes. `late`: 5.5 % of the first tokens come 5 s late at any load. `lame`: one
 of twelve replicas in turn is 40 % slower. `full`: too little memory for all answers, the youngest gives way.
+`changing`: 12 % slower from the middle of a quick search on; the truth is that of the slower one.
 """
 PARTS, REQUESTS = 10, 60_000
 """Runs at a rate for a true capacity, and the requests of each, of which the first tenth is not counted."""
@@ -254,7 +256,8 @@ def searched(name: str, search: str, seed: int) -> tuple[Found, Any]:
     driver = Driver(VirtualTarget(service(name, seed)), plan, lambda _, /, **__: None)
     try:
         found = sweep(driver)
-        return concluded(found, asked), found
+        changed = driver.windows.service_change() is not None
+        return replace(concluded(found, asked), changed=changed), found
     except TargetLost:
         return Found(math.nan, 0.0, math.inf, 0.0, driver.elapsed_s() / 60, stop="lost"), None
 
@@ -270,6 +273,7 @@ HEADS = (
     "certified over",
     "half-width %",
     "open",
+    "changed",
 )
 
 
@@ -289,6 +293,7 @@ def row(name: str, search: str, found: list[Found]) -> str:
         f"{np.mean([each.certified > capacity for each in found]):.2f}",
         f"{100 * np.median(half):.1f}" if closed else "-",
         str(len(found) - len(closed)),
+        f"{np.mean([each.changed for each in found]):.2f}",
     ]
     stops = Counter(each.stop for each in found if each.stop != "budget")
     ends = "".join(f" {count} {stop}" for stop, count in stops.items())

@@ -33,7 +33,7 @@ class Found:
     """One search's answer in QPS: what it reports, between which ends, what it would certify, its minutes.
 
     The estimate of an answer with an open end is nan; of no answer at all the ends are 0 and infinite. `stop`
-    is why the search ended.
+    is why the search ended, `changed` whether the service is said to have changed meanwhile.
     """
 
     estimate: float
@@ -44,6 +44,7 @@ class Found:
     windows: int = 0
     ramp_s: float = 0.0
     stop: str = "budget"
+    changed: bool = False
 
 
 def searched(scenario: str, seed: int, *words: str, off: float = 1.0) -> Found:
