@@ -304,13 +304,6 @@ def test_the_path_of_the_search_is_that_of_its_events(golden: Any) -> None:
     assert [row["rate_qps_per_node"] for row in path] == golden.windows()["rate_qps_per_node"].to_pylist()
 
 
-def test_a_long_line_is_thinned_and_keeps_its_ends() -> None:
-    x, y = canvas.thinned(np.arange(10_000.0), np.arange(10_000.0) * 2, most=100)
-    assert len(x) == 100 and (x[0], x[-1]) == (0, 9999) and (y == 2 * x).all()
-    (same,) = canvas.thinned(np.arange(5.0))
-    assert len(same) == 5
-
-
 @pytest.mark.slow
 def test_strange_runs_are_drawn_or_refused_with_a_reason() -> None:
     whole = [request(0, i / 2, 100.0, 0.0) for i in range(20)]  # answers in one piece: no time per token

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from analysis.live.address import Address
-from analysis.live.followed import LOOK_S, followed
+from analysis.live.followed import followed
 from analysis.live.server import LiveServer, serving
 from analysis.live.state import FILE, Ending, LiveView
 from analysis.results.json_border import to_tree
@@ -132,43 +131,6 @@ def test_a_lost_connection_is_said_and_found_again(tab: Browser) -> None:
     assert "3.310" in tab.text("#now"), "the last figures stay"
     with serving(asked, view, "--live"):
         until(lambda: tab.text("#link") == "live", "it never came back")
-
-
-def test_a_folder_that_grows_is_followed_to_its_end(tab: Browser, tmp_path: Path) -> None:
-    run = tmp_path / "golden_run"
-    run.mkdir()
-    shutil.copy(GOLDEN / "manifest.json", run)
-    (run / "events.jsonl").touch()
-    view, source, stop = LiveView(), followed(run), threading.Event()
-
-    def look() -> None:
-        while not stop.wait(LOOK_S / 10):
-            view.snapshot = source.look()
-
-    thread = threading.Thread(target=look)
-    with (
-        serving(Address.from_words("0", "--port"), view, "--port") as server,
-        (run / "events.jsonl").open("ab", 0) as log,
-    ):
-        thread.start()
-        try:
-            tab.open(server.address.url)
-            until(lambda: "golden_run" in tab.text("#name"))
-            for line in LINES[:10]:
-                log.write(line)
-            until(lambda: "still out: within" in tab.text("#log"))
-            (run / FILE).write_text(json.dumps(to_tree(RUNNING)))
-            until(lambda: "Window 8" in tab.text("#now"))
-            (run / FILE).unlink()
-            for name in ("sweep.json", "config.yaml", "windows.parquet"):
-                shutil.copy(GOLDEN / name, run)
-            for line in LINES[10:]:
-                log.write(line)
-            until(lambda: tab.text("#result").startswith("SIMULATED, VALID  3.31 QPS per node"))
-            assert "8 window(s)" in tab.text("#windows-note")
-        finally:
-            stop.set()
-            thread.join()
 
 
 def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:

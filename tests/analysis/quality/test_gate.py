@@ -42,17 +42,6 @@ def test_any_order_of_arrival_gives_the_verdict_of_the_file() -> None:
     assert whole.prompts + whole.unused == 300
 
 
-def test_a_gate_ends_when_it_is_decided_and_not_before() -> None:
-    gate = Gate(RULE)
-    for one in prompts(768, 1):
-        before = gate.verdict().verdict if one.prompt % 50 == 0 else "UNDECIDED"
-        gate.add(one)
-        if gate.ended:
-            break
-        assert before == "UNDECIDED"
-    assert gate.verdict().verdict == "SAME" and gate.verdict().prompts == one.prompt + 1 < 500
-
-
 def test_what_comes_after_the_decision_does_not_count() -> None:
     decided = judge(prompts(440, 1), RULE)
     worse = [replace(one, prompt=one.prompt + 440) for one in prompts(300, 1, 0.3)]

@@ -262,27 +262,6 @@ def test_a_run_without_one_window_or_sample_still_has_a_report(copy: Path, tmp_p
     assert page.text.count(" Not shown: ") >= len(figures.EXHIBITS)
 
 
-def test_a_probe_says_how_each_p90_lies_to_its_bound(copy: Path, tmp_path: Path, undrawn: None) -> None:
-    late = {"value": "inf", "low": 2100.0, "high": "inf"}
-    over = {"ms": late, "bound_ms": 2000.0, "passed": False}
-    within = {"ms": {"value": 45.5}, "bound_ms": 100.0, "passed": True, "needs": 100}
-
-    def probed(tree: dict[str, Any]) -> None:
-        del tree["capacity"]
-        tree["probe"] = {
-            "loop": "open",
-            "rate_qps_per_node": 4.0,
-            "window_s": 60.0,
-            "limits": {"ttft": over, "tpot": within},
-        }
-        tree |= {"verb": "probe", "passed": False, "exit_code": 3, "reason": "p90 TTFT over the bound"}
-
-    changed(copy, probed)
-    text = built(copy, tmp_path / "out.html").text
-    assert "4 QPS per node: p90 TTFT over the bound" in text
-    assert "infinite ms" in text and "45.5 ms" in text and "needs 100 requests" in text
-
-
 @pytest.mark.parametrize(
     ("passed", "said"),
     [
