@@ -89,7 +89,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     "burst_delivery": Reason(
         "Tokens came merged, so that their pace is not known.",
-        "Tokens came merged, TPOT is not believed: look for buffering in the proxy or server.",
+        "Tokens came merged, TPOT is not believed: look for buffering in the server or proxy, lost packets.",
     ),
     "hidden_tokens": Reason(
         "The server counted tokens that it did not stream, so that the pace is not known.",

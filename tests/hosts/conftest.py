@@ -4,7 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,23 +56,21 @@ class Cluster:
         address = {"RAY_ADDRESS": f"{ADDRESSES[0]}:6379"}
         return read_environment(self.units / "ray.env") | here | address
 
-    def start(self, name: str, number: int, role: str) -> Host:
-        """Switch a host on and begin its unit."""
+    def start(self, role: str, hosts: Mapping[int, str]) -> None:
+        """Switch on hosts by their number, and wait until their units have started Ray.
+
+        Ray gives a node 30 s to start: on a busy machine two at a time are enough.
+        """
+        for host in [self._begin_host(name, number, role) for number, name in hosts.items()]:
+            log = host.disk / "unit.log"
+            started = lambda log=log: log.exists() and STARTED in log.read_text()  # noqa: E731
+            until(started, f"Ray never started on {host.name}", START_S)
+
+    def _begin_host(self, name: str, number: int, role: str) -> Host:
         unit = read_unit(self.units / f"maxqps-{role}@.service", f"{DATA}.{number}")
         clock = {"PYTHONPATH": str(CLOCK), "MAXQPS_TEST_CLOCK_S": WRONG_CLOCK.get(name, "0")}
         service = unit.service(read_environment(self.units / "ray.env"), SMALL | clock)
-        host = self.network.add(name, number, service, self._etc(), [ROOT])
-        self.await_ray(host)
-        return host
-
-    def await_ray(self, host: Host, times: int = 1) -> None:
-        """Wait until Ray has started on a host so many times.
-
-        Ray gives a node 30 s to start: on a busy machine hosts have to start one after the other.
-        """
-        log = host.disk / "unit.log"
-        started = lambda: log.exists() and log.read_text().count(STARTED) >= times  # noqa: E731
-        until(started, f"Ray never started on {host.name}", START_S)
+        return self.network.add(name, number, service, self._etc(), [ROOT])
 
     def await_ray_again(self, name: str) -> None:
         """Wait until the node of a host counts for Ray, which may have given it up and begun it anew."""
@@ -121,9 +119,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     compile_engine()
     with Network() as network:
         made = Cluster(network, units, secrets.token_hex(32))
-        made.start("head", 1, "head")
-        for number, name in NODES.items():
-            made.start(name, number, "gpu")
-        for number, name in LOADS.items():
-            made.start(name, number, "load")
+        for role, hosts in (("head", {1: "head"}), ("gpu", NODES), ("load", LOADS)):
+            made.start(role, hosts)
         yield made

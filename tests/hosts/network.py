@@ -6,15 +6,15 @@ made in the root namespaces: everything ends with the hosts' first processes, an
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tests.hosts import machine
+from tests.hosts import bad_path, machine
 
 ROOT = Path(__file__).parents[2]
 DATA, OTHER = "10.88.0", "10.89.0"
@@ -63,9 +63,18 @@ class Host:
         """Put its cables back."""
         self._cables("up")
 
-    def cut_from_data(self) -> None:
-        """Pull the cable of the data network alone."""
-        in_net(self.switch, "ip", "link", "set", f"d{self.number}", "down")
+    @contextmanager
+    def bad_path(self, delay_s: float, jitter_s: float, loss: float) -> Iterator[None]:
+        """Its data goes by a cable that loses frames, and delays those that the host sends."""
+        words = (self.pid, self.switch, self.number, f"{self.address}/24", delay_s, jitter_s, loss)
+        command = [*GONE_WITH_US, sys.executable, "-S", "-E", bad_path.__file__, *map(str, words)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+            try:
+                yield
+            finally:
+                in_net(self.pid, "ip", "link", "set", "eth0", "up")
+                process.kill()
 
     def _cables(self, state: str) -> None:
         for cable in ("d", "o"):
@@ -151,18 +160,3 @@ class Network:
 def in_net(pid: int, *words: str) -> None:
     """Run a command in the network of a process."""
     subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", *words], check=True)
-
-
-def frozen(host: Host, signal_number: int = signal.SIGSTOP) -> None:
-    """Stop, or with SIGCONT continue, every process of a host."""
-    members = Path(f"/proc/{host.pid}/ns/pid").readlink()
-    for entry in Path("/proc").glob("[0-9]*"):
-        if int(entry.name) != host.pid and _is_in(entry, members):
-            os.kill(int(entry.name), signal_number)
-
-
-def _is_in(process: Path, namespace: Path) -> bool:
-    try:
-        return (process / "ns/pid").readlink() == namespace
-    except OSError:
-        return False

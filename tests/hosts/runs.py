@@ -3,8 +3,9 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ SWEEP = (
     "search.transition_s=2",
     "search.settle_s=5",
     "search.min_windows=2",
-    "search.budget_s=40",
     "cluster.recovery_s=240",
 )
-"""A search of some five windows, slow enough for two cores that hold five hosts."""
+"""A search in windows of ten seconds, slow enough for two cores that hold five hosts."""
 
 GOES_ON = (summary.EXIT_OK, summary.EXIT_OPEN, summary.EXIT_VOID, summary.EXIT_SLO_MISSED)
 """Exit codes of a search that went on to its end; on a busy machine all its windows may be void."""
@@ -53,6 +53,21 @@ class Ended:
         """Why windows are void."""
         return [window["void_reason"] for window in self.tree["windows"] if not window["valid"]]
 
+    def windows(self, indices: Collection[int]) -> list[dict[str, Any]]:
+        """The windows with these indices."""
+        return [window for window in self.tree["windows"] if window["index"] in indices]
+
+    def lost_hosts(self, index: int) -> set[str]:
+        """Hosts that could not be reached in a window, as far as it is known at the end."""
+        kinds = ("window_done", "rejudged")
+        lost = [event["lost"] for event in self.events if event["event"] in kinds and event["index"] == index]
+        return {*lost[-1]["nodes"], *lost[-1]["load_hosts"]} if lost else set()
+
+    @property
+    def stops(self) -> list[str]:
+        """Why the search ended."""
+        return [event["stop"] for event in self.events if event["event"] == "stop"]
+
     @property
     def events(self) -> list[dict[str, Any]]:
         return load_run(self.folder).events()
@@ -68,17 +83,16 @@ def measure(
     cluster: Cluster,
     name: str,
     verb: str,
-    words: Sequence[str] = SWEEP,
-    then: Callable[[Path], None] = lambda _: None,
+    words: Sequence[str],
+    then: Callable[[Callable[[], int]], None],
     on: str = "head",
 ) -> Ended:
-    """Run a command to its end; `then` gets its folder once answers of its first windows are written."""
+    """Run a command to its end; `then` disturbs it, and gets the wait for its next window."""
     command = ["python", "-m", "loadgen", verb, *CLUSTER, "engine=simulated", RUNS, f"run={name}", *words]
     process = cluster.begin(*command, on=on)
     folder = cluster.host(on).disk / "runs" / name
     try:
-        if process.poll() is None:
-            then(folder)
+        then(partial(await_new_window, folder, process))
         said, _ = process.communicate(timeout=START_S)
     except subprocess.TimeoutExpired as error:
         raise AssertionError(f"{name} hangs: {error.stdout}") from error
@@ -93,13 +107,16 @@ def copied(cluster: Cluster, folder: Path) -> Path:
     return Path(shutil.copytree(folder, cluster.units.parent / folder.name))
 
 
-def await_window(folder: Path, index: int) -> None:
-    """Wait until a window is being loaded."""
+def await_new_window(folder: Path, process: "subprocess.Popen[str]") -> int:
+    """Wait until a window begins, in the folder of the run that `process` measures; returns its index."""
 
-    def begun() -> bool:
+    def windows() -> list[int]:
         file = folder / "events.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         events = [json.loads(line) for line in lines if line.endswith("}")]
-        return any(event["event"] == "window" and event["index"] == index for event in events)
+        return [event["index"] for event in events if event["event"] == "window"]
 
-    until(begun, f"window {index} never began", START_S)
+    before = len(windows())
+    until(lambda: len(windows()) > before or process.poll() is not None, "no window began", START_S)
+    assert len(windows()) > before, f"ended after {before} windows: {process.communicate()[0]}"
+    return windows()[-1]

@@ -1,0 +1,67 @@
+"""Preflight of five hosts, and a job from outside whose driver loses its network for a while."""
+
+import json
+import time
+
+import pytest
+
+from analysis import load_run
+from tests.hosts.conftest import ADDRESSES, CLUSTER, RUNS, Cluster
+from tests.hosts.network import ROOT
+from tests.hosts.runs import GOES_ON, SWEEP, Ended, await_new_window, copied
+from tests.support.machine.patience import BUSY, START_S, until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.ray, pytest.mark.slow]
+
+SUBMIT = (
+    *("ray", "job", "submit", "--address", "http://127.0.0.1:8265"),
+    *("--working-dir", str(ROOT / "tests" / "hosts")),
+    *("--entrypoint-num-cpus", "0.5", "--entrypoint-label-selector", '{"role":"load"}'),
+    *("--", "python", "-m", "loadgen"),
+)
+CUT_S = 20.0
+
+
+def test_preflight_finds_every_host_and_the_clock_that_is_wrong(cluster: Cluster) -> None:
+    done = cluster.run("python", "-m", "cluster", "preflight", *CLUSTER, "engine=simulated", "--json")
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    assert sorted(report["nodes"]) == sorted(ADDRESSES), "the data network's addresses, chosen by the units"
+    failed = [(check["check"], check["node"]) for check in report["checks"] if check["status"] == "fail"]
+    assert failed == [("clock", "10.88.0.22")] and report["exit_code"] == 5
+
+
+def test_a_job_sends_each_node_its_stream_and_outlasts_a_cut_of_its_driver(cluster: Cluster) -> None:
+    words = (
+        "sweep",
+        *CLUSTER,
+        "engine=simulated",
+        "routing=per_node",
+        RUNS,
+        "run=job",
+        *SWEEP,
+        "search.budget_s=40",
+    )
+    job = cluster.begin(*SUBMIT, *words)
+    folders = {name: cluster.host(name).disk / "runs" / "job" for name in ("load1", "load2")}
+    until(lambda: any((it / "events.jsonl").exists() for it in folders.values()), "no run folder", START_S)
+    name = next(name for name, folder in folders.items() if (folder / "events.jsonl").exists())
+    await_new_window(folders[name], job)
+    time.sleep(3)
+    cluster.host(name).cut()
+    time.sleep(CUT_S)
+    cluster.host(name).plug()
+    said, _ = job.communicate(timeout=START_S)
+    cluster.await_ray_again(name)
+    running = ("pgrep", "-f", "loadgen sweep")
+    until(lambda: cluster.run(*running, on=name).returncode, "the driver hangs", START_S)
+    again = cluster.run("python", "-m", "loadgen", "resume", "/tmp/runs/job", on=name)
+    ended = Ended(said + again.stdout, again.returncode, copied(cluster, folders[name]))
+    assert ended.code in GOES_ON and ended.is_whole(), ended.said
+    expected = {"load_host_lost", "node_lost", "replica_lost", "actor_lost"}
+    assert set(ended.reasons) & expected and set(ended.reasons) <= {*BUSY, *expected}, ended.said
+    assert not [path for path in folders.values() if path != folders[name] and path.exists()], "rows left"
+    assert {actor["host"] for actor in ended.manifest["load_actors"]} == {"load1", "load2"}
+    assert len(set(ended.manifest["server"]["urls"])) == 2
+    rows = load_run(ended.folder).requests().to_pylist()
+    answered = [row for row in rows if row["status"] == "ok" and row["stream"] is not None]
+    assert len({(row["stream"], row["replica_id"]) for row in answered}) == 2, "a stream for each node"
