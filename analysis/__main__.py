@@ -19,6 +19,7 @@ examples:
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from conf.io.one_line import OneLineParser
@@ -86,7 +87,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def grammar(verb: str) -> argparse.ArgumentParser:
     """Parser of what follows a verb."""
     rest = OneLineParser(prog=f"python -m analysis {verb}", description=VERBS[verb])
-    add = rest.add_argument
+    add, out = rest.add_argument, partial(rest.add_argument, "--out", "-o", type=Path)
     if verb == "show":
         add("run", type=_place, help="run folder, study, or result of vllm bench serve, GuideLLM, AIPerf")
         bounds = "other bounds to judge a sweep by, or another tool's result"
@@ -97,38 +98,26 @@ def grammar(verb: str) -> argparse.ArgumentParser:
         add("--all", action="store_true", help="every figure and check, not only what a plan needs")
     elif verb == "report":
         add("runs", nargs="+", type=Path, metavar="RUN", help="run folders or studies")
-        add(
-            "--out",
-            "-o",
-            type=Path,
-            metavar="FILE",
-            help="default: report.html in the folder of a single run",
-        )
+        out(metavar="FILE", help="default: report.html in the folder of a single run")
     elif verb == "compare":
         add("runs", nargs="+", type=_place, metavar="RUN", help="two or more runs, studies, or results")
     elif verb == "plan":
         rest.formatter_class, rest.epilog = argparse.RawDescriptionHelpFormatter, PLAN_HELP
         add("words", nargs="+", metavar="RUN|key=value", help=SOURCES_HELP)
         add("--json", action="store_true", help="the plan as one line of JSON")
-        add("--out", "-o", type=Path, metavar="FILE", help="write the plan as JSON, or as one page in .html")
+        out(metavar="FILE", help="write the plan as JSON, or as one page in .html")
         add("--serve-config", type=Path, metavar="FILE.yaml", help=SERVE_CONFIG_HELP)
     elif verb == "export":
         add("run", type=_place, help="run folder")
         add("--format", required=True, choices=FORMATS, help="the format to write")
-        add("--out", "-o", type=Path, metavar="FILE", help="default: standard output")
+        out(metavar="FILE", help="default: standard output")
     elif verb == "live":
         add("run", type=Path, help="folder of a run or a study")
         add("--port", default="0", metavar="[HOST:]PORT", help=PORT_HELP)
     else:
         add("words", nargs="*", default=[], metavar="RUN|key=value", help=PROBES_HELP)
         add("--forward", type=Path, metavar="FILE.json", help=FORWARD_HELP)
-        add(
-            "--out",
-            "-o",
-            type=Path,
-            metavar="FILE.yaml",
-            help="write the constants, for engine.constants=FILE",
-        )
+        out(metavar="FILE.yaml", help="write the constants, for engine.constants=FILE")
     return rest
 
 

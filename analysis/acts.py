@@ -25,7 +25,6 @@ from analysis.planning.serve_scaling import (
 )
 from analysis.planning.verdict import Plan
 from analysis.recommendation import recommended
-from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import locations, recount, studies
 from analysis.results.json_border import json_line
 from analysis.results.predictions import GridVerdict, PredictionVerdict
@@ -105,56 +104,51 @@ def _places(arguments: argparse.Namespace) -> list[Path]:
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the verdict of a run, a study or another tool's result."""
-    path = arguments.run
+    path, words = arguments.run, arguments.words
+    is_recommendation = recommended.is_recommendation(path)
+    is_foreign = not is_recommendation and exchange.is_foreign(path)
     if arguments.recompute:
-        if arguments.words or arguments.json:
+        if words or arguments.json:
             raise RunError("--recompute is by the run's own bounds, as text; leave it or the others out")
-        text, agrees = recount.recomputed(_folder(path))
+        if is_recommendation:
+            raise RunError(f"{path} holds a recommendation, which is shown as it is; leave --recompute out")
+        if is_foreign:
+            raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
+        text, agrees = recount.recomputed(path)
         terminal.tell(text)
         return EXIT_OK if agrees else EXIT_INTERNAL
-    if exchange.is_foreign(path) and not recommended.is_recommendation(path):
+    if is_recommendation and words:
+        raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
+    if is_foreign:
         if arguments.json:
             raise RunError(f"{path} is another tool's result, which holds no verdict: leave --json out")
-        bounds_ms = side_by_side.foreign_bounds(arguments.words)
+        bounds_ms = side_by_side.foreign_bounds(words)
         for load in exchange.load_foreign(path):
             terminal.tell(str(side_by_side.foreign_answer(load, bounds_ms)))
+    elif is_recommendation:
+        recommendation = recommended.read(path)
+        if arguments.json:
+            terminal.data(json_line(recommendation))
+        else:
+            terminal.tell(recommend.text(recommendation))
     elif arguments.json:
-        terminal.data(json_line(_verdict(path, arguments.words)))
-    elif recommended.is_recommendation(path):
-        terminal.tell(recommend.text(_recommendation(path, arguments.words)))
-    elif arguments.words:
-        verdict = _rejudged(path, arguments.words)
+        terminal.data(json_line(_verdict(path, words)))
+    elif words:
+        verdict = _rejudged(path, words)
         terminal.tell(str(answers.answer(verdict) if arguments.all else answers.brief(verdict)))
     else:
         terminal.tell(str(answers.of_folder(path, is_brief=not arguments.all)))
     return EXIT_OK
 
 
-def _folder(path: Path) -> Path:
-    """The folder of a run. Raises RunError for a result without a conclusion to recompute."""
-    if recommended.is_recommendation(path):
-        raise RunError(f"{path} holds a recommendation, which is shown as it is; leave --recompute out")
-    if exchange.is_foreign(path):
-        raise RunError(f"{path} is another tool's result: it has no conclusion to recompute")
-    return path
-
-
-def _verdict(path: Path, words: Sequence[str]) -> Verdict | RecommendationVerdict:
+def _verdict(path: Path, words: Sequence[str]) -> Verdict:
     """The verdict that `show --json` writes. Raises RunError for a run that did not end."""
-    if recommended.is_recommendation(path):
-        return _recommendation(path, words)
     if words:
         return _rejudged(path, words)
     verdict = studies.load_verdict(path) if studies.is_study(path) else load_run(path).verdict
     if verdict is None:
         raise RunError(f"{path} did not end: it has no verdict; leave --json out to see how far it came")
     return verdict
-
-
-def _recommendation(path: Path, words: Sequence[str]) -> RecommendationVerdict:
-    if words:
-        raise RunError(f"{path} holds a recommendation, which is shown as it is; leave other words out")
-    return recommended.read(path)
 
 
 def _rejudged(path: Path, words: Sequence[str]) -> RunVerdict:

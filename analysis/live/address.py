@@ -2,7 +2,7 @@
 
 import ipaddress
 import socket
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from conf import ConfigError
@@ -40,13 +40,14 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """True of an address that only this machine reaches."""
-        return self.host in LOCAL_NAMES or (_is_number(self.host) and _number(self.host).is_loopback)
+        number = _number(self.host)
+        return self.host in LOCAL_NAMES or (number is not None and number.is_loopback)
 
     @property
     def url(self) -> str:
         """The page's URL; of all interfaces by this machine's own name."""
-        host = self.host
-        if _is_number(host) and _number(host).is_unspecified:
+        number, host = _number(self.host), self.host
+        if number is not None and number.is_unspecified:
             host = socket.gethostname()
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
@@ -60,7 +61,7 @@ class Address:
             return True
         if self.is_loopback:
             return False
-        return _is_number(name) or name == socket.gethostname().lower()
+        return _number(name) is not None or name == socket.gethostname().lower()
 
     def refuse_taken(self, flag: str) -> None:
         """Raise ConfigError where nothing can listen on it now."""
@@ -87,13 +88,7 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0]
 
 
-def _is_number(host: str) -> bool:
-    try:
-        _number(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(host)
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
