@@ -64,24 +64,20 @@ def router_options(routing: Routing) -> Tree | None:
     HAProxy or the load generator chooses then, or Serve's default, the power of two choices (`pow2`).
     """
     ring: Tree = {"num_virtual_nodes": routing.vnodes}
-    match routing.policy:
-        case "round_robin":
-            return _router("ray.serve.experimental.round_robin_router.RoundRobinRouter")
-        case "consistent_hash":
-            path = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-            return _router(path, ring | {"num_fallback_replicas": 0})
-        case "bounded_hash":
-            settings = ring | {"num_fallback_replicas": ALL_REPLICAS, "load_factor": routing.load_factor}
-            return _router("serve_apps.routing.serve_routers.BoundedHashRouter", settings)
-        case "prefix_affinity" if routing.data_path == "haproxy":
-            return _router("serve_apps.routing.prefix_router.PrefixRouter")
-        case "prefix_affinity":
-            return _router("ray.serve.llm.request_router.PrefixCacheAffinityRouter")
-        case "kv_aware":
-            return _router("ray.serve.llm.request_router.KVAwareRouter")
-        case _:
-            return None
-
-
-def _router(path: str, settings: Tree | None = None) -> Tree:
-    return {"request_router_class": path, "request_router_kwargs": settings or {}}
+    bounded = ring | {"num_fallback_replicas": ALL_REPLICAS, "load_factor": routing.load_factor}
+    ray_prefix = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
+    own_prefix = "serve_apps.routing.prefix_router.PrefixRouter"
+    routers: dict[str, tuple[str, Tree]] = {
+        "round_robin": ("ray.serve.experimental.round_robin_router.RoundRobinRouter", {}),
+        "consistent_hash": (
+            "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
+            ring | {"num_fallback_replicas": 0},
+        ),
+        "bounded_hash": ("serve_apps.routing.serve_routers.BoundedHashRouter", bounded),
+        "prefix_affinity": (own_prefix if routing.data_path == "haproxy" else ray_prefix, {}),
+        "kv_aware": ("ray.serve.llm.request_router.KVAwareRouter", {}),
+    }
+    if routing.policy not in routers:
+        return None
+    path, settings = routers[routing.policy]
+    return {"request_router_class": path, "request_router_kwargs": settings}

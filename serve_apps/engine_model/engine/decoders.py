@@ -96,7 +96,7 @@ def drop_emissions(arrays: Any, r: Any, i: Any) -> None:
 
 @native
 def set_partial(arrays: Any, r: Any, i: Any, kind: Any) -> None:
-    """The request runs without decoding (`records.WHOLE`, `DUE`), or else does not (0)."""
+    """The request runs without decoding (`state.WHOLE`, `DUE`), or else does not (0)."""
     request, queue = state.request(arrays, i), state.queue(arrays, r, state.PARTIAL)
     if kind and not request.partial:
         append(queue, state.links(arrays), state.PARTIALS, i)

@@ -37,7 +37,7 @@ QUEUES = 17
 QUEUE = np.dtype([(name, np.int64) for name in ("head", "tail", "count")])
 COUNT = np.dtype([("count", np.int64)])
 LINK = np.dtype([(name, np.int32) for name in ("next", "previous")])
-"""A linked list, and the neighbours of a thing in it (`lists`)."""
+"""A linked list, and the neighbours of a thing in it (`native`)."""
 PLACES, PARTIALS, ENDS, TOUCHES, MOVES = range(5)
 """The links of queues that a request may be in at once."""
 RUNS_IDLE, RUNS_NAMED = range(2)

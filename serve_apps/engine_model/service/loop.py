@@ -1,7 +1,7 @@
 """The one event loop of every service, compiled: when an engine's step ends, choose, send, go on.
 
-Open and closed loops, split nodes and lost replicas differ in who chooses (`choice`), in what an end triggers
-and in who is alive. Of one instant the ends of steps come first, then arrivals, then the begins of steps.
+Open and closed loops, split nodes and lost replicas differ in who chooses (`balancer`), in what an end
+triggers and in who is alive. Of one instant ends of steps come first, then arrivals, then begins of steps.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""serve_apps/engine_model/cost/feasible.py: experts and memory that a layout can hold, of both sides."""
+"""serve_apps/engine_model/cost/node.py: experts and memory that a layout can hold, of both sides."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""serve_apps/engine_model/cost/transfer.py: times of transfers of KV, by hand."""
+"""serve_apps/engine_model/cost/links.py: times of transfers of KV, by hand."""
 
 from dataclasses import replace
 

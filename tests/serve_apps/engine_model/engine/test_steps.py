@@ -1,4 +1,4 @@
-"""serve_apps/engine_model/engine/groups.py: ranks step together; vLLM spreads requests alike."""
+"""serve_apps/engine_model/engine/steps.py: ranks step together; vLLM spreads requests alike."""
 
 from dataclasses import replace
 
