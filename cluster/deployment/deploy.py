@@ -81,6 +81,10 @@ class ServicePlan:
     environment: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 120.0
 
+    def state(self) -> ServeState:
+        """The state of the application now. Raises DeployError."""
+        return state(self.app_name, self.engines, self.prefill_engines)
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -115,7 +119,7 @@ class Deployment:
     def healthy(self) -> str | None:
         """None while exactly the replicas of the start run, as the same processes; else the change."""
         try:
-            return self.state.changed(state(self.app_name, self._plan.engines))
+            return self.state.changed(self._plan.state())
         except DeployError as error:
             return str(error)
 
@@ -215,9 +219,7 @@ class _Start:
         plan = self.plan
         now, seen_at = self._await_replicas()
         now = replace(now, engines=in_order(now.engines, self.before))
-        by_replica = metrics_urls(plan.app_name, now.replica_ids)
-        ordered = [replica.replica_id for replica in now.engines]
-        pages = {name: by_replica[name] for name in ordered if name in by_replica}
+        pages = metrics_urls(plan.app_name, [replica.replica_id for replica in now.engines])
         bases = {replica: url.removesuffix("/metrics") for replica, url in pages.items()}
         urls = _node_urls(bases, now) if plan.per_node else (self.front,)
         patience_s = PATIENCE_S if self.before else plan.start_s
@@ -230,12 +232,9 @@ class _Start:
         if not named:
             self.progress("answers do not name their replica: unknown whether the front reaches all of them")
         self.progress(f"{plan.replicas} replicas warm: {warmup_line(warmups)}")
-        described = {
-            **_described(plan, now, bases, warmups, seen_at),
-            "prefill": self._describe_prefill(now, prefill),
-            "ready_s": time.monotonic() - self.began_s,
-        }
-        prefill_urls = {name: f"{report.url}/metrics" for name, report in prefill.items()}
+        prefill_bases = {name: report.url for name, report in prefill.items()}
+        described = self._described(now, bases | prefill_bases, warmups, seen_at)
+        prefill_urls = {name: f"{url}/metrics" for name, url in prefill_bases.items()}
         return Deployment(plan.app_name, urls, now, pages, prefill_urls, named, described, plan, self.front)
 
     def _await_replicas(self) -> tuple[ServeState, dict[str, float]]:
@@ -244,16 +243,16 @@ class _Start:
         Returns the state, and the wall time at which each new replica was first seen running.
         """
         plan, last, seen_at = self.plan, "", dict[str, float]()
-        ran_before = state(plan.app_name, plan.engines).replica_ids
+        ran_before = plan.state().replica_ids
         while True:
-            now = state(plan.app_name, plan.engines)
+            now = plan.state()
             for replica_id in now.replica_ids - ran_before:
                 seen_at.setdefault(replica_id, time.time())
             line = ", ".join([f"{len(now.engines)} of {plan.replicas} replicas", *now.short]) + " running"
             if line != last:
                 self.progress(last := line)
             complete = now.counts == {"RUNNING": plan.replicas}
-            if now.trouble is None and complete and len(self._prefill(now)) == plan.prefill_replicas:
+            if now.trouble is None and complete and len(now.prefill) == plan.prefill_replicas:
                 return now, seen_at
             if now.status in FAILED and not self.before:
                 raise DeployError(f"{plan.app_name} is {now.status}: {now.message}")
@@ -277,23 +276,18 @@ class _Start:
     def _lost(self, began: ServeState) -> str | None:
         """The replicas gone since the warm-up began, in one line; None if none is, or Serve does not say."""
         try:
-            now = state(self.plan.app_name, self.plan.engines)
+            now = self.plan.state()
         except DeployError:
             return None
-        before = {replica.replica_id for replica in (*began.engines, *began.others)}
-        gone = before - {replica.replica_id for replica in (*now.engines, *now.others)}
+        before = {replica.replica_id for replica in began.replicas}
+        gone = before - {replica.replica_id for replica in now.replicas}
         return f"{len(gone)} of {len(before)} replicas died while they were warmed" if gone else None
-
-    def _prefill(self, now: ServeState) -> list[ServeReplica]:
-        """The running replicas that only compute prompts."""
-        prefix = self.plan.prefill_engines
-        return [replica for replica in now.others if prefix and replica.deployment.startswith(prefix)]
 
     def _warm_prefill(
         self, now: ServeState, bases: Mapping[str, str], warmer: ReplicaWarmer
     ) -> dict[str, PrefillReport]:
         """The reports of the prefill replicas, once each has computed a prompt. Raises WarmupError."""
-        wanted = {replica.replica_id for replica in self._prefill(now)}
+        wanted = {replica.replica_id for replica in now.prefill}
         if not wanted:
             return {}
         # Every replica that answers reports all of them.
@@ -303,12 +297,41 @@ class _Start:
             self.progress("prefill replicas are not reported: unknown whether each is warm, and its metrics")
         return reports
 
-    def _describe_prefill(self, now: ServeState, reports: Mapping[str, PrefillReport]) -> dict[str, Any]:
-        """The manifest's facts on the prefill replicas: their processes, and what they report."""
-        facts = {name: reported_facts(report.url) for name, report in reports.items()}
+    def _described(
+        self,
+        now: ServeState,
+        bases: Mapping[str, str],
+        warmups: Mapping[str, ReplicaWarmup],
+        seen_at: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """The manifest's facts: replicas with their processes, times and engines, and the other processes."""
+        with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+            facts = dict(zip(bases, pool.map(reported_facts, bases.values()), strict=True))
+        weight_bytes = self.plan.engine.get("weight_bytes")
+        replicas = {}
+        for replica in now.engines:
+            name = replica.replica_id
+            # From the start of its process until it ran; unknown if it ran before the first look.
+            load_s = seen_at[name] - replica.started_s if name in seen_at else None
+            replicas[name] = {
+                **_process(replica),
+                "load_s": load_s,
+                "weight_bytes_per_s": weight_bytes / load_s if weight_bytes and load_s else None,
+                **warmup_tree(warmups.get(name)),
+                **_reported(facts.get(name, {})),
+            }
         return {
-            replica.replica_id: _process(replica) | _reported(facts.get(replica.replica_id, {}))
-            for replica in self._prefill(now)
+            "app_name": self.plan.app_name,
+            "engine": dict(self.plan.engine),
+            "replicas": replicas,
+            "others": {replica.replica_id: _process(replica) for replica in now.others},
+            "unnamed": warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
+            "options_sha256": now.options,
+            "prefill": {
+                replica.replica_id: _process(replica) | _reported(facts.get(replica.replica_id, {}))
+                for replica in now.prefill
+            },
+            "ready_s": time.monotonic() - self.began_s,
         }
 
 
@@ -323,44 +346,6 @@ def _node_urls(bases: Mapping[str, str], now: ServeState) -> tuple[str, ...]:
             "that fills a node, or another routing"
         )
     return tuple(bases[replica.replica_id] for replica in now.engines)
-
-
-def _described(
-    plan: ServicePlan,
-    now: ServeState,
-    bases: Mapping[str, str],
-    warmups: Mapping[str, ReplicaWarmup],
-    seen_at: Mapping[str, float],
-) -> dict[str, Any]:
-    """The manifest's facts: replicas with their processes, times and engines, and the other processes."""
-    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        facts = dict(zip(bases, pool.map(reported_facts, bases.values()), strict=True))
-    weight_bytes = plan.engine.get("weight_bytes")
-    replicas = {}
-    for replica in now.engines:
-        name = replica.replica_id
-        # From the start of its process until it ran; unknown if it ran before the first look.
-        load_s = seen_at[name] - replica.started_s if name in seen_at else None
-        replicas[name] = {
-            **_process(replica),
-            "load_s": load_s,
-            "weight_bytes_per_s": weight_bytes / load_s if weight_bytes and load_s else None,
-            **warmup_tree(warmups.get(name)),
-            **_reported(facts.get(name, {})),
-        }
-    prefix = plan.prefill_engines
-    return {
-        "app_name": plan.app_name,
-        "engine": dict(plan.engine),
-        "replicas": replicas,
-        "others": {
-            replica.replica_id: _process(replica)
-            for replica in now.others
-            if not (prefix and replica.deployment.startswith(prefix))
-        },
-        "unnamed": warmup_tree(warmups[UNNAMED]) if UNNAMED in warmups else None,
-        "options_sha256": now.options,
-    }
 
 
 def _process(replica: ServeReplica) -> dict[str, Any]:

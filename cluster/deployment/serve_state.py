@@ -50,17 +50,18 @@ class ServeReplica:
 class ServeState:
     """The state of one application.
 
-    `engines` are the running replicas that serve the model, `others` the running routers, ingresses and
-    prefill engines;
-    `counts` has all replicas of the engines by state, `short` the other deployments that do not run as
-    targeted. `proxy` is the status of the first front that is not healthy; `fronts`, `controller` and
-    `options` name the actors of the fronts, the controller's process and the deployments' options.
+    `engines` are the running replicas that serve the model, `prefill` those that only compute prompts, and
+    `others` the running routers and ingresses; `counts` has all replicas of the engines by state, `short` the
+    other deployments that do not run as targeted. `proxy` is the status of the first front that is not
+    healthy; `fronts`, `controller` and `options` name the actors of the fronts, the controller's process and
+    the deployments' options.
     """
 
     status: str
     message: str
     counts: dict[str, int]
     engines: tuple[ServeReplica, ...]
+    prefill: tuple[ServeReplica, ...]
     others: tuple[ServeReplica, ...]
     short: tuple[str, ...]
     proxy: str
@@ -72,6 +73,11 @@ class ServeState:
     def replica_ids(self) -> frozenset[str]:
         """The ids of the replicas that serve the model."""
         return frozenset(replica.replica_id for replica in self.engines)
+
+    @property
+    def replicas(self) -> tuple[ServeReplica, ...]:
+        """All running replicas."""
+        return *self.engines, *self.prefill, *self.others
 
     @property
     def trouble(self) -> str | None:
@@ -95,8 +101,9 @@ class ServeState:
         for before, after in zip(_sorted(self), _sorted(now), strict=False):
             if (before.replica_id, before.pid, before.node) != (after.replica_id, after.pid, after.node):
                 return f"{before.deployment} {before.replica_id} is another process now"
-        if len(self.others) != len(now.others):
-            return f"{len(now.others)} other replicas instead of {len(self.others)}"
+        others, later = (len(it.replicas) - len(it.engines) for it in (self, now))
+        if others != later:
+            return f"{later} other replicas instead of {others}"
         if self.fronts != now.fronts:
             return "the proxy was replaced"
         if self.controller != now.controller:
@@ -122,15 +129,15 @@ def in_order(now: Iterable[ServeReplica], before: Sequence[ServeReplica]) -> tup
 
 
 def _sorted(state: ServeState) -> list[ServeReplica]:
-    return sorted((*state.engines, *state.others), key=lambda it: (it.deployment, it.replica_id))
+    return sorted(state.replicas, key=lambda it: (it.deployment, it.replica_id))
 
 
-def state(app_name: str, engines: str = "") -> ServeState:
-    """The state now; `engines` begins the names of the deployments that serve the model.
+def state(app_name: str, engines: str = "", prefill: str = "") -> ServeState:
+    """The state now; the names of deployments that serve the model, or compute prompts, begin so.
 
     Raises DeployError.
     """
-    return read(details(), app_name, engines)
+    return read(details(), app_name, engines, prefill)
 
 
 def details() -> dict[str, Any]:
@@ -139,12 +146,13 @@ def details() -> dict[str, Any]:
     return tree
 
 
-def read(details: dict[str, Any], app_name: str, engines: str = "") -> ServeState:
+def read(details: dict[str, Any], app_name: str, engines: str = "", prefill: str = "") -> ServeState:
     """The state of an application in the controller's tree of details."""
     app = details["applications"].get(app_name, {"status": "ABSENT", "message": "", "deployments": {}})
     mine = {name: it for name, it in app["deployments"].items() if name.startswith(engines)}
-    rest = {name: it for name, it in app["deployments"].items() if name not in mine}
-    runs = {name: len(_running(name, it)) for name, it in rest.items()}
+    rest = {name: _running(name, it) for name, it in app["deployments"].items() if name not in mine}
+    wanted = {name: app["deployments"][name]["target_num_replicas"] for name in rest}
+    splits = {name: bool(prefill) and name.startswith(prefill) for name in rest}
     configs = {name: it["deployment_config"] for name, it in app["deployments"].items()}
     fronts = list(details["proxies"].values())
     statuses = [word(front["status"]) for front in fronts]
@@ -154,11 +162,10 @@ def read(details: dict[str, Any], app_name: str, engines: str = "") -> ServeStat
         message=one_line(app["message"]),
         counts=dict(Counter(word(each["state"]) for it in mine.values() for each in it["replicas"])),
         engines=tuple(replica for name, it in mine.items() for replica in _running(name, it)),
-        others=tuple(replica for name, it in rest.items() for replica in _running(name, it)),
+        prefill=tuple(replica for name in rest if splits[name] for replica in rest[name]),
+        others=tuple(replica for name in rest if not splits[name] for replica in rest[name]),
         short=tuple(
-            f"{runs[name]} of {it['target_num_replicas']} {name}"
-            for name, it in rest.items()
-            if runs[name] != it["target_num_replicas"]
+            f"{len(rest[name])} of {wanted[name]} {name}" for name in rest if len(rest[name]) != wanted[name]
         ),
         proxy=unhealthy if fronts else "ABSENT",
         fronts=tuple(sorted(str(front["actor_id"]) for front in fronts)),
@@ -183,20 +190,16 @@ def _running(deployment: str, details: dict[str, Any]) -> list[ServeReplica]:
     ]
 
 
-def metrics_urls(app_name: str, replicas: frozenset[str]) -> dict[str, str]:
-    """The /metrics URL of each replica, at the HTTP port that HAProxy uses. Raises DeployError.
+def metrics_urls(app_name: str, replicas: Sequence[str]) -> dict[str, str]:
+    """The /metrics URL of each of `replicas`, at the HTTP port that HAProxy uses. Raises DeployError.
 
     The controller names a proxy's targets by their actors, whose names end in the replica's id; without such
     ports it names the proxy itself.
     """
     groups = _ask_controller("get_target_groups", app_name, True)
     targets = [target for group in groups if word(group.protocol) == "HTTP" for target in group.targets]
-    named = {target.name.rpartition("#")[2]: target for target in targets}
-    return {
-        replica: f"http://{target.ip}:{target.port}/metrics"
-        for replica, target in named.items()
-        if replica in replicas
-    }
+    urls = {target.name.rpartition("#")[2]: f"http://{target.ip}:{target.port}/metrics" for target in targets}
+    return {replica: urls[replica] for replica in replicas if replica in urls}
 
 
 def _ask_controller(method: str, *words: Any) -> Any:

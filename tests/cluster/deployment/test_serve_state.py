@@ -135,4 +135,4 @@ def test_metrics_come_from_the_replicas_own_ports_or_not_at_all(
 
     groups = [group("HTTP", 0), group("gRPC", 10_000)]
     monkeypatch.setattr(serve_state, "_ask_controller", lambda *_: groups)
-    assert serve_state.metrics_urls("app", frozenset({"r0", "r1"})) == urls
+    assert serve_state.metrics_urls("app", ["r0", "r1"]) == urls
