@@ -19,20 +19,18 @@ from conf.io.check import ConfigError, require
 from conf.keys import Tree, value_at
 from conf.specs.experiment import (
     Constant,
-    Efficiency,
     Experiment,
     Hardware,
     Model,
     SimulatedEngine,
-    StepTime,
 )
 from conf.transfers import transfers, widened
 
-_SPECS: dict[str, type] = {"model.step_time": StepTime, "hardware.efficiency": Efficiency}
 KERNELS = "engine.kernel_ratio"
 """Constants of an engine's kernels, which no calibration holds: it is of a model on a hardware."""
 TRANSFER = "layout.transfer"
 """Constants of a split layout's transfers, which no calibration holds either."""
+GROUPS = ("model.step_time", "hardware.efficiency", KERNELS, TRANSFER)
 _MADE_FOR = ("model", "hardware")
 _NO_INTERVAL = {"low": None, "high": None}
 ROUNDING = 1e-12
@@ -55,27 +53,26 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
     Constants of an engine's kernels are included if it has other kernels than the fit, and those of a
     transfer if the layout is split.
     """
-    by_key: dict[str, Constant] = {}
-    for group in _SPECS:
+    engine, by_key = experiment.engine, dict[str, Constant]()
+    absent = {KERNELS: not getattr(engine, "kernel_ratio", None), TRANSFER: not experiment.layout.prefill}
+    for group in (group for group in GROUPS if not absent.get(group)):
         outer, inner = group.split(".")
         spec = getattr(getattr(experiment, outer), inner)
         by_key |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
-    engine = experiment.engine
-    if isinstance(engine, SimulatedEngine) and (ratio := engine.kernel_ratio):
-        by_key |= {f"{KERNELS}.{field.name}": getattr(ratio, field.name) for field in fields(ratio)}
     if not getattr(engine, "constants", ""):
         for transfer in transfers(experiment):
             by_key[transfer.path] = widened(by_key[transfer.path], transfer)
-    if experiment.layout.prefill:
-        split = experiment.layout.transfer
-        by_key |= {f"{TRANSFER}.{field.name}": getattr(split, field.name) for field in fields(split)}
     return by_key
 
 
 def fingerprint(model: Model, hardware: Hardware) -> str:
     """Twelve hexadecimal digits that change with any constant: the label of results computed with them."""
     entries = {"model": asdict(model.step_time), "hardware": asdict(hardware.efficiency)}
-    values = {f"{spec}.{name}": of["value"] for spec, found in entries.items() for name, of in found.items()}
+    values = {
+        f"{spec}.{name}": constant["value"]
+        for spec, constants in entries.items()
+        for name, constant in constants.items()
+    }
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -220,9 +217,6 @@ def _checked(rows: Mapping[str, Any], name: str, rounding: float) -> NDArray[np.
     least = min(np.linalg.eigvalsh(cells), default=0.0)
     require(least >= -rounding, f"{name} cannot be: it has the eigenvalue {least:.3g}")
     return cells
-
-
-GROUPS = ("model.step_time", "hardware.efficiency", KERNELS, TRANSFER)
 
 
 def units(tree: Tree) -> dict[str, str]:
