@@ -121,6 +121,10 @@ def test_a_dense_checkpoint_in_4_bits_is_a_quarter_and_its_scales(quantization: 
     assert bytes_of(quantised(LLAMA_70B, **quantization)) == pytest.approx(39.5e9, rel=1e-3)
 
 
+def test_a_scale_for_a_whole_channel_has_no_group() -> None:
+    assert checkpoint.facts(quantised(LLAMA_70B, **GPTQ | {"group_size": -1}))["int4_group"] == 0
+
+
 def test_what_stays_in_16_bits_is_counted() -> None:
     plain = quantised(LLAMA, quant_method="fp8")
     assert bytes_of(plain) == pytest.approx(410.1e9, rel=1e-3)
