@@ -41,21 +41,18 @@ def plan(arguments: argparse.Namespace, planned: dry_run.PlannedRun, lines: Sequ
     """Print the plan of a dry run, after `lines` about all of its runs."""
     if arguments.json:
         tree = dry_run.tree(planned)
-        return _plan_as_json(tree | {"notes": [*lines, *tree["notes"]]})
-    terminal.tell("\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)]))
+        event("plan", tree | {"notes": [*lines, *tree["notes"]]})
+    else:
+        terminal.tell("\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)]))
     return summary.EXIT_OK
 
 
 def plan_lines(arguments: argparse.Namespace, text: str) -> int:
     """Print a plan that is only lines of text."""
     if arguments.json:
-        return _plan_as_json({"notes": [line.removeprefix("# ") for line in text.splitlines()]})
-    terminal.tell(text)
-    return summary.EXIT_OK
-
-
-def _plan_as_json(tree: Mapping[str, Any]) -> int:
-    event("plan", tree)
+        event("plan", {"notes": [line.removeprefix("# ") for line in text.splitlines()]})
+    else:
+        terminal.tell(text)
     return summary.EXIT_OK
 
 

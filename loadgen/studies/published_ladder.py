@@ -228,16 +228,15 @@ def play(
 
     `play_level` plays the level of a number, and returns the rows of all its requests.
     """
-    figures_by_level = []
+    run = []
     for number, level in enumerate(levels(experiment)):
-        seen = judged.figures(play_level(number, level))
+        run.append(seen := judged.figures(play_level(number, level)))
         shape = f" ({level.shape})" if level.shape else ""
         say(
             f"{level.phase}{shape}, C = {level.concurrency}: {seen.requests} requests in "
             f"{seen.seconds:.1f} s, {seen.total_tok_s:.0f} tok/s, p99 {seen.p99_s:.2f} s"
         )
-        figures_by_level.append(seen)
-    return figures_by_level
+    return run
 
 
 class LadderStudy(Study):
@@ -260,9 +259,8 @@ class LadderStudy(Study):
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict of all runs together; a level is void where it was in any of them."""
         played = [part.progressive for part in parts.values() if part.progressive]
-        void: dict[int, str] = {}
-        for each in played:
-            void = {number: line.void for number, line in enumerate(each.levels) if line.void} | void
+        levels_by_run = [enumerate(each.levels) for each in reversed(played)]
+        void = {number: line.void for lines in levels_by_run for number, line in lines if line.void}
         evidence = f"{len(played)} runs, each of a service deployed anew"
         verdict = replace(verdict, windows=(), evidence=evidence, remedy="")
         return concluded(verdict, self.experiment, [each.figures[0] for each in played], "wall", void)
@@ -312,11 +310,11 @@ def concluded(
     code, reason = summary.EXIT_OK, ""
     if void:
         first = next(iter(void.values()))
-        code = summary.EXIT_VOID
-        reason = f"{len(void)} of {len(ladder.levels)} levels are void, the first for {first}"
+        why = f"{len(void)} of {len(ladder.levels)} levels are void, the first for {first}"
+        code, reason = summary.EXIT_VOID, why
     elif failing:
-        code = summary.EXIT_SLO_MISSED
-        reason = f"{failing} levels are FAILING: under 95 % of their requests succeeded"
+        why = f"{failing} levels are FAILING: under 95 % of their requests succeeded"
+        code, reason = summary.EXIT_SLO_MISSED, why
     passed = code == summary.EXIT_OK
     return replace(verdict, progressive=ladder, valid=not void, passed=passed, exit_code=code, reason=reason)
 
@@ -374,10 +372,9 @@ def _caution(experiment: Experiment) -> str:
 
 def _settings(it: Progressive, runs: int, clock: str) -> str:
     """The benchmark's settings in one line."""
+    counts = f"the paper's request counts{'' if it.profile == 'default' else f' x {it.multiplier:g}'}"
     if it.requests_per_user:
         counts = f"{it.requests_per_user} requests for each one in flight"
-    else:
-        counts = f"the paper's request counts{'' if it.profile == 'default' else f' x {it.multiplier:g}'}"
     prompts = "one prompt for all requests" if it.prompts == "same" else "unique prompts"
     return f"{counts}, {prompts}, {runs} run(s) on the {clock} clock, {published_tables.SOURCE}"
 
