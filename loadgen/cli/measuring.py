@@ -58,29 +58,13 @@ WITHOUT_EVIDENCE = {
 NO_RESULT = "The command ended before it had a result; its own screen says why."
 
 
-class LiveShow:
-    """Shows the events of a command as `show` does, and on a page if there is one."""
-
-    def __init__(self, show: Emit, view: LiveView | None) -> None:
-        self._show, self._view = show, view
-
-    def __call__(self, kind: str, /, **facts: Any) -> None:
-        if self._view:
-            self._view.add({"event": kind, **facts})
-        self._show(kind, **facts)
-
-    def end(self, verdict: PartVerdict) -> None:
-        """Show the result on the page."""
-        if self._view:
-            self._view.end(Ending(str(answers.brief(verdict)), verdict.exit_code, verdict.report or None))
-
-
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """A command that measures: the `site` of its runs, and `show`, which gets their events."""
+    """A command that measures: the `site` of its runs, `show` for their events, and the page of `--live`."""
 
     site: Site
-    show: LiveShow
+    show: Emit
+    page: LiveView | None
     keeps_folder: bool
 
     def ended(self, verdict: Measured) -> Measured:
@@ -88,7 +72,9 @@ class Measuring:
         if not self.keeps_folder:
             verdict = without_failed_start(verdict)
         verdict = output.with_report(verdict)
-        self.show.end(verdict)
+        if self.page:
+            text = str(answers.brief(verdict))
+            self.page.end(Ending(text, verdict.exit_code, verdict.report or None))
         return verdict
 
 
@@ -107,19 +93,25 @@ def opened(
     with (
         terminal.own_stdout() as out,
         progress.shown(arguments.json, out, arguments.quiet) as progress_show,
-        _with_page(arguments, progress_show) as show,
+        _page(arguments) as page,
     ):
+
+        def show(kind: str, /, **facts: Any) -> None:
+            if page:
+                page.add({"event": kind, **facts})
+            progress_show(kind, **facts)
+
         if planned:
             show("plan", text=dry_run.duration(planned))
         site = Site(engine_model.start, service, engine_model.constants_ratio)
-        yield Measuring(site, show, keeps_folder=arguments.verb == "resume")
+        yield Measuring(site, show, page, keeps_folder=arguments.verb == "resume")
 
 
 @contextmanager
-def _with_page(arguments: argparse.Namespace, show: Emit) -> Iterator[LiveShow]:
+def _page(arguments: argparse.Namespace) -> Iterator[LiveView | None]:
     """Serve the page of `--live` until the end of the block. Raises ConfigError if that is not possible."""
     if arguments.live is None:
-        yield LiveShow(show, None)
+        yield None
         return
     # An HTTP server and Prometheus's format, which no command without a page needs.
     from analysis.live.server import invitation, serving
@@ -129,7 +121,7 @@ def _with_page(arguments: argparse.Namespace, show: Emit) -> Iterator[LiveShow]:
     with serving(Address.from_words(arguments.live, LIVE), view, LIVE) as server:
         terminal.note(invitation(server.address))
         try:
-            yield LiveShow(show, view)
+            yield view
         finally:
             if view.snapshot.ending is None:
                 view.end(Ending(NO_RESULT, None))
