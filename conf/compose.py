@@ -3,7 +3,8 @@
 Precedence: dataclass defaults < the chosen file of each group < the files that `model.config_json` and
 `engine.constants` name < `key=value`. A bare group name chooses a file (`workload=smoke`), a dotted key
 sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters. Trees stay plain until all are
-merged; then `conf.typed` makes the specs of them, or names everything that is wrong."""
+merged; then `conf.typed` makes the specs of them, or names everything that is wrong.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

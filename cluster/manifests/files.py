@@ -1,6 +1,7 @@
 """Files of a real cluster, from Jinja templates: KubeRay, `ray up` and systemd. No file holds a secret.
 
-Comments on reasons and use are in the templates."""
+Comments on reasons and use are in the templates.
+"""
 
 import json
 import re

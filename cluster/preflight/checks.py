@@ -202,7 +202,7 @@ def _weights_digest(seen: InspectedNode) -> str | None:
 
 
 def _gpu_kind(seen: InspectedNode) -> str | None:
-    kinds = sorted({f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in seen.gpus})
+    kinds = sorted({gpu.kind for gpu in seen.gpus})
     return f"{len(seen.gpus)} x {', '.join(kinds)}" if kinds else None
 
 

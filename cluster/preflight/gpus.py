@@ -84,6 +84,11 @@ class Gpu:
     links: frozenset[int] | None = None
     vram_bytes: float | None = None
 
+    @property
+    def kind(self) -> str:
+        """Name and architecture, as far as they are known."""
+        return f"{self.name or 'GPU'} {self.arch or ''}".strip()
+
 
 def read_gpus(root: Path) -> tuple[Gpu, ...] | None:
     """AMD's GPUs of this node, from the kernel's tree of compute devices (amdkfd) and their names.

@@ -53,7 +53,7 @@ def gpus(seen: InspectedNode, expected: Expected) -> Finding:
         if visible is None:
             return Finding("unknown", why, wanted, "give the container access to /dev/kfd and /sys/class/kfd")
         return Finding("fail", why, wanted, "pass /dev/kfd and /dev/dri to the container; load the driver")
-    kinds = Counter(f"{gpu.name or 'GPU'} {gpu.arch or ''}".strip() for gpu in visible)
+    kinds = Counter(gpu.kind for gpu in visible)
     figure = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     right = all(_is_kind(gpu.name, gpu.arch, expected) for gpu in visible)
     good = right and len(kinds) == 1 and len(visible) == expected.gpus_per_node

@@ -22,8 +22,8 @@ from pathlib import Path
 from cluster.preflight.gpus import IMPORT_TIMEOUT_S, Gpu, file_integer, file_text, read_gpus, run_tool
 from conf.io.one_line import version
 from conf.io.secret import SECRET_VARIABLE
+from conf.ray_patches import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 REPLICA_PORTS = range(30000, 31001)
 """Ports of Ray Serve's replicas (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT and its MAX)."""
 DEVICE_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")

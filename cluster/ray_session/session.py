@@ -3,7 +3,8 @@
 A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
 It listens on the loopback address only, and leaves nothing behind when it ends, also by an error or Ctrl-C.
 If this process is killed (SIGKILL, or a signal without a handler), Ray ends the processes of the session, but
-the folder maxqps-* stays, with a token that is worth nothing any more."""
+the folder maxqps-* stays, with a token that is worth nothing any more.
+"""
 
 import io
 import logging

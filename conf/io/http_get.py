@@ -2,7 +2,8 @@
 
 It goes straight to its server, as the load does: through no proxy, and a redirect is refused, because it
 would give the key to another server. The standard library's client reads the answer (at most 100 headers of
-64 KiB); time and bytes are counted at the socket below it, so that no answer can trickle past the bounds."""
+64 KiB); time and bytes are counted at the socket below it, so that no answer can trickle past the bounds.
+"""
 
 import io
 import re

@@ -1,6 +1,7 @@
 """Printable text on one line, suggestions of nearest names, and argparse's errors with them.
 
-Every room shows foreign text through this module: a server's answer, a file's content, an exception."""
+Every room shows foreign text through this module: a server's answer, a file's content, an exception.
+"""
 
 import argparse
 import difflib

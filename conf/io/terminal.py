@@ -1,6 +1,7 @@
 """Writes printable text to stdout and stderr, fitted to the terminal's width; stdout is for results alone.
 
-Every package prints through this module."""
+Every package prints through this module.
+"""
 
 import io
 import os

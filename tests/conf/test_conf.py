@@ -12,6 +12,7 @@ import pytest
 from conf import ConfigError, load
 from conf.compose import dump
 from conf.specs.experiment import Arrivals, Lengths, Workload
+from conf.specs.search import Quality
 from conf.words import groups
 
 NEEDS = {
@@ -285,3 +286,10 @@ def test_a_number_for_lengths_is_a_fixed_length(before: list[str]) -> None:
     workload = load([*before, "workload.input_tokens=800"]).workload
     assert workload.input_tokens == Lengths(800)
     assert workload.output_tokens == load(before).workload.output_tokens
+
+
+@pytest.mark.parametrize("word, rate_qps", [("idle", None), ("2.5", 2.5), ("3", 3.0)])
+def test_the_load_of_the_quality_gate_is_a_word_or_a_rate(word: str, rate_qps: float | None) -> None:
+    quality = load([f"quality.load={word}"]).quality
+    assert (quality.load, quality.rate_qps) == (word, rate_qps)
+    assert PLAIN.quality == Quality()

@@ -1,4 +1,4 @@
-"""Text on a terminal: printable, fitted to its width, whole in a pipe; stdout has results alone."""
+"""Text on one line and on a terminal: printable, fitted to its width; stdout has results alone."""
 
 import io
 import json
@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from conf.io import terminal
-from conf.io.one_line import plain
+from conf.io.one_line import MOST_LETTERS, one_line, plain, printable, reason
 from conf.io.terminal import fit
 from loadgen.run import progress
 
@@ -179,3 +181,23 @@ def test_a_terminal_gets_its_own_width() -> None:
         terminal.tell(PROSE, theirs_end)  # a new terminal tells no width: 80 or less
         shown = screen.read1(4096).decode().splitlines()
     assert len(shown) > 1 and max(map(len, shown)) <= 80
+
+
+@given(st.text())
+def test_a_terminal_obeys_nothing(text: str) -> None:
+    assert printable(text).isprintable()
+    assert one_line(text).isprintable()
+
+
+def test_escapes_and_line_breaks_become_single_spaces() -> None:
+    assert one_line("a\x1b[2J\nb\t\u202ec\r\n") == "a [2J b c"
+
+
+def test_a_long_text_is_cut_and_says_so() -> None:
+    assert one_line("x" * 10**6) == "x" * MOST_LETTERS + " ..."
+    assert one_line("word", 4) == "word"
+
+
+def test_an_exception_that_says_nothing_has_its_type() -> None:
+    assert reason(TimeoutError()) == "TimeoutError"
+    assert reason(OSError("no\nroom")) == "no room"
