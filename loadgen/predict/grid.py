@@ -47,30 +47,30 @@ def are_replays(experiments: Sequence[Experiment | str]) -> bool:
 
 def predicted(
     grid: Matrix,
-    found: Sequence[Experiment | str],
+    experiments: Sequence[Experiment | str],
     predict: Predict,
     parallel_map: ParallelMap,
     say: Callable[[str], None] = quiet,
 ) -> GridVerdict:
     """The verdict of a grid: every cell with its answer, and its ratio to the first cell that has one."""
-    answers = iter(parallel_map(predict, [one for one in found if isinstance(one, Experiment)]))
-    known: list[PredictionVerdict | GridRefusal] = []
-    for one in found:
-        if isinstance(one, str):
-            known.append(GridRefusal(exit_code=summary.EXIT_USAGE, reason=one))
+    predictions = iter(parallel_map(predict, [cell for cell in experiments if isinstance(cell, Experiment)]))
+    answers: list[PredictionVerdict | GridRefusal] = []
+    for cell in experiments:
+        if isinstance(cell, str):
+            answers.append(GridRefusal(exit_code=summary.EXIT_USAGE, reason=cell))
         else:
-            known.append(next(answers))
-        say(f"cell {len(known)} of {len(found)} is done")
+            answers.append(next(predictions))
+        say(f"cell {len(answers)} of {len(experiments)} is done")
     first: Asked | None = None
     cells = []
-    for at, answer, one in zip(grid.cells(), known, found, strict=True):
+    for at, answer, experiment in zip(grid.cells(), answers, experiments, strict=True):
         over = None
-        if isinstance(answer, PredictionVerdict) and isinstance(one, Experiment) and _compares(answer):
-            first = first or (answer, one)
-            over = ratio((answer, one), first)
+        if isinstance(answer, PredictionVerdict) and isinstance(experiment, Experiment) and _compares(answer):
+            first = first or (answer, experiment)
+            over = ratio((answer, experiment), first)
         cells.append(GridCell(at=at, answer=answer, ratio=over))
     return GridVerdict(
-        axes=tuple(grid.axes), cells=tuple(cells), exit_code=max(answer.exit_code for answer in known)
+        axes=tuple(grid.axes), cells=tuple(cells), exit_code=max(answer.exit_code for answer in answers)
     )
 
 

@@ -54,21 +54,12 @@ def test_a_whole_answer_is_ok_and_keeps_its_times_in_order() -> None:
 
 
 LAST = token(finish="length")
-SCRIPTS: dict[str, tuple[list[Any], str, str | None]] = {
-    "cut after a token": ([head(), token(), None], "truncated", "connection_lost"),
-    "not HTTP": ([b"SSH-2.0 hello\r\n\r\n"], "conn_error", "bad_http"),
-    "hangs": ([head(), token(), 600.0], "timeout", "deadline"),
-    "several tokens in one event": ([head(), token(" a b c", "length"), usage(3, 3), END], "ok", None),
-    "all in one write": ([head() + token() * 2 + LAST + usage(3, 3) + END], "ok", None),
+SCRIPTS: dict[str, tuple[list[Any], str]] = {
+    "cut after a token": ([head(), token(), None], "truncated"),
+    "not HTTP": ([b"SSH-2.0 hello\r\n\r\n"], "conn_error"),
+    "hangs": ([head(), token(), 600.0], "timeout"),
+    "all in one write": ([head() + token() * 2 + LAST + usage(3, 3) + END], "ok"),
 }
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_end_has_a_status(name: str) -> None:
-    pieces, status, kind = SCRIPTS[name]
-    (exchange,) = run(lambda _: pieces, timeout_s=0.4 if name == "hangs" else PATIENCE_S)
-    assert (exchange.status, exchange.error_kind) == (status, kind)
-    assert exchange.end_ns is not None
 
 
 def test_a_timeout_counts_from_the_send_and_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,10 +345,10 @@ def test_certificates_are_loaded_once_per_client(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cut after a token", "not HTTP", "hangs", "all in one write"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_closed_connections_need_no_garbage_collector(name: str) -> None:
     ours = (Connection, EventReader, Exchange, httptools.HttpResponseParser)
-    pieces, status, _ = SCRIPTS[name]
+    pieces, status = SCRIPTS[name]
     limit_s = 0.1 if name == "hangs" else PATIENCE_S
 
     async def main() -> Counter[str]:

@@ -151,11 +151,6 @@ def test_what_all_prompts_share_comes_before_what_a_session_does() -> None:
     assert common(one, tokens(prompts, 4, 1000, None, 500)) == 500
 
 
-def test_another_run_has_other_sessions() -> None:
-    again = Prompts(CHATS, "m", 151936, salt=4)
-    assert common(tokens(prompts_of("token_ids"), 1, 500, 3), tokens(again, 2, 500, 3)) == 0
-
-
 def test_a_request_without_a_session_is_as_it_was() -> None:
     plain = Prompts(replace(CHATS, sessions=0, session_hit=0.0), "m", 151936, salt=3)
     assert plain.body(7, 5600, 140, 100) == prompts_of("token_ids").body(7, 5600, 140, 100)
