@@ -10,7 +10,7 @@ from analysis.figures.comparison import Comparison
 from analysis.figures.exhibit import RunData
 from analysis.figures.plan import Nodes, Scaling
 from analysis.planning.verdict import NoPlan, Plan
-from analysis.report import provenance
+from analysis.report import provenance, sections
 from analysis.report.blocks import (
     Block,
     Code,
@@ -27,15 +27,6 @@ from analysis.report.blocks import (
     moment,
     value,
     without_empty,
-)
-from analysis.report.sections import (
-    checks_counted,
-    checks_table,
-    definitions,
-    errors,
-    percentiles,
-    power_sections,
-    quality_sections,
 )
 from analysis.results import locations, tables
 from analysis.results.asked import AskedExperiment, describe
@@ -82,16 +73,16 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, asked, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
-    shown = [*figure_sections(data, Room()), errors(data)]
+    shown = [*figure_sections(data, Room()), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.asked.slo)] if verdict and verdict.windows else []
-    tables = *(replace(table, title=RATES) for table in every_rate), *percentiles(data)
+    tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
     main = [replace(one, blocks=(*one.blocks, *tables)) for one in shown[:1]]
-    shown += power_sections(verdict.power if verdict else None)
+    shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
-    sections = [*main, trust, *without_empty(shown[1:]), provenance.of_run(run)]
-    sections.append(definitions(asked, verdict.capacity if verdict else None))
+    body = [*main, trust, *without_empty(shown[1:]), provenance.of_run(run)]
+    body.append(sections.definitions(asked, verdict.capacity if verdict else None))
     heading = _heading(asked, str(run.manifest.get("verb", "run")))
-    return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, sections)
+    return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, body)
 
 
 def of_study(found: Study, out: Path) -> Page:
@@ -104,17 +95,17 @@ def of_study(found: Study, out: Path) -> Page:
         parts.append(Table("What differs from A to B", ("key", "A", "B"), rows))
     if verdict.study in POOLED_OR_COMPARED:
         parts.append(figure_block(Comparison, verdict, room))
-    sections = [
+    body = [
         Section("parts", "The parts", "What each run found; each has a report of its own.", tuple(parts)),
-        *quality_sections(found, room),
+        *sections.quality_sections(found, room),
         Section("trust", TRUST, PURPOSE, ("The checks of each part are in its own report.",)),
         *_beside(found.parts, room),
         *provenance.of_study(verdict, found.parts),
-        definitions(verdict.asked, verdict.capacity),
+        sections.definitions(verdict.asked, verdict.capacity),
     ]
     heading = _heading(verdict.asked, verdict.study)
     subtitle = f"Study {found.name}: {len(verdict.names)} runs, kind {verdict.study}"
-    return Page(f"{claim.word}: {found.name}", heading, subtitle, claim, sections)
+    return Page(f"{claim.word}: {found.name}", heading, subtitle, claim, body)
 
 
 def of_runs(runs: Sequence[Run]) -> Page:
@@ -124,27 +115,27 @@ def of_runs(runs: Sequence[Run]) -> Page:
     known = across(arrow_table("Capacity of each run, as far as one is claimed", found, "not claimed"))
     blocks = known, *(figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling))
     claims = "What each run claims; a run that is void or did not end claims nothing."
-    sections = [
+    body = [
         Section("capacities", "Capacities", claims, blocks),
         *_beside(runs, room),
-        definitions(_asked(runs[0]), None),
+        sections.definitions(_asked(runs[0]), None),
     ]
     names = ", ".join(run.name for run in runs)
     changed = [line for run in runs for line in locations.altered(run.path)]
     claim = _altered(changed) if changed else None
-    return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, claim, sections)
+    return Page(f"{len(runs)} runs", f"{len(runs)} runs side by side", names, claim, body)
 
 
 def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     """Runs that share a page, each with its verdict, main figures and the command that repeats it."""
-    sections = []
+    body = []
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
-        trust = [checks_counted(known)] if known else []
+        trust = [sections.checks_counted(known)] if known else []
         drawn = main_figures(RunData(run), room, f"{place}-")
         blocks = (_answer(run), *trust, *drawn, *provenance.brief(run))
-        sections.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
-    return sections
+        body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
+    return body
 
 
 def _checks(verdict: RunVerdict | None) -> tuple[Block, ...]:
@@ -152,7 +143,7 @@ def _checks(verdict: RunVerdict | None) -> tuple[Block, ...]:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
         return (Missing("Checks", why),)
     if verdict.checks:
-        return checks_counted(verdict.checks), checks_table(verdict.checks, verdict.valid)
+        return sections.checks_counted(verdict.checks), sections.checks_table(verdict.checks, verdict.valid)
     return (Missing("Checks", "no window was judged"),)
 
 
@@ -221,7 +212,7 @@ def of_plan(plan: Plan | NoPlan) -> Page:
     priced = "By the price that you gave, and watts as given or measured."
     fewest = "The fewest nodes that each rule is content with."
     served = "Ray Serve's autoscaling for the planned nodes."
-    sections = [
+    body = [
         Section("nodes", "How many nodes", "What grows with the demand.", (figure, code)),
         Section("basis", "What it rests on", rests_on, (basis,)),
         Section("rules", "Which rule asks for them", fewest, (rules,)),
@@ -231,7 +222,7 @@ def of_plan(plan: Plan | NoPlan) -> Page:
     ]
     subtitle = f"Planned on {on.name}, {on.found_by}: {on.asked.load}"
     title = f"{answer.word}: {on.name}"
-    return Page(title, "Plan of a service", subtitle, _plan_answer(plan, answer), sections)
+    return Page(title, "Plan of a service", subtitle, _plan_answer(plan, answer), body)
 
 
 def _plan_answer(plan: Plan, answer: Answer) -> Answer:
