@@ -100,13 +100,13 @@ SCENARIOS = {
     ),
     "dear": Scenario(Traits(dear_share=0.09, dear_times=8.0), 5.0),
     "full": Scenario(Traits(held_tokens=45_000.0), 6.0),
-    "changing": Scenario(Traits(changed_s=180.0, changed_times=1.12), 6.0, predictions=("quick",)),
+    "changing": Scenario(Traits(changed_s=460.0, changed_times=1.12), 6.0, predictions=("standard",)),
 }  # fmt: skip
 """By name. `floor`: 8 % of the prompts cost 45 times as much and are over the bound at any load. `noisy`: a
 neighbour makes it 20 % slower, for a minute after each three in the mean. `memory`: up to 15 % slower with
 the batch of the last three minutes. `late`: 5.5 % of the first tokens come 5 s late at any load. `lame`: one
 of twelve replicas in turn is 40 % slower. `full`: too little memory for all answers, the youngest gives way.
-`changing`: 12 % slower from the middle of a quick search on; the truth is that of the slower one.
+`changing`: 12 % slower from the middle of a standard search on; the truth is that of the slower one.
 """
 PARTS, REQUESTS = 10, 60_000
 """Runs at a rate for a true capacity, and the requests of each, of which the first tenth is not counted."""

@@ -13,7 +13,7 @@ from analysis.capacity.service_change import claimed, service_change
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from analysis.rows import records
 
-WINDOWS, BLOCKS, ANSWERS = 10, 9, 30
+WINDOWS, BLOCKS, ANSWERS = 16, 9, 20
 
 
 def run(
@@ -55,13 +55,13 @@ def answer(index: int, due_ns: int, pace_s: float) -> dict[str, object]:
 def test_a_change_for_good_is_found_where_it_was_and_nothing_is_certified_that_a_half_denies(
     times: float,
 ) -> None:
-    windows, requests = run(lambda at_s: times if at_s > 240 else 1.0)
+    windows, requests = run(lambda at_s: times if at_s > 400 else 1.0)
     change = service_change(windows, requests)
     assert change is not None and change.times == pytest.approx(times, rel=0.04)
-    assert change.at_ns / NS == pytest.approx(240, abs=30)
+    assert change.at_ns / NS == pytest.approx(400, abs=40)
     assert "the service changed during the run" in str(change)
     assert ("longer" in str(change)) == (times > 1)
-    every = [posterior(part, Prior(math.log(6))) for part in (windows, windows[:5], windows[5:])]
+    every = [posterior(part, Prior(math.log(6))) for part in (windows, windows[:8], windows[8:])]
     told = claimed(windows, Prior(math.log(6)), windows, requests)
     assert told.certified == min(each.certified for each in every)
     assert told.low == min(each.low for each in every) and told.high >= every[0].high
@@ -73,8 +73,8 @@ def test_a_change_for_good_is_found_where_it_was_and_nothing_is_certified_that_a
     [
         lambda at_s: 1.0,
         lambda at_s: 1.2 if at_s % 240 > 180 else 1.0,
-        lambda at_s: 1.2 if 300 < at_s < 400 else 1.0,
-        lambda at_s: 1.12 if at_s > 440 else 1.0,
+        lambda at_s: 1.2 if 500 < at_s < 620 else 1.0,
+        lambda at_s: 1.12 if at_s > 740 else 1.0,
     ],
     ids=["steady", "a neighbour now and then", "a neighbour once", "the last minute alone"],
 )
@@ -85,7 +85,7 @@ def test_a_steady_service_or_a_disturbance_is_no_change(slower: Callable[[float]
     assert claimed(windows, Prior(math.log(6)), windows, requests).certified == plain.certified
 
 
-def test_few_answers_show_no_change() -> None:
-    windows, requests = run(lambda at_s: 1.5 if at_s > 240 else 1.0)
-    assert service_change(windows[4:6], requests) is None
+def test_few_answers_or_minutes_show_no_change() -> None:
+    windows, requests = run(lambda at_s: 1.5 if at_s > 400 else 1.0)
+    assert service_change(windows[:10], requests) is None
     assert service_change(windows, lambda index: requests(index).slice(0, 2)) is None
