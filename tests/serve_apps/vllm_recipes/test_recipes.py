@@ -200,6 +200,7 @@ def test_words_go_over_the_recipe_and_null_removes() -> None:
     [
         (["engine.args.max-num-seqs=1", "engine.args.max_num_seqs=2"], "given twice"),
         (["engine.args.no_enable_prefix_caching=true"], "enable_prefix_caching=false"),
+        (["engine.args.blok_size=16"], "did you mean 'block_size'"),
         (["engine.args.compilation_config='{'"], "not JSON"),
         (["engine.env.A=[1]"], "must be text"),
         (["engine.recipe=published", "model=tiny_qwen3_moe", "layout=dp1_tp1"], "there is none"),
