@@ -1,17 +1,29 @@
-"""The figures of a window that are checked, and `RULES`: each with its bound and the reason that it gives.
+"""The figures of a window that are checked, `RULES` with their bounds and reasons, and the judgement by them.
+
+A void window neither passes nor fails and is never averaged in. Unknown is None, never True.
 
 The docstring of a figure is its meaning in the report; `docs/exit_codes.md` is written from `RULES`.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.capacity.growing_queue import UNSTABLE_T, growth_t, sojourns
-from analysis.capacity.rules import Facts, Health, Rule
-from analysis.capacity.window_counts import NS, PATH_MS, in_window
+from analysis.capacity.rules import (
+    LEAST_VALID_WINDOWS,
+    ROWS_ALONE,
+    Check,
+    Facts,
+    Health,
+    Rule,
+    Verdict,
+    WindowEvidence,
+)
+from analysis.capacity.window_counts import NS, PATH_MS, Window, in_window
 from analysis.rows import failures, foreign_words, metrics, records, routing_spread
 from analysis.stats.estimate import NORMAL_95
 from analysis.stats.quantiles import Floats, quantile
@@ -345,3 +357,29 @@ MEANINGS = {rule.name: rule.meaning for rule in RULES} | {
     "service_losses": "a loss of the service that falls into the window",
 }
 """What each check means, with those that no single window decides."""
+
+
+def judge_window(
+    requests: pa.Table, window: Window, slo: Slo, evidence: WindowEvidence = ROWS_ALONE
+) -> Verdict:
+    """Valid or void, from the run's rows, of which the window's are taken.
+
+    The window of a closed loop begins after the ramp-up and ends when the last request is sent. What only a
+    closed loop can get wrong is information: its figures are for comparison and no capacity.
+    """
+    facts = Facts(requests, window, slo, evidence)
+    checks = tuple(check for rule in RULES if (check := rule.check(facts)) is not None)
+    reason = next((check.reason for check in checks if check.voids), "")
+    failure = failures.most_malformed(facts.rows) if reason == "malformed_answers" else ""
+    return Verdict(not reason, reason, checks, metrics.whole_time_scale(facts.rows), failure)
+
+
+def judge_run(windows: Sequence[Verdict], min_windows: int) -> Verdict:
+    """Valid if at least max(2, `min_windows`) windows are; else void for the first void window's reason."""
+    void = next((one for one in windows if not one.valid), Verdict(False, "too_few_windows", ()))
+    valid, least = float(sum(one.valid for one in windows)), float(max(LEAST_VALID_WINDOWS, min_windows))
+    check = Check("valid_windows", valid >= least, valid, least, "", void.reason, least=True)
+    scale = max((one.time_scale for one in windows), default=1.0)
+    if check.passed:
+        return Verdict(True, "", (check,), scale)
+    return Verdict(False, void.reason, (check,), scale, void.failure)

@@ -1,12 +1,14 @@
-"""A rule on a window: its check, the reasons for which a window is void, the facts that it looks at."""
+"""A rule on a window and the verdict: checks, the reasons for which a window is void, the facts looked at."""
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
 
 from analysis.capacity.window_counts import Window, in_window
+from analysis.rows import failures
 from conf.specs.experiment import Slo
 
 LEAST_VALID_WINDOWS = 2
@@ -113,6 +115,35 @@ REASONS: Mapping[str, Reason] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Valid, or void for `reason` (a key of `REASONS`; empty when valid), with all checks.
+
+    `time_scale` is how many times as fast as the real clock the run's was, `failure` the most frequent kind
+    of failed answers where these void it.
+    """
+
+    valid: bool
+    reason: str
+    checks: tuple[Check, ...]
+    time_scale: float = 1.0
+    failure: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """Advice to the user; empty when valid."""
+        if self.reason not in REASONS:
+            return ""
+        reason, kind = REASONS[self.reason], self.failure
+        most = f"Most: {failures.described(kind)}. {failures.remedy(kind)}" if kind else ""
+        slower = reason.on_fast_clock if self.time_scale > 1 else ""
+        return " ".join(filter(None, (reason.remedy, most, slower)))
+
+
+VALID = Verdict(True, "", ())
+"""The verdict on a window before any check."""
+
+
+@dataclass(frozen=True, slots=True)
 class WindowEvidence:
     """Facts about a window beside its rows.
 
@@ -134,6 +165,9 @@ class WindowEvidence:
     loss: str = ""
     lost_load_hosts: tuple[str, ...] = ()
     lost_nodes: tuple[str, ...] = ()
+
+
+ROWS_ALONE = WindowEvidence()
 
 
 @dataclass(frozen=True)
@@ -192,3 +226,29 @@ class Rule:
         bound = self.bound(facts) if callable(self.bound) else self.bound
         passed = None if value is None else value >= bound if self.is_least else value <= bound
         return Check(self.name, passed, value, bound, self.unit, self.reason, self.is_least)
+
+
+RANK = {False: 2, None: 0, True: 1}
+"""The outcome of a check, from unknown to the worst."""
+
+
+def worst_checks(verdicts: Sequence[Verdict]) -> tuple[Check, ...]:
+    """The worst figure of each check over the windows."""
+    return tuple(worst_by_name(check for verdict in verdicts for check in verdict.checks).values())
+
+
+def worst_by_name(checks: Iterable[Check]) -> dict[str, Check]:
+    """The worst figure of each check; failed ones are worse than all others."""
+    worst: dict[str, Check] = {}
+    for check in checks:
+        known = worst.setdefault(check.name, check)
+        if (RANK[check.passed], _distance(check)) > (RANK[known.passed], _distance(known)):
+            worst[check.name] = check
+    return worst
+
+
+def _distance(check: Check) -> float:
+    """Distance of a figure towards its bound; the larger of two is the worse."""
+    if check.value is None or check.bound is None:
+        return -math.inf
+    return float(check.bound - check.value) if check.least else abs(float(check.value))

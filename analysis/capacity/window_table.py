@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import Capacity
-from analysis.capacity.validity import Verdict
+from analysis.capacity.rules import Verdict
 from analysis.capacity.window_counts import (
     EVERY,
     Window,

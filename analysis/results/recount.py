@@ -19,9 +19,8 @@ from analysis.capacity import window_table
 from analysis.capacity.checks import RULES
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import RECENTRED_SD, Capacity, including, node_effects, posterior
-from analysis.capacity.rules import Check, Facts, WindowEvidence
+from analysis.capacity.rules import Check, Facts, WindowEvidence, worst_by_name
 from analysis.capacity.service_change import claimed
-from analysis.capacity.validity import worst_by_name
 from analysis.capacity.window_counts import Window, WindowCounts, count, count_by_stream
 from analysis.results import studies
 from analysis.results.asked import describe

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.capacity.validity import Verdict
+from analysis.capacity.rules import Verdict
 from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
 from conf import ConfigError, Experiment

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.capacity.rules import Check, WindowEvidence
-from analysis.capacity.validity import Verdict
+from analysis.capacity.rules import Check, Verdict, WindowEvidence
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools

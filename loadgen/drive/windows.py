@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
-from analysis.capacity.checks import lag_gate_ms
+from analysis.capacity.checks import judge_window, lag_gate_ms
 from analysis.capacity.posterior import Capacity, NodeEffects, node_effects, posterior
 from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.service_change import ServiceChange, claimed, service_change
-from analysis.capacity.validity import judge_window
 from analysis.capacity.window_counts import (
     NS,
     Window,

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity import window_table
+from analysis.capacity.checks import judge_run
 from analysis.capacity.growing_queue import falls_behind
 from analysis.capacity.limit_posterior import Prior
 from analysis.capacity.posterior import LEAST_REQUESTS, posterior
-from analysis.capacity.rules import REASONS
-from analysis.capacity.validity import Verdict, judge_run, worst_checks
+from analysis.capacity.rules import REASONS, Verdict, worst_checks
 from analysis.capacity.window_counts import NS, Window, latency_so_far, parts_over
 from analysis.capacity.window_table import CountingBasis
 from analysis.results.asked import describe

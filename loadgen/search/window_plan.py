@@ -10,8 +10,7 @@ from typing import Literal
 import pyarrow as pa
 
 from analysis.capacity.limit_posterior import OVERLOADED_SHARE, Prior
-from analysis.capacity.rules import WindowEvidence
-from analysis.capacity.validity import ROWS_ALONE, VALID, Verdict
+from analysis.capacity.rules import ROWS_ALONE, VALID, Verdict, WindowEvidence
 from analysis.capacity.window_counts import NS, Window, WindowCounts
 from analysis.rows import records
 from analysis.rows.failures import NEARLY_ALL

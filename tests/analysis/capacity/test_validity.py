@@ -1,4 +1,4 @@
-"""analysis.capacity.validity: which windows are void, for which reason, and what is merely noted."""
+"""analysis.capacity.checks: which windows are void, for which reason, and what is merely noted."""
 
 import heapq
 import math
@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.checks import RULES, cut_off
+from analysis.capacity.checks import RULES, cut_off, judge_run, judge_window
 from analysis.capacity.growing_queue import slope_t
-from analysis.capacity.rules import REASONS, Check, WindowEvidence
-from analysis.capacity.validity import Verdict, judge_run, judge_window
+from analysis.capacity.rules import REASONS, Check, Verdict, WindowEvidence
 from analysis.capacity.window_counts import NS, Window, in_window
 from analysis.rows import records
 from analysis.rows.records import table

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 
 from analysis import figures, load_run, report
-from analysis.capacity import validity
-from analysis.capacity.checks import MEANINGS
+from analysis.capacity.checks import MEANINGS, judge_run, judge_window
 from analysis.capacity.rules import Check
 from analysis.capacity.window_counts import NS, Window
 from analysis.figures import NoData, RunData
@@ -320,10 +319,8 @@ def test_every_check_and_figure_is_known_to_the_page() -> None:
     unnamed = {"window_index": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
     failed = unnamed | {"status": "truncated", "error_kind": "no_usage"}
     rows, slo = records.table([unnamed, failed]), Slo("any", 1000, 100, {"queue_p90": 500.0})
-    closed, opened = (
-        validity.judge_window(rows, one, slo) for one in (window, replace(window, concurrency=0))
-    )
-    verdicts = [opened, closed, validity.judge_run([closed], 2)]
+    closed, opened = (judge_window(rows, one, slo) for one in (window, replace(window, concurrency=0)))
+    verdicts = [opened, closed, judge_run([closed], 2)]
     names = {check.name for verdict in verdicts for check in verdict.checks}
     assert names | {"service_losses", "lost_nodes", "lost_load_hosts"} == MEANINGS.keys()
     assert [exhibit.name for exhibit in ALL] == list(blocks.QUESTIONS)

@@ -8,7 +8,7 @@ import pytest
 
 from analysis import load_run
 from analysis.__main__ import main
-from analysis.capacity.validity import judge_window
+from analysis.capacity.checks import judge_window
 from analysis.capacity.window_counts import NS, Window
 from analysis.rows import foreign_words, records
 from analysis.rows.foreign_words import LETTERS, MOST, OTHER, BoundedWords, folded

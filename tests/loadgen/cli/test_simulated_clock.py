@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis import load_run
-from analysis.capacity.validity import Verdict
+from analysis.capacity.rules import Verdict
 from analysis.results.summary import EXIT_VOID
 from analysis.results.verdicts import RunVerdict
 from conf import Experiment, load

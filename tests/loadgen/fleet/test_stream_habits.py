@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis.capacity.validity import judge_window
+from analysis.capacity.checks import judge_window
 from analysis.capacity.window_counts import Window
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
