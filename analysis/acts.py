@@ -304,8 +304,7 @@ def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
     from serve_apps.vllm_recipes import vllm_flags
 
     version = engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    parts = engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    rendering = render(RenderingInput(*parts, version))
+    rendering = render(RenderingInput(asked, version))
     if rendering.application is None:
         raise RunError(f"{FLAG}: {rendering.notes[0]}")
     options = dict(rendering.application)

@@ -238,9 +238,8 @@ def _recipe_input(experiment: Experiment, engine: VllmEngine, installed: str) ->
     from serve_apps.vllm_engine import rendering
     from serve_apps.vllm_recipes import vllm_flags
 
-    parts = experiment.model, experiment.layout, experiment.cluster, experiment.hardware, experiment.routing
     version = installed or engine.vllm_version or vllm_flags.text(vllm_flags.NEWEST)
-    return rendering.RenderingInput(engine, *parts, version)
+    return rendering.RenderingInput(experiment, version)
 
 
 def _deliver(files: dict[str, str], out: Path | None) -> int:

@@ -61,7 +61,7 @@ def _answer(arguments: argparse.Namespace) -> str:
         if arguments.verb != "render" or arguments.json:
             raise ConfigError("--calibrate belongs to render, without --json; leave it out")
         machine = [word for word in arguments.words if word.partition("=")[0].partition(".")[0] in MACHINE]
-        return forward_bench.text(_specs(arguments.words)[0], machine)
+        return forward_bench.text(_specs(arguments.words), machine)
     if arguments.verb == "render":
         rendering = _render(arguments.words)
         return json.dumps(rendering.tree(), indent=2) if arguments.json else rendering.text()
@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _specs(words: Sequence[str]) -> tuple[RenderingInput, Experiment]:
-    """The deployment that the words describe, and its experiment."""
+def _specs(words: Sequence[str]) -> RenderingInput:
+    """The deployment that the words describe."""
     renamed = [f"engine.{word}" if word.startswith(f"{VERSION}=") else word for word in words]
     chosen = [] if any(word.startswith("engine=") for word in words) else ["engine=vllm"]
     session = [] if any(word.startswith("cluster.session=") for word in words) else ["cluster.session=fake"]
@@ -97,28 +97,19 @@ def _specs(words: Sequence[str]) -> tuple[RenderingInput, Experiment]:
     engine = experiment.engine
     if not isinstance(engine, VllmEngine):
         raise ConfigError(f"engine={engine.kind} is not vLLM; choose engine=vllm or leave it out")
-    specs = RenderingInput(
-        engine,
-        experiment.model,
-        experiment.layout,
-        experiment.cluster,
-        experiment.hardware,
-        experiment.routing,
-        _version(engine, experiment),
-    )
-    return specs, experiment
+    return RenderingInput(experiment, _version(engine, experiment))
 
 
 def _render(words: Sequence[str]) -> Rendering:
-    specs, experiment = _specs(words)
-    engine = specs.engine
-    rendering = render(specs)
+    specs = _specs(words)
+    experiment, engine = specs.experiment, specs.engine
+    rendering, by_hand = render(specs), specs.recipe(by_hand=True)
     serve = serve_environment(experiment.routing) | environment(engine, experiment.routing)
     if engine.kind != "vllm":  # as in a sweep, all processes need the variables of a machine without a GPU
-        serve |= specs.by_hand().env
+        serve |= by_hand.env
     workload = trace.resolve(experiment.workload)
     lengths = Traffic(workload).longest_request_tokens, workload.input_tokens.mean
-    notes = (*rendering.notes, *recipes.check_request(specs.by_hand(), specs.model, *lengths))
+    notes = (*rendering.notes, *recipes.check_request(by_hand, experiment.model, *lengths))
     return replace(rendering, notes=notes, environment=serve if rendering.application else {})
 
 

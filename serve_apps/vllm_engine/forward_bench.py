@@ -61,7 +61,7 @@ def text(specs: RenderingInput, machine: Sequence[str]) -> str:
     `machine` are the words that chose model, hardware and layout. Raises ValueError for a version or layout
     without such times, and for weights that do not fit.
     """
-    version, layout = specs.version, specs.layout
+    version, layout = specs.version, specs.experiment.layout
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if number < LEAST_VERSION:
         raise ValueError(
@@ -73,11 +73,12 @@ def text(specs: RenderingInput, machine: Sequence[str]) -> str:
             f"layout {layout.name}: the bench times one engine without ranks; render --calibrate one with "
             "the same tensor_parallel"
         )
-    recipe = specs.by_hand()
-    longest = int(recipe.args.get("max_model_len", specs.model.max_context_tokens))
+    recipe = specs.recipe(by_hand=True)
+    longest = int(recipe.args.get("max_model_len", specs.experiment.model.max_context_tokens))
     most_tokens = int(recipe.args.get("max_num_batched_tokens", max(PROMPTS)))
     spec = SimulatedEngine("simulated")
-    room = kv_blocks(spec, specs.model, specs.hardware, specs.layout) * spec.block_size
+    asked = specs.experiment
+    room = kv_blocks(spec, asked.model, asked.hardware, asked.layout) * spec.block_size
     batches = list(cases(longest, most_tokens, room))
     kinds = [
         f"#   {kind}: {why}" for kind, why in KINDS.items() if any(it.startswith(kind) for it in batches)
@@ -86,7 +87,7 @@ def text(specs: RenderingInput, machine: Sequence[str]) -> str:
         [
             f"# vLLM {version}, dummy weights: times of {len(batches)} batches on one engine, some minutes",
             *kinds,
-            _command(specs, recipe, layout, specs.model, batches),
+            _command(specs, recipe, layout, specs.experiment.model, batches),
             "",
             "# then, on any machine: constants for predict and for engine=simulated",
             f"python -m analysis calibrate --forward {shlex.join([OUTPUT, *machine])} --out node.yaml",

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from conf.io.one_line import one_line
-from conf.specs.experiment import Cluster, Hardware, Layout, Model, Routing, VllmEngine
+from conf.specs.experiment import Experiment, Layout, Routing, VllmEngine
 from serve_apps.vllm_engine import config_file
 from serve_apps.vllm_engine.config_file import near, own_caches
 from serve_apps.vllm_engine.prepared import recipe_of
@@ -113,35 +113,32 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RenderingInput:
-    """The specs that a deployment of a real vLLM depends on, and its version."""
+    """An experiment on a real vLLM, and the version of that."""
 
-    engine: VllmEngine
-    model: Model
-    layout: Layout
-    cluster: Cluster
-    hardware: Hardware
-    routing: Routing
+    experiment: Experiment
     version: str
+
+    @property
+    def engine(self) -> VllmEngine:
+        assert isinstance(self.experiment.engine, VllmEngine)
+        return self.experiment.engine
 
     @property
     def devices(self) -> str:
         """The variable that limits which GPUs a process sees."""
-        return "HIP_VISIBLE_DEVICES" if "gfx" in self.hardware.arch else "CUDA_VISIBLE_DEVICES"
+        return "HIP_VISIBLE_DEVICES" if "gfx" in self.experiment.hardware.arch else "CUDA_VISIBLE_DEVICES"
 
-    def recipe(self) -> Recipe:
-        """The recipe of a deployment. Raises ValueError."""
-        return recipe_of(self.engine, self.model, self.layout, self.version, self.hardware)
-
-    def by_hand(self) -> Recipe:
-        """The recipe of vLLM's own servers, which a person starts. Raises ValueError."""
-        engine = replace(self.engine, server="process")
-        return recipe_of(engine, self.model, self.layout, self.version, self.hardware, deployed=False)
+    def recipe(self, by_hand: bool = False) -> Recipe:
+        """The recipe of a deployment, or of vLLM's own servers, which a person starts. Raises ValueError."""
+        asked = self.experiment
+        engine = replace(self.engine, server="process") if by_hand else self.engine
+        return recipe_of(engine, asked.model, asked.layout, self.version, asked.hardware, not by_hand)
 
 
 def render(specs: RenderingInput) -> Rendering:
     """The commands and the configuration. Raises ValueError for a contradiction, as a deployment would."""
     application, notes = _application(specs)
-    by_hand, layout = specs.by_hand(), specs.layout
+    by_hand, layout = specs.recipe(by_hand=True), specs.experiment.layout
     started: tuple[Process, ...] = ()
     proxy: list[str] = []
     if by_hand.prefill is None or layout.prefill_side is None:
@@ -153,7 +150,7 @@ def render(specs: RenderingInput) -> Rendering:
         proxy = kv_transfer.proxy(
             layout, [process.port for process in prefill], [process.port for process in answering]
         )
-        if specs.cluster.nodes > 1:
+        if specs.experiment.cluster.nodes > 1:
             notes = (*notes, SEVERAL_NODES)
     all_notes = tuple(dict.fromkeys((*by_hand.notes, *notes)))
     return Rendering(specs.version, started, application, all_notes, tuple(proxy))
@@ -174,12 +171,14 @@ def _application(specs: RenderingInput) -> tuple[dict[str, Any] | None, tuple[st
         if engine.recipe != "published" or "distributed_executor_backend" in engine.args:
             raise
         return None, (f"no Ray Serve config: {error}",)
-    parts = engine, specs.model, specs.layout, specs.routing, recipe
-    tree = config_file.application(specs.routing, config_file.arguments(*parts, specs.cluster.nodes))
+    parts = engine, specs.experiment.model, specs.experiment.layout, specs.experiment.routing, recipe
+    tree = config_file.application(
+        specs.experiment.routing, config_file.arguments(*parts, specs.experiment.cluster.nodes)
+    )
     # As in a sweep there is one front, on the head node, so that one balancer sees all requests.
     http = {"host": LOOPBACK, "keep_alive_timeout_s": KEEP_ALIVE_S}
     application = {"proxy_location": "HeadOnly", "http_options": http, "applications": [tree]}
-    return application, (*recipe.notes, *_routing_notes(specs.routing, tree))
+    return application, (*recipe.notes, *_routing_notes(specs.experiment.routing, tree))
 
 
 def _routing_notes(routing: Routing, application: dict[str, Any]) -> tuple[str, ...]:
@@ -210,23 +209,23 @@ def _process(
     engine = specs.engine
     if side is not None:
         gpus = recipe.args["tensor_parallel_size"]
-        env, extra = kv_transfer.by_hand(specs.layout, side, index, gpus, port)
+        env, extra = kv_transfer.by_hand(specs.experiment.layout, side, index, gpus, port)
         config = kv_transfer.over(recipe.args[TRANSFER], {EXTRA: extra} if extra else {})
         recipe = replace(recipe, args={**recipe.args, TRANSFER: config}, env={**recipe.env, **env})
     address = ["--host", LOOPBACK, "--port", str(port)]
     if engine.kind != "vllm":  # CPU builds bring no `vllm` command that starts
-        words = [*SERVER_MODULE, *module_command(recipe, specs.model, engine.model_path), *address]
+        words = [*SERVER_MODULE, *module_command(recipe, specs.experiment.model, engine.model_path), *address]
         return Process((), port, dict(recipe.env), tuple(words), side or "")
     gpus = layout.gpus_per_replica
     first = index * gpus
     if side == "decode":  # prefill engines have the first GPUs of a node
-        first += specs.layout.gpus_per_node - specs.layout.decode_side.gpus_per_node
+        first += specs.experiment.layout.gpus_per_node - specs.experiment.layout.decode_side.gpus_per_node
     devices = tuple(range(first, first + gpus))
     own = {specs.devices: ",".join(map(str, devices))}
     if layout.replicas_per_node > 1 or side:
         own |= own_caches(devices, "$HOME")
-    words = [*near(devices, specs.cluster.gpus_per_node), "vllm", "serve"]
-    words += [*command(recipe, specs.model, engine.model_path), *address]
+    words = [*near(devices, specs.experiment.cluster.gpus_per_node), "vllm", "serve"]
+    words += [*command(recipe, specs.experiment.model, engine.model_path), *address]
     return Process(devices, port, own | recipe.env, tuple(words), side or "")
 
 

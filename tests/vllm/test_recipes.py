@@ -207,8 +207,7 @@ def test_vllm_and_ray_take_both_sides_of_a_split_layout(layout: str, connector: 
     asked = specs(f"layout={layout}", f"layout.connector={connector}")
     side = asked.layout.prefill_side
     assert isinstance(asked.engine, VllmEngine) and side is not None
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    rendering = render(RenderingInput(*parts, VERSION))
+    rendering = render(RenderingInput(asked, VERSION))
     for process in rendering.processes:
         words = process.command[process.command.index("serve") + 1 :]
         found = parse(words).kv_transfer_config

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from conf import Experiment, load
+from conf import load
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from loadgen.cli.deployment import service_plan
@@ -20,12 +20,6 @@ ROUTINGS = [*groups()["routing"], "round_robin routing.data_path=python_proxy"]
 CASES = [pair for pair in product(ROUTINGS, LAYOUTS) if pair != ("kv_aware", "1p1d_tp4_ep4")]
 
 
-def rendered(asked: Experiment) -> RenderingInput:
-    assert isinstance(asked.engine, VllmEngine)
-    parts = asked.engine, asked.model, asked.layout, asked.cluster, asked.hardware, asked.routing
-    return RenderingInput(*parts, NEWEST)
-
-
 @pytest.mark.parametrize(("routing", "layout"), CASES)
 def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) -> None:
     name, *more = routing.split()
@@ -35,7 +29,7 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
     asked = load([*words, *routed(name), *more])
     plan = service_plan(asked)
     (swept,) = plan.build.args  # type: ignore[attr-defined]
-    made = render(rendered(asked)).application
+    made = render(RenderingInput(asked, NEWEST)).application
     assert made is not None
     (served,) = made["applications"]
     if served["import_path"] == OUR_BUILDER:
