@@ -55,8 +55,8 @@ class Reason:
 _SLOWER = "A lower engine.time_scale helps too."
 REASONS: Mapping[str, Reason] = {
     "load_host_lost": Reason(
-        "A host of load actors had no network: the driver, or its own requests, reached nothing there.",
-        "Look at the network of the load host that the run names (cable, switch); "
+        "A host of load actors had no network or no Ray: the driver, or its requests, reached nothing.",
+        "Look at the network of the load host that the run names (cable, switch, Ray); "
         "the service is not the cause.",
     ),
     "node_lost": Reason(

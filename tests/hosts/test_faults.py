@@ -189,7 +189,7 @@ def test_a_host_that_dies_is_replaced_by_another(cluster: Cluster) -> None:
     cluster.start("load", {21: "load1"})
 
 
-def test_a_full_disk_is_told_with_its_host_and_full_shared_memory_costs_no_row(cluster: Cluster) -> None:
+def test_full_disks_and_full_shared_memory_are_told_with_the_name_of_the_host(cluster: Cluster) -> None:
     def fill_disk(cluster: Cluster) -> None:
         with full(cluster.host("load2").disk):
             time.sleep(FULL_S)
@@ -207,3 +207,5 @@ def test_a_full_disk_is_told_with_its_host_and_full_shared_memory_costs_no_row(c
     check(ended, faults, windows)
     assert ended.code in GOES_ON, ended.said
     assert re.search(r"load2 \(10\.88\.0\.22\) \(.*No space left on device", ended.said), ended.said
+    not_fetched = [event["text"] for event in ended.events if event["event"] == "left"]
+    assert all("are on load" in text for text in not_fetched), not_fetched
