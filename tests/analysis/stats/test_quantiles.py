@@ -131,6 +131,14 @@ def test_memory_over_many_blocks_counts_for_more_than_the_lags_see():
     assert eight > 400 * 0.99
 
 
+def test_counts_that_are_as_expected_are_taken_as_independent_and_never_as_better():
+    """Their variance is 0. They count as independent, whose inflation is 1, beside the start value."""
+    seen, mu = np.full(40, 20.0), np.full(40, 0.2)
+    found, start = overdispersion(seen * mu, seen, mu), Dispersion.unknown(seen)
+    freedom = found.freedom - start.freedom
+    assert found.inflation == pytest.approx((freedom + start.freedom * start.inflation) / found.freedom)
+
+
 def test_overdispersion_is_at_least_one_has_no_ceiling_and_is_unknown_without_requests():
     blocks = np.ones(1000)
     assert overdispersion(10 * blocks, 100 * blocks, 0.1 * blocks).inflation == pytest.approx(1.0, abs=3)
