@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,10 +25,7 @@ from analysis.rows import metrics, records
 from conf.io import terminal
 from conf.io.one_line import reason
 
-FORMATS = {
-    "csv": (".csv",),
-    "jsonl": (".jsonl", ".ndjson"),
-}
+FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson")}
 """Formats, each with the endings that `--out` may have."""
 BATCH_ROWS = 8192
 """Rows in memory at a time: about 5 MB with the token gaps of answers of 140 tokens (our choice)."""
@@ -54,7 +52,9 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
     refuse_out(out)
     if path.is_file():
         raise RunError(f"{path} is a file; export writes run folders")
-    blocks = _blocks(path, format)
+    if studies.is_study(path):
+        raise RunError(f"{path} is a study: export one of its parts, {path}/NAME")
+    blocks = (csv if format == "csv" else jsonl)(load_run(path))
     if out is None:
         # Exact data for a file or a pipe; a terminal must not obey it.
         sys.stdout.writelines(map(terminal.shown, blocks) if sys.stdout.isatty() else blocks)
@@ -66,12 +66,6 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _blocks(path: Path, format: str) -> Iterator[str]:
-    if studies.is_study(path):
-        raise RunError(f"{path} is a study: export one of its parts, {path}/NAME")
-    yield from (csv if format == "csv" else jsonl)(load_run(path))
 
 
 def csv(run: Run) -> Iterator[str]:
@@ -86,19 +80,18 @@ def csv(run: Run) -> Iterator[str]:
 def jsonl(run: Run) -> Iterator[str]:
     """Blocks of lines, each line one object of strict JSON."""
     for batch in batches(run):
-        rows = _with_text(batch, "scheduled_at").to_pylist()
-        yield "".join(f"{json.dumps(_strict(row), allow_nan=False)}\n" for row in rows)
+        rows = [{name: _strict(value) for name, value in row.items()} for row in _texts(batch).to_pylist()]
+        yield "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
 
 
 def batches(run: Run) -> Iterator[pa.Table]:
     """Blocks of all planned requests with latencies and `void_reason`; at least one, be it empty."""
     void = {line["index"]: line[VOID] for line in run.windows().to_pylist() if not line["valid"]}
-    empty = True
-    for rows in _stored(run):
-        empty = False
-        yield _marked(metrics.with_latencies(rows), void)
-    if empty:
-        yield _marked(metrics.with_latencies(records.REQUESTS.empty_table()), void)
+    stored = _stored(run)
+    for block in chain([next(stored, records.REQUESTS.empty_table())], stored):
+        rows = metrics.with_latencies(block)
+        reasons = [void.get(index) for index in rows["window_index"].to_pylist()]
+        yield rows.append_column(VOID, pa.array(reasons, pa.string()))
 
 
 def _stored(run: Run) -> Iterator[pa.Table]:
@@ -120,20 +113,11 @@ def _stored(run: Run) -> Iterator[pa.Table]:
         raise RunError(f"{run.path} holds a file that cannot be read: {reason(error)}") from error
 
 
-def _marked(rows: pa.Table, void: dict[int, str]) -> pa.Table:
-    reasons = (
-        [void.get(window_index) for window_index in rows["window_index"].to_pylist()]
-        if void
-        else [None] * rows.num_rows
-    )
-    return rows.append_column(VOID, pa.array(reasons, pa.string()))
-
-
-def _with_text(rows: pa.Table, *times: str) -> pa.Table:
+def _texts(rows: pa.Table) -> pa.Table:
     """Times as ISO 8601 in UTC, latencies as decimals and words as plain strings."""
     for index, field in enumerate(rows.schema):
         column = rows.column(index)
-        if field.name in times:
+        if field.name == "scheduled_at":
             column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
         elif field.name in LATENCIES:
             column = pc.round(column.cast(pa.float64()), DIGITS)
@@ -145,16 +129,15 @@ def _with_text(rows: pa.Table, *times: str) -> pa.Table:
 
 def _flat(rows: pa.Table) -> pa.Table:
     """Lists as text, and an apostrophe before words of a server that a spreadsheet would run."""
-    rows = _with_text(rows, "scheduled_at")
-    for name in SERVER_WORDS:
-        words = pc.replace_substring_regex(rows[name], FORMULA, r"'\1")
-        rows = rows.set_column(rows.schema.get_field_index(name), name, words)
-    index = rows.schema.get_field_index("itl_us")
-    gaps = rows.column(index).cast(pa.list_(pa.string()))
-    return rows.set_column(index, "itl_us", pc.binary_join(gaps, " "))
-
-
-def _strict(row: dict[str, object]) -> dict[str, object]:
-    return {
-        name: None if value != value else "inf" if value == math.inf else value for name, value in row.items()
+    rows = _texts(rows)
+    columns = {name: pc.replace_substring_regex(rows[name], FORMULA, r"'\1") for name in SERVER_WORDS} | {
+        "itl_us": pc.binary_join(rows["itl_us"].cast(pa.list_(pa.string())), " ")
     }
+    for name, column in columns.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
+
+
+def _strict(value: object) -> object:
+    """A value of strict JSON: null for NaN, the word for an infinite number."""
+    return None if value != value else "inf" if value == math.inf else value

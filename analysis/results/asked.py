@@ -62,40 +62,36 @@ class AskedExperiment:
 
 def describe(experiment: Experiment) -> AskedExperiment:
     """The experiment, as far as it belongs beside the answer."""
-    emulated = experiment.engine if isinstance(experiment.engine, EmulatedEngine) else None
-    rules_of = SCHEDULER_VERSION if isinstance(experiment.engine, SimulatedEngine) else None
-    conversations = experiment.workload.conversations
+    engine, workload, layout = experiment.engine, experiment.workload, experiment.layout
+    is_simulated, emulated = isinstance(engine, SimulatedEngine), isinstance(engine, EmulatedEngine)
+    groups = ("model", "hardware", "cluster", "layout", "routing", "search")
+    rules_of = SCHEDULER_VERSION if is_simulated else None
+    chats = workload.conversations
     return AskedExperiment(
-        engine=experiment.engine.kind,
-        vllm_version=emulated.vllm_version if emulated else rules_of,
+        engine=engine.kind,
+        vllm_version=engine.vllm_version if isinstance(engine, EmulatedEngine) else rules_of,
         constants=fingerprint(experiment.model, experiment.hardware) if emulated else None,
-        model=experiment.model.name,
-        hardware=experiment.hardware.name,
-        cluster=experiment.cluster.name,
-        layout=experiment.layout.name,
-        gpus_per_node=None if experiment.layout.name == UNKNOWN else experiment.layout.gpus_per_node,
-        routing=experiment.routing.name,
+        **{group: getattr(experiment, group).name for group in groups},
+        gpus_per_node=None if layout.name == UNKNOWN else layout.gpus_per_node,
         data_path="" if experiment.routing.name == UNKNOWN else experiment.routing.data_path,
-        sessions=experiment.workload.sessions,
-        conversations=conversations.truncation.replace("_", "-") if conversations else "",
-        workload=workload_name(experiment.workload),
-        tokens=workload_tokens(experiment.workload),
+        sessions=workload.sessions,
+        conversations=chats.truncation.replace("_", "-") if chats else "",
+        workload=workload_name(workload),
+        tokens=workload_tokens(workload),
         arrivals=_arrivals(experiment),
-        search=experiment.search.name,
         nodes=experiment.cluster.nodes,
         replicas=experiment.replicas,
         slo=replace(experiment.slo, name=""),
         seed=experiment.seed,
         time_scale=experiment.time_scale,
         kernels=tuple(kernels.kernel_lines(experiment)),
-        outside=_outside(experiment),
+        outside=_outside(experiment) if is_simulated else (),
     )
 
 
 def _outside(experiment: Experiment) -> tuple[str, ...]:
-    """What the fit behind a simulated engine's constants did not have."""
-    is_simulated = isinstance(experiment.engine, SimulatedEngine)
-    return tuple(one.text for one in transfers(experiment)) if is_simulated else ()
+    """What the fit behind the engine model's constants did not have."""
+    return tuple(one.text for one in transfers(experiment))
 
 
 def _arrivals(experiment: Experiment) -> str:
@@ -149,26 +145,26 @@ def constants_basis(experiment: Experiment) -> ConstantsBasis:
     groups = {kind: tuple(paths) for kind, paths in kinds.items()}
     by = f"; by {' and '.join(fit.engines)}" if fit.engines else ""
     rests_on = f"{fit.rests_on}{by}" if kinds["fitted"] else ""
-    outside = tuple(one.text for one in transfers(experiment))
-    return ConstantsBasis(**groups, rests_on=rests_on, transfer=_transfer(experiment), outside=outside)
+    return ConstantsBasis(
+        **groups, rests_on=rests_on, transfer=_transfer(experiment), outside=_outside(experiment)
+    )
 
 
 def _transfer(experiment: Experiment) -> str:
-    """Lines on what an answer assumes of the transfers of a split layout; none for any other."""
+    """What an answer assumes of the transfers of a split layout; nothing of any other."""
     layout = experiment.layout
     if layout.prefill is None:
         return ""
+
+    def shown(constant: Constant, unit: float = 1.0) -> str:
+        if constant.low is None or constant.high is None:
+            return f"{constant.value * unit:.3g} (exact)"
+        return f"{constant.value * unit:.3g} [{constant.low * unit:.3g}, {constant.high * unit:.3g}]"
+
     rate, latency = layout.transfer.gpu_bytes_per_s, layout.transfer.latency_ms
     kinds = {"assumed" if it.source.startswith(ASSUMED) else it.source for it in (rate, latency)}
     how = "pulled when computed" if layout.transfer_mode == "read" else "pushed layer by layer"
     return (
-        f"{_with_ends(rate, 1e-9)} GB/s per GPU and {_with_ends(latency)} ms per prompt, {how} by"
+        f"{shown(rate, 1e-9)} GB/s per GPU and {shown(latency)} ms per prompt, {how} by"
         f" {layout.connector}; {' and '.join(sorted(kinds))}, not measured on this machine"
     )
-
-
-def _with_ends(constant: Constant, unit: float = 1.0) -> str:
-    """The value with its interval, each times `unit`."""
-    if constant.low is None or constant.high is None:
-        return f"{constant.value * unit:.3g} (exact)"
-    return f"{constant.value * unit:.3g} [{constant.low * unit:.3g}, {constant.high * unit:.3g}]"

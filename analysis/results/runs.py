@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +28,8 @@ from conf.io.one_line import plain, reason
 if TYPE_CHECKING:
     from analysis.views.shown import Answer
 
+Event = Mapping[str, Any]
+"""One line of events.jsonl."""
 RECORDED = (0, 3, 6)
 """Exit codes of a probe that measured what it says, be it that its bounds are missed, or are not shown."""
 
@@ -53,7 +55,7 @@ class Run:
     """
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Mapping[str, Any]
     verdict: RunVerdict | None
     altered: tuple[str, ...] = ()
 
@@ -167,7 +169,7 @@ class Run:
         with _readable(self.path):
             return window_table.read(path) if path.exists() else window_table.WINDOWS.empty_table()
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """Every decision in order; a line cut by a kill is left out."""
         events = []
         with _readable(self.path):

@@ -4,12 +4,8 @@ from collections import Counter
 
 import pyarrow as pa
 
-from analysis.results.asked import describe as describe
-from analysis.results.locations import KNOWN
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.verdicts import MatrixCell, StudyVerdict, Verdict
-
-SCHEMA_VERSION = KNOWN
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.capacity.window_counts import NS, Window, WindowCounts, in_window
-from analysis.results.runs import Run, RunError
+from analysis.results.runs import Event, Run, RunError
 from analysis.rows import metrics, records
 from conf import ConfigError
 from conf.io.one_line import reason
@@ -42,13 +42,13 @@ def past(run: Run) -> Past:
     )
 
 
-def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]:
+def _sound(events: list[Event], rows: pa.Table) -> list[Event]:
     """Finished windows up to the last that can be believed; what follows is measured again.
 
     The end of a session spoils its last windows, whose answers were cut or lost. Where the service came back,
     `recovered` names what its loss spoilt, and `rejudged` what the outage of a host did.
     """
-    done: list[dict[str, Any]] = []
+    done: list[Event] = []
     whole = done
     for event in events:
         if event["event"] == "window_done":
@@ -57,10 +57,10 @@ def _sound(events: list[dict[str, Any]], rows: pa.Table) -> list[dict[str, Any]]
             whole, done = done, done[: max(0, event["last"])]
         elif event["event"] == "recovered":
             lost = {"void": True, "loss": event["reason"]}
-            done = [one | (lost if one["index"] in event["windows"] else {}) for one in whole]
+            done = [{**one, **(lost if one["index"] in event["windows"] else {})} for one in whole]
         elif event["event"] == "rejudged":
             new = {"void": event["void"], "lost": event["lost"]}
-            done = [one | (new if one["index"] == event["index"] else {}) for one in done]
+            done = [{**one, **(new if one["index"] == event["index"] else {})} for one in done]
     while done and (done[-1]["void"] or _cut(rows, Window(**done[-1]["window"]))):
         done.pop()
     return done
@@ -73,7 +73,7 @@ def _cut(rows: pa.Table, window: Window) -> bool:
     return bool(ours.any())
 
 
-def _window(event: dict[str, Any], beats: list[dict[str, Any]]) -> MeasuredWindow:
+def _window(event: Event, beats: list[dict[str, Any]]) -> MeasuredWindow:
     counts = WindowCounts(**event["window"])
     evidence, lost = health_of(beats, counts, event["lost_actors"]), event.get("lost", {})
     evidence = replace(

@@ -1,4 +1,4 @@
-"""analysis.recommendation: nodes, ties and probabilities over joint draws; the rivals of the first."""
+"""analysis.recommendation: nodes, ties and probabilities over joint draws; rivals, and the answer."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,13 @@ import pytest
 from analysis.planning.plan import fleet
 from analysis.planning.sizing import MOST_NODES, FleetCapacity, ScalingEfficiency, ScalingPoint
 from analysis.recommendation import ranking
-from analysis.recommendation.ranking import RankedShape, ShapeRanking
+from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking
 from analysis.recommendation.recommended import rivals
+from analysis.results.asked import describe
 from analysis.stats.estimate import Estimate
+from analysis.views import recommend
+from analysis.views.shown import Answer
+from conf import load
 from conf.specs.planning import Margins
 
 SERVICE = FleetCapacity(1.0, 1, ScalingEfficiency((ScalingPoint(1, 1.0, 0.0),)))
@@ -62,34 +66,26 @@ def test_what_all_shapes_share_cancels() -> None:
     assert 0.5 < ranking.best_probability(unjoint)[1] < 0.8 and not ranking.told_apart(unjoint, 1, 0)
 
 
-def test_equal_shapes_are_a_tie_and_not_told_apart() -> None:
-    one = shared_and_own((0.0,))[0]
-    nodes = nodes_of(np.exp(np.array([one, one])))
-    assert ranking.best_probability(nodes).tolist() == [0.5, 0.5]
-    assert ranking.tie_probability(nodes) == 1.0 and not ranking.told_apart(nodes, 0, 1)
-
-
 def test_places_are_by_nodes_then_by_qps_and_equal_nodes_share_a_rank() -> None:
     found = ranking.places([12, 10, 12, 30], [3.0, 4.0, 3.5, 1.0])
     assert found == [(1, 1, False), (2, 2, True), (0, 2, True), (3, 4, False)]
 
 
-def shape(layout: str, budget: int, best: float, told_apart: bool = False) -> RankedShape:
+def shape(layout: str, budget: int, best: float, told_apart: bool = False, nodes: int = 10) -> RankedShape:
     return RankedShape(
         name=f"{layout} {budget}",
         layout=layout,
         budget_tokens=budget,
-        shape=layout,
+        shape=f"shape of {layout}",
         gpus=8,
         rank=1,
-        tied=False,
-        nodes=10,
-        nodes_at={},
-        qps_per_node=Estimate(1.0, 1.0, 1.0, 1.0),
+        nodes=nodes,
+        nodes_at={"high": nodes - 20, "estimate": nodes - 10, "low": nodes},
+        qps_per_node=Estimate(5.0, 4.0, 6.0),
         binding="tpot",
         probability_best=best,
         told_apart=told_apart,
-        draws=4,
+        draws=48,
     )
 
 
@@ -106,3 +102,45 @@ def test_rivals_are_the_best_of_other_layouts_that_are_not_told_apart() -> None:
 def test_rivals_of_a_single_layout_are_its_budgets_and_three_at_most() -> None:
     assert rivals_of(shape("a", 0, 0.9)) == []
     assert rivals_of(*(shape("a", n, 0.1 * n) for n in range(1, 6))) == ["a 5", "a 4", "a 3"]
+
+
+def answer(*shapes: RankedShape) -> Answer:
+    found = ShapeRanking(hit=None, shapes=shapes, unranked=(), tie_probability=0.1, sd_nodes=3.0)
+    verdict = RecommendationVerdict(
+        asked=describe(load([])),
+        peak_qps=200.0,
+        care=Margins(),
+        gpus_per_node=8,
+        rankings=(found,),
+        exit_code=0,
+    )
+    return recommend.answers(verdict)[0]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "which"),
+    [
+        (
+            [shape("3p1d", 1, 0.4, nodes=61), shape("dp4", 1, 0.5, nodes=62), shape("tp8", 1, 0.0, True, 80)],
+            "61 to 62 nodes of 8 GPUs for 200 QPS at the peak; dp4 and 3p1d cannot be told apart",
+        ),
+        (
+            [shape("3p1d", 1, 0.99, nodes=61), shape("tp8", 1, 0.0, True, 80)],
+            "61 nodes of 8 GPUs for 200 QPS at the peak; 3p1d (shape of 3p1d, 1 tokens a step)",
+        ),
+        (
+            [shape("3p1d", 1, 0.6, nodes=61), shape("3p1d", 2, 0.4, nodes=61)],
+            "61 nodes of 8 GPUs for 200 QPS at the peak; 3p1d (shape of 3p1d); its step budgets cannot be "
+            "told apart",
+        ),
+    ],
+)
+def test_shapes_that_cannot_be_told_apart_share_the_answer(shapes: list[RankedShape], which: str) -> None:
+    assert answer(*shapes).headline == which
+
+
+def test_the_shapes_stand_by_probability_and_a_point_is_not_its_own_bound() -> None:
+    (table,) = answer(shape("3p1d", 1, 0.3, nodes=61), shape("dp4", 1, 0.7, nodes=62)).tables
+    rows = [dict(zip(table.heads, row, strict=True)) for row in table.rows]
+    assert [row["layout"] for row in rows] == ["dp4", "3p1d"]
+    assert (rows[1]["planned"], rows[1]["nodes"]) == ("61", "51 [41, 61]")

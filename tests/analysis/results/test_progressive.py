@@ -29,7 +29,7 @@ from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
 from loadgen.search.window_plan import Start
 from loadgen.studies import published_ladder, published_tables
-from loadgen.studies.published_ladder import BASELINE, SATURATED, STRESS, WARM_UP
+from loadgen.studies.published_ladder import BASELINE, STRESS, WARM_UP
 from loadgen.studies.published_tables import PUBLISHED_MODELS, published_model_of
 from tests.support.runs.verdict_trees import text_of
 from tests.support.virtual.virtual_drivers import altered
@@ -309,13 +309,9 @@ def test_runs_differ_where_the_engine_has_noise() -> None:
     words = ["engine=simulated_aiter", "progressive.runs=3"]
     tree = to_tree(prediction.predicted_ladder(ready(*SUBJECT[LLAMA].words, *words)))
     lines = tree["progressive"]["levels"]
-    assert all(line["total_tok_s_spread"]["cov"] > 0 for line in lines)
-    assert all(
-        line["total_tok_s_spread"]["mean"]["low"]
-        < line["total_tok_s"]
-        < line["total_tok_s_spread"]["mean"]["high"]
-        for line in lines
-    )
+    for line in lines:
+        spread = line["total_tok_s_spread"]
+        assert spread["cov"] > 0 and spread["mean"]["low"] < line["total_tok_s"] < spread["mean"]["high"]
     assert "3 runs: CoV of tok/s" in text_of(tree)
 
 
@@ -438,13 +434,6 @@ def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.C
     assert main([*words, "--json", "--out", str(tree)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(tree.read_text()) | {"event": "result"}
-    (model,) = result["models"]
-    assert {"asked", "clock", "exit_code", "progressive", "valid"} <= model.keys()
-    line = {
-        *("phase", "shape", "concurrency", "requests", "total_tok_s", "output_tok_s", "p99_s", "success"),
-        *("status", "in_flight", "prefix_hit", "answers", "plateau", "capacity", "total_tok_s_spread"),
-    }
-    assert all(line <= level.keys() for level in model["progressive"]["levels"])
 
 
 def test_the_suffix_of_a_file_says_how_levels_are_written(
@@ -472,8 +461,3 @@ def test_without_a_model_all_of_the_papers_are_asked() -> None:
     ]
     assert published_tables.words_by_model(["model=tiny_qwen3_moe"], None) == [["model=tiny_qwen3_moe"]]
     assert published_tables.words_by_model([], Path("config.yaml")) == [[]]
-
-
-def test_saturation_levels_are_the_published_ones() -> None:
-    bursts = {tuple(row.concurrency for row in PUBLISHED[name] if row.burst) for name in SUBJECT}
-    assert bursts == {SATURATED}

@@ -8,16 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from analysis import load_run
+from analysis import load_run, planning
 from analysis.__main__ import main
 from analysis.capacity.window_counts import in_window
 from analysis.capacity.window_table import token_rates, window
+from analysis.results.asked import describe
+from analysis.results.json_border import to_tree
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
 from analysis.views import answers, rates
 from analysis.views.shown import Table
-from tests.support.runs.golden import GOLDEN
-from tests.support.runs.verdict_trees import verdict_of
+from conf import Experiment, load
+from tests.support.runs.golden import GOLDEN, sweep_json
+from tests.support.runs.verdict_trees import text_of, verdict_of
 
 MOST_LINES = 15
 VERDICTS = GOLDEN.parent / "verdicts"
@@ -133,3 +136,52 @@ def test_token_rates_are_those_of_the_answers_and_unknown_is_not_0() -> None:
     untold = rows.set_column(place, field, pa.nulls(rows.num_rows, field.type))
     assert token_rates(untold, 30.0)["output_token_rate_per_node"] is None
     assert token_rates(untold, 30.0)["prompt_token_rate_per_node"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ({"determined": 249}, "it rests on 249 requests, fewer than 250; measure 2 times as long"),
+        ({"determined": 1}, "it rests on 1 requests, fewer than 250; measure 250 times as long"),
+        ({"slope_unusual": True}, "the share over the bound on p90 TPOT hardly follows the load"),
+        ({}, ""),
+    ],
+)
+def test_reasons_to_doubt_an_interval_stand_under_the_answer(limit: dict[str, Any], said: str) -> None:
+    tree = sweep_json(GOLDEN)
+    tree["capacity"]["limits"][tree["capacity"]["binding"]] |= limit
+    assert (f"doubtful: {said}" in text_of(tree)) == bool(limit)
+    tree["asked"]["conversations"] = "cache-aware"
+    assert "biased 2 to 3 % low: users stay for longer than a search" in text_of(tree)
+
+
+SHORT = ["workload.input_tokens=200", "workload.output_tokens=50"]
+EXTERNAL = load([*SHORT, "engine=external", "target.urls=[http://x:1]"])
+OVERRIDDEN = load([*SHORT, "layout.replicas_per_node=4", "layout.tensor_parallel=2"])
+LOAD = "workload chat_5600_140 changed: 200/50 tokens"
+
+
+def measured(experiment: Experiment) -> dict[str, Any]:
+    """The golden run's verdict as that of another experiment."""
+    tree = sweep_json(GOLDEN)
+    if experiment.engine.kind == "external":
+        tree["capacity"]["qps_per_replica"] = None
+    return tree | {"asked": to_tree(describe(experiment))}
+
+
+def test_external_endpoints_have_no_machine_and_no_gpus_on_the_screen_and_in_a_plan() -> None:
+    text, plan = text_of(measured(EXTERNAL)), planning.plan(measured(EXTERNAL), 200)
+    assert text.splitlines()[0].endswith("certified 2.59; requests of 200/50 tokens")
+    assert f"  service: unknown model on unknown hardware, external engine, {LOAD}, arrivals poisson" in text
+    planned = str(plan.answer())
+    assert plan.gpus is None and ", GPUs unknown, for 200 QPS" in planned
+    assert "unknown model on unknown hardware, unknown layout, external engine, routing unknown" in planned
+    assert not any(name in text + planned for name in ("Qwen", "MI325X", "dp1"))
+
+
+def test_an_overridden_layout_is_shown_as_it_is_and_its_gpus_are_counted() -> None:
+    text, plan = text_of(measured(OVERRIDDEN)), planning.plan(measured(OVERRIDDEN), 200)
+    assert "4 replica(s), layout 4 x TP2/EP2, on 1 node(s) of MI325X, routing leastconn" in text
+    assert "dp1_tp8" not in text and LOAD in text
+    assert plan.gpus == 8 * plan.nodes
+    assert "on MI325X, 4 x TP2/EP2, simulated engine" in str(plan.answer())
