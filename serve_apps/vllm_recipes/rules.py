@@ -1,10 +1,9 @@
 """Refusals and notes for a real vLLM by the rules of rules.yaml, and the facts of a deployment in them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
 
 from conf.io import bounded_yaml
@@ -161,10 +160,112 @@ class VllmDeployment:
         return name in f"{self.model.name} {self.model.served_name}".lower()
 
 
-class RecipeRule(NamedTuple):
-    """A deployment for which `when` is true is refused, or gets a note: a row of rules.yaml."""
+Condition = Callable[[VllmDeployment], object]
+"""True for a deployment to which a rule applies."""
+REFUSED: Mapping[str, Condition] = {
+    "split-process": lambda d: d.split is not None and d.deployed and d.engine.server == "process",
+    "split-published": lambda d: d.split is not None and d.engine.recipe == "published",
+    "moriio-amd": lambda d: d.moriio and (not d.amd or d.engine.kind == "vllm_cpu"),
+    "moriio-version": lambda d: d.moriio and d.version < MORIIO,
+    "moriio-prefix-cache": lambda d: d.moriio and d.args.get("enable_prefix_caching") is not False,
+    "tp-multiple": lambda d: d.split is not None and max(d.tps) % min(d.tps) != 0,
+    "moriio-tp": lambda d: d.moriio and len(set(d.tps)) > 1 and not d.mla and (min(d.tps) < d.model.kv_heads),
+    "nixl-tp": lambda d: d.nixl and d.tps[0] > d.tps[1] and not d.mla and d.tps[0] > d.model.kv_heads,
+    "split-offload": lambda d: d.split is not None and d.offloads,
+    "own-connector": lambda d: (
+        d.split is not None
+        and (
+            "kv_connector" in d.own_transfer or "kv_role" in d.own_transfer or "read_mode" in d.extra_transfer
+        )
+    ),
+    "shared-ports": lambda d: (
+        d.split is not None
+        and (
+            "VLLM_NIXL_SIDE_CHANNEL_PORT" in d.env
+            or any(name in d.extra_transfer for name in ("handshake_port", "notify_port", "http_port"))
+        )
+    ),
+    "cpu-one-device": lambda d: d.engine.kind == "vllm_cpu" and (d.tp > 1 or d.layout.expert_parallel),
+    "heads": lambda d: d.model.heads % d.tp != 0,
+    "layout-tp": lambda d: d.args.get("tensor_parallel_size", 1) != d.tp,
+    "layout-ep": lambda d: d.has("enable_expert_parallel") != d.layout.expert_parallel,
+    "data-parallel-dense": lambda d: d.layout.data_parallel > 1 and not d.model.experts,
+    "data-parallel-cpu": lambda d: d.layout.data_parallel > 1 and d.engine.kind == "vllm_cpu",
+    "data-parallel-emulated": lambda d: d.layout.data_parallel > 1 and d.engine.kind == "vllm_emulated",
+    "data-parallel": lambda d: (
+        d.args.get("data_parallel_size", 1) != d.layout.data_parallel
+        or any(
+            name.startswith("data_parallel") and name not in ("data_parallel_size", "data_parallel_backend")
+            for name in d.args
+        )
+    ),
+    "more-gpus": lambda d: (
+        d.args.get("pipeline_parallel_size", 1) != 1 or d.args.get("prefill_context_parallel_size", 1) != 1
+    ),
+    "fp8-blocks": lambda d: d.cuts_fp8_blocks and d.version < REFINED,
+    "mla-fp8-kv": lambda d: d.mla and str(d.args.get("kv_cache_dtype")).startswith("fp8"),
+    "mla-offload": lambda d: d.mla and d.offloads and d.version <= PAPER,
+    "kimi-aiter": lambda d: d.aiter and d.is_a("kimi-k2.5"),
+    "aiter-mla-heads": lambda d: d.aiter_mla and d.heads_per_gpu not in (16, 128) and d.version < REFINED,
+    "aiter-mla-block": lambda d: d.aiter_mla and d.version <= PAPER and d.args.get("block_size") != 1,
+    "rocm-block-size": lambda d: (
+        d.args.get("attention_backend") in ("ROCM_AITER_FA", "ROCM_ATTN")
+        and (
+            d.number("block_size", 16) % 16 != 0
+            if d.version >= REFINED
+            else d.number("block_size", 16) not in (16, 32)
+        )
+    ),
+    "vision-fp8": lambda d: (
+        "fp8" in str(d.args.get("quantization")) and d.model.weights == "bf16" and d.is_a("qwen3-vl")
+    ),
+    "quantised-otherwise": lambda d: d.quantised_otherwise and d.version >= REFINED,
+    "fbgemm-deprecated": lambda d: (
+        d.checkpoint == "fbgemm_fp8" and d.version >= REFINED and not d.has("allow_deprecated_quantization")
+    ),
+    "executor": lambda d: (
+        d.engine.server == "ray_llm"
+        and d.args.get("distributed_executor_backend", d.forced_executor) != d.forced_executor
+    ),
+    "accelerator-type": lambda d: d.engine.kind != "vllm" and bool(d.engine.accelerator_type),
+    "ours-to-set": lambda d: any(
+        d.has(name) for name in ("model", "model_tag", "served_model_name", "host", "port", "uds")
+    ),
+    "plain-numbers": lambda d: bool(d.texts),
+    "metrics-on": lambda d: d.has("disable_log_stats"),
+    "rocr-alone": lambda d: "ROCR_VISIBLE_DEVICES" in d.env and "HIP_VISIBLE_DEVICES" not in d.env,
+    "hip-cuda-differ": lambda d: (
+        "HIP_VISIBLE_DEVICES" in d.env
+        and d.env.get("CUDA_VISIBLE_DEVICES", d.env["HIP_VISIBLE_DEVICES"]) != d.env["HIP_VISIBLE_DEVICES"]
+    ),
+    "devices-shared": lambda d: (
+        d.layout.replicas_per_node > 1
+        and any(f"{maker}_VISIBLE_DEVICES" in d.env for maker in ("HIP", "CUDA", "ROCR"))
+    ),
+    "unknown-variable": lambda d: d.has("fail_on_environ_validation") and bool(d.unknown_variables),
+    "step-budget": lambda d: d.number("max_num_batched_tokens", float("inf")) < d.number("max_num_seqs", 0),
+    "context": lambda d: d.number("max_model_len", 0) > d.model.max_context_tokens,
+}
+NOTED: Mapping[str, Condition] = {
+    "fp8-blocks-refined": lambda d: d.cuts_fp8_blocks and d.version >= REFINED,
+    "kv-duplicated": lambda d: d.kv_copies > 1,
+    "mla-offload-unchecked": lambda d: d.mla and d.offloads and d.version > PAPER,
+    "deepseek-vskip": lambda d: d.aiter and d.is_a("deepseek") and d.env.get("AITER_ENABLE_VSKIP") != "0",
+    "quantised-otherwise-unchecked": lambda d: d.quantised_otherwise and d.version < REFINED,
+    "kimi-remote-code": lambda d: d.is_a("kimi-k2.5") and not d.has("trust_remote_code"),
+    "fp8-redundant": lambda d: d.args.get("quantization") == "fp8" and d.checkpoint == "fp8",
+    "attention-default": lambda d: (
+        d.aiter and not d.mla and not d.has("attention_backend") and d.version >= REFINED
+    ),
+    "moriio-rdma": lambda d: d.moriio and "backend" not in d.extra_transfer and d.engine.kind == "vllm",
+    "nixl-rocm": lambda d: d.nixl and d.amd and d.engine.kind == "vllm",
+}
 
-    when: CodeType
+
+class RecipeRule(NamedTuple):
+    """A deployment for which `when` is true is refused, or gets a note; the texts are a row of rules.yaml."""
+
+    when: Condition
     message: str
     source: str
 
@@ -178,23 +279,19 @@ class RecipeRules(NamedTuple):
 
 @cache
 def rules() -> RecipeRules:
-    """All rules, read once."""
-    tree = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
-    kinds = (
-        {
-            name: RecipeRule(compile(row["when"], name, "eval"), row["message"], row["source"])
-            for name, row in tree[kind].items()
-        }
-        for kind in RecipeRules._fields
-    )
-    return RecipeRules(*kinds)
+    """All rules, their texts read once."""
+    texts = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
+
+    def ruled(kind: str, conditions: Mapping[str, Condition]) -> dict[str, RecipeRule]:
+        return {name: RecipeRule(when, **texts[kind][name]) for name, when in conditions.items()}
+
+    return RecipeRules(ruled("refused", REFUSED), ruled("noted", NOTED))
 
 
 def messages(table: Mapping[str, RecipeRule], deployment: VllmDeployment) -> list[str]:
     """The messages of the rules that apply to a deployment."""
-    facts: dict[str, Any] = {"PAPER": PAPER, "REFINED": REFINED, "MORIIO": MORIIO}
-    facts |= {name: getattr(deployment, name) for name in dir(deployment) if not name.startswith("_")}
-    return [rule.message.format_map(facts) for rule in table.values() if eval(rule.when, {**facts})]
+    facts = {name: getattr(deployment, name) for name in dir(deployment) if not name.startswith("_")}
+    return [rule.message.format_map(facts) for rule in table.values() if rule.when(deployment)]
 
 
 def refuse(deployment: VllmDeployment) -> None:

@@ -50,6 +50,5 @@ def on_ray_session(ray_session: "Session", monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def opens(monkeypatch: pytest.MonkeyPatch, session: "Session") -> None:
-    """Commands in this process open this session, for a service of ours and for an endpoint."""
-    for module in ("deployment", "service"):
-        monkeypatch.setattr(f"loadgen.cli.{module}.open_session", lambda *_, **__: nullcontext(session))
+    """Commands in this process open this session."""
+    monkeypatch.setattr("loadgen.cli.deployment.open_session", lambda *_, **__: nullcontext(session))
