@@ -169,7 +169,7 @@ REFUSED: Mapping[str, Condition] = {
     "moriio-version": lambda d: d.moriio and d.version < MORIIO,
     "moriio-prefix-cache": lambda d: d.moriio and d.args.get("enable_prefix_caching") is not False,
     "tp-multiple": lambda d: d.split is not None and max(d.tps) % min(d.tps) != 0,
-    "moriio-tp": lambda d: d.moriio and len(set(d.tps)) > 1 and not d.mla and (min(d.tps) < d.model.kv_heads),
+    "moriio-tp": lambda d: d.moriio and len(set(d.tps)) > 1 and not d.mla and min(d.tps) < d.model.kv_heads,
     "nixl-tp": lambda d: d.nixl and d.tps[0] > d.tps[1] and not d.mla and d.tps[0] > d.model.kv_heads,
     "split-offload": lambda d: d.split is not None and d.offloads,
     "own-connector": lambda d: (
