@@ -53,7 +53,7 @@ def test_the_clock_is_free_where_one_search_runs_on_a_simulated_engine(
     assert machine.is_free(load(words), words) == is_free
 
 
-@pytest.mark.parametrize(("cores", "nodes", "scale"), [(4, 1, 3.0), (2, 1, 2.0), (2, 4, 1.0), (16, 4, 3.0)])
+@pytest.mark.parametrize(("cores", "nodes", "scale"), [(4, 1, 3.0), (2, 1, 2.5), (2, 4, 1.0), (16, 4, 3.0)])
 def test_the_clock_follows_the_load_and_the_cores(
     cores: int, nodes: int, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,8 +115,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     ("reasons", "scales"),
     [
         ([""], [3.0]),
-        (["client_limited", ""], [3.0, 2.0]),
-        (["engine_late", "client_limited", "client_limited"], [3.0, 2.0, 1.0]),
+        (["client_limited", ""], [3.0, 2.5]),
+        (["engine_late", "client_limited", "client_limited", ""], [3.0, 2.5, 2.0, 1.0]),
         (["path_slow"], [3.0]),
     ],
 )
