@@ -18,7 +18,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annot
 VLLM_LOCKS := requirements-vllm.lock requirements-vllm-torch.lock
 # The newest with a CPU build is in the lock file; this is what ray[llm] of the pinned Ray asks for.
 VLLM_OLDER ?= 0.29.0
-CHROMIUM = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium
+FROM_DEBIAN = apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install chromium fish zsh
 
 .PHONY: help sweep quick test test-stutter test-hosts test-vllm test-all browser vllm check bench notebook clean lock dist readme
 .DEFAULT_GOAL := sweep
@@ -152,10 +152,10 @@ OLDER_TESTS := $(addprefix tests/vllm/test_,recipes.py quantization.py same_step
 all-vllm-older: $(VLLM_VENV)/vllm-$(VLLM_OLDER)
 	@PYTHONPATH=$(CURDIR)/$< $(VLLM_TEST) vllm $(OLDER_TESTS) $(EVERYTHING)
 
-browser:  ## Chromium, in which the report is looked at; make test-all needs it
-	@command -v chromium > /dev/null \
-	|| { test $$(id -u) = 0 && timeout 300 sh -c '$(CHROMIUM)'; } \
-	|| echo "no Chromium on the PATH: make test-all fails without it"
+browser:  ## Chromium, in which the report is looked at, and the shells of the README's commands; make test-all needs them
+	@which chromium fish zsh > /dev/null \
+	|| { test $$(id -u) = 0 && timeout 300 sh -c '$(FROM_DEBIAN)'; } \
+	|| echo "no Chromium, fish or zsh on the PATH: make test-all fails without them"
 
 $(VLLM_STAMP): pyproject.toml $(VLLM_LOCKS)
 	$(ENVIRONMENT) vllm $(VLLM_VENV)

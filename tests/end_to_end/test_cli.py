@@ -294,7 +294,7 @@ def test_every_format_has_a_name(tmp_path: Path) -> None:
 
 
 FIRST_SCREEN = (ROOT / "README.md").read_text().partition("<!-- answer -->")[0]
-SHELLS = ("bash", "zsh")
+SHELLS = ("bash", "fish", "zsh")
 SHORT = (
     "budget=30s search.highest_qps=3 search.window_s=5 search.first_transition_s=2 search.transition_s=1 "
     "search.min_windows=2 fleet.warmup_requests=4 fleet.drain_s=3 search.settle_s=5"
