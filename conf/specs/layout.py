@@ -54,9 +54,10 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The load generators: `actors` Ray actors with `cpus_per_actor` CPUs each.
+    """The load generators: `actors` processes, on Ray with `cpus_per_actor` CPUs each.
 
-    A request fails after `request_timeout_s`; None is `Experiment.request_timeout_s`.
+    A request fails after `request_timeout_s`; None is `Experiment.request_timeout_s`. Replicas that we deploy
+    are warm before the `warmup_requests`.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Fleet:
     cpus_per_actor: NotNegative = 1.0
     request_timeout_s: Positive | None = None
     drain_s: Positive = 30.0
-    warmup_requests: Annotated[int, Range(ge=1, le=MOST_WARMUP)] = 64
+    warmup_requests: Annotated[int, Range(ge=1, le=MOST_WARMUP)] = 12
     record_itl: bool = True
 
 

@@ -31,8 +31,6 @@ SHORT = {
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 """Seconds of each unit of time."""
 TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)")
-WARMUP_REQUESTS = 12
-"""Warm-up of an endpoint, which most likely has served before: three seconds (our choice)."""
 COMMON_VOCAB = 32_000
 """Token ids below this exist in nearly every vocabulary (Llama 2's and Mistral's have as many): prompts
 for an unknown model consist of them."""
@@ -252,7 +250,7 @@ def _endpoint(urls: Sequence[str], others: Sequence[str]) -> list[str]:
     if "target.urls" in chosen:
         raise ConfigError(f"{urls[0]} and target.urls=... both name the endpoint; leave one out")
     words = ["engine=external", f"target.urls={json.dumps(urls)}"]
-    defaults = {"cluster.nodes": "1", "fleet.warmup_requests": str(WARMUP_REQUESTS)}
+    defaults = {"cluster.nodes": "1"}
     if chosen.get("model", "") not in groups()["model"]:
         defaults["model.vocab"] = str(COMMON_VOCAB)
     return [*words, *(f"{key}={value}" for key, value in defaults.items() if key not in chosen)]

@@ -147,7 +147,7 @@ def test_a_dry_run_counts_real_seconds_too(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(machine, "cores", lambda: 4)
     assert main(["sweep", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "simulated clock x3: these are the engine's seconds, 170 real ones" in said
+    assert "simulated clock x3: these are the engine's seconds, 166 real ones" in said
     assert "engine.time_scale" not in said
     assert main(["sweep", "--dry-run", "engine.time_scale=1"]) == 0
     assert "real ones" not in capsys.readouterr().out
