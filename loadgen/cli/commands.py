@@ -1,6 +1,6 @@
 """Commands that put load on a service, and the way from a verb to its command, its exit code and its errors.
 
-`measuring` is imported late, because Ray comes with it.
+`measuring` is imported late: only a verb that measures needs the fleet and the report.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measured runs and studies: their site, folders, progress and page, and how one that was cut short goes on.
 
-It is imported only where something is measured, because Ray comes with it.
+It is imported only where something is measured.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The service under test: an endpoint that runs already, or ours (`deployment`). A composition root.
 
-It is imported only where something is measured, because Ray comes with it.
+Ray is imported only for a service of ours and for a cluster that is joined.
 """
 
 import secrets

@@ -49,7 +49,7 @@ class Limits:
         short = f"a load actor can hold {most} of {wanted} streams open"
         if most == self.streams_by_files:
             return (
-                f"{short}: raise `ulimit -n` (hard limit {self.hard_files}) where Ray is started, "
+                f"{short}: raise `ulimit -n` (hard limit {self.hard_files}) where load actors are started, "
                 "or use more fleet.actors"
             )
         ours = f", shared by {sharing} load actors" if sharing > 1 else ""
