@@ -247,3 +247,9 @@ def test_a_local_actor_ends_with_its_driver() -> None:
     driver = subprocess.run([sys.executable, "-c", DRIVER], capture_output=True, text=True)
     pid = int(driver.stdout)
     until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.slow
+def test_what_measures_an_endpoint_imports_no_ray() -> None:
+    code = "import sys; import loadgen.cli.measuring; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
