@@ -158,6 +158,11 @@ HASHED = ("consistent_hash", "bounded_hash")
 IDLE_KEYS: tuple[tuple[str, Callable[[Experiment], bool], str], ...] = (
     ("target.", lambda it: it.engine.kind == "external", "engine=external"),
     ("cluster.address", lambda it: it.cluster.session == "address", "cluster.session=address"),
+    (
+        "fleet.cpus_per_actor",
+        lambda it: it.engine.kind != "external" or it.cluster.session == "address",
+        "load actors on Ray: cluster.session=address, or an engine that is deployed",
+    ),
     ("routing.vnodes", lambda it: it.routing.policy in HASHED, "routing=consistent_hash or bounded_hash"),
     ("routing.load_factor", lambda it: it.routing.policy == "bounded_hash", "routing=bounded_hash"),
     (

@@ -52,7 +52,6 @@ WORDS = [
     "workload=smoke",
     "workload.output_tokens.mean=4",
     "fleet.actors=2",
-    "fleet.cpus_per_actor=0.4",
     "fleet.warmup_requests=2",
     "fleet.request_timeout_s=60",
     "fleet.drain_s=60",

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 REFUSED = {"stream_options", "ignore_eos", "min_tokens", "temperature", "max_tokens"}
 WORDS = [
     *("rate_qps=8", "duration_s=4", "engine=external", "workload=smoke", "workload.prompt=chat"),
-    *("workload.output_tokens.mean=4", "fleet.actors=1", "fleet.cpus_per_actor=0.4"),
+    *("workload.output_tokens.mean=4", "fleet.actors=1"),
     *("fleet.warmup_requests=2", "search.settle_s=2", "search.transition_s=1"),
     *("target.list_models=false", "target.omit=[stream_options,ignore_eos,min_tokens,temperature]"),
     "target.max_tokens_field=max_completion_tokens",

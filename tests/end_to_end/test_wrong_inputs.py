@@ -102,6 +102,7 @@ SWEPT = {
     "probe rate_qps=9e4 duration_s=9e4": "requests are more than the 1e+08 that a run holds",
     "probe profile_qps=[[0,1e9]]": "1e+09 QPS per node is beyond reason",
     "probe concurrency=1000000000": "requests are more than the 1e+08 that a run holds",
+    "probe http://127.0.0.1:9 rate_qps=1 fleet.cpus_per_actor=2": "fleet.cpus_per_actor belongs to",
     "sweep fleet.actors=100000": "fleet.actors=100000 must be 1 to 10000",
     "sweep fleet.warmup_requests=1000000000": "fleet.warmup_requests=1000000000 must be 1 to 1000000",
     "sweep search.budget_s=1e12": "search.budget_s=1000000000000.0 must be above 0 and at most",
