@@ -23,15 +23,14 @@ from loadgen.cli import (
     arguments as typed,
 )
 from loadgen.cli import (
-    config_check,
     engine_model,
     machine,
     output,
     prediction,
     recommending,
     two_sides,
-    words,
 )
+from loadgen.cli.words import checked_experiment, experiment_of, refuse_misfit
 from loadgen.drive import fixed_rate
 from loadgen.drive.sweep import refuse_requirement, required_s
 from loadgen.run.jobs import OfferLoad, RequireRate
@@ -45,7 +44,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
     if (grid := matrix(arguments.words)).axes:
         return _sweep_cells(arguments, grid)
-    experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
+    experiment = checked_experiment(arguments.verb, arguments.words, arguments.config)
     machine.refuse(experiment)
     is_free = not arguments.config and machine.is_free(experiment, arguments.words)
     fast = machine.fast(experiment) if is_free else experiment
@@ -63,7 +62,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 
 def _sweep_cells(arguments: argparse.Namespace, grid: Matrix) -> int:
-    make = partial(config_check.experiment, arguments.verb, config=arguments.config)
+    make = partial(checked_experiment, arguments.verb, config=arguments.config)
     cells = matrix_study.cells_of_words(grid, make)
     machine.refuse(cells.first)
     counts = {"services": cells.deployments, "runs": len(cells.experiments)}
@@ -80,7 +79,7 @@ def _sweep_cells(arguments: argparse.Namespace, grid: Matrix) -> int:
 
 def probe(arguments: argparse.Namespace) -> int:
     """Offer one load without a search, and judge it."""
-    experiment = config_check.experiment(arguments.verb, arguments.words, arguments.config)
+    experiment = checked_experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         refuse_requirement(experiment)
     load_s = required_s(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
@@ -98,7 +97,7 @@ def probe(arguments: argparse.Namespace) -> int:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
-    make = partial(config_check.experiment, arguments.verb)
+    make = partial(checked_experiment, arguments.verb)
     a, b = two_sides.compared(arguments.words, arguments.config, make)
     machine.refuse(a)
     planned = output.planned_run(a, pacing.compared_s(a), services=2)
@@ -116,7 +115,7 @@ def quality(arguments: argparse.Namespace) -> int:
     if folders := two_sides.answer_folders(arguments.words):
         typed.refuse_page_without_load(arguments, "these answers are on record")
         return output.printed(two_sides.recorded_verdict(*folders), arguments.json)
-    make = partial(config_check.experiment, arguments.verb)
+    make = partial(checked_experiment, arguments.verb)
     a, b = two_sides.gate_sides(arguments.words, arguments.config, make)
     machine.refuse(a)
     if arguments.dry_run:
@@ -168,10 +167,10 @@ def progressive(arguments: argparse.Namespace) -> int:
 
 def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
     """One model's experiment with the workload of its levels, of which even the longest fits."""
-    experiment = config_check.experiment(arguments.verb, words, arguments.config)
+    experiment = checked_experiment(arguments.verb, words, arguments.config)
     experiment = published_ladder.with_level_workload(experiment)
     published_ladder.is_virtual(experiment)
-    config_check.refuse_misfit(published_ladder.longest(experiment))
+    refuse_misfit(published_ladder.longest(experiment))
     return experiment
 
 
@@ -188,12 +187,12 @@ def _write_ladders(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -
 def recipe(arguments: argparse.Namespace) -> int:
     """Record the probes from which the engine model's constants are fitted."""
     calibration_probes.refuse(arguments.words)
-    experiment = words.experiment_of(arguments.verb, arguments.words, arguments.config)
+    experiment = experiment_of(arguments.verb, arguments.words, arguments.config)
     guess_qps = engine_model.guess_qps(calibration_probes.check_experiment(experiment))
     study = calibration_probes.CalibrationStudy(experiment, guess_qps)
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
-        config_check.refuse_misfit(part)
+        refuse_misfit(part)
     machine.refuse(experiment)
     if arguments.dry_run:
         total = calibration_probes.total_line(parts, engine_model.closed_s)
@@ -210,7 +209,7 @@ def resume(arguments: argparse.Namespace) -> int:
     path = typed.folder_to_resume(arguments)
     from loadgen.cli import measuring
 
-    load_config = partial(config_check.experiment, measuring.verb(path), [])
+    load_config = partial(checked_experiment, measuring.verb(path), [])
     if arguments.dry_run:
         return output.plan_lines(arguments, measuring.left(path, load_config))
     with measuring.opened(arguments) as here:

@@ -22,9 +22,10 @@ from analysis.views import answers
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
-from loadgen.cli import config_check, dry_run, engine_model, machine, output
+from loadgen.cli import dry_run, engine_model, machine, output
 from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
+from loadgen.cli.words import all_kernels
 from loadgen.drive.plan import Past
 from loadgen.run import progress, resumption
 from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
@@ -88,7 +89,7 @@ def opened(
     """
     # A simulated engine's kernels are noted with its result.
     real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))
-    for line in config_check.all_kernels(real):
+    for line in all_kernels(real):
         output.noting(arguments)(line)
     with (
         terminal.own_stdout() as out,

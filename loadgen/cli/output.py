@@ -22,7 +22,8 @@ from conf import Experiment
 from conf.compose import UNKNOWN
 from conf.io import terminal
 from conf.io.one_line import reason
-from loadgen.cli import config_check, dry_run, engine_model
+from loadgen.cli import dry_run, engine_model
+from loadgen.cli.words import kernel_lines
 from loadgen.run.run_folder import finite
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
@@ -34,7 +35,7 @@ def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> dry
     """The plan of a command; `how` are fields of `PlannedRun`."""
     is_known = experiment.hardware.name != UNKNOWN
     guess_qps = engine_model.guess_qps(experiment) if is_known else None
-    return dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=config_check.kernels(experiment), **how)
+    return dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=kernel_lines(experiment), **how)
 
 
 def plan(arguments: argparse.Namespace, planned: dry_run.PlannedRun, lines: Sequence[str] = ()) -> int:

@@ -27,7 +27,8 @@ from analysis.views import prediction as prediction_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.matrix import Matrix, matrix
-from loadgen.cli import config_check, engine_model, output
+from loadgen.cli import engine_model, output
+from loadgen.cli.words import all_kernels, checked_experiment
 from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.uncertainty import ParallelMap
@@ -39,7 +40,7 @@ CHUNKS = 4
 
 def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False) -> Experiment:
     """The experiment of a prediction or of a grid cell. Raises ConfigError for what it cannot answer."""
-    experiment = config_check.experiment("predict", words, config)
+    experiment = checked_experiment("predict", words, config)
     rate_qps, highest_qps = experiment.rate_qps, experiment.search.highest_qps
     if (rate_qps or experiment.concurrency) and sensitivity:
         key = "rate_qps" if rate_qps else "concurrency"
@@ -169,7 +170,7 @@ def predict(arguments: argparse.Namespace) -> int:
             arguments.out, predictions.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
         )
     if isinstance(answer, GridVerdict) and not arguments.json:
-        kernels = config_check.all_kernels(one for one in experiments if isinstance(one, Experiment))
+        kernels = all_kernels(one for one in experiments if isinstance(one, Experiment))
         terminal.tell("\n".join([prediction_view.grid_text(answer), *kernels]))
         return answer.exit_code
     return output.printed(answer, arguments.json)

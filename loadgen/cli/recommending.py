@@ -29,8 +29,9 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from loadgen.cli import config_check, engine_model, machine, output, prediction, two_sides
+from loadgen.cli import engine_model, machine, output, prediction, two_sides
 from loadgen.cli.shape_words import Shape, ShapeQuestion
+from loadgen.cli.words import checked_experiment
 from loadgen.predict import grid
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.run_folder import json_text
@@ -244,7 +245,7 @@ def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape
 
 def _measured(question: ShapeQuestion, shape: Shape) -> Experiment:
     """The experiment that measures a shape. Raises ConfigError."""
-    return config_check.experiment("sweep", [*question.service, *shape.words], question.config)
+    return checked_experiment("sweep", [*question.service, *shape.words], question.config)
 
 
 def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeasurement | None:
@@ -260,7 +261,7 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeas
         else:
             sides = [[f"{side}.{word}" for word in own] for side, own in zip("ab", shape_words, strict=True)]
             words, verb = [*sides[0], *sides[1], *hits], "compare"
-            check = partial(config_check.experiment, "compare")
+            check = partial(checked_experiment, "compare")
             a, _ = two_sides.compared([*words, *question.service], question.config, check)
             load_s = _load_s(a, pacing.compared_s(a))
     except ConfigError:

@@ -12,9 +12,9 @@ from conf import ConfigError, Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
 from conf.keys import differences
-from loadgen.quality.asking import gate_pace, longest_s, refuse_synthetic
 from loadgen.studies import comparison, quality_study
 from loadgen.studies.comparison import CHATS, CLOCK, NODES, OF_BOTH
+from loadgen.studies.gate_questions import gate_pace, longest_s, refuse_synthetic
 
 USAGE = (
     "{verb} takes two config.yaml of runs, or words for one side: "

@@ -1,4 +1,5 @@
-"""The words of the command line become an experiment, or are refused with the remedy.
+"""The words of the command line become an experiment, or are refused with the remedy. A composition root: it
+asks the engines.
 
 Short words stand for full ones: `http://10.0.0.7:8000 model=my-model isl=512 search.budget_s=15m` for
 engine=external, target.urls, model.served_name, workload.input_tokens.mean and seconds.
@@ -6,19 +7,28 @@ engine=external, target.urls, model.served_name, workload.input_tokens.mean and 
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from conf import Experiment, load
+from conf import Experiment, kernels, load
 from conf.io.check import ConfigError
+from conf.specs.experiment import EmulatedEngine, SimulatedEngine, VllmEngine
 from conf.specs.request_sizes import tokens_of
 from conf.specs.search import Progressive
 from conf.words import groups
-from loadgen.prompts import tokenizer
+from loadgen.prompts import text_pool
 from loadgen.run import endpoint
 from loadgen.traffic import trace
 from loadgen.traffic.prefix_sharing import with_mean_lengths
+from loadgen.traffic.traffic import Traffic
+from serve_apps.engine_model.cost.node import refuse_experts, refuse_small
+from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
+from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
+from serve_apps.vllm_engine.prepared import prepared
+from serve_apps.vllm_recipes.recipes import resolve
+from serve_apps.vllm_recipes.vllm_flags import argument_name
 
 PROBE_KEYS = ("rate_qps", "profile_qps", "concurrency", "requests", "duration_s")
 SHORT = {
@@ -34,6 +44,8 @@ TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m|h)")
 COMMON_VOCAB = 32_000
 """Token ids below this exist in nearly every vocabulary (Llama 2's and Mistral's have as many): prompts
 for an unknown model consist of them."""
+PER_REQUEST_METRICS = "enable_per_request_metrics"
+"""vLLM's argument with which an answer tells its time in the queue, in `metrics.queue_time_ms`."""
 
 
 def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
@@ -48,7 +60,7 @@ def experiment_of(verb: str, words: Sequence[str], config: Path | None) -> Exper
     if verb == "predict" and not any(word.startswith("cluster.session=") for word in words):
         words.append("cluster.session=fake")  # nothing is started, so that any number of nodes will do
     experiment = load(words, config)
-    workload = tokenizer.located(with_mean_lengths(trace.resolve(experiment.workload)))
+    workload = text_pool.located(with_mean_lengths(trace.resolve(experiment.workload)))
     experiment = with_image_tokens(
         replace(experiment, workload=workload, target=endpoint.located(experiment.target))
     )
@@ -265,3 +277,95 @@ def _named(word: str) -> str:
     """The word; `model=NAME` of an endpoint is the name in its requests unless NAME is a file of ours."""
     key, _, value = word.partition("=")
     return f"model.served_name={value}" if key == "model" and value not in groups()["model"] else word
+
+
+# What no engine could run is refused before anything starts.
+
+
+def checked_experiment(verb: str, words: Sequence[str], config: Path | None) -> Experiment:
+    """The experiment that the words ask of a verb. Raises ConfigError if it cannot be run."""
+    made = experiment_of(verb, words, config)
+    if isinstance(made.engine, EmulatedEngine) and not made.engine.vllm_version:
+        # It belongs to the label of every figure.
+        made = replace(made, engine=replace(made.engine, vllm_version=installed_vllm()))
+    refuse_misfit(made)
+    return made
+
+
+def kernel_lines(experiment: Experiment) -> list[str]:
+    """Lines about kernels whose speed the engine model lacks or takes from elsewhere."""
+    spec = experiment.engine
+    if not isinstance(spec, VllmEngine):
+        return kernels.kernel_lines(experiment)
+    installed = installed_vllm()
+    recipe = resolve(spec, experiment.model, experiment.layout, installed, experiment.hardware)
+    return [recipe.unknown_speed] if recipe.unknown_speed else []
+
+
+def all_kernels(experiments: Iterable[Experiment]) -> list[str]:
+    """The lines of several experiments, each once."""
+    return list(dict.fromkeys(line for one in experiments for line in kernel_lines(one)))
+
+
+def refuse_misfit(experiment: Experiment) -> None:
+    """Raise ConfigError for weights, prompts or hardware that do not fit, and for a bad tokenizer."""
+    spec = experiment.engine
+    text_pool.refuse(experiment.workload, experiment.model.vocab)
+    _refuse_untold(experiment)
+    if isinstance(spec, VllmEngine):
+        _refuse_vllm(spec, experiment)
+    if not isinstance(spec, SimulatedEngine):
+        return
+    parts = spec, experiment.model, experiment.hardware, experiment.layout
+    try:
+        refuse_experts(experiment.model, experiment.layout)
+        refuse_small(*parts, "engine.max_model_len")
+        engine = EngineKind.of(*parts)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    context = experiment.model.max_context_tokens
+    if spec.max_model_len > context:
+        raise ConfigError(
+            f"engine.max_model_len={spec.max_model_len} exceeds the model's {context} tokens; lower it"
+        )
+    room = min(spec.max_model_len, engine.blocks * spec.block_size)
+    tokens = Traffic(experiment.workload).longest_request_tokens
+    if tokens > room:
+        raise ConfigError(
+            f"workload: requests of up to {tokens} tokens exceed the {room} that the engine holds "
+            "(engine.max_model_len, engine.num_gpu_blocks); shorten them"
+        )
+
+
+def _refuse_untold(experiment: Experiment) -> None:
+    """Refuse a bound on a queue that the engine does not tell; of other servers the run learns it."""
+    spec, layout = experiment.engine, experiment.layout
+    if experiment.slo.strictest_ms("queue") is None:
+        return
+    args = {argument_name(word): value for word, value in getattr(spec, "args", {}).items()}
+    if isinstance(spec, VllmEngine) and not args.get(PER_REQUEST_METRICS):
+        raise ConfigError(
+            f"slo.queue_...: vLLM tells a request's time in its queue only if asked; add engine.args."
+            f"{PER_REQUEST_METRICS}=true"
+        )
+    if layout.prefill is not None:
+        raise ConfigError(
+            f"slo.queue_...: a request waits in two queues of layout={layout.name} and no server tells both; "
+            "leave the bound out, or take slo.ttft_p90_ms"
+        )
+
+
+def _refuse_vllm(spec: VllmEngine, experiment: Experiment) -> None:
+    """Refuse what this vLLM or the hardware would refuse, and an emulated vLLM beside a GPU."""
+    tokens = Traffic(experiment.workload).longest_request_tokens
+    try:
+        if isinstance(spec, EmulatedEngine):
+            refuse_gpu_node()
+        elif spec.kind == "vllm" and experiment.cluster.session != "address" and not has_gpu():
+            raise ValueError(
+                f"engine=vllm needs GPUs, which cluster={experiment.cluster.name} only pretends to have; use "
+                "cluster=mi325x_1n in a Ray cluster of GPU nodes, or engine=vllm_emulated here"
+            )
+        prepared(spec, experiment.model, experiment.layout, experiment.hardware, tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

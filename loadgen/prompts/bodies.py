@@ -12,7 +12,7 @@ from conf.specs.experiment import Workload
 from conf.specs.request_sizes import Images
 from conf.specs.routing import Endpoints
 from loadgen.prompts import text_pool
-from loadgen.prompts.token_pool import PromptLevel, TokenBytes, synthetic
+from loadgen.prompts.text_pool import PromptLevel, TokenBytes, synthetic
 from loadgen.traffic.lengths import UNIQUE_TOKENS
 from loadgen.traffic.prefix_sharing import Runs
 

@@ -21,7 +21,6 @@ from jinja2.visitor import NodeTransformer
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
 from conf.specs.conversation import Conversations, PromptPart
-from loadgen.prompts.tokenizer import Encoded
 from loadgen.traffic.lengths import cut_tokens
 
 MOST_CHARACTERS = 2**24
@@ -163,6 +162,8 @@ def _refuse_long(*lengths: int) -> None:
         raise SecurityError(f"it makes more than {MOST_CHARACTERS} characters")
 
 
+Encoded = Sequence[tuple[int, int]]
+"""Token ids, each with the position in the text where it begins."""
 Encode = Callable[[str], Encoded]
 WORD = re.compile(r"\s*(?:\w+|[^\w\s])|\s+$")
 STAND_IN_IDS = 2**16

@@ -1,21 +1,196 @@
-"""Prompts of real text: sentences encoded once by a model's tokenizer and cut between tokens."""
+"""Where the tokens of prompts come from: random ids, or sentences that a model's tokenizer encodes once.
 
+A pool is one long string in which every token's place is known; a prompt is cut from it between tokens.
+"""
+
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
 
 from conf import ConfigError
+from conf.io.one_line import reason
 from conf.specs.conversation import Conversations, PromptPart
 from conf.specs.experiment import Workload
-from loadgen.prompts.templates import PromptTemplate, parts_of
-from loadgen.prompts.token_pool import POOL_TOKENS, PromptLevel, PromptSource, TokenPool
-from loadgen.prompts.tokenizer import Tokenizer
+from loadgen.prompts.templates import Encoded, PromptTemplate, parts_of
+from loadgen.traffic.lengths import UNIQUE_TOKENS
+
+POOL_TOKENS = 65_536
+TokenBytes = bytes | memoryview
+
+
+class TokenPool:
+    """Tokens one after the other, repeated without end; a slice begins with one of the tokens `openings`.
+
+    `written` holds all of them, `places` the position of each, `gap` the bytes between two.
+    """
+
+    def __init__(self, written: bytes, places: Sequence[int], openings: Sequence[int], gap: int) -> None:
+        self._once, self._places, self._openings, self._gap = written, places, openings, gap
+        self._twice = written * 2
+
+    def slice(self, number: int, tokens: int) -> memoryview:
+        """`tokens` tokens from the opening that `number` selects, as a view: a copy would cost time."""
+        first = self._openings[number % len(self._openings)]
+        last = first + tokens
+        size = len(self._places)
+        pool = self._twice if last <= 2 * size else self._once * -(-last // size)
+        return memoryview(pool)[self._place(first) : max(self._place(first), self._place(last) - self._gap)]
+
+    def _place(self, token: int) -> int:
+        times, rest = divmod(token, len(self._places))
+        return times * len(self._once) + self._places[rest]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLevel:
+    """Writes one level of a prompt: its name, `head`, text, `tail`. In a chat `role` says it."""
+
+    pool: TokenPool
+    role: str = "user"
+    head: Sequence[bytes] = ()
+    tail: Sequence[bytes] = ()
+
+    def pieces(self, name: Sequence[bytes], number: int, tokens: int) -> list[TokenBytes]:
+        """`tokens` tokens, the name first; without the tail if there is no room for it."""
+        begin = [*name, *self.head][:tokens]
+        end = self.tail if len(begin) + len(self.tail) <= tokens else ()
+        room = tokens - len(begin) - len(end)
+        return [*begin, self.pool.slice(number, room), *end] if room else [*begin, *end]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """The tokens of all prompts of a run, and the words that spell a number together with `salt`.
+
+    `levels` are those of a conversation: system prompt, character, persona and history.
+    """
+
+    separator: bytes
+    words: Sequence[bytes]
+    salt: int
+    pool: TokenPool
+    levels: Sequence[PromptLevel] = ()
+
+    def name(self, number: int) -> list[bytes]:
+        """`UNIQUE_TOKENS` tokens that spell salt and number in base len(words)."""
+        base, words = len(self.words), self.words
+        rest, name = (self.salt << 40) + number, []
+        for _ in range(UNIQUE_TOKENS):
+            rest, digit = divmod(rest, base)
+            name.append(words[digit])
+        return name
+
+
+def synthetic(workload: Workload, vocab: int, salt: int) -> PromptSource:
+    """Random token ids, or as many words of digits, from those with the most digits (10000 to 99999 of
+    151936).
+    """
+    digits = len(str(vocab - 1)) - (1 if vocab <= 2 * 10 ** (len(str(vocab - 1)) - 1) else 0)
+    low, high = 10 ** (digits - 1), min(10**digits, vocab)
+    rng = np.random.default_rng(salt)
+    ids = rng.integers(low, high, size=2 * POOL_TOKENS)
+    separator = b"," if workload.prompt == "token_ids" else b" "
+    table = np.full((len(ids), digits + 1), ord(separator), np.uint8)
+    table[:, :-1] = ids[:, None] // 10 ** np.arange(digits)[::-1] % 10 + ord("0")
+    written = table.tobytes()
+    pool = TokenPool(written, range(0, len(written), digits + 1), range(POOL_TOKENS), len(separator))
+    return PromptSource(
+        separator, _words(low, high), int(rng.integers(0, 2**31)), pool, 4 * (PromptLevel(pool),)
+    )
+
+
+@cache
+def _words(low: int, high: int) -> list[bytes]:
+    """The numbers from `low` to below `high` as text."""
+    return [b"%d" % i for i in range(low, high)]
+
+
+# A model's tokenizer.
+
+TOKENIZER = "tokenizer.json"
+WORD = re.compile("[Ġ▁]([a-z]{2,})")
+"""A word in a vocabulary: the space mark of byte-level BPE or of SentencePiece, then letters."""
+LETTER = re.compile("[0-9A-Za-z]")
+
+
+class Tokenizer:
+    """The tokenizer.json of a model's folder. Raises ConfigError if that file or the package is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / TOKENIZER
+        try:
+            library = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise ConfigError(
+                f"reading {path} needs the package tokenizers, which comes with vLLM; use its environment, "
+                "or install maxqps[tokenizer]"
+            ) from error
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder {folder}; name a model's folder, with its {TOKENIZER}")
+        if not path.is_file():
+            raise ConfigError(f"{folder} has no {TOKENIZER}; name a model's folder")
+        try:
+            self._tokenizer = library.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001  the package raises nothing narrower
+            raise ConfigError(f"{path} is no tokenizer: {reason(error)}") from error
+        self.folder = folder
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # Whatever stands there trims the spaces off the places of the tokens that they are part of.
+        self._tokenizer.post_processor = library.processors.ByteLevel(trim_offsets=False)
+
+    def encode(self, text: str) -> Encoded:
+        """The tokens of a text, without begin and end marks."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return [(number, start) for number, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def pieces(self, text: str) -> list[tuple[int, int, str]]:
+        """The same tokens with their positions and their texts, which together are the whole text."""
+        encoded = self.encode(text)
+        starts = [0, *(start for _, start in encoded[1:])]
+        spans = zip(encoded, starts, [*starts[1:], len(text)], strict=False)
+        return [(number, start, text[start:end]) for (number, _), start, end in spans]
+
+    def words(self) -> list[tuple[int, str]]:
+        """Tokens that are whole lower-case words after a space, by id."""
+        found = [(WORD.fullmatch(entry), number) for entry, number in self.vocabulary.items()]
+        return sorted((number, f" {match[1]}") for match, number in found if match)
+
+    def letters(self) -> list[tuple[int, str]]:
+        """Tokens that are one letter or digit, by id."""
+        entries = self.vocabulary.items()
+        return sorted((number, entry) for entry, number in entries if LETTER.fullmatch(entry))
+
+    def refuse_beyond(self, vocab: int) -> None:
+        """Raise ConfigError if it has ids that a model of `vocab` tokens lacks."""
+        highest = max(self.vocabulary.values())
+        if highest >= vocab:
+            raise ConfigError(
+                f"workload.tokenizer={self.folder} has token ids up to {highest} but model.vocab={vocab}; "
+                "name the folder of this model, or set model.vocab"
+            )
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Token ids by the token's text in the file."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+
+def located(workload: Workload) -> Workload:
+    """The workload with the absolute path of its tokenizer's folder, which load actors elsewhere need."""
+    if not workload.tokenizer:
+        return workload
+    return replace(workload, tokenizer=str(Path(workload.tokenizer).expanduser().absolute()))
+
+
+# Real text.
 
 GRAMMAR = json.loads(Path(__file__).with_name("grammar.json").read_text())
 PATTERNS: list[str] = GRAMMAR["patterns"]

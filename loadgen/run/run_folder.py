@@ -33,7 +33,7 @@ from conf.io.one_line import version
 from conf.io.secret import Secret
 from loadgen.fleet.arrow_stream import ArrowStream, lock
 from loadgen.fleet.rows import plan_table
-from loadgen.prompts.tokenizer import FILE as TOKENIZER
+from loadgen.prompts.text_pool import TOKENIZER
 from loadgen.traffic.schedule import ArrivalSchedule
 
 SCHEMA_VERSION = KNOWN

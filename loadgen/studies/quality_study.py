@@ -21,11 +21,18 @@ from conf import Experiment
 from conf.io.http_get import AskError
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import warm_up
-from loadgen.quality.asking import AskedPrompt, AskedService, Asking, Pace, gate_pace, gate_prompts
-from loadgen.quality.questions import UnusableAnswer
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError
 from loadgen.run.jobs import Job, Service
+from loadgen.studies.gate_questions import (
+    AskedPrompt,
+    AskedService,
+    Asking,
+    Pace,
+    UnusableAnswer,
+    gate_pace,
+    gate_prompts,
+)
 from loadgen.studies.study import TwoSides, differing
 from loadgen.traffic.schedule import NS
 

@@ -19,7 +19,7 @@ from conf.specs.bounds import (
     parsed,
     quantile_of,
 )
-from loadgen.cli import config_check
+from loadgen.cli.words import checked_experiment
 
 
 def test_an_slo_lists_its_bounds_under_the_keys_that_set_them() -> None:
@@ -138,6 +138,6 @@ def test_a_bound_on_a_queue_that_an_engine_does_not_tell_is_refused_at_once(
     words: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        config_check.experiment("sweep", [*words, "slo.queue_p90_ms=500"], None)
+        checked_experiment("sweep", [*words, "slo.queue_p90_ms=500"], None)
     assert str(refused.value).startswith("slo.queue_...: ") and said in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -13,7 +13,8 @@ from conf.constants import calibration, constants, replaced
 from conf.kernels import AITER_SPEED, BACKENDS, kernel_lines
 from conf.specs.experiment import Experiment
 from loadgen.__main__ import main
-from loadgen.cli import config_check, engine_model
+from loadgen.cli import engine_model
+from loadgen.cli.words import all_kernels
 from loadgen.predict.draws import uncertain
 from loadgen.predict.grid import ratio
 from loadgen.studies import published_tables
@@ -201,4 +202,4 @@ def test_a_dry_run_of_vllm_says_a_backend_whose_speed_is_unknown(capsys: Any) ->
     assert main(["sweep", "--dry-run", *asked]) == 0
     assert "its speed is not in the model" not in capsys.readouterr().out
     with_it, without = (load([*asked, *more]) for more in (["engine.args.attention_backend=ROCM_FANCY"], []))
-    assert config_check.all_kernels([with_it, without, with_it]) == [UNKNOWN]
+    assert all_kernels([with_it, without, with_it]) == [UNKNOWN]

@@ -10,8 +10,7 @@ import pytest
 from conf import load
 from loadgen.fleet.rows import planned
 from loadgen.prompts.bodies import Prompts
-from loadgen.prompts.text_pool import sentences
-from loadgen.prompts.tokenizer import Tokenizer
+from loadgen.prompts.text_pool import Tokenizer, sentences
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_recipes.model_folder import write_folder

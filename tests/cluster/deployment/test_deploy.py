@@ -26,8 +26,8 @@ from cluster.deployment.deploy import DeployError, Deployment, ServicePlan, depl
 from cluster.ray_session.own_machine import with_descendants
 from cluster.ray_session.session import Session
 from conf import load
-from loadgen.quality import questions
 from loadgen.run import samplers
+from loadgen.studies import gate_questions
 from serve_apps.simulated.app import EngineSpecs, application_name, build_app
 from serve_apps.simulated.revealed_answers import GreedyText
 from tests.support.machine.patience import PATIENCE_S, until
@@ -191,7 +191,7 @@ def test_a_stream_has_every_token_usage_and_an_end(deployment: Deployment) -> No
 
 
 def test_every_replica_answers_the_same_text_and_its_defect(deployment: Deployment) -> None:
-    question = "/v1/completions", questions.body(MODEL, [1, 2, 3], 40, "a")
+    question = "/v1/completions", gate_questions.request_body(MODEL, [1, 2, 3], 40, "a")
     answers = ask(deployment, *[question] * 16)
     assert len({answer.replica_id for answer in answers}) > 1
     for answer in answers:
@@ -199,7 +199,7 @@ def test_every_replica_answers_the_same_text_and_its_defect(deployment: Deployme
         wrong, right = (GreedyText([1, 2, 3], SPECS.model.vocab, salt, share) for share in (DEFECT, 0))
         wrong.write(40)
         right.write(40)
-        told, _ = questions.parse(answer.body, [1, 2, 3], 40)
+        told, _ = gate_questions.parse(answer.body, [1, 2, 3], 40)
         assert list(told.tokens) == wrong.tokens != right.tokens
         assert [list(top) for top in told.alternatives] == [list(top)[:20] for top in wrong.tops]
 

@@ -11,7 +11,7 @@ from conf.specs.conversation import PromptPart
 from loadgen.cli import dry_run
 from loadgen.prompts import templates
 from loadgen.prompts.templates import PromptTemplate, by_words, fitted
-from loadgen.prompts.tokenizer import Tokenizer
+from loadgen.prompts.text_pool import Tokenizer
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from tests.support.prompts import stub_tokenizers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.quality import questions
+from loadgen.studies import gate_questions
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps, OpenAiAnswer, ServedModel
 from serve_apps.simulated.revealed_answers import RevealedAnswer
@@ -102,13 +102,13 @@ def test_every_replica_answers_the_same_to_the_same_name() -> None:
 def test_the_gate_reads_what_the_engine_answers() -> None:
     async def story() -> list[Call]:
         served = Service()
-        body = questions.body("org/model", [5, 6, 7], 30, "a")
+        body = gate_questions.request_body("org/model", [5, 6, 7], 30, "a")
         calls = [Call(served.app, "POST", "/v1/completions", body) for _ in range(2)]
         await asyncio.gather(*(call.done() for call in calls))
         return calls
 
     first, second = run(story())
-    a, b = (questions.parse(call.content, [5, 6, 7], 30)[0] for call in (first, second))
+    a, b = (gate_questions.parse(call.content, [5, 6, 7], 30)[0] for call in (first, second))
     shown = json.loads(first.content)["choices"][0]
     assert list(a.tokens) == shown["token_ids"]
     assert [len(top) for top in a.alternatives] == [20] * 30

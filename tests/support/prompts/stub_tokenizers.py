@@ -1,6 +1,6 @@
 """Stands in for the package `tokenizers`, which this environment lacks: whole words and else single letters.
 
-Has what `loadgen.prompts.tokenizer` uses, with the shape of a byte-level BPE: a word's token has its space.
+Has what `loadgen.prompts.text_pool` uses, with the shape of a byte-level BPE: a word's token has its space.
 """
 
 import json

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from analysis.quality.answers import Answer, ComparedAnswers, PromptEvidence, Side
-from loadgen.quality.questions import ALTERNATIVES
+from loadgen.studies.gate_questions import ALTERNATIVES
 
 
 def answer(letters: str) -> Answer:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from analysis.rows import records
 from loadgen.fleet.rows import Planned, plan_columns, planned
 from loadgen.fleet.target import Observation
-from loadgen.quality.asking import THREADS
+from loadgen.studies.gate_questions import THREADS
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 
 

@@ -1,4 +1,4 @@
-"""loadgen/quality/questions.py: what the gate asks, and that no answer gets past the bounds."""
+"""loadgen/studies/gate_questions.py: what the gate asks, and that no answer gets past the bounds."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.quality.answers import Answer
-from loadgen.quality.questions import UnusableAnswer, body, most_bytes, parse
+from loadgen.studies.gate_questions import UnusableAnswer, most_bytes, parse, request_body
 from tests.support.quality.answers import PROMPT, good, position
 
 
@@ -29,7 +29,7 @@ def changed(path: str, value: Any) -> bytes:
 
 
 def test_a_question_asks_for_what_is_compared() -> None:
-    assert json.loads(body("org/model", (5, 6), 32, "a-1")) == {
+    assert json.loads(request_body("org/model", (5, 6), 32, "a-1")) == {
         "model": "org/model",
         "prompt": [5, 6],
         "max_tokens": 32,
@@ -40,18 +40,6 @@ def test_a_question_asks_for_what_is_compared() -> None:
         "return_tokens_as_token_ids": True,
         "cache_salt": "a-1",
     }
-
-
-@pytest.mark.parametrize(("prompt", "output_tokens"), [([], 1), ([1, -1], 1), ([1], 0)])
-def test_no_question_without_tokens(prompt: list[int], output_tokens: int) -> None:
-    with pytest.raises(ValueError, match="at least one token to answer"):
-        body("m", prompt, output_tokens, "a")
-
-
-@pytest.mark.parametrize("salt", ["", "a" * 129, "a@b", "a/b", "a\\b", "a\0b"])
-def test_no_question_with_a_salt_that_vllm_refuses(salt: str) -> None:
-    with pytest.raises(ValueError, match="1 to 128 characters"):
-        body("m", [1], 1, salt)
 
 
 def test_a_good_answer_is_read() -> None:
@@ -134,14 +122,13 @@ def test_an_unusable_answer_is_named_in_one_line(answer: bytes, message: str) ->
     assert str(refused.value).isprintable()
 
 
-def test_what_a_server_says_is_shown_on_one_short_line_without_secrets() -> None:
-    said = "the key abc123 is\x1b[31m wrong\n" * 1000
+def test_what_a_server_says_is_shown_on_one_short_line() -> None:
+    said = "this is\x1b[31m wrong\n" * 1000
     answer = json.dumps({"error": {"message": said}}).encode()
     with pytest.raises(UnusableAnswer) as refused:
-        parse(answer, PROMPT, 3, lambda text: text.replace("abc123", "***"))
+        parse(answer, PROMPT, 3)
     text = str(refused.value)
     assert text.isprintable()
-    assert "abc123" not in text
     assert len(text) < 400
 
 

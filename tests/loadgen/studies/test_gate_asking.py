@@ -1,4 +1,4 @@
-"""loadgen/quality/asking.py: order and number of questions, their pace beside a load, the requests."""
+"""loadgen/studies/gate_questions.py: order and number of questions, their pace beside a load."""
 
 import json
 import re
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.io.http_get import DEFAULT_ACCESS
-from loadgen.quality import asking
-from loadgen.quality.asking import AskedPrompt, AskedService, Asking, Pace
+from loadgen.studies import gate_questions
+from loadgen.studies.gate_questions import AskedPrompt, AskedService, Asking, Pace
 from tests.support.quality.answers import PROMPT, good
 from tests.support.servers.threaded_server import Reply, serving
 
@@ -99,25 +99,25 @@ def test_questions_and_load_together_are_the_tokens_of_the_rate(
         cluster=replace(FAKE.cluster, nodes=nodes),
         quality=replace(FAKE.quality, load=str(rate_qps), prompt_tokens=tokens),
     )
-    found = asking.gate_pace(asked)
-    assert found.per_s is not None and 0 < found.per_s <= asking.MOST_PER_S
+    found = gate_questions.gate_pace(asked)
+    assert found.per_s is not None and 0 < found.per_s <= gate_questions.MOST_PER_S
     request = asked.workload.input_tokens.mean + asked.workload.output_tokens.mean
     offered = nodes * found.load_qps * request + found.per_s * (tokens + 32)
     assert offered == pytest.approx(nodes * asked.quality.rate_qps * request)
-    assert found.load_qps >= (1 - asking.QUESTION_SHARE) * asked.quality.rate_qps * (1 - 1e-9)
+    assert found.load_qps >= (1 - gate_questions.QUESTION_SHARE) * asked.quality.rate_qps * (1 - 1e-9)
 
 
 def test_an_idle_service_has_a_few_questions_in_flight_and_no_other_load() -> None:
     asked = load(["quality.load=idle"])
-    assert asking.gate_pace(asked) == asking.Pace(0.0, None, asking.IDLE_IN_FLIGHT)
-    assert asking.longest_s(asked, asking.gate_pace(asked)) is None
+    assert gate_questions.gate_pace(asked) == gate_questions.Pace(0.0, None, gate_questions.IDLE_IN_FLIGHT)
+    assert gate_questions.longest_s(asked, gate_questions.gate_pace(asked)) is None
 
 
 def test_the_longest_time_is_that_of_three_answers_to_every_prompt() -> None:
     asked = load(["quality.load=2", "quality.prompts=600"])
-    found = asking.gate_pace(asked)
+    found = gate_questions.gate_pace(asked)
     assert found.per_s
-    assert asking.longest_s(asked, found) == pytest.approx(1800 / found.per_s)
+    assert gate_questions.longest_s(asked, found) == pytest.approx(1800 / found.per_s)
 
 
 TOO_MANY = (

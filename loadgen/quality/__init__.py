@@ -1,1 +1,0 @@
-"""The quality gate: the same questions to two configurations, and what they answer."""
