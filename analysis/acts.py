@@ -277,7 +277,7 @@ def _application(asked: Experiment) -> tuple[Tree, ServeFront]:
 
 
 def _engine_model(asked: Experiment) -> tuple[Tree, ServeFront]:
-    from cluster.ray_session.serve_settings import serve_environment
+    from cluster.ray_session.own_machine import serve_environment
     from serve_apps.simulated import configured
     from serve_apps.simulated.app import ENGINES
     from serve_apps.vllm_engine.rendering import BY_CLIENT, KEEP_ALIVE_S, LOOPBACK
@@ -298,7 +298,7 @@ def _engine_model(asked: Experiment) -> tuple[Tree, ServeFront]:
 
 
 def _vllm(asked: Experiment, engine: VllmEngine) -> tuple[Tree, ServeFront]:
-    from cluster.ray_session.serve_settings import serve_environment
+    from cluster.ray_session.own_machine import serve_environment
     from serve_apps.vllm_engine.config_file import environment
     from serve_apps.vllm_engine.rendering import RenderingInput, render
     from serve_apps.vllm_recipes import vllm_flags

@@ -21,10 +21,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.manifests.files import KubernetesSite, assign_hosts, kuberay, ray_up, systemd
-from cluster.manifests.nodes import environment, is_amd, nodes_of
-from cluster.ray_session.placement import NO_CLUSTER, PlacementError, SessionError, head_is_missing
-from cluster.ray_session.serve_settings import serve_environment
+from cluster.manifests.files import (
+    KubernetesSite,
+    assign_hosts,
+    environment,
+    is_amd,
+    kuberay,
+    nodes_of,
+    ray_up,
+    systemd,
+)
+from cluster.ray_session.own_machine import (
+    NO_CLUSTER,
+    PlacementError,
+    SessionError,
+    head_is_missing,
+    serve_environment,
+)
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import OneLineParser, hint, nearest, reason

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.ray_session.serve_settings import serve_environment
+from cluster.ray_session.own_machine import serve_environment
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.io.one_line import OneLineParser
@@ -30,9 +30,8 @@ from conf.specs.experiment import VllmEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm
-from serve_apps.vllm_engine import forward_bench
 from serve_apps.vllm_engine.config_file import environment
-from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, render
+from serve_apps.vllm_engine.rendering import Rendering, RenderingInput, calibration_text, render
 from serve_apps.vllm_recipes import recipes, vllm_flags
 from serve_apps.vllm_recipes.model_folder import write_folder
 
@@ -61,7 +60,7 @@ def _answer(arguments: argparse.Namespace) -> str:
         if arguments.verb != "render" or arguments.json:
             raise ConfigError("--calibrate belongs to render, without --json; leave it out")
         machine = [word for word in arguments.words if word.partition("=")[0].partition(".")[0] in MACHINE]
-        return forward_bench.text(_specs(arguments.words), machine)
+        return calibration_text(_specs(arguments.words), machine)
     if arguments.verb == "render":
         rendering = _render(arguments.words)
         return json.dumps(rendering.tree(), indent=2) if arguments.json else rendering.text()

@@ -21,7 +21,6 @@ CONFINED = {
         "conf/ray_patches.py",
         "cluster/ray_session/session.py",
         "cluster/deployment/deploy.py",
-        "cluster/deployment/removal.py",
         "cluster/deployment/serve_state.py",
         "cluster/preflight/gpus.py",
         "cluster/preflight/preflight.py",

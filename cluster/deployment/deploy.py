@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from cluster.deployment.removal import remove
 from cluster.deployment.serve_state import (
     DeployError,
     ServeReplica,
@@ -26,6 +25,7 @@ from cluster.deployment.serve_state import (
     in_order,
     last_words,
     metrics_urls,
+    remove,
     state,
 )
 from cluster.deployment.service_reports import PrefillReport, digest, reported_facts, warm_prefill

@@ -1,10 +1,11 @@
-"""The state of one application: replicas and fronts by Serve's controller, last log lines of a failure."""
+"""The state of one application by Serve's controller, the last log lines of a failure, and its removal."""
 
 import hashlib
 import json
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
-from cluster.ray_session.session import SERVE_CONTROLLER, gather, last_line, on_node
+from cluster.ray_session.own_machine import LOOPBACK, Process, running, with_descendants
+from cluster.ray_session.session import SERVE_CONTROLLER, gather, last_line, on_node, serve_actor_lives
 from conf.io import bounded_yaml
 from conf.io.one_line import one_line
 from conf.io.secret import masked
-from conf.ray_patches import logs_folder
+from conf.ray_patches import begin_deletion, logs_folder
 
 STATE_TIMEOUT_S = 10.0
 
@@ -316,3 +319,40 @@ def read_logs(folder: Path, app_name: str, since_s: float = 0.0) -> dict[str, li
             if kept == NEWEST:
                 break
     return logs
+
+
+POLL_S = 0.1
+
+
+def remove(app_name: str, timeout_s: float) -> None:
+    """Delete an application and wait until nothing is left of it. Raises DeployError."""
+    deadline_s = time.monotonic() + timeout_s
+    now = state(app_name)
+    replicas = (*now.engines, *now.others)
+    processes = with_descendants(_here(replicas))
+    try:
+        begin_deletion(app_name)
+    except (RayError, RayServeException) as error:
+        raise DeployError(f"cannot delete {app_name}: {last_line(error)}") from error
+    while left := _left(app_name, replicas, processes):
+        if time.monotonic() > deadline_s:
+            raise DeployError(f"{left} {timeout_s:.0f} s after the deletion of {app_name}")
+        time.sleep(POLL_S)
+
+
+def _left(app_name: str, replicas: Iterable[ServeReplica], processes: Collection[Process]) -> str | None:
+    """The first thing that is left of the application, or None."""
+    status = state(app_name).status
+    if status != "ABSENT":
+        return f"{app_name} is {status}"
+    if actors := [replica.actor for replica in replicas if serve_actor_lives(replica.actor)]:
+        return f"{len(actors)} replica actors still live ({', '.join(sorted(actors))})"
+    if left := sorted(pid for pid, _ in running(processes)):
+        return f"{len(left)} processes still run (pids {', '.join(map(str, left))})"
+    return None
+
+
+def _here(replicas: Iterable[ServeReplica]) -> set[int]:
+    """Ids of the replicas' processes on this machine."""
+    ours = (LOOPBACK, ray.util.get_node_ip_address())
+    return {replica.pid for replica in replicas if replica.pid and replica.host in ours}

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cluster.preflight.gpus import Gpu
 from cluster.preflight.node_facts import Host, Weights
-from cluster.ray_session.placement import LOAD_ROLE
+from cluster.ray_session.own_machine import LOAD_ROLE
 
 Status = Literal["pass", "warn", "fail", "unknown"]
 Where = Literal["every", "head", "serving", "gpu"]

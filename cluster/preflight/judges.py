@@ -15,7 +15,7 @@ from cluster.preflight.checks import (
     without_gpus,
 )
 from cluster.preflight.node_facts import REPLICA_PORTS, Weights
-from cluster.ray_session.serve_settings import MOST_STREAMS
+from cluster.ray_session.own_machine import MOST_STREAMS
 
 VRAM_IDLE_GIB = 1
 """Judged: an idle MI300X shows about 0.3 GiB."""

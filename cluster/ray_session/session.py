@@ -28,15 +28,20 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.ray_session.host_watch import WatchedHost, hosts_of
-from cluster.ray_session.own_machine import LOOPBACK, HeldPorts, kill_processes_of, new_folder
-from cluster.ray_session.placement import LOAD_ROLE, SessionError, require_nodes
-from cluster.ray_session.serve_settings import (
+from cluster.ray_session.own_machine import (
     FRONT_S,
+    LOAD_ROLE,
+    LOOPBACK,
     NO_DEVICES,
+    HeldPorts,
+    SessionError,
     front_streams,
     hidden_gpus,
     joining_environment,
+    kill_processes_of,
+    new_folder,
     own_environment,
+    require_nodes,
     shortage,
 )
 from conf import ray_patches

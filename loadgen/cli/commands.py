@@ -31,8 +31,8 @@ from loadgen.cli import (
     two_sides,
 )
 from loadgen.cli.words import checked_experiment, experiment_of, refuse_misfit
-from loadgen.drive import fixed_rate
-from loadgen.drive.sweep import refuse_requirement, required_s
+from loadgen.drive import programs
+from loadgen.drive.programs import refuse_requirement, required_s
 from loadgen.run.jobs import OfferLoad, RequireRate
 from loadgen.search import pacing
 from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
@@ -82,7 +82,7 @@ def probe(arguments: argparse.Namespace) -> int:
     experiment = checked_experiment(arguments.verb, arguments.words, arguments.config)
     if arguments.require:
         refuse_requirement(experiment)
-    load_s = required_s(experiment) if arguments.require else fixed_rate.load_seconds(experiment)
+    load_s = required_s(experiment) if arguments.require else programs.load_seconds(experiment)
     machine.refuse(experiment)
     planned = output.planned_run(experiment, load_s)
     if arguments.dry_run:

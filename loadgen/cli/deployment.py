@@ -25,7 +25,7 @@ from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.cost.architecture import weight_bytes
 from serve_apps.simulated.app import ENGINES, PREFILL, Engines, EngineSpecs, application_name, build_app
 from serve_apps.vllm_engine import app, config_file
-from serve_apps.vllm_engine.prepared import prepared, with_folder
+from serve_apps.vllm_engine.config_file import prepared, with_folder
 
 SIMULATED_START_S = 120.0
 NO_GPU = "the {} engine uses no GPU"

@@ -23,9 +23,8 @@ from loadgen.predict.operating_point import PooledGaps, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.progress import Emit
 from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSIONS, Start
-from loadgen.traffic.lengths import Floats, Ints
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Floats, Ints
 from serve_apps.engine_model.cost import node
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import BlockPrefixes, Prefixes, SharedBeginnings

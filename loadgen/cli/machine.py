@@ -14,7 +14,7 @@ from conf import ConfigError, Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import engine_model
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import focus, sweep
+from loadgen.drive.programs import focus, sweep
 from loadgen.run.jobs import SearchCapacity
 from loadgen.search.window_plan import Stop, WindowPlan
 

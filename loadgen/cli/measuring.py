@@ -26,7 +26,7 @@ from loadgen.cli import dry_run, engine_model, machine, output
 from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
 from loadgen.cli.words import all_kernels
-from loadgen.drive.plan import Past
+from loadgen.drive.load_feed import Past
 from loadgen.run import progress, resumption
 from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
 from loadgen.run.lifecycle import RunLifecycle

@@ -13,11 +13,11 @@ from typing import Any
 
 from cluster.deployment.warmup import ReplicaWarmer, WarmupError, WarmupRequests
 from cluster.ray_session.host_watch import HostWatch
-from cluster.ray_session.placement import PlacementError, SessionError
+from cluster.ray_session.own_machine import PlacementError, SessionError
 from conf import Experiment
 from conf.host_outage import HostOutage
 from conf.io.http_get import Access
-from loadgen.fleet.actors import Actors
+from loadgen.fleet.load_actor import Actors
 from loadgen.fleet.local_actors import LocalActors
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.endpoint import READY_TIMEOUT_S, TargetError, access_to, models_of

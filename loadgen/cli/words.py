@@ -26,7 +26,7 @@ from serve_apps.engine_model.cost.node import refuse_experts, refuse_small
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.vllm_emulated.platform_plugin import has_gpu, refuse_gpu_node
 from serve_apps.vllm_emulated.platform_plugin import installed_vllm as installed_vllm
-from serve_apps.vllm_engine.prepared import prepared
+from serve_apps.vllm_engine.config_file import prepared
 from serve_apps.vllm_recipes.recipes import resolve
 from serve_apps.vllm_recipes.vllm_flags import argument_name
 

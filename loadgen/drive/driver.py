@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import Window, WindowCounts, count, in_window, waiting
 from analysis.live.state import WindowSoFar
-from loadgen.drive.load_feed import LoadFeed
+from loadgen.drive.load_feed import LoadFeed, LoadPlan, Past
 from loadgen.drive.loss_recovery import POLL_NS, LossRecovery, TargetLost
-from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.service_loss import DEAD_LEAST, heard_ns, in_flight, silent
 from loadgen.drive.windows import WATCH_S, Windows, so_far
 from loadgen.fleet.target import Target
@@ -26,8 +25,8 @@ from loadgen.search.window_plan import (
     plainly_bad,
     should_abort,
 )
-from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import Profile
 
 RUN_OUT = 1.5
 """Median lives of an answer for which the load goes on after the last window (our choice)."""

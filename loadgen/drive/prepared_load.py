@@ -21,8 +21,8 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic.prefix_sharing import gap_s
-from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS
+from loadgen.traffic.traffic import Profile
 
 
 def load_prepared(

@@ -31,8 +31,7 @@ from analysis.stats.quantiles import quantile
 from conf.host_outage import HostOutage
 from conf.specs.bounds import PER_REQUEST, Bound, Slo, allowed_over, metric_of
 from loadgen.drive import service_loss
-from loadgen.drive.load_feed import Ledger
-from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.load_feed import Ledger, LoadPlan, Past
 from loadgen.drive.service_loss import invalidated
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import prior

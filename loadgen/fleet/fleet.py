@@ -18,9 +18,17 @@ import pyarrow as pa
 
 from analysis.rows import records
 from conf.io import durable
-from loadgen.fleet.actors import Actor, ActorError, ActorFailedError, Actors, ActorUnreachableError, Reply
 from loadgen.fleet.http_client import ClientPlan
-from loadgen.fleet.load_actor import Place, name
+from loadgen.fleet.load_actor import (
+    Actor,
+    ActorError,
+    ActorFailedError,
+    Actors,
+    ActorUnreachableError,
+    Place,
+    Reply,
+    name,
+)
 from loadgen.fleet.process import ClockOffset
 from loadgen.fleet.rows import Clock
 from loadgen.fleet.target import FleetError, HostSource, LostActor, NoHosts, Observation

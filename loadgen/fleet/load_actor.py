@@ -1,4 +1,4 @@
-"""One load actor: a worker in a process of its own."""
+"""One load actor: a worker in a process of its own, and how the fleet calls it, wherever it runs."""
 
 import asyncio
 import contextlib
@@ -6,18 +6,18 @@ import gc
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from analysis.rows import time_series
 from conf import ConfigError
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.http_client import ClientPlan
 from loadgen.fleet.process import Limits, limits, raise_files, wall_less_monotonic_ns, whose_clock
-from loadgen.fleet.target import Observation
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.schedule import ArrivalSchedule
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,8 +35,55 @@ class Place:
     limits: Limits
 
 
-class LoadActor:
-    """One worker in a process of its own; the methods are its worker's, on the run's clock."""
+class ActorError(RuntimeError):
+    """A load actor cannot answer any more; the message says why in one line."""
+
+
+class ActorFailedError(ActorError):
+    """A method of a load actor raised; the actor itself lives."""
+
+
+class ActorUnreachableError(ActorError):
+    """A call did not reach a load actor, which may live."""
+
+
+class Reply(Protocol):
+    """The answer to a call, on its way."""
+
+    def result(self, timeout: float) -> Any:
+        """Wait up to `timeout` seconds for it. Raises TimeoutError or ActorError."""
+        ...
+
+
+class Actor(Protocol):
+    """A `LoadActor` in another process."""
+
+    def call(self, method: str, *words: Any) -> Reply:
+        """Begin a method of the actor's."""
+        ...
+
+    def kill(self) -> None:
+        """End its process at once."""
+        ...
+
+
+class Actors(Protocol):
+    """The place where load actors run."""
+
+    def start(self) -> Actor:
+        """Begin the process of another one."""
+        ...
+
+    def fetch_left(self, places: Sequence[Place], folder: Path, timeout_s: float) -> list[str]:
+        """Bring the shards of lost load actors into `folder`; returns where those are that cannot be had."""
+        ...
+
+
+class LoadActor(Worker):
+    """A worker in a process of its own; `prepare` makes the worker."""
+
+    def __init__(self) -> None:
+        pass
 
     async def prepare(self, client_id: int, plan: ClientPlan, folder: Path) -> Place:
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
@@ -48,7 +95,7 @@ class LoadActor:
             ArrowStream(folder / f"{name(client_id)}.arrow"),
             ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
         ]
-        self._worker = Worker(client_id, plan, prompts, *self._shards)
+        super().__init__(client_id, plan, prompts, *self._shards)
         raise_files()
         plan.driver.watch(self._orphaned)
         # A full collection stops the loop for tens of milliseconds: none during the run.
@@ -69,7 +116,7 @@ class LoadActor:
 
         async def end() -> None:
             try:
-                await self._worker.finish(0.0)
+                await self.finish(0.0)
             finally:
                 os._exit(1)
 
@@ -78,32 +125,6 @@ class LoadActor:
     async def read_clock(self) -> tuple[int, str]:
         """This process's monotonic clock, and whose clock that is."""
         return time.monotonic_ns(), whose_clock()
-
-    async def start(self, epoch_ns: int, wall_ns: int) -> None:
-        """Start the run's clock: zero is `epoch_ns` on this process's monotonic clock, `wall_ns` on the
-        driver's wall clock, which only dates rows.
-        """
-        self._worker.start(epoch_ns, wall_ns)
-
-    async def offer(self, schedule: ArrivalSchedule) -> None:
-        await self._worker.offer(schedule)
-
-    async def retarget(self, urls: list[str]) -> None:
-        await self._worker.retarget(urls)
-
-    async def retract(self) -> None:
-        self._worker.retract()
-
-    async def observe(self, received: bool) -> Observation:
-        return await self._worker.observe(received)
-
-    async def finish(self, drain_s: float) -> None:
-        """Drain for so many real seconds and close the shards."""
-        await self._worker.finish(drain_s)
-
-    async def cut(self) -> None:
-        """End every request in flight, so that a `finish` under way returns."""
-        self._worker.cut()
 
     async def fetch(self) -> dict[str, bytes]:
         """The closed shards by file name, for a driver that does not see this node's disk."""

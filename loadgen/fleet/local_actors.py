@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from inspect import isawaitable
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -19,8 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from loadgen.fleet.actors import ActorError, ActorFailedError
-from loadgen.fleet.load_actor import LoadActor, Place
+from loadgen.fleet.load_actor import ActorError, ActorFailedError, LoadActor, Place
 
 Call = tuple[int, str, tuple[Any, ...]]
 """A number, which the answer repeats, a method and its arguments."""
@@ -117,7 +117,8 @@ async def answer_calls(pipe: Connection) -> None:
     async def answer(number: int, method: str, words: tuple[Any, ...]) -> None:
         reply: Answer
         try:
-            reply = number, await getattr(actor, method)(*words), ""
+            result = getattr(actor, method)(*words)
+            reply = number, await result if isawaitable(result) else result, ""
         except Exception as error:  # noqa: BLE001  the border of the process: whatever it is, the driver hears it
             reply = number, None, f"{type(error).__name__}: {error}"
         with suppress(OSError):

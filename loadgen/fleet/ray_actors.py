@@ -13,8 +13,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from conf.io import durable
 from conf.ray_patches import alive_nodes
-from loadgen.fleet.actors import ActorError, ActorFailedError, ActorUnreachableError
-from loadgen.fleet.load_actor import LoadActor, Place, name
+from loadgen.fleet.load_actor import (
+    ActorError,
+    ActorFailedError,
+    ActorUnreachableError,
+    LoadActor,
+    Place,
+    name,
+)
 
 
 class RayLoadActor(LoadActor):

@@ -15,7 +15,7 @@ import numpy as np
 
 from conf.constants import KERNELS, TRANSFER, Covariance, constants, correlation, covariance
 from conf.specs.experiment import Constant, Efficiency, Experiment, Layout, StepTime, TransferTime
-from loadgen.traffic.lengths import Floats
+from loadgen.traffic.schedule import Floats
 
 SEED = 0
 """Draws of constants are no part of the traffic: experiment.seed does not change them."""

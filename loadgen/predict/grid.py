@@ -15,7 +15,7 @@ from loadgen.predict import replay
 from loadgen.predict.capacity import quiet
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import MANY_DRAWS, Z95, ParallelMap, interval_end, smoothed
-from loadgen.traffic.lengths import Floats
+from loadgen.traffic.schedule import Floats
 
 Predict = Callable[[Experiment], PredictionVerdict]
 Asked = tuple[PredictionVerdict, Experiment]

@@ -14,9 +14,8 @@ from analysis.rows.metrics import tpot_ms, ttft_ms
 from analysis.stats.quantiles import BATCHES, MANY_BATCHES, quantile, sectioning
 from conf.specs.bounds import JOINT, PER_REQUEST, Limit, metric_of, quantile_of
 from conf.specs.experiment import Experiment, Slo
-from loadgen.traffic.lengths import Floats, Ints
 from loadgen.traffic.prefix_sharing import blocked, cache_warmup_s
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Floats, Ints
 from loadgen.traffic.traffic import Traffic
 
 

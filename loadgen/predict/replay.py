@@ -27,10 +27,8 @@ from loadgen.fleet.rows import plan_table
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
-from loadgen.traffic.lengths import Floats
-from loadgen.traffic.processes import MOST_SEED
-from loadgen.traffic.schedule import NS, ArrivalSchedule
-from loadgen.traffic.traffic import Traffic
+from loadgen.traffic.schedule import NS, ArrivalSchedule, Floats
+from loadgen.traffic.traffic import MOST_SEED, Traffic
 
 SEEDS = 16
 """Other seeds of the same replay, to see how far chance moves the answer (our choice)."""

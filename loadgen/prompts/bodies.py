@@ -13,8 +13,8 @@ from conf.specs.request_sizes import Images
 from conf.specs.routing import Endpoints
 from loadgen.prompts import text_pool
 from loadgen.prompts.text_pool import PromptLevel, TokenBytes, synthetic
-from loadgen.traffic.lengths import UNIQUE_TOKENS
 from loadgen.traffic.prefix_sharing import Runs
+from loadgen.traffic.schedule import UNIQUE_TOKENS
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 COLOURS = 16

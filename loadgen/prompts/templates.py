@@ -21,7 +21,7 @@ from jinja2.visitor import NodeTransformer
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
 from conf.specs.conversation import Conversations, PromptPart
-from loadgen.traffic.lengths import cut_tokens
+from loadgen.traffic.schedule import cut_tokens
 
 MOST_CHARACTERS = 2**24
 """Characters of a rendered part: twice those of a prompt of a million tokens (our choice)."""

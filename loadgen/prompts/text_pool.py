@@ -19,7 +19,7 @@ from conf.io.one_line import reason
 from conf.specs.conversation import Conversations, PromptPart
 from conf.specs.experiment import Workload
 from loadgen.prompts.templates import Encoded, PromptTemplate, parts_of
-from loadgen.traffic.lengths import UNIQUE_TOKENS
+from loadgen.traffic.schedule import UNIQUE_TOKENS
 
 POOL_TOKENS = 65_536
 TokenBytes = bytes | memoryview

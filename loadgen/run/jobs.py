@@ -10,10 +10,10 @@ from analysis.results.verdicts import PlacingPrediction, RunVerdict
 from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.io.http_get import DEFAULT_ACCESS, Access
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import require, required_s, sweep
-from loadgen.fleet.actors import Actors
+from loadgen.drive.programs import require, required_s, sweep
+from loadgen.fleet.load_actor import Actors
 from loadgen.fleet.local_actors import LocalActors
 from loadgen.fleet.target import HostSource, NoHosts
 from loadgen.run import verdicts
@@ -203,7 +203,7 @@ class OfferLoad(Job):
     verb = "probe"
 
     def load(self, driver: Driver) -> None:
-        fixed_rate.offer_load(driver, self.experiment)
+        programs.offer_load(driver, self.experiment)
 
     def verdict(self, driver: Driver) -> RunVerdict:
         return verdicts.probe_verdict(self.experiment, driver)

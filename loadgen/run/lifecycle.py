@@ -28,8 +28,8 @@ from conf import Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
 from loadgen.drive.driver import Driver
+from loadgen.drive.load_feed import LoadPlan, Past
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import LoadPlan, Past
 from loadgen.drive.prepared_load import QueueTimeNotReported
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan

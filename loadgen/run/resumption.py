@@ -12,8 +12,7 @@ from analysis.results.runs import Event, Run, RunError
 from analysis.rows import metrics, records
 from conf import ConfigError
 from conf.io.one_line import reason
-from loadgen.drive.load_feed import health_of
-from loadgen.drive.plan import Past
+from loadgen.drive.load_feed import Past, health_of
 from loadgen.run import run_folder
 from loadgen.run.run_folder import RunFolder, read_files, sha256_of
 from loadgen.search.window_plan import MeasuredWindow, WindowPlan

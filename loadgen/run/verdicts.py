@@ -51,7 +51,7 @@ from conf.specs.bounds import (
 )
 from conf.specs.experiment import Experiment
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import Required, Sweep, analyse
+from loadgen.drive.programs import Required, Sweep, analyse
 from loadgen.search import acceptance
 from loadgen.search.policy import prior
 from loadgen.search.window_plan import counted_windows

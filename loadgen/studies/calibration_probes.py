@@ -12,7 +12,7 @@ from analysis.results.studies import Parts
 from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.specs.experiment import Slo, Workload
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.studies.study import Study, seed_of
 
@@ -110,7 +110,7 @@ def check_experiment(experiment: Experiment) -> Experiment:
 
 def total_line(parts: Sequence[Experiment], closed_s: Callable[[Experiment], float | None]) -> str:
     """A line with the load time of all parts; `closed_s` is the engine model's time of a closed loop."""
-    lasts = [fixed_rate.load_seconds(part) or closed_s(part) for part in parts]
+    lasts = [programs.load_seconds(part) or closed_s(part) for part in parts]
     unknown, load_s = lasts.count(None), sum(filter(None, lasts))
     besides = f", besides {unknown} closed loops that last as long as the service takes" if unknown else ""
     return (

@@ -23,7 +23,7 @@ from analysis.stats.estimate import Estimate
 from conf import Experiment
 from conf.specs.experiment import Slo
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.search.pacing import fitted
 from loadgen.search.policy import next_window, prior

@@ -20,7 +20,7 @@ from conf.io.http_get import Access, AskError, ask
 from conf.io.one_line import one_line
 from conf.specs.request_sizes import Images
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.lengths import UNIQUE_TOKENS
+from loadgen.traffic.schedule import UNIQUE_TOKENS
 
 ALTERNATIVES = 20
 """Alternatives of each position that are asked for: vLLM's default of --max-logprobs."""

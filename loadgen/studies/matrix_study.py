@@ -27,7 +27,7 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.matrix import PREFIX, Matrix
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import focus
+from loadgen.drive.programs import focus
 from loadgen.predict import grid
 from loadgen.run.jobs import DEPLOYED, Job, SearchCapacity, same_service
 from loadgen.run.run_folder import Folder

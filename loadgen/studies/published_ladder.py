@@ -24,7 +24,7 @@ from conf import ConfigError, Experiment, kernels
 from conf.specs.experiment import Lengths, Workload
 from conf.specs.request_sizes import MOST_IMAGES, Images, tokens_of
 from conf.specs.search import Progressive
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import refuse_failing, warm_up
 from loadgen.run import verdicts
@@ -39,8 +39,7 @@ from loadgen.studies.published_tables import (
     published_model_of,
 )
 from loadgen.studies.study import Study, seed_of
-from loadgen.traffic.lengths import Ints
-from loadgen.traffic.schedule import PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Ints
 
 KIND = "progressive"
 WARM_UP, BASELINE, STRESS = "warm-up", "baseline", "stress"
@@ -290,7 +289,7 @@ def _offered(driver: Driver, number: int, level: LevelPlan) -> pa.Table:
     start_ns = driver.feed.next_start_ns()
     schedule = level.schedule(number, start_ns, driver.feed.next_seq)
     why = f"{level.phase}, C = {level.concurrency}"
-    fixed_rate.play_closed_loop(driver, schedule, start_ns, why, to_the_end=True)
+    programs.play_closed_loop(driver, schedule, start_ns, why, to_the_end=True)
     rows = driver.windows.ledger.rows(number)
     if level.phase == WARM_UP:
         refuse_failing(rows)

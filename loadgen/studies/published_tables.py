@@ -16,7 +16,7 @@ import numpy as np
 from analysis.results.published_ladder import PublishedLevel
 from conf import Experiment, load
 from conf.specs.experiment import Hardware, Layout, Model
-from loadgen.traffic.lengths import Ints
+from loadgen.traffic.schedule import Ints
 
 TABLES = Path(__file__).with_name("mi325x_tables.csv")
 SOURCE = "arXiv 2603.10031, tables 14 to 17, 22 and 23"

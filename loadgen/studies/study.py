@@ -25,7 +25,7 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from conf.keys import differences
 from conf.specs.experiment import Search
-from loadgen.drive.plan import Past
+from loadgen.drive.load_feed import Past
 from loadgen.run import resumption
 from loadgen.run.jobs import Job, SearchCapacity
 from loadgen.run.progress import Emit

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from loadgen.traffic.lengths import Floats, Ints
+from loadgen.traffic.schedule import Floats, Ints
 
 TRACE, DATASET = "-trace.csv", "-dataset.json"
 MOST_BYTES = 64 << 20

@@ -17,8 +17,17 @@ from conf.specs.conversation import (
     PERSONA_SHARE,
     Conversations,
 )
-from loadgen.traffic.lengths import Floats, Ints, cut_tokens, draw_lengths
-from loadgen.traffic.schedule import NS, ArrivalSchedule, Bounds, phases_of, span_ns
+from loadgen.traffic.schedule import (
+    NS,
+    ArrivalSchedule,
+    Bounds,
+    Floats,
+    Ints,
+    cut_tokens,
+    draw_lengths,
+    phases_of,
+    span_ns,
+)
 
 _COUNTS = "turn", "character", "character_tokens", "persona_tokens", "said_tokens"
 _FIELDS = ["due_s", "mark", "session", *_COUNTS]

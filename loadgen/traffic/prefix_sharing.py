@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
 from conf.specs.experiment import Workload
 from conf.specs.request_sizes import Lengths
-from loadgen.traffic.lengths import UNIQUE_TOKENS, Floats, Ints, cut_tokens
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, UNIQUE_TOKENS, ArrivalSchedule, Floats, Ints, cut_tokens
 
 Run = tuple[int, int]
 """The owner's seq, and the token of the prompt at which its text ends here."""

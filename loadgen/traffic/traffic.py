@@ -1,20 +1,202 @@
 """Draws the requests of one workload: open loop, trace, closed loop, conversations and warm-up.
 
-Arrival processes are in `processes`, lengths in `lengths`.
+The number of arrivals is random: it is never rescaled to rate x time.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from conf.specs.experiment import Workload
+from conf.specs.experiment import Arrivals, Workload
 from loadgen.traffic import trace
-from loadgen.traffic.lengths import Ints, draw_images, draw_lengths, longest_tokens, shared_with_all, turns
 from loadgen.traffic.population import ConversationTraffic
 from loadgen.traffic.prefix_sharing import begins, reusable_tokens
-from loadgen.traffic.processes import OpenArrivals, Profile
-from loadgen.traffic.schedule import PHASES, ArrivalSchedule, Bounds, interleaved, phases_of
+from loadgen.traffic.schedule import (
+    NS,
+    PHASES,
+    ArrivalSchedule,
+    Bounds,
+    Floats,
+    Ints,
+    draw_images,
+    draw_lengths,
+    interleaved,
+    longest_tokens,
+    phases_of,
+    shared_with_all,
+    span_ns,
+    turns,
+)
+from loadgen.traffic.trace import Trace
+
+
+class Profile:
+    """The rate of the whole service: linear between its points, constant before and after them.
+
+    Offsets do not fall; two within a nanosecond are a jump. At least one rate is above zero.
+    """
+
+    def __init__(self, offset_s: Sequence[float], qps: Sequence[float]) -> None:
+        at, rate = np.array(offset_s, dtype=np.float64), np.array(qps, dtype=np.float64)
+        width, rise = np.diff(at), np.diff(rate)
+        slope = np.divide(rise, width, out=np.zeros_like(rise), where=width > 1 / NS)
+        area = np.concatenate([[0.0], np.cumsum(width * (rate[:-1] + rate[1:]) / 2)])
+        # Pieces: before the first point, from each point to the next, after the last. Of each: its
+        # anchor, what is expected by then, the rate there.
+        self._from_s, self._expected = np.concatenate([at[:1], at]), np.concatenate([[0.0], area])
+        self._rate = np.concatenate([rate[:1], rate])
+        self._slope = np.concatenate([[0.0], slope, [0.0]])
+
+    @classmethod
+    def from_points(cls, points: Sequence[Sequence[float]], nodes: int) -> "Profile":
+        """The profile of `nodes` nodes from points [seconds, QPS per node]."""
+        return cls([second for second, _ in points], [qps * nodes for _, qps in points])
+
+    def expected(self, at_s: Floats | float) -> Floats:
+        """Requests expected between the first point and `at_s`; negative before it."""
+        piece = np.searchsorted(self._from_s[1:], at_s, side="right")
+        after_s = at_s - self._from_s[piece]
+        grown = self._expected[piece] + after_s * (self._rate[piece] + self._slope[piece] * after_s / 2)
+        return np.asarray(grown, dtype=np.float64)
+
+    def when_s(self, expected: Floats) -> Floats:
+        """The inverse of `expected`: when so many requests are expected, the latest time in a pause.
+
+        It solves rate x + slope x^2 / 2 = rest in the form without cancellation.
+        """
+        piece = np.searchsorted(self._expected[1:], expected, side="right")
+        rest, rate, slope = expected - self._expected[piece], self._rate[piece], self._slope[piece]
+        below = rate + np.sqrt(np.maximum(0.0, rate**2 + 2 * slope * rest))
+        after_s = np.divide(2 * rest, below, out=np.zeros_like(rest), where=below > 0)
+        return np.asarray(self._from_s[piece] + after_s, dtype=np.float64)
+
+    @property
+    def first_qps(self) -> float:
+        """The rate before the first point."""
+        return float(self._rate[0])
+
+    def mean_qps(self, duration_s: float) -> float:
+        """The mean rate from the first point on."""
+        return float(self.expected(self._from_s[0] + duration_s)) / duration_s
+
+
+def _first_gap(arrivals: Arrivals, rng: np.random.Generator) -> float:
+    """The rest of the gap of mean 1 into which the start falls, so that the rate holds from the start.
+
+    It is a uniform part of a gap that is chosen in proportion to its length (Cox, Renewal Theory, 1962,
+    section 5.2); for an exponential gap it is distributed like a new one.
+    """
+    match arrivals.kind:
+        case "gamma":
+            return rng.random() * rng.standard_gamma(arrivals.burstiness + 1) / arrivals.burstiness
+        case "constant":
+            return rng.random()
+    return rng.standard_exponential()
+
+
+def _gaps(arrivals: Arrivals, count: int, rng: np.random.Generator) -> Floats:
+    match arrivals.kind:
+        case "gamma":
+            return rng.standard_gamma(arrivals.burstiness, size=count) / arrivals.burstiness
+        case "constant":
+            return np.ones(count)
+    return rng.standard_exponential(size=count)
+
+
+MOST_SEED = 2**32 - 1
+"""Largest seed of numpy's legacy generator, which that tool seeds."""
+
+
+def bench_arrivals_s(
+    requests: int, rate_qps: float, seed: int = 0, burstiness: float = 1.0
+) -> NDArray[np.float64]:
+    """Due times of `requests` requests in seconds from the start of the load, as `vllm bench serve` has them.
+
+    Gaps are gamma distributed with the shape `burstiness`; all times are scaled so that the last is due at
+    requests / rate_qps, as in vLLM 0.32.0 without a ramp (`get_request`). Raises ValueError for arguments
+    that the tool could not draw.
+    """
+    if requests < 1 or not 0 < rate_qps < np.inf or not 0 < burstiness < np.inf:
+        raise ValueError(
+            f"arrivals of {requests} requests at {rate_qps:g} QPS with burstiness {burstiness:g}: all must "
+            "be positive and finite"
+        )
+    if not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed={seed}: vllm bench serve takes 0 to {MOST_SEED}")
+    gaps_s = np.random.RandomState(seed).gamma(burstiness, 1 / (rate_qps * burstiness), size=requests)
+    due_s = np.cumsum(gaps_s)
+    if due_s[-1] == 0:  # so bursty that every gap is zero in floating point: that tool scales nothing either
+        return due_s
+    return np.asarray(due_s * (requests / rate_qps / due_s[-1]), dtype=np.float64)
+
+
+class OpenArrivals:
+    """The arrival process of one workload; `recorded` are the arrivals of kind `trace`."""
+
+    def __init__(self, arrivals: Arrivals, recorded: Trace | None) -> None:
+        self._arrivals, self._recorded = arrivals, recorded
+
+    def within(
+        self, rate_qps: float | Profile, parts: int, bounds_ns: Bounds, rng: np.random.Generator
+    ) -> tuple[Ints, Ints | None]:
+        """Due times within the phases under one of `parts` equal parts of the rate, and their trace lines."""
+        start_ns, end_ns = span_ns(bounds_ns)
+        if isinstance(rate_qps, Profile):
+            origin_ns = bounds_ns["window"][0]
+            before, after = (float(rate_qps.expected((at - origin_ns) / NS)) for at in (start_ns, end_ns))
+            unit, lines = self._at(1.0, 0, (after - before) / parts * NS, rng)
+            due = origin_ns + rate_qps.when_s(before + unit * (parts / NS)) * NS
+        else:
+            due, lines = self._at(rate_qps / parts, start_ns, end_ns, rng)
+        return np.maximum.accumulate(due.astype(np.int64).clip(start_ns, end_ns - 1)), lines
+
+    def first(self, count: int, rate_qps: float, seed: int, rng: np.random.Generator) -> Ints:
+        """Due times from 0 of the first `count` requests; `vllm_bench` draws them from `seed`."""
+        if self._arrivals.kind == "vllm_bench":
+            due = bench_arrivals_s(count, rate_qps, seed, self._arrivals.burstiness) * NS
+        else:
+            due = self._first_ns(rate_qps, count, rng)
+        return due.astype(np.int64)
+
+    def _at(
+        self, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
+    ) -> tuple[Floats, Ints | None]:
+        if self._arrivals.kind == "trace":
+            return self._scaled_ns(rate_qps, start_ns, end_ns, rng)
+        # A stationary renewal process with independent gaps.
+        expected = rate_qps * (end_ns - start_ns) / NS
+        size = int(expected + 6 * math.sqrt(expected) + 16)
+        due = start_ns + self._first_ns(rate_qps, size, rng)
+        while due[-1] < end_ns:
+            gaps = _gaps(self._arrivals, size, rng)
+            due = np.concatenate([due, due[-1] + np.cumsum(NS / rate_qps * gaps)])
+        return due[due < end_ns], None
+
+    def _first_ns(self, rate_qps: float, count: int, rng: np.random.Generator) -> Floats:
+        gaps = np.append(_first_gap(self._arrivals, rng), _gaps(self._arrivals, count - 1, rng))
+        return np.asarray(np.cumsum(NS / rate_qps * gaps), dtype=np.float64)
+
+    def _scaled_ns(
+        self, rate_qps: float, start_ns: int, end_ns: float, rng: np.random.Generator
+    ) -> tuple[Floats, Ints]:
+        """Due times of the trace scaled to a mean of `rate_qps`, and their line numbers.
+
+        It starts at a random time of the trace and begins again at its end, one mean gap after the last
+        request: over all starts the expected count is rate x time.
+        """
+        assert self._recorded is not None
+        count = len(self._recorded)
+        at = self._recorded.due_ns * (self._recorded.mean_qps / NS)
+        begin = rng.random() * count
+        rounds, rest = divmod(begin + rate_qps * (end_ns - start_ns) / NS, count)
+        last = int(rounds) * count + int(np.searchsorted(at, rest))
+        rounds_done, lines = np.divmod(np.arange(np.searchsorted(at, begin), last), count)
+        return start_ns + (at[lines] + rounds_done * count - begin) * (NS / rate_qps), lines
+
 
 PIECE_SEEDS = 1_000_003
 """Seeds of a window's pieces lie so far apart, beyond those of other runs and repeats."""

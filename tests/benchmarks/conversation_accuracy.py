@@ -23,8 +23,8 @@ from conf.specs.experiment import Workload
 from loadgen.cli import engine_model
 from loadgen.cli.words import experiment_of as asked
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan
-from loadgen.drive.sweep import sweep
+from loadgen.drive.load_feed import LoadPlan
+from loadgen.drive.programs import sweep
 from loadgen.fleet.rows import planned
 from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes

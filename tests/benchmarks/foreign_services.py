@@ -29,9 +29,9 @@ from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
+from loadgen.drive.load_feed import LoadPlan
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import LoadPlan
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.search.window_plan import Start
 from loadgen.studies.comparison import (
     Original,

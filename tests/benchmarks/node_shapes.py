@@ -28,8 +28,8 @@ from loadgen.cli.engine_model import parts, predict
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from loadgen.predict.grid import Asked, ratio
 from loadgen.predict.uncertainty import drawn_quantile
-from loadgen.traffic.lengths import Floats
-from loadgen.traffic.processes import bench_arrivals_s
+from loadgen.traffic.schedule import Floats
+from loadgen.traffic.traffic import bench_arrivals_s
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import LATE_GAP, Replicas, Requests, kind_of, late_gaps_s, serve
 

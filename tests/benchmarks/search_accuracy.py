@@ -22,8 +22,8 @@ from analysis.capacity import paired_ratio
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import Measured, pooled
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan
-from loadgen.drive.sweep import sweep
+from loadgen.drive.load_feed import LoadPlan
+from loadgen.drive.programs import sweep
 from loadgen.search.window_plan import Start
 from loadgen.studies import comparison
 from tests.benchmarks._brute_force import find_truths

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from cluster.ray_session.placement import SessionError
+from cluster.ray_session.own_machine import SessionError
 from cluster.ray_session.session import open_session
 from conf import ray_patches
 from conf.specs.experiment import Cluster

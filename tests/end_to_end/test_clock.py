@@ -15,7 +15,7 @@ import pytest
 from analysis import load_run
 from analysis.rows import metrics, records
 from conf import Experiment, load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import load_prepared
@@ -295,7 +295,7 @@ def test_a_server_on_another_clock_ends_the_run_in_its_warm_up() -> None:
     target = Altering(experiment, status="http_error", error_kind="time_scale", error=why)
     driver = Driver(target, plan(experiment, Start(8.0), warmup_requests=4), lambda *_, **__: None)
     with pytest.raises(TargetLost, match=why):
-        fixed_rate.offer_rate(driver, 3.0, 60, 15)
+        programs.offer_rate(driver, 3.0, 60, 15)
     assert not driver.windows.outcomes
 
 

@@ -27,7 +27,7 @@ from cluster.ray_session.own_machine import process_of
 from conf import Experiment, load
 from loadgen.__main__ import main
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.fleet.ray_actors import RayActors
 from loadgen.fleet.worker import MISSED_AFTER_NS
 from loadgen.run.jobs import Job, SearchCapacity, Service, Site

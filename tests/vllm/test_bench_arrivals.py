@@ -1,4 +1,4 @@
-"""`loadgen.traffic.processes`: arrivals of `vllm bench serve`, held to those of the installed vLLM."""
+"""`loadgen.traffic.traffic`: arrivals of `vllm bench serve`, held to those of the installed vLLM."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from vllm.benchmarks import serve
 
-from loadgen.traffic.processes import bench_arrivals_s
+from loadgen.traffic.traffic import bench_arrivals_s
 from tests.support.words.vllm_bench_times import GIVEN
 
 pytestmark = pytest.mark.vllm

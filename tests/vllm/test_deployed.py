@@ -17,7 +17,7 @@ from analysis.results.runs import Run
 from analysis.rows import metrics
 from conf import Experiment, load
 from loadgen.cli.service import service
-from loadgen.drive import fixed_rate, prepared_load
+from loadgen.drive import prepared_load, programs
 from loadgen.prompts.bodies import Prompts
 from loadgen.run.jobs import OfferLoad, SearchCapacity
 from loadgen.traffic.schedule import NS
@@ -52,7 +52,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short transition: what a plain client is held to has none, and caches would only become fuller."""
-    monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
+    monkeypatch.setattr(programs, "PROBE_TRANSITION_S", 1.0)
     monkeypatch.setattr(prepared_load, "PIECE_S", 1.0)
 
 

@@ -21,8 +21,7 @@ import pytest
 import yaml
 
 from cluster.deployment.serve_state import details, metrics_urls, state
-from cluster.ray_session.own_machine import HeldPorts
-from cluster.ray_session.serve_settings import front_streams
+from cluster.ray_session.own_machine import HeldPorts, front_streams
 from conf import load
 from conf.words import groups
 from serve_apps.__main__ import main

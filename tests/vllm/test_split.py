@@ -14,7 +14,7 @@ import pytest
 
 from conf import load
 from loadgen.cli.service import service
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.run.jobs import OfferLoad, Service
 from tests.support.machine import tries
 from tests.support.words.words import QUEUE, RATE_QPS, WORDS, over
@@ -114,7 +114,7 @@ def test_both_sides_are_read_back(up: Up) -> None:
 
 
 def test_a_probe_is_answered_in_full(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_rate, "TRANSITION_S", 1.0)
+    monkeypatch.setattr(programs, "PROBE_TRANSITION_S", 1.0)
     before = by_source(up)
     tree, run = up.run(OfferLoad, f"rate_qps={RATE_QPS}", "duration_s=8")
     tries.refuse_other_reasons(tree)

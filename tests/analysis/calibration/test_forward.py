@@ -15,7 +15,7 @@ from analysis.acts import _forward_s as by_model
 from analysis.calibration.forward import ForwardWork
 from conf import Experiment, load
 from conf.constants import constants, replaced
-from serve_apps.vllm_engine.forward_bench import cases
+from serve_apps.vllm_engine.rendering import cases
 
 STEP, REACHED = "model.step_time.", "hardware.efficiency."
 SCALES = {STEP + "deployment_scale": 1.0, STEP + "layout_scale": 1.0, REACHED + "compute": 1.0}

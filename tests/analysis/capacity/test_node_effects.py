@@ -25,20 +25,19 @@ from analysis.rows import records
 from analysis.stats.estimate import Estimate
 from analysis.views.rates import node_facts
 from cluster.deployment import deploy, serve_state
-from cluster.ray_session.serve_settings import serve_environment
+from cluster.ray_session.own_machine import serve_environment
 from conf import ConfigError, Experiment, load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan
-from loadgen.drive.sweep import Sweep, sweep
+from loadgen.drive.load_feed import LoadPlan
+from loadgen.drive.programs import Sweep, sweep
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.http_client import Client, chosen
 from loadgen.fleet.rows import plan_table
 from loadgen.run import verdicts
 from loadgen.search.window_plan import MeasuredWindow, Start, WindowPlan, counted_windows
-from loadgen.traffic.processes import Profile
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from loadgen.traffic.traffic import Traffic
+from loadgen.traffic.traffic import Profile, Traffic
 from serve_apps.engine_model import kind_of
 from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
@@ -146,14 +145,14 @@ def test_pooled_endpoints_are_chosen_at_random_so_that_each_sees_poisson_arrival
 
 def test_a_virtual_replica_gets_its_own_stream_whatever_the_others_hold() -> None:
     drive, _ = driver(["search=quick"], 1.0, 1.0, 1.0)
-    fixed_rate.offer_rate(drive, 2.0, 15, 5)
+    programs.offer_rate(drive, 2.0, 15, 5)
     rows = drive.windows.requests(0).select(["stream", "replica_id"]).to_pylist()
     assert {(row["stream"], row["replica_id"]) for row in rows} == {(0, "0"), (1, "1"), (2, "2")}
 
 
 def test_each_stream_is_counted_as_a_window_of_one_node() -> None:
     drive, experiment = driver(["search=quick"], 1.0, 1.5)
-    fixed_rate.offer_rate(drive, 3.0, 30, 10)
+    programs.offer_rate(drive, 3.0, 30, 10)
     (outcome,) = drive.windows.outcomes
     whole, parts = outcome.counts, outcome.parts
     assert [(part.stream, part.nodes, part.rate_qps) for part in parts] == [(0, 1, 3.0), (1, 1, 3.0)]

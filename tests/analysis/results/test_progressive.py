@@ -24,8 +24,8 @@ from loadgen.__main__ import main
 from loadgen.cli import prediction
 from loadgen.cli.words import experiment_of
 from loadgen.drive.driver import Driver
+from loadgen.drive.load_feed import LoadPlan
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import LoadPlan
 from loadgen.fleet.target import Observation
 from loadgen.search.window_plan import Start
 from loadgen.studies import published_ladder, published_tables

@@ -19,7 +19,7 @@ from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
 from conf import Experiment, load
-from loadgen.drive.plan import Past
+from loadgen.drive.load_feed import Past
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import lifecycle

@@ -13,7 +13,7 @@ from analysis.stats.map_fit import Floats
 from conf import Experiment
 from conf.specs.engine import FITTED_BACKEND
 from loadgen.predict.draws import LAYOUT_SCALE
-from loadgen.traffic.processes import bench_arrivals_s
+from loadgen.traffic.traffic import bench_arrivals_s
 from serve_apps.engine_model.cost.architecture import weight_bytes_on_gpu
 from serve_apps.engine_model.service import service
 from serve_apps.engine_model.service.service import LATE_GAP, AnyKind, late_gaps_s, serve, serve_closed

@@ -1,6 +1,7 @@
 """Ports, folders and processes of a session of our own."""
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -12,9 +13,27 @@ from typing import Any
 
 import pytest
 
+from cluster import __main__ as command
+from cluster.__main__ import EXIT_CLUSTER
 from cluster.ray_session import own_machine
-from cluster.ray_session.own_machine import LOOPBACK, HeldPorts, kill_processes_of
-from cluster.ray_session.placement import SessionError
+from cluster.ray_session.own_machine import (
+    FILES_OF_A_STREAM,
+    LEAST_FILES,
+    LOOPBACK,
+    MOST_STREAMS,
+    PORT_NAMES,
+    SPARE_FILES,
+    HeldPorts,
+    PlacementError,
+    SessionError,
+    front_streams,
+    kill_processes_of,
+    own_environment,
+    require_nodes,
+    serve_environment,
+    shortage,
+)
+from conf.specs.experiment import Cluster, Routing
 
 
 def bound(port: int, reuse: bool) -> socket.socket:
@@ -125,3 +144,124 @@ def test_only_processes_of_the_session_end_and_no_editor_of_its_files(tmp_path: 
         kill_processes_of(tmp_path)
         assert left_over.wait(30) == -9
         assert [process.poll() for process in (editor, other, load)] == [None] * 3
+
+
+@pytest.mark.parametrize("gpus", [[8, 8], [0, 8, 8], [8, 16, 8]])
+def test_enough_nodes(gpus: list[float]) -> None:
+    require_nodes(Cluster("it", session="fake", nodes=2), gpus)
+
+
+@pytest.mark.parametrize("gpus", [[], [8], [0, 4, 8], [16]])
+def test_too_few_nodes_are_named(gpus: list[float]) -> None:
+    with pytest.raises(PlacementError, match=r"cluster\.nodes=2 but Ray knows [01] nodes with 8 GPUs"):
+        require_nodes(Cluster("it", session="fake", nodes=2), gpus)
+
+
+def processes(folder: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "comm").write_text(f"{name}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "names", "is_missing"),
+    [
+        ("auto", "", ["bash", "python"], True),
+        ("auto", "", ["bash", "gcs_server"], False),
+        ("auto", "10.0.0.1:6379", ["bash"], False),
+        ("10.0.0.1:6379", "", ["bash"], False),
+    ],
+)
+def test_a_cluster_is_missing_where_nothing_leads_to_one(
+    address: str,
+    variable: str,
+    names: list[str],
+    is_missing: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(own_machine.ADDRESS, variable)
+    assert own_machine.head_is_missing(address, processes(tmp_path, *names)) == is_missing
+
+
+def test_without_a_list_of_processes_nothing_is_refused(tmp_path: Path) -> None:
+    assert not own_machine.head_is_missing("auto", tmp_path / "none")
+
+
+def test_preflight_without_a_cluster_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "head_is_missing", lambda address: address == "auto")
+    assert command.main(["preflight", "cluster=mi325x_1n", "engine=vllm"]) == EXIT_CLUSTER
+    said = capsys.readouterr()
+    assert said.err == f"error: {own_machine.NO_CLUSTER}\n" and said.out == ""
+
+
+def test_the_look_needs_no_ray() -> None:
+    code = "import sys; from cluster.ray_session import own_machine; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+UNLIMITED = resource.RLIM_INFINITY
+START = """
+import resource, sys
+from pathlib import Path
+from cluster.ray_session.session import SessionError, open_session
+from conf.specs.experiment import Cluster
+resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))
+try:
+    open_session(Cluster("c", session="local", nodes=1, gpus_per_node=1), None).__enter__()
+except SessionError as error:
+    print(error)
+"""
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, files: int = UNLIMITED, space: int = UNLIMITED) -> None:
+    told = {
+        resource.RLIMIT_NOFILE: (min(files, 64) if files > 0 else 64, files),
+        resource.RLIMIT_AS: (space, UNLIMITED),
+    }
+    monkeypatch.setattr(own_machine.resource, "getrlimit", told.__getitem__)
+
+
+def test_enough_is_no_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files in (LEAST_FILES, 65536, UNLIMITED):
+        limited(monkeypatch, files)
+        assert shortage() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "soft", "hard", "remedy"),
+    [
+        ("RLIMIT_NOFILE", 64, LEAST_FILES - 1, "ulimit -Hn"),
+        ("RLIMIT_AS", 8 * 2**30, UNLIMITED, "ulimit -v unlimited"),
+    ],
+)
+@pytest.mark.battery("wrong input")
+def test_a_start_under_a_low_limit_says_what_to_raise_and_leaves_nothing(
+    kind: str, soft: int, hard: int, remedy: str, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", START, kind, str(soft), str(hard)]
+    env = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert remedy in done.stdout and "port" not in done.stdout and done.stdout.count("\n") == 1
+    assert list(tmp_path.glob("maxqps-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "streams"), [(UNLIMITED, MOST_STREAMS), (1_048_576, MOST_STREAMS), (20_000, 7795), (100, 1)]
+)
+def test_the_front_takes_as_many_streams_as_it_has_files_for(
+    files: int, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, files)
+    assert front_streams() == streams
+    assert files < 0 or streams == 1 or FILES_OF_A_STREAM * streams + SPARE_FILES <= files
+    with HeldPorts() as ports:
+        made = own_environment(Path("folder"), Routing("leastconn"), ports)
+    assert len({made[name] for name in PORT_NAMES}) == len(PORT_NAMES)
+    assert made["RAY_SERVE_HAPROXY_MAXCONN"] == str(streams)
+    assert serve_environment(Routing("leastconn"))["RAY_SERVE_HAPROXY_MAXCONN"] == str(MOST_STREAMS)

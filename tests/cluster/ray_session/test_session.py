@@ -19,7 +19,7 @@ from ray.exceptions import RaySystemError
 from ray.serve.exceptions import RayServeException
 
 from cluster.ray_session import session
-from cluster.ray_session.placement import SessionError
+from cluster.ray_session.own_machine import SessionError
 from conf import load, ray_patches
 from conf.specs.experiment import Cluster, Routing
 

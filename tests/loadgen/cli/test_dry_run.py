@@ -8,7 +8,7 @@ import pytest
 from conf import load
 from loadgen.__main__ import main
 from loadgen.cli.dry_run import PlannedRun, duration, minutes, text, tree
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_a_closed_loop_and_a_virtual_clock_have_no_time() -> None:
 def test_the_time_is_said_before_a_command_begins() -> None:
     words = ["rate_qps=5", "duration_s=20", "fleet.warmup_requests=12"]
     probe = load(words)
-    assert duration(PlannedRun(probe, fixed_rate.load_seconds(probe))) == (
+    assert duration(PlannedRun(probe, programs.load_seconds(probe))) == (
         "about 28 s of load after the start, at most 2 min 58 s if answers are late"
     )
     fast = load([*words, "engine.time_scale=2"])
@@ -66,5 +66,5 @@ def test_the_time_is_said_before_a_command_begins() -> None:
 
 @pytest.mark.parametrize(("window_s", "transition_s"), [(20.0, 5.0), (60.0, 15.0), (600.0, 15.0)])
 def test_a_short_probe_needs_a_short_transition(window_s: float, transition_s: float) -> None:
-    assert fixed_rate.transition_s(window_s) == transition_s
-    assert fixed_rate.load_seconds(load(["rate_qps=5", f"duration_s={window_s}"])) == window_s + transition_s
+    assert programs.transition_s(window_s) == transition_s
+    assert programs.load_seconds(load(["rate_qps=5", f"duration_s={window_s}"])) == window_s + transition_s

@@ -10,9 +10,9 @@ import pytest
 from analysis.results import summary
 from analysis.results.verdicts import RunVerdict
 from conf import load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.sweep import require, required_s, sweep
+from loadgen.drive.programs import require, required_s, sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
@@ -101,7 +101,7 @@ def test_the_wait_for_a_service_that_comes_back_costs_no_budget() -> None:
 def test_a_probe_ends_with_its_code(rate_qps: float, code: int) -> None:
     """The service does ten requests a second."""
     drive, experiment, _ = driver([*WORDS, "slo.ttft_p90_ms=2000"], target=Altered())
-    fixed_rate.offer_rate(drive, rate_qps, 30, 5)
+    programs.offer_rate(drive, rate_qps, 30, 5)
     verdict = verdicts.probe_verdict(experiment, drive)
     assert (verdict.exit_code, verdict.valid, verdict.passed) == (code, True, code == summary.EXIT_OK)
 

@@ -11,9 +11,9 @@ from analysis.live.state import done_window
 from analysis.results import summary
 from analysis.results.json_border import to_tree
 from conf import Experiment, load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
@@ -102,7 +102,7 @@ def test_a_warm_up_that_nearly_all_fails_ends_the_run_with_the_reason_and_the_re
 def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
     drive, _, events = driver([], target=Failing(load([]), LONG, every=every))
     drive.replan(warmup_requests=16)
-    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    programs.offer_rate(drive, 3.0, 60, 15)
     (text,) = [facts["text"] for kind, facts in events if kind == "warm"]
     assert text.endswith(
         f"failed {16 // every} of 16: {16 // every} x truncated token_count (another length than requested)"
@@ -112,7 +112,7 @@ def test_a_warm_up_that_fails_in_part_ends_no_run(every: int) -> None:
 @pytest.mark.parametrize("row", [truncated("no_usage"), LONG])
 def test_a_held_window_of_malformed_answers_is_void_and_says_what_failed(row: dict[str, Any]) -> None:
     drive, experiment, events = driver([], target=Failing(load([]), row, since=0, every=3))
-    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    programs.offer_rate(drive, 3.0, 60, 15)
     verdict = verdicts.probe_verdict(experiment, drive)
     rows = drive.windows.ledger.rows(0)
     text = text_of(to_tree(verdict) | {"requests": to_tree(verdicts.count_requests(rows, rows.num_rows))})
@@ -142,7 +142,7 @@ def test_errors_inside_the_stream_void_a_window_only_if_they_came_without_load_t
     row = {"status": "http_error", "error_kind": "in_band", "error": "the queue is full"}
     drive, experiment, _ = driver([], target=Failing(load([]), row, since=since, every=3))
     drive.replan(warmup_requests=32)
-    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    programs.offer_rate(drive, 3.0, 60, 15)
     verdict = verdicts.probe_verdict(experiment, drive)
     assert verdict.exit_code == (summary.EXIT_VOID if since < 0 else summary.EXIT_SLO_MISSED)
     assert verdict.reason.startswith("malformed_answers: " if since < 0 else "p90 TTFT")

@@ -5,8 +5,8 @@ import pytest
 from analysis.results import summary
 from analysis.results.verdicts import RunVerdict
 from analysis.stats.estimate import Estimate, span
-from loadgen.drive import fixed_rate
-from loadgen.drive.sweep import sweep
+from loadgen.drive import programs
+from loadgen.drive.programs import sweep
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start
 from tests.support.runs.verdict_trees import screen
@@ -33,7 +33,7 @@ def probed(rate_qps: float, duration_s: float, *words: str) -> RunVerdict:
     drive, experiment, _ = driver(
         [*WORDS, f"rate_qps={rate_qps}", f"duration_s={duration_s}", *words], target=target
     )
-    fixed_rate.offer_load(drive, experiment)
+    programs.offer_load(drive, experiment)
     return verdicts.probe_verdict(experiment, drive)
 
 

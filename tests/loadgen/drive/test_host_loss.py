@@ -15,7 +15,7 @@ from conf import load
 from conf.host_outage import HostOutage
 from loadgen.drive import service_loss
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.run import verdicts
 from loadgen.search.window_plan import Start

@@ -1,4 +1,4 @@
-"""loadgen/search/pacing.py, drive/sweep.py: with long answers nothing is judged before the service is full.
+"""search/pacing.py, drive/programs.py: with long answers nothing is judged before the service is full.
 
 The server is the shared processor of known capacity: each answer makes all others slower, so that a batch
 fills for minutes.
@@ -15,8 +15,8 @@ from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import load
 from loadgen.cli import dry_run
-from loadgen.drive import fixed_rate
-from loadgen.drive.sweep import require, required_s, sweep
+from loadgen.drive import programs
+from loadgen.drive.programs import require, required_s, sweep
 from loadgen.run import verdicts
 from loadgen.search import pacing
 from loadgen.search.pacing import RAMP_SHARE, paced
@@ -90,7 +90,7 @@ def test_a_probe_above_the_capacity_is_not_judged_while_the_service_fills(
 ) -> None:
     words = [*EDGES[scenario], f"rate_qps={times * truths()[scenario]}", "duration_s=120"]
     drive, experiment, events = driver(words, target=VirtualTarget(SharedProcessor()))
-    fixed_rate.offer_load(drive, experiment)
+    programs.offer_load(drive, experiment)
     probe = to_tree(verdicts.probe_verdict(experiment, drive))["probe"]["limits"]["tpot"]
     assert not probe["passed"] and probe["ms"]["value"] > 1.03 * experiment.slo.tpot_p90_ms
     assert [facts["text"] for kind, facts in events if kind == "steady"][0].endswith("fill the service")

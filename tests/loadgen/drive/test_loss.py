@@ -16,8 +16,8 @@ from analysis.rows import records
 from conf import load
 from loadgen.drive.driver import Driver
 from loadgen.drive.loss_recovery import TargetLost
+from loadgen.drive.programs import sweep
 from loadgen.drive.service_loss import MOST_RECOVERIES, outlived
-from loadgen.drive.sweep import sweep
 from loadgen.run import verdicts
 from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.results.figures import Quantile
 from conf import load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.traffic.schedule import ArrivalSchedule
@@ -53,7 +53,7 @@ class Erratic(VirtualTarget):
 def check(rate_qps: float, seconds: float, seed: int, spread: float) -> None:
     """Each quantile is a time that may be, in an interval around it or in none; the screen shows no nan."""
     drive, experiment, _ = driver(BOUNDS, target=Erratic(seed, spread))
-    fixed_rate.offer_rate(drive, rate_qps, seconds, 5)
+    programs.offer_rate(drive, rate_qps, seconds, 5)
     verdict = verdicts.probe_verdict(experiment, drive)
     assert verdict.probe is not None
     for found in verdict.probe.limits.values():

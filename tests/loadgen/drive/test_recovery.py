@@ -29,7 +29,7 @@ from cluster.ray_session.own_machine import HeldPorts
 from conf import load
 from loadgen.cli.service import service
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.run.jobs import SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.resumption import continued

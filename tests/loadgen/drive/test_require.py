@@ -1,4 +1,4 @@
-"""loadgen/drive/sweep.py: one rate, passed or failed; when an answer is clear, what ends without one."""
+"""loadgen/drive/programs.py: one rate, passed or failed; when an answer is clear, what ends without one."""
 
 import json
 from itertools import pairwise
@@ -12,7 +12,7 @@ from analysis.results.json_border import to_tree
 from conf import load
 from loadgen.__main__ import main
 from loadgen.drive.driver import Driver
-from loadgen.drive.sweep import require, required_s
+from loadgen.drive.programs import require, required_s
 from loadgen.run import verdicts
 from loadgen.search import acceptance
 from loadgen.traffic.schedule import NS

@@ -1,4 +1,4 @@
-"""loadgen/drive/sweep.py on a virtual clock: decisions, rows and conclusions of whole searches."""
+"""loadgen/drive/programs.py on a virtual clock: decisions, rows and conclusions of whole searches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.cli import engine_model
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.loss_recovery import TargetLost
 from loadgen.drive.prepared_load import QueueTimeNotReported
-from loadgen.drive.sweep import sweep
+from loadgen.drive.programs import sweep
 from loadgen.fleet.target import Observation
 from loadgen.run import verdicts
 from loadgen.search.ramp import VOID_STEPS
@@ -79,7 +79,7 @@ def test_a_held_rate_is_judged_with_intervals() -> None:
     codes = []
     for rate in (3.0, 8.0):
         drive, experiment, _ = driver([f"rate_qps={rate}", "duration_s=60"])
-        fixed_rate.offer_rate(drive, rate, 60, 15)
+        programs.offer_rate(drive, rate, 60, 15)
         tree = to_tree(verdicts.probe_verdict(experiment, drive))
         tpot = tree["probe"]["limits"]["tpot"]
         assert tpot["ms"]["low"] is tpot["ms"]["high"] is None
@@ -229,7 +229,7 @@ def test_a_short_disturbance_costs_a_repeat_and_not_the_run(change: Any) -> None
 def test_a_service_that_dies_in_a_held_window_is_lost_and_not_slow() -> None:
     drive, _, events = driver([], target=Breaking(load([]), 90.0))
     with pytest.raises(TargetLost, match="of the newest"):
-        fixed_rate.offer_rate(drive, 3.0, 300, 15)
+        programs.offer_rate(drive, 3.0, 300, 15)
     assert events[-1] == ("target_lost", events[-1][1]) and events[-1][1]["last"] == 0
 
 
@@ -267,7 +267,7 @@ def test_a_service_that_hangs_in_a_held_window_is_lost_not_slow() -> None:
     words = ["search.settle_s=20"]
     drive, _, _ = driver(words, target=Hanging(load(words), 50.0))
     with pytest.raises(TargetLost, match="the service hangs"):
-        fixed_rate.offer_rate(drive, 3.0, 60, 15)
+        programs.offer_rate(drive, 3.0, 60, 15)
 
 
 class Choosy(Altering):
@@ -287,7 +287,7 @@ class Choosy(Altering):
 
 def test_a_service_that_refuses_half_is_judged_and_not_called_dead() -> None:
     drive, experiment, _ = driver([], target=Choosy(load([])))
-    fixed_rate.offer_rate(drive, 3.0, 60, 15)
+    programs.offer_rate(drive, 3.0, 60, 15)
     tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_SLO_MISSED, True)
 
@@ -310,7 +310,7 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
             return pc.equal(pc.bit_wise_and(rows["seq"], 1), 1)
 
     drive, experiment, _ = driver([], target=Late(engines(load([]))))
-    fixed_rate.offer_rate(drive, 5.0, 60, 15)
+    programs.offer_rate(drive, 5.0, 60, 15)
     tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert (tree["exit_code"], tree["valid"]) == (summary.EXIT_VOID, False)
     assert tree["reason"].startswith("actor_lost")
@@ -318,14 +318,14 @@ def test_an_actor_that_dies_with_answers_of_a_finished_window_voids_it() -> None
 
 def test_a_probe_of_one_token_answers_has_no_tpot_to_miss() -> None:
     drive, experiment, _ = driver(["workload=smoke", "workload.output_tokens.mean=1"])
-    fixed_rate.offer_rate(drive, 2.0, 60, 5)
+    programs.offer_rate(drive, 2.0, 60, 5)
     tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert (tree["exit_code"], tree["probe"]["limits"]["tpot"]["passed"]) == (summary.EXIT_OK, None)
 
 
 def test_a_probe_without_requests_says_nothing() -> None:
     drive, experiment, _ = driver([])
-    fixed_rate.offer_rate(drive, 0.01, 20, 5)
+    programs.offer_rate(drive, 0.01, 20, 5)
     tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_VOID and "say nothing" in tree["reason"]
 
@@ -334,7 +334,7 @@ def test_a_probe_counts_what_never_ended_as_infinitely_late() -> None:
     experiment = load([])
     hanging = {"status": "pending", "end_offset_ns": None, "output_tokens": 3}
     drive, _, _ = driver([], target=Altering(experiment, **hanging))
-    fixed_rate.offer_rate(drive, 2.0, 60, 5)
+    programs.offer_rate(drive, 2.0, 60, 5)
     tree = to_tree(verdicts.probe_verdict(experiment, drive))
     assert tree["exit_code"] == summary.EXIT_SLO_MISSED
     assert tree["probe"]["limits"]["ttft"]["ms"]["value"] == "inf"
@@ -365,7 +365,7 @@ class Unwilling(VirtualTarget):
 def test_a_closed_loop_in_which_nothing_happens_any_more_ends() -> None:
     target = Unwilling(engines(load([])))
     drive, experiment, events = driver(["concurrency=4", "requests=20"], target=target)
-    fixed_rate.offer_load(drive, experiment)
+    programs.offer_load(drive, experiment)
     (told,) = [facts["text"] for kind, facts in events if kind == "abort"]
     assert told == "closed loop 0 ended early: nothing is in flight, and 12 of 20 requests were never started"
     assert len(drive.windows.outcomes) == 1

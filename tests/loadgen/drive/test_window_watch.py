@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from analysis.live.state import WindowSoFar
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from tests.support.virtual.virtual_drivers import driver
 
@@ -14,7 +14,7 @@ def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
     seen: list[WindowSoFar] = []
     made, *_ = driver([])
     made.watcher = seen.append if watched else None
-    fixed_rate.offer_rate(made, 3.0, 40, 5)
+    programs.offer_rate(made, 3.0, 40, 5)
     return made, seen
 
 

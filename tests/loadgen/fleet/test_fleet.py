@@ -17,9 +17,9 @@ from conf import load
 from conf.host_outage import HostOutage
 from conf.io.http_get import Access
 from conf.io.secret import Secret
-from loadgen.fleet.actors import Actors
 from loadgen.fleet.fleet import LoadFleet
 from loadgen.fleet.http_client import ClientPlan
+from loadgen.fleet.load_actor import Actors
 from loadgen.fleet.local_actors import LocalActors
 from loadgen.fleet.process import ClockOffset
 from loadgen.fleet.ray_actors import RayActors

@@ -19,8 +19,8 @@ from conf.specs.experiment import Arrivals
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.predict import grid, replay
-from loadgen.traffic.processes import bench_arrivals_s
 from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.traffic import bench_arrivals_s
 from tests.support.runs.verdict_trees import cells, grid_screen, text_of
 from tests.support.virtual.known_answer import only_layer
 

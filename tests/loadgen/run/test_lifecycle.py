@@ -15,7 +15,7 @@ from analysis.results import recount, summary
 from analysis.results.json_border import to_tree
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from loadgen.run import lifecycle
 from loadgen.run.endpoint import TargetError
@@ -129,7 +129,7 @@ def test_an_internal_error_keeps_its_traceback_and_the_rows(
 ) -> None:
     class Broken(SearchCapacity):
         def load(self, driver: Driver) -> None:
-            fixed_rate.offer_rate(driver, 2.0, 20, 5)
+            programs.offer_rate(driver, 2.0, 20, 5)
             raise ZeroDivisionError("a bug")
 
     tree, folder = measure(tmp_path, monkeypatch, Broken(EXPERIMENT))

@@ -15,8 +15,8 @@ from analysis.rows import records
 from conf import load
 from conf.host_outage import HostOutage
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import Past
-from loadgen.drive.sweep import sweep
+from loadgen.drive.load_feed import Past
+from loadgen.drive.programs import sweep
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.target import Observation
 from loadgen.run.resumption import past

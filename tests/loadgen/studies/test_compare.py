@@ -22,7 +22,7 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import measuring, two_sides
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan, Past
+from loadgen.drive.load_feed import LoadPlan, Past
 from loadgen.run.jobs import Job
 from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search.policy import MOST_CLEAN_STEP

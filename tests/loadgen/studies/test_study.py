@@ -15,7 +15,7 @@ from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import engine_model, measuring
 from loadgen.cli.words import experiment_of
-from loadgen.drive.plan import Past
+from loadgen.drive.load_feed import Past
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.run.run_folder import Folder, RunFolder, created
 from loadgen.search import pacing

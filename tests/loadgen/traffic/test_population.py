@@ -15,10 +15,9 @@ from conf.specs.conversation import Conversations
 from loadgen.cli import two_sides
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison, matrix_study
-from loadgen.traffic.lengths import cut_tokens
 from loadgen.traffic.population import TURN, Rows, SessionPopulation
 from loadgen.traffic.prefix_sharing import means_of, with_mean_lengths
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, cut_tokens
 from loadgen.traffic.traffic import Traffic
 
 WORKLOAD = load(["workload=character"]).workload

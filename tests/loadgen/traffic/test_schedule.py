@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 
 from conf import load
 from conf.specs.experiment import Arrivals, Lengths, Workload
-from loadgen.traffic.lengths import UNIQUE_TOKENS, Ints, draw_lengths, longest_tokens, shared_with_all
-from loadgen.traffic.processes import OpenArrivals, Profile, bench_arrivals_s
-from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
+from loadgen.traffic.schedule import (
+    NS,
+    PHASES,
+    UNIQUE_TOKENS,
+    ArrivalSchedule,
+    Ints,
+    draw_lengths,
+    longest_tokens,
+    shared_with_all,
+)
 from loadgen.traffic.trace import Trace
-from loadgen.traffic.traffic import Traffic
+from loadgen.traffic.traffic import OpenArrivals, Profile, Traffic, bench_arrivals_s
 from tests.support.words.vllm_bench_times import GIVEN
 
 FIXED = load().workload

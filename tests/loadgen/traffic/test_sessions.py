@@ -27,8 +27,7 @@ from loadgen.fleet.http_client import chosen
 from loadgen.fleet.rows import NO_GAPS, plan_table
 from loadgen.fleet.worker import Worker
 from loadgen.prompts.bodies import Prompts
-from loadgen.traffic.lengths import turns
-from loadgen.traffic.schedule import NS, ArrivalSchedule
+from loadgen.traffic.schedule import NS, ArrivalSchedule, turns
 from loadgen.traffic.traffic import Traffic
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.prompts.chats import common

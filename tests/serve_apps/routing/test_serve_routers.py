@@ -20,7 +20,7 @@ from ray.serve.request_router import ReplicaID
 
 from cluster.deployment.serve_state import DeployError
 from cluster.deployment.service_reports import check_router
-from cluster.ray_session.serve_settings import serve_environment
+from cluster.ray_session.own_machine import serve_environment
 from cluster.ray_session.session import Session, open_session
 from conf import load
 from conf.specs.experiment import Cluster, Routing

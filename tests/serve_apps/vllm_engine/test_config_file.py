@@ -2,15 +2,24 @@
 
 from importlib import import_module
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from conf import load
+from conf import Experiment, load
 from conf.specs.experiment import VllmEngine
 from conf.words import groups
 from loadgen.cli.deployment import service_plan
+from serve_apps.vllm_engine import config_file as module
 from serve_apps.vllm_engine.app import application
-from serve_apps.vllm_engine.config_file import OUR_BUILDER, environment
+from serve_apps.vllm_engine.config_file import (
+    OUR_BUILDER,
+    Prepared,
+    environment,
+    folder_of,
+    prepared,
+    with_folder,
+)
 from serve_apps.vllm_engine.rendering import RenderingInput, render
 from tests.support.words.recipe_words import NEWEST, NIXL, routed
 
@@ -47,3 +56,61 @@ def test_a_sweep_deploys_the_arguments_of_the_file(routing: str, layout: str) ->
 def test_the_files_builder_is_that_of_a_sweep() -> None:
     module, _, name = OUR_BUILDER.partition(":")
     assert getattr(import_module(module), name) is application
+
+
+CPU = ["engine=vllm_cpu", "model=tiny_qwen3_moe", "layout=dp1_tp1", "workload=smoke"]
+
+
+def ready(words: list[str], monkeypatch: pytest.MonkeyPatch, installed: str = "0.32.0") -> Prepared:
+    monkeypatch.setattr(module, "installed_vllm", lambda: installed)
+    experiment: Experiment = load(words)
+    engine, model = experiment.engine, experiment.model
+    return prepared(engine, model, experiment.layout, experiment.hardware, 300)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "installed", "line"),
+    [
+        (CPU, "", "needs vLLM's CPU build, which is not installed here: make vllm"),
+        (["engine=vllm_emulated"], "", "needs vLLM's CPU build"),
+        ([*CPU, "engine.vllm_version=0.29.0"], "0.32.0", "but vLLM 0.32.0 is installed"),
+        (["engine=vllm_cpu", "layout=dp1_tp8"], "0.32.0", "use model=tiny_qwen3_moe layout=dp1_tp1"),
+        ([*CPU, "engine.model_path=/nowhere"], "0.32.0", "engine.model_path=/nowhere has no config.json"),
+        ([*CPU, "engine.args.distributed_executor_backend=ray"], "0.32.0", "forces the mp executor"),
+        ([*CPU, "engine.args.max_model_len=200"], "0.32.0", "up to 300 tokens but max_model_len is 200"),
+    ],
+)
+def test_what_cannot_start_is_refused(
+    words: list[str], installed: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=line) as caught:
+        ready(words, monkeypatch, installed)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_driver_without_vllm_may_deploy_on_nodes_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ready(["engine=vllm", "engine.vllm_version=0.33.0"], monkeypatch, installed="")
+    assert found.recipe.args["tensor_parallel_size"] == 8
+    assert with_folder(found, load([]).model) == found  # weights are on the nodes
+    assert found.described()["vllm"] is None
+    assert not any("no vLLM here" in note for note in found.recipe.notes)
+    guessed = ready(["engine=vllm"], monkeypatch, installed="")
+    assert any("those of 0.33.0; set engine.vllm_version" in note for note in guessed.recipe.notes)
+
+
+def test_an_emulated_vllm_gets_the_recipe_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ready(["engine=vllm"], monkeypatch).recipe.args
+    emulated = ready(["engine=vllm_emulated"], monkeypatch).recipe.args
+    assert {"tensor_parallel_size", "enable_expert_parallel", "kv_cache_dtype"} <= real.keys()
+    assert {name: emulated[name] for name in ("tensor_parallel_size", "enable_expert_parallel")} == {
+        name: real[name] for name in ("tensor_parallel_size", "enable_expert_parallel")
+    }
+    assert "emu" in emulated["additional_config"]
+
+
+def test_a_folder_belongs_to_one_architecture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = load(CPU).model
+    deeper = load([*CPU, "model.layers=3"]).model
+    assert folder_of(model, True) != folder_of(deeper, True) != folder_of(deeper, False)
+    assert folder_of(model, True).is_relative_to(tmp_path)

@@ -9,9 +9,9 @@ from analysis.capacity.posterior import Capacity
 from analysis.capacity.rules import LEAST_VALID_WINDOWS
 from conf import Experiment
 from loadgen.drive.driver import Driver
+from loadgen.drive.load_feed import LoadPlan
 from loadgen.drive.loss_recovery import TargetLost
-from loadgen.drive.plan import LoadPlan
-from loadgen.drive.sweep import Sweep, sweep
+from loadgen.drive.programs import Sweep, sweep
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
 from tests.support.search.scenarios import (

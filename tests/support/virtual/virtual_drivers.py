@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from analysis.rows import records
 from conf import Experiment, load
 from loadgen.drive.driver import Driver
-from loadgen.drive.plan import LoadPlan
+from loadgen.drive.load_feed import LoadPlan
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule

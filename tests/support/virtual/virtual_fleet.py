@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from conf import Experiment, load
-from loadgen.drive import fixed_rate
+from loadgen.drive import programs
 from loadgen.drive.driver import Driver
 from loadgen.run.jobs import OfferLoad, PowerSource, Service, Site
 from loadgen.search.window_plan import Start
@@ -59,4 +59,4 @@ class HoldRate(OfferLoad):
         self._window = qps, seconds, transition_s
 
     def load(self, driver: Driver) -> None:
-        fixed_rate.offer_rate(driver, *self._window)
+        programs.offer_rate(driver, *self._window)
