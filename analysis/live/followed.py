@@ -1,7 +1,7 @@
 """Follows a run folder, or a study's, while somebody else fills it: events, the running window, the end.
 
 The folder may be a stranger's: what is read of it at once is bounded, a line that is damaged or too long is
-skipped, links are not followed, and a file that was replaced is read anew.
+skipped, and links are not followed. A folder is read again whenever one of its files has changed.
 """
 
 import json
@@ -9,15 +9,17 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from analysis.live.address import Address
 from analysis.live.server import invitation, serving
-from analysis.live.state import FILE, KIND, Ending, LiveState, LiveView, Snapshot, WatchedPart
+from analysis.live.state import FILE, KIND, OVER, Ending, LiveState, LiveView, Snapshot, WatchedPart
 from analysis.results import locations, studies
 from analysis.results.locations import MANIFEST, REPORT, WRONG_KIND
 from analysis.results.runs import RunError, load_run
@@ -26,10 +28,12 @@ from conf import ConfigError
 from conf.io import terminal
 from conf.io.one_line import one_line, reason
 
-EVENTS, SWEEP, END = "events.jsonl", "sweep.json", "end"
-"""The log of a run, its result, and the last event of a log."""
-READ_BYTES = 2**22
-"""Read of a file at one look; what is left comes with the next (our choice)."""
+EVENTS, CONFIG, SWEEP, END = "events.jsonl", "config.yaml", "sweep.json", "end"
+"""The log of a run, its configuration and its result, and the last event of a log."""
+WINDOWS = ("window", "window_done", *OVER, END)
+"""Events that begin or end a window."""
+READ_BYTES = 2**23
+"""Newest bytes of a file that are read; a log of a thousand windows has half of that (our choice)."""
 MOST_LINE = 2**18
 """Bytes of a line; an event of ours has at most some ten thousand (our choice)."""
 MOST_LETTERS, MOST_MEMBERS, MOST_DEPTH = 500, 100, 8
@@ -38,111 +42,38 @@ MOST_INT = 2**53
 MOST_PARTS = 100
 """Newest runs of a study that are named (our choice)."""
 
-
-class GrowingFile:
-    """The lines that were added to a file since the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: tuple[int, int] | None = None
-        self._at, self._rest, self._skips = 0, b"", False
-
-    def lines(self) -> tuple[bool, list[bytes]]:
-        """Whether the file is another one than before, and its new whole lines; none if it is not there."""
-        try:
-            with open_plain(self._path) as file:
-                known = os.fstat(file.fileno())
-                anew = self._known is not None and (
-                    self._known != (known.st_dev, known.st_ino) or known.st_size < self._at
-                )
-                if anew or self._known is None:
-                    self._known = known.st_dev, known.st_ino
-                    self._at, self._rest, self._skips = 0, b"", False
-                file.seek(self._at)
-                return anew, self._whole(file.read(READ_BYTES))
-        except OSError:
-            return False, []
-
-    def _whole(self, piece: bytes) -> list[bytes]:
-        self._at += len(piece)
-        *whole, self._rest = (self._rest + piece).split(b"\n")
-        if whole and self._skips:
-            del whole[0]
-            self._skips = False
-        if len(self._rest) > MOST_LINE:
-            self._rest, self._skips = b"", True
-        return [line for line in whole if len(line) <= MOST_LINE]
+Event = Mapping[str, Any]
 
 
 class FollowedRun:
-    """One run folder, read as far as it goes."""
+    """One run folder, read again when it has changed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._log = GrowingFile(path / EVENTS)
-        self._snapshot, self._last, self._heard_s = Snapshot(), "", time.monotonic()
-        self._seen: dict[str, tuple[int, int, int]] = {}
-        self._name, self._verb = "", ""
-        self._nodes: int | None = None
-        self._ending: Ending | None = None
+        self._stamps: list[object] = []
+        self._snapshot = Snapshot()
 
     def look(self) -> Snapshot:
         """The run as it stands now."""
-        while self._read():
-            pass
-        if tree := self._renewed(MANIFEST):
-            self._nodes = _nodes(self.path)
-            self._name, self._verb = (str(tree.get(key, "")) for key in ("run_id", "verb"))
-        if tree := self._renewed(FILE):
-            self._snapshot = self._snapshot.after({**tree, "event": KIND})
-        self._end()
-        state = replace(self._snapshot.state, run_id=self._name, verb=self._verb)
-        return Snapshot(state, self._nodes, heard_s=self._heard_s).concluded(self._ending)
+        if (stamps := _stamps(self.path, EVENTS, MANIFEST, CONFIG, FILE, SWEEP, REPORT)) != self._stamps:
+            self._stamps, self._snapshot = stamps, run_snapshot(self.path)
+        return self._snapshot
 
-    def _read(self) -> bool:
-        """Take up what the log has more; False once that was nothing."""
-        anew, lines = self._log.lines()
-        if anew:
-            self._snapshot, self._last, self._ending = Snapshot(), "", None
-            self._seen.clear()
-        for event in filter(None, map(event_of, lines)):
-            self._snapshot, self._last = self._snapshot.after(event), event["event"]
-        if lines:
-            self._hear(EVENTS)
-        return bool(lines)
 
-    def _hear(self, name: str) -> None:
-        with suppress(OSError):
-            age_s = time.time() - (self.path / name).stat().st_mtime
-            self._heard_s = time.monotonic() - max(0.0, age_s)
-
-    def _renewed(self, name: str) -> dict[str, Any]:
-        """The object in a small file that was written since the last look; else an empty one."""
-        try:
-            with open_plain(self.path / name) as file:
-                known = os.fstat(file.fileno())
-                stamp = known.st_ino, known.st_mtime_ns, known.st_size
-                if self._seen.get(name) == stamp:
-                    return {}
-                self._seen[name] = stamp
-                text = file.read(READ_BYTES)
-        except OSError:
-            return {}
-        self._hear(name)
-        return _object(text) or {}
-
-    def _end(self) -> None:
-        """Note the end once the log and the result say so, and the report once it is there."""
-        if not (self.path / SWEEP).exists() or self._last not in ("", END):
-            self._ending = None  # it runs, or goes on
-            return
-        if self._ending is None:
-            tree = self._renewed(SWEEP)
-            code = tree.get("exit_code")
-            self._seen.pop(SWEEP, None)
-            self._ending = Ending(concluded(self.path), code if type(code) is int else None)
-        if self._ending.report is None and (report := self.path / REPORT).exists():
-            self._ending = replace(self._ending, report=str(report))
+def run_snapshot(path: Path) -> Snapshot:
+    """A run as its files say now."""
+    manifest, events = _object(_tail(path / MANIFEST)), events_of(_tail(path / EVENTS))
+    snapshot = Snapshot(nodes=_nodes(path, *_stamps(path, CONFIG)), heard_s=_heard_s(path))
+    for event in events:
+        snapshot = snapshot.after(event)
+    # The file of the running window stays when the window has ended.
+    newest, now = [event for event in events if event["event"] in WINDOWS][-1:], _object(_tail(path / FILE))
+    if any(event["event"] == "window" and event.get("index") == now.get("index") for event in newest):
+        snapshot = snapshot.after({**now, "event": KIND})
+    run_id, verb = (str(manifest.get(key, "")) for key in ("run_id", "verb"))
+    ended = (path / SWEEP).exists() and all(event["event"] == END for event in events[-1:])
+    ending = _ending(path, _object(_tail(path / SWEEP)).get("exit_code")) if ended else None
+    return replace(snapshot, state=replace(snapshot.state, run_id=run_id, verb=verb)).concluded(ending)
 
 
 class FollowedStudy:
@@ -151,6 +82,7 @@ class FollowedStudy:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._run: FollowedRun | None = None
+        self._stamps: list[object] = []
         self._ending: Ending | None = None
 
     def look(self) -> Snapshot:
@@ -158,9 +90,12 @@ class FollowedStudy:
         runs = [run for name in _part_names(self.path) for run in _runs_of(self.path / name)][-MOST_PARTS:]
         if not runs:
             return Snapshot(LiveState(run_id=self.path.name, phase="no run of this study has begun"))
-        shown = max(runs, key=lambda run: (not _has_ended(run), _changed_s(run)))
+        shown = max(runs, key=lambda run: (not _has_ended(run), _changed_s(run / EVENTS)))
         if self._run is None or self._run.path != shown:
             self._run = FollowedRun(shown)
+        if (stamps := _stamps(self.path, locations.STUDY, REPORT)) != self._stamps:
+            code = studies.load_verdict(self.path).exit_code
+            self._stamps, self._ending = stamps, None if code is None else _ending(self.path, code)
         snapshot = self._run.look()
         parts = tuple(
             WatchedPart(one_line(str(run.relative_to(self.path))), _has_ended(run), run == shown)
@@ -168,18 +103,7 @@ class FollowedStudy:
         )
         name = f"{one_line(self.path.resolve().name)}/{parts[runs.index(shown)].name}"
         state = replace(snapshot.state, run_id=name)
-        return replace(snapshot, state=state, parts=parts).concluded(self._concluded())
-
-    def _concluded(self) -> Ending | None:
-        """The end of the study; None while it runs."""
-        code = studies.load_verdict(self.path).exit_code
-        if code is None:
-            return None
-        report = self.path / REPORT
-        known = str(report) if report.exists() else None
-        if self._ending is None or (self._ending.exit_code, self._ending.report) != (code, known):
-            self._ending = Ending(concluded(self.path), code, known)
-        return self._ending
+        return replace(snapshot, state=state, parts=parts).concluded(self._ending)
 
 
 Followed = FollowedRun | FollowedStudy
@@ -195,28 +119,45 @@ def followed(path: Path) -> Followed:
     return FollowedRun(path)
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """Open a file that is one: no link, no pipe that would never end. Raises OSError."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(f"{path} is no plain file")
+def _stamps(folder: Path, *names: str) -> list[object]:
+    """What changes whenever one of these files does."""
+    stamps: list[object] = []
+    for name in names:
+        known: object = None
+        with suppress(OSError):
+            known = (file := (folder / name).lstat()).st_ino, file.st_mtime_ns, file.st_size
+        stamps.append(known)
+    return stamps
 
 
-def event_of(line: bytes) -> dict[str, Any] | None:
-    """The event in a line, its texts printable and short; None for a line that holds none."""
-    tree = _object(line)
-    return tree if tree and isinstance(tree.get("event"), str) else None
+def _tail(path: Path) -> bytes:
+    """The newest bytes of a plain file, from the start of a line; nothing of a link, or of a pipe."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            known = os.fstat(file.fileno())
+            if not stat.S_ISREG(known.st_mode):
+                return b""
+            skipped = max(0, known.st_size - READ_BYTES)
+            file.seek(skipped)
+            text = file.read(READ_BYTES)
+    except OSError:
+        return b""
+    return text.partition(b"\n")[2] if skipped else text
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
-    """The object that JSON holds, within bounds; None for anything else."""
+def events_of(log: bytes) -> list[Event]:
+    """The events in the whole lines of a log, their texts printable and short."""
+    trees = [_object(line) for line in log.split(b"\n")[:-1] if len(line) <= MOST_LINE]
+    return [tree for tree in trees if isinstance(tree.get("event"), str)]
+
+
+def _object(text: bytes) -> Event:
+    """The object that JSON holds, within bounds; an empty one for anything else."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return _within(tree, MOST_DEPTH) if isinstance(tree, dict) else None
+        return {}
+    return _within(tree, MOST_DEPTH) if isinstance(tree, dict) else {}
 
 
 def _within(tree: Any, depth: int) -> Any:
@@ -234,8 +175,9 @@ def _within(tree: Any, depth: int) -> Any:
     return {one_line(key, MOST_LETTERS): _within(tree[key], depth - 1) for key in islice(tree, MOST_MEMBERS)}
 
 
-def _nodes(run: Path) -> int | None:
-    """Nodes that the run's rates are divided by; None where its configuration cannot be read."""
+@lru_cache(maxsize=MOST_PARTS)
+def _nodes(run: Path, _config: object) -> int | None:
+    """Nodes that the rates of a run are divided by; None where its configuration cannot be read."""
     try:
         return load_run(run).config.cluster.nodes
     except (RunError, ConfigError, OSError):
@@ -257,11 +199,28 @@ def _has_ended(run: Path) -> bool:
     return (run / SWEEP).exists()
 
 
-def _changed_s(run: Path) -> float:
+def _changed_s(file: Path) -> float:
     try:
-        return (run / EVENTS).stat().st_mtime
+        return file.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _heard_s(run: Path) -> float:
+    """The clock (`time.monotonic`) when the newest of a run's files was written."""
+    newest = max(_changed_s(run / name) for name in (EVENTS, MANIFEST, FILE, SWEEP))
+    return time.monotonic() - max(0.0, time.time() - newest)
+
+
+def _ending(path: Path, exit_code: object) -> Ending:
+    """The end of a run or study, with its result or one line that says why it cannot be read."""
+    try:
+        text = str(answers.of_folder(path))
+    except (RunError, ConfigError, OSError, *WRONG_KIND) as error:
+        text = f"the result cannot be read: {reason(error)}"
+    report = path / REPORT
+    code = exit_code if isinstance(exit_code, int) and not isinstance(exit_code, bool) else None
+    return Ending(text, code, str(report) if report.exists() else None)
 
 
 FLAG = "--port"
@@ -288,11 +247,3 @@ def live(path: Path, port: str, stop: threading.Event | None = None) -> None:
                 continue
             if snapshot != view.snapshot:
                 view.snapshot = snapshot
-
-
-def concluded(path: Path) -> str:
-    """The result of a run or study that has ended, or one line that says why it cannot be read."""
-    try:
-        return str(answers.of_folder(path))
-    except (RunError, ConfigError, OSError, *WRONG_KIND) as error:
-        return f"the result cannot be read: {reason(error)}"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from analysis import __main__ as reading
 from analysis.live import followed as following
-from analysis.live.followed import FollowedRun, GrowingFile, event_of, followed, live
+from analysis.live.followed import FollowedRun, events_of, followed, live
 from analysis.live.state import FILE, Snapshot
 from analysis.results.json_border import to_tree
 from analysis.results.runs import RunError
@@ -71,12 +72,18 @@ def test_a_growing_log_gives_the_states_of_its_lines_however_it_is_cut(run: Path
 
 def test_the_running_window_comes_from_its_own_file_until_the_end(run: Path) -> None:
     source = of(run)
-    write(run, *LINES[:12])
+    write(run, *LINES[:23])
     (run / FILE).write_text(json.dumps(to_tree(RUNNING)))
-    assert source.look().state.now == RUNNING
+    assert source.look().state.now is None, "it is the file of another window"
+    now = replace(RUNNING, index=7)
+    (run / FILE).write_text(json.dumps(to_tree(now)))
+    assert source.look().state.now == now
+    write(run, b'{"event": "told", "text": "anything"}\n')
+    assert source.look().state.now == now
+    write(run, LINES[23])
+    assert source.look().state.now is None
+    write(run, b'{"event": "window", "index": 7}\n')
     (run / FILE).write_text('{"index": "damaged')
-    assert source.look().state.now == RUNNING
-    end(run)
     assert source.look().state.now is None
 
 
@@ -127,16 +134,13 @@ def test_damaged_lines_are_skipped(run: Path) -> None:
     assert seen.state.log[-1] == json.loads(LINES[5])["text"] and not seen.state.windows
 
 
-def test_a_line_without_end_takes_no_more_than_its_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "MOST_LINE", 1000)
-    monkeypatch.setattr(following, "READ_BYTES", 300)
-    log = GrowingFile(run / "events.jsonl")
-    write(run, b"x" * 10_000)
-    for _ in range(50):
-        assert log.lines() == (False, [])
-        assert len(log._rest) <= 1000 + 300
-    write(run, b'tail of it\n{"event": "a"}\n')
-    assert [line for _ in range(3) for line in log.lines()[1]] == [b'{"event": "a"}']
+def test_a_log_takes_no_more_than_its_bounds(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MOST_LINE", 100)
+    monkeypatch.setattr(following, "READ_BYTES", 290)
+    write(run, b'{"event": "old", "text": "old"}\n', b"x" * 200, b'\n{"event": "new", "text": "new"}\n{"ev')
+    assert of(run).look().state.log == ("old", "new")
+    write(run, b'ent": "last", "text": "last"}\n')
+    assert of(run).look().state.log == ("new", "last"), "the first line is cut"
 
 
 def test_a_strangers_texts_are_short_and_printable_and_its_trees_small() -> None:
@@ -144,8 +148,9 @@ def test_a_strangers_texts_are_short_and_printable_and_its_trees_small() -> None
     deep: Any = "z"
     for _ in range(50):
         deep = [deep]
-    event = event_of(json.dumps({"event": "x", "text": text, "list": [1] * 9999, "deep": deep}).encode())
-    assert event and event["text"].isprintable() and len(event["text"]) < 600
+    tree = {"event": "x", "text": text, "list": [1] * 9999, "deep": deep}
+    (event,) = events_of(f"{json.dumps(tree)}\n".encode())
+    assert event["text"].isprintable() and len(event["text"]) < 600
     assert len(event["list"]) == following.MOST_MEMBERS
     assert len(json.dumps(event)) < 5000
 
