@@ -11,17 +11,17 @@ from conf import lazy
 if TYPE_CHECKING:
     from analysis.exchange import compare as compare
     from analysis.exchange import export as export
-    from analysis.figures.client import plot_client_lag as plot_client_lag
-    from analysis.figures.comparison import plot_compare as plot_compare
-    from analysis.figures.exhibit import NoData as NoData
-    from analysis.figures.latency import plot_cdf as plot_cdf
-    from analysis.figures.latency import plot_latency as plot_latency
-    from analysis.figures.plan import plot_plan as plot_plan
-    from analysis.figures.plan import plot_scaling as plot_scaling
-    from analysis.figures.search import plot_search as plot_search
-    from analysis.figures.service import plot_pareto as plot_pareto
-    from analysis.figures.service import plot_replica_balance as plot_replica_balance
-    from analysis.figures.timeline import plot_timeseries as plot_timeseries
+    from analysis.figures import NoData as NoData
+    from analysis.figures import plot_cdf as plot_cdf
+    from analysis.figures import plot_client_lag as plot_client_lag
+    from analysis.figures import plot_compare as plot_compare
+    from analysis.figures import plot_latency as plot_latency
+    from analysis.figures import plot_pareto as plot_pareto
+    from analysis.figures import plot_plan as plot_plan
+    from analysis.figures import plot_replica_balance as plot_replica_balance
+    from analysis.figures import plot_scaling as plot_scaling
+    from analysis.figures import plot_search as plot_search
+    from analysis.figures import plot_timeseries as plot_timeseries
     from analysis.planning import cost as cost
     from analysis.planning import plan as plan
     from analysis.planning import scaling as scaling
@@ -41,39 +41,20 @@ if TYPE_CHECKING:
     from conf.specs.planning import Margins as Margins
 
 _HOMES = {
-    "Demand": "conf.specs.planning",
-    "Margins": "conf.specs.planning",
-    "NoData": "analysis.figures.exhibit",
-    "OverBound": "analysis.results.tables",
-    "Run": "analysis.results.runs",
-    "RunError": "analysis.results.runs",
-    "Study": "analysis.results.studies",
-    "build_report": "analysis.report",
-    "capacity_table": "analysis.results.tables",
-    "compare": "analysis.exchange",
-    "cost": "analysis.planning",
-    "export": "analysis.exchange",
-    "load_run": "analysis.results.runs",
-    "load_runs": "analysis.results.runs",
-    "load_study": "analysis.results.studies",
-    "over_bound": "analysis.results.tables",
-    "percentiles": "analysis.results.tables",
-    "plan": "analysis.planning",
-    "plot_cdf": "analysis.figures.latency",
-    "plot_client_lag": "analysis.figures.client",
-    "plot_compare": "analysis.figures.comparison",
-    "plot_latency": "analysis.figures.latency",
-    "plot_pareto": "analysis.figures.service",
-    "plot_plan": "analysis.figures.plan",
-    "plot_replica_balance": "analysis.figures.service",
-    "plot_scaling": "analysis.figures.plan",
-    "plot_search": "analysis.figures.search",
-    "plot_timeseries": "analysis.figures.timeline",
-    "rejudge": "analysis.results.recount",
-    "scaling": "analysis.planning",
+    "analysis.exchange": "compare export",
+    "analysis.figures": "NoData plot_cdf plot_client_lag plot_compare plot_latency plot_pareto plot_plan "
+    "plot_replica_balance plot_scaling plot_search plot_timeseries",
+    "analysis.planning": "cost plan scaling",
+    "analysis.report": "build_report",
+    "analysis.results.recount": "rejudge",
+    "analysis.results.runs": "Run RunError load_run load_runs",
+    "analysis.results.studies": "Study load_study",
+    "analysis.results.tables": "OverBound capacity_table over_bound percentiles",
+    "conf.specs.planning": "Demand Margins",
 }
-__all__ = sorted(_HOMES)
-__getattr__ = lazy("analysis", _HOMES)
+_NAMES = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_NAMES)
+__getattr__ = lazy("analysis", _NAMES)
 
 
 def __dir__() -> list[str]:

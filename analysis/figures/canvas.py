@@ -4,14 +4,17 @@ matplotlib's constrained layout places everything; no room is measured here.
 """
 
 import io
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from analysis.stats.estimate import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -92,6 +95,8 @@ def dots(color: str, marker: str, size: float = 6.0) -> Look:
 
 LIMIT = line(VERMILLION, (0, (8, 3)), 1.2)
 """A line that must not be crossed, in every figure."""
+MIDDLE: Look = {"xycoords": "axes fraction", "ha": "center", "va": "center"}
+"""A note in the middle of a panel, which says why the panel is empty."""
 OVER: Look = {"bbox": {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}}
 """A note that lies on lines and stays readable."""
 BELOW_DATA = 1.5
@@ -217,11 +222,6 @@ def note(ax: Axes, x: float, y: float, text: str, **look: Any) -> None:
     ax.annotate(text, (x, y), **{"fontsize": NOTE_PT, "color": INK, **placed, **look})
 
 
-def empty_note(ax: Axes, text: str) -> None:
-    """The reason why a panel is empty, in its middle."""
-    note(ax, 0.5, 0.5, text, xycoords="axes fraction", ha="center", va="center")
-
-
 def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
     """A horizontal line that must not be crossed, named at its end, where the name hides no data."""
     ax.axhline(value, **LIMIT)
@@ -230,29 +230,31 @@ def bound(ax: Axes, value: float, text: str, right: bool = True) -> None:
     note(ax, at, value, text, **OVER, **place, zorder=BELOW_DATA)
 
 
+def latency_axis(ax: Axes, values: Iterable[float | None], bound_ms: float | None, of: str = "") -> float:
+    """A log axis of latencies in ms with their bound `of` something; returns where an infinite one stands."""
+    values = list(values)
+    ends = [value for value in (*values, bound_ms) if value and math.isfinite(value)] or [1.0]
+    # What is infinite stands above the bound's name.
+    high = max(ends) * (3 if math.inf in values else 1.45)
+    ax.set_ylim(min(ends) / 1.6, high)
+    log_axis(ax, "y")
+    if bound_ms is not None:
+        bound(ax, bound_ms, f"bound{of} {ms(bound_ms)}", right=False)
+    return high / 1.12
+
+
+def ms(value: float | None) -> str:
+    """A latency with its unit, or `infinite`, or `unknown`."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
 def series(ax: Axes, points: Iterable[tuple[float, float | None]], **look: Any) -> None:
     """The points (x, y) whose y is known as one line; nothing without one."""
     known = [(x, y) for x, y in points if y is not None]
     if known:
         ax.plot(*zip(*known, strict=True), **look)
-
-
-def segments(ax: Axes, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], **look: Any) -> None:
-    """Many lines that look the same as one: the file stays small. `x` and `y` have the points of each."""
-    cut = [[*points, np.nan] for points in x], [[*points, np.nan] for points in y]
-    ax.plot(*(np.concatenate([np.empty(0), *map(np.asarray, side)]) for side in cut), **look)
-
-
-def bands(ax: Axes, spans: Sequence[tuple[float, float]], **look: Any) -> None:
-    """Stretches of x over the whole height, all as one shape; nothing where there are none."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    if not spans:
-        return
-    boxes = [Path([(a, 0), (a, 1), (b, 1), (b, 0), (a, 0)], closed=True) for a, b in spans]
-    shape = PathPatch(Path.make_compound_path(*boxes), transform=ax.get_xaxis_transform(), **look)
-    ax.add_patch(shape)
 
 
 def thinned(*columns: Floats, most: int = MOST_POINTS) -> tuple[Floats, ...]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, plot_of, qps, run_capacity
+from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, qps, run_capacity
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
 from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval
@@ -109,9 +109,6 @@ class Comparison(Exhibit):
         spare = 0.35 * (max(ends) - min(ends))
         ax.set_xlim(min(ends) - spare, max(ends) + spare)
         canvas.label(ax, f"capacity over that of {first}", "")
-
-
-plot_compare = plot_of(Comparison)
 
 
 def _row(part: CapacityRow) -> Row:

@@ -1,6 +1,5 @@
 """An exhibit: a figure's data, drawing, table and words, from one read of a run."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from analysis.capacity import window_table
 from analysis.capacity.window_counts import Window, in_window
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Floats, Look
+from analysis.results.figures import WindowRow
 from analysis.results.runs import Run
 from analysis.rows import metrics, records
 from analysis.stats import estimate
@@ -90,15 +90,6 @@ def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
 def qps(value: float) -> str:
     """A rate without its unit."""
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def ms(value: float | None) -> str:
-    """A latency with its unit, or `infinite`, or `unknown`."""
-    if value is None or math.isnan(value):
-        return "unknown"
-    if math.isinf(value):
-        return "infinite"
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def counted(count: int, noun: str) -> str:
@@ -193,7 +184,7 @@ def run_capacity(run: Run, name: str = "capacity") -> CapacityRow:
 class WindowRows:
     """A window with its line of windows.parquet and its requests by due time."""
 
-    line: Mapping[str, Any]
+    line: WindowRow
     window: Window
     rows: pa.Table
 
@@ -235,23 +226,18 @@ class RunData:
         return cls(run, records.REQUESTS.names)
 
     @cached_property
-    def all_lines(self) -> list[dict[str, Any]]:
+    def all_lines(self) -> list[WindowRow]:
         """The rows of windows.parquet by start."""
         table = self.run.windows()
         lines = table.to_pylist() if table.num_rows else []
         return sorted(lines, key=lambda line: line["window_start_ns"])
 
-    def lines(self, kinds: Collection[str] = COUNTED) -> list[dict[str, Any]]:
+    def lines(self, kinds: Collection[str] = COUNTED) -> list[WindowRow]:
         """The rows of windows.parquet of these kinds, by start. Raises NoData where there are none."""
         lines = [line for line in self.all_lines if line["kind"] in kinds]
         if not lines:
             raise NoData("the run has no finished window")
         return lines
-
-    @property
-    def ramp(self) -> list[dict[str, Any]]:
-        """The lines of the ramp's steps, which are no measurements."""
-        return [line for line in self.all_lines if line["kind"] == "ramp"]
 
     @cached_property
     def requests(self) -> pa.Table:
@@ -268,7 +254,7 @@ class RunData:
         # Cut by due time first: the definition then looks at the rows of one window, not of the whole run.
         due, windows = metrics.numbers(self.requests, "due_ns"), []
         for line in lines:
-            window = window_table.window(line)
+            window = window_table.window(dict(line))
             first, end = map(int, np.searchsorted(due, (window.window_start_ns, window.window_end_ns)))
             rows = self.requests.slice(first, end - first)
             windows.append(WindowRows(line, window, in_window(rows, window)))
@@ -297,7 +283,7 @@ class RunData:
         """The capacity of the run, or why it claims none."""
         return run_capacity(self.run)
 
-    def outcome(self, line: Mapping[str, Any], limits: Collection[Limit] | None = None) -> str:
+    def outcome(self, line: WindowRow, limits: Collection[Limit] | None = None) -> str:
         """`rates.outcome` of a window by the bounds of this run."""
         return rates.outcome(line, self.bounds_ms, limits)
 

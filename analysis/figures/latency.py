@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.capacity import window_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, Style
+from analysis.figures.canvas import Axes, Figure, Floats, Look, Style, ms
 from analysis.figures.exhibit import (
     Exhibit,
     NoData,
@@ -17,11 +17,10 @@ from analysis.figures.exhibit import (
     WindowRows,
     counted,
     draw_points,
-    ms,
-    plot_of,
     qps,
     share,
 )
+from analysis.results.figures import WindowRow
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import UNKNOWN, VOID
@@ -95,44 +94,39 @@ class Latency(Exhibit):
         capacity, rates = self.data.capacity, [rate for w in self.data.windows for rate in (w.load, w.rate)]
         left = min(0.94 * min(rates), max(0.97 * (capacity.low or math.inf), min(rates) / 1.5))
         right = max(1.06 * max(rates), min(1.03 * (capacity.high or 0.0), 1.5 * max(rates)))
-        near = [step["rate_qps_per_node"] for step in self.data.ramp]
+        near = [step["rate_qps_per_node"] for step in self._ramp()]
         near = [rate for rate in near if min(rates) / NEAR < rate < NEAR * max(rates)]
         shown = [*near, capacity.certified or max(rates)]
         return min(left, 0.97 * min(shown)), max(right, 1.03 * max(shown))
 
+    def _ramp(self) -> list[WindowRow]:
+        """The steps that only looked for where to measure."""
+        return [line for line in self.data.all_lines if line["kind"] == "ramp"]
+
     def _draw_quantiles(self, ax: Axes, limit: Limit) -> None:
         """Curves of the windows that are not void, and every p90; the infinite stands at the upper edge."""
         windows = sorted(zip(self.data.windows, self.rows, strict=True), key=lambda pair: pair[0].load)
-        bound_ms = self.data.bounds_ms.get(limit)
-        values = [value for row in self.rows for name in SHOWN if (value := row[f"{limit}_{name}_ms"])]
-        # What is infinite stands above the bound's name.
-        room = 3 if math.inf in values else 1.45
-        ends = [*filter(math.isfinite, values), *([bound_ms] if bound_ms is not None else [])] or [1.0]
-        ax.set_ylim(min(ends) / 1.6, max(ends) * room)
-        canvas.log_axis(ax, "y")
-        low, high = ax.get_ylim()
-        top = high / 1.12
+        values = [row[f"{limit}_{name}_ms"] for row in self.rows for name in SHOWN]
+        top = canvas.latency_axis(ax, values, self.data.bounds_ms.get(limit), " on p90:")
         points = [(window.load, row, self.data.outcome(window.line, (limit,))) for window, row in windows]
         for name, style in SHOWN.items():
             curve = [(at, row[f"{limit}_{name}_ms"]) for at, row, ended in points if ended not in NO_CURVE]
             look = {**style.drawn, "linewidth": 1.6} if name == "p90" else style.drawn
             canvas.series(ax, [(at, value and min(value, top)) for at, value in curve], **look, label=name)
-        ends_ms = [(at, (row[f"{limit}_p90_low_ms"], row[f"{limit}_p90_high_ms"])) for at, row, _ in points]
-        whiskers = [(at, list(np.clip(ends, low, top))) for at, ends in ends_ms if ends[0] is not None]
-        bars = [[at, at] for at, _ in whiskers], [span for _, span in whiskers]
-        canvas.segments(ax, *bars, color=canvas.BLUE, linewidth=0.9)
+        ends = [(at, row[f"{limit}_p90_low_ms"], row[f"{limit}_p90_high_ms"]) for at, row, _ in points]
+        known = [(at, min(low, top), min(high, top)) for at, low, high in ends if low is not None]
+        if known:
+            ax.vlines(*zip(*known, strict=True), color=canvas.BLUE, linewidth=0.9)
         p90s = [(at, p90, ended) for at, row, ended in points if (p90 := row[column(limit)]) is not None]
         draw_points(ax, [(at, min(p90, top), ended) for at, p90, ended in p90s])
         for at in (at for at, p90, _ in p90s if math.isinf(p90)):
             inwards, side = (6, "left") if at < sum(ax.get_xlim()) / 2 else (-6, "right")
             canvas.note(ax, at, top, "infinite", xytext=(inwards, 0), ha=side, va="center")
-        if bound_ms is not None:
-            canvas.bound(ax, bound_ms, f"bound on p90: {ms(bound_ms)}", right=False)
 
     def _draw_ramp(self, ax: Axes, p90: str) -> None:
-        """The steps that only looked for where to measure, as far as they lie on the axis."""
+        """The steps of the ramp that lie on the axis."""
         left, right = ax.get_xlim()
-        known = [(step["rate_qps_per_node"], step[p90]) for step in self.data.ramp if step[p90] is not None]
+        known = [(step["rate_qps_per_node"], step[p90]) for step in self._ramp() if step[p90] is not None]
         steps = [(rate, np.clip(p90_ms, *ax.get_ylim())) for rate, p90_ms in known if left <= rate <= right]
         canvas.series(ax, steps, **FAINT, label="p90 of a step of the ramp")
 
@@ -150,9 +144,6 @@ class Latency(Exhibit):
         if capacity.certified is not None:
             look = canvas.line(canvas.INK, "-.", 1.1)
             ax.axvline(capacity.certified, **look, zorder=below, label=capacity.certified_words)
-
-
-plot_latency = plot_of(Latency)
 
 
 def _row(data: RunData, window: WindowRows) -> Row:
@@ -290,9 +281,6 @@ class Cdf(Exhibit):
         if failed:
             said.append(f"{failed} requests failed and count as infinitely late: their curves end below 1.")
         return " ".join([*said, "90 % are asked for."])
-
-
-plot_cdf = plot_of(Cdf)
 
 
 def steps(values: Floats, most: int = MOST_STEPS) -> tuple[Floats, Floats]:

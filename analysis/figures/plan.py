@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, counted, plot_of, qps
+from analysis.figures.exhibit import Exhibit, NoData, counted, qps
 from analysis.planning.money import Day
 from analysis.planning.sizing import ScalingEfficiency, scaling
 from analysis.planning.verdict import Plan
@@ -80,9 +80,6 @@ class Nodes(Exhibit):
         canvas.label(ax, "hour of the day", "nodes")
 
 
-plot_plan = plot_of(Nodes)
-
-
 BEYOND = 2.0
 """The assumption beyond the last measured count is shown up to so many times that count."""
 
@@ -123,8 +120,8 @@ class Scaling(Exhibit):
         measured = canvas.line(canvas.BLUE)
         ax.plot(nodes, [row["e"] for row in rows], marker="o", **measured, label="measured, 95 % interval")
         ax.plot(beyond, self.efficiency.at(beyond), **canvas.line(canvas.PURPLE, "--"), label="ASSUMED")
-        ends = [[row["nodes"]] * 2 for row in rows[1:]], [[row["e_low"], row["e_high"]] for row in rows[1:]]
-        canvas.segments(ax, *ends, color=canvas.INK, linewidth=1.1)
+        at, low, high = zip(*((row["nodes"], row["e_low"], row["e_high"]) for row in rows[1:]), strict=True)
+        ax.vlines(at, low, high, color=canvas.INK, linewidth=1.1)
         canvas.log_axis(ax, "x")
         ax.set_xticks([*nodes, end])
         canvas.label(ax, "nodes n", "E(n)")
@@ -137,6 +134,3 @@ class Scaling(Exhibit):
             f" what it serves at {counted(first['nodes'], 'node')} (95 % interval {last['e_low']:.3f} to"
             f" {last['e_high']:.3f})."
         )
-
-
-plot_scaling = plot_of(Scaling)

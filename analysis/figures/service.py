@@ -5,10 +5,9 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, counted, draw_points, ms, plot_of, qps
+from analysis.figures.canvas import Axes, Figure, Look, ms
+from analysis.figures.exhibit import COLUMNS, Exhibit, NoData, Row, RunData, counted, draw_points, qps
 from analysis.rows import metrics
-from analysis.rows.metrics import Floats
 from analysis.stats.quantiles import quantile
 
 MOST_NAMED = 10
@@ -90,23 +89,14 @@ class ReplicaBalance(Exhibit):
     def _draw_latency(self, ax: Axes) -> None:
         dots = [(i, p90) for i, p90s in enumerate(self.p90s_ms) for p90 in p90s]
         at, p90s = np.array(dots, dtype=np.float64).reshape(-1, 2).T
-        finite = p90s[np.isfinite(p90s)]
-        ends = [*finite, *([] if self.bound_ms is None else [self.bound_ms])] or [1.0]
-        top = max(ends) * 1.45
-        ax.set_ylim(min(ends) / 1.3, max(ends) * 1.6)
-        canvas.log_axis(ax, "y")
+        top = canvas.latency_axis(ax, p90s, self.bound_ms)
         shown = canvas.thinned(at, np.minimum(p90s, top), most=MOST_DOTS)
         ax.plot(*shown, **canvas.dots(canvas.BLUE, "o", 3.5), markerfacecolor="none", label="one window")
         medians = [row["ttft_p90_median_ms"] for row in self.replicas]
         dash = canvas.dots(canvas.INK, "_", 14 if len(medians) <= 40 else 4)
         known = [(i, p90 and min(p90, top)) for i, p90 in enumerate(medians)]
         canvas.series(ax, known, **dash, label="median of the windows")
-        if self.bound_ms is not None:
-            canvas.bound(ax, self.bound_ms, f"bound {ms(self.bound_ms)}")
         canvas.label(ax, "", "p90 TTFT (ms)")
-
-
-plot_replica_balance = plot_of(ReplicaBalance)
 
 
 def _requests_and_p90s(data: RunData) -> tuple[dict[str, int], dict[str, list[float]]]:
@@ -158,9 +148,9 @@ class Pareto(Exhibit):
         config = data.run.config
         if reason := UNKNOWN_GPUS.get(config.engine.kind):
             raise NoData(reason)
-        tokens = TokenTimes(data.requests.select(TOKEN_COLUMNS))
+        requests = data.requests.select(COLUMNS)
         self.rows = []
-        for window in sorted((w for w in data.windows if not w.void), key=lambda window: window.rate):
+        for window in data.valid_by_rate:
             tpot_ms = quantile(window.latency_ms["tpot"], 0.5)
             if not tpot_ms:
                 continue
@@ -171,7 +161,7 @@ class Pareto(Exhibit):
                     "window": window.window.index,
                     "rate_qps_per_node": window.rate,
                     "interactivity_median_tok_per_s_user": 1e3 / tpot_ms,
-                    "output_tok_per_s_gpu": tokens.outputs(start, end) / (end - start) / gpus,
+                    "output_tok_per_s_gpu": output_tokens(requests, start, end) / (end - start) / gpus,
                     "gpus": gpus,
                     "outcome": data.outcome(window.line),
                 }
@@ -203,9 +193,6 @@ class Pareto(Exhibit):
         return f"{'; '.join(said)}; {counted(len(rows), 'window')} on {rows[0]['gpus']} GPUs that serve."
 
 
-plot_pareto = plot_of(Pareto)
-
-
 def _named(x: list[float], y: list[float]) -> list[int]:
     """The points whose names do not lie on each other, the first and the last before all others."""
     kept: list[int] = []
@@ -216,31 +203,16 @@ def _named(x: list[float], y: list[float]) -> list[int]:
     return kept
 
 
-TOKEN_COLUMNS = (
-    *("due_ns", "status", "time_scale", "turn_blocked_ns", "output_tokens"),
-    *("first_token_offset_ns", "engine_first_token_ns", "last_token_offset_ns", "engine_last_token_ns"),
-)
-"""Columns of a request that `TokenTimes` is made of."""
+def output_tokens(requests: pa.Table, start_s: float, end_s: float) -> float:
+    """Output tokens of whole answers that came in a stretch, whichever window their requests were due in.
 
-
-class TokenTimes:
-    """Output tokens of whole answers at the time they came, whichever window their requests were due in.
-
-    They come evenly between the first and the last. By due time an overloaded service would seem to make more
-    in a window than its GPUs can.
+    They come evenly between the first and the last, a single one with the first. By due time an overloaded
+    service would seem to make more in a window than its GPUs can.
     """
-
-    def __init__(self, requests: pa.Table) -> None:
-        rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
-        due = metrics.numbers(rows, "due_ns")
-        self._first: Floats = (due + metrics.token_offset_ns(rows, "first")) / NS
-        self._last: Floats = (due + metrics.token_offset_ns(rows, "last")) / NS
-        self._output: Floats = metrics.numbers(rows, "output_tokens")
-
-    def outputs(self, start_s: float, end_s: float) -> float:
-        """Output tokens that came from `start_s` on and before `end_s`; a single one comes with the first."""
-        span = self._last - self._first
-        inside = np.minimum(self._last, end_s) - np.maximum(self._first, start_s)
-        part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
-        began = (self._first >= start_s) & (self._first < end_s)
-        return float(np.nansum(self._output * np.where(span > 0, part, began)))
+    rows = requests.filter(pa.array(metrics.status_in(requests, "ok")))
+    due = metrics.numbers(rows, "due_ns")
+    first, last = ((due + metrics.token_offset_ns(rows, name)) / NS for name in ("first", "last"))
+    span, inside = last - first, np.minimum(last, end_s) - np.maximum(first, start_s)
+    part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
+    began = (first >= start_s) & (first < end_s)
+    return float(np.nansum(metrics.numbers(rows, "output_tokens") * np.where(span > 0, part, began)))

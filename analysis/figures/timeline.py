@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look
-from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData, counted, ms, plot_of
+from analysis.figures.canvas import Axes, Figure, Floats, Look, ms
+from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData, counted
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS, QUANTILE, Limit
@@ -124,7 +124,7 @@ class Timeline(Exhibit):
         crossed: Look = {"marker": "x", "markersize": 4, "markevery": len(self.at_s) // 8 + 1}
         self._draw_reported(ax, "prefix hit rate", hit_pct, color=canvas.PURPLE, linestyle="--", **crossed)
         if not ax.get_lines():
-            canvas.empty_note(ax, "neither KV use nor hit rate was told")
+            canvas.note(ax, 0.5, 0.5, "neither KV use nor hit rate was told", **canvas.MIDDLE)
         top = 1.08 * float(np.nanmax([kv_pct, hit_pct, np.ones_like(self.at_s)]))
         ax.set_ylim(FLOOR * top, top)
         canvas.label(ax, "", "%")
@@ -135,24 +135,15 @@ class Timeline(Exhibit):
 
     def _draw_p90(self, ax: Axes, limit: Limit) -> None:
         """The rolling p90 on a log axis; a thick line is where failures make it infinite."""
-        values, bound_ms = self.p90_ms[limit], self.bounds_ms.get(limit)
-        finite = values[np.isfinite(values)]
-        ends = [*finite, *([] if bound_ms is None else [bound_ms])] or [1.0]
-        high = max(ends) * 1.7
-        ax.set_ylim(min(ends) / 1.2, high)
-        canvas.log_axis(ax, "y")
+        values = self.p90_ms[limit]
+        top = canvas.latency_axis(ax, values, self.bounds_ms.get(limit))
         ax.plot(self.at_s, np.where(np.isinf(values), np.nan, values), **canvas.line(canvas.BLUE))
         if np.isinf(values).any():
-            infinite = np.where(np.isinf(values), high / 1.15, np.nan)
+            infinite = np.where(np.isinf(values), top, np.nan)
             ax.plot(self.at_s, infinite, color=canvas.INK, linewidth=3.5, solid_capstyle="butt")
             place: Look = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
             canvas.note(ax, 0.995, 0.8, "thick: infinite, for failures", **place, **canvas.OVER)
-        if bound_ms is not None:
-            canvas.bound(ax, bound_ms, f"bound {ms(bound_ms)}", right=False)
         canvas.label(ax, "", f"p90 {limit.upper()} (ms)")
-
-
-plot_timeseries = plot_of(Timeline)
 
 
 def rolling_p90(due_s: Floats, values: Floats, at_s: Floats) -> Floats:
@@ -202,9 +193,9 @@ def _known(figure: Callable[[Floats], Any], values: Floats) -> float | None:
 
 def _shade(ax: Axes, spans: Sequence[Row]) -> None:
     for void, name, hatch in ((False, "window", ""), (True, "void window", "xx")):
-        shown = [(span["start_s"], span["end_s"]) for span in spans if span["void"] is void]
         look: Look = {"facecolor": canvas.SHADE, "edgecolor": canvas.PALE, "linewidth": 0, "zorder": 0}
-        canvas.bands(ax, shown, **look, hatch=hatch, label=name)
+        for start_s, end_s in ((span["start_s"], span["end_s"]) for span in spans if span["void"] is void):
+            ax.axvspan(start_s, end_s, **look, hatch=hatch, label=name)
 
 
 STALE_S = 5.0

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 
 from analysis import load_run, plot_latency
 from analysis.figures import EXHIBITS, NoData, RunData, canvas, latency, service, timeline
-from analysis.figures.client import ClientLag
 from analysis.figures.exhibit import Exhibit
 from analysis.figures.latency import Cdf, Latency
-from analysis.figures.search import Search
+from analysis.figures.load import ClientLag, Search
 from analysis.figures.service import Pareto, ReplicaBalance
 from analysis.figures.timeline import Timeline
 from conf.specs.experiment import ExternalEngine
@@ -280,8 +279,8 @@ def test_tokens_are_counted_where_they_came() -> None:
         failed(0, 5.0),
     ]
     run = RunInMemory(came_in, [window(0, 1.0, 2, 7)], concluded())
-    came = service.TokenTimes(run.requests())
-    assert came.outputs(2, 7) == pytest.approx(11 / 2 + 1) and came.outputs(0, 20) == pytest.approx(12)
+    assert service.output_tokens(run.requests(), 2, 7) == pytest.approx(11 / 2 + 1)
+    assert service.output_tokens(run.requests(), 0, 20) == pytest.approx(12)
     busy = RunInMemory([request(0, t, 0.0, 50.0) for t in range(10)], [window(0, 1.0, 0, 10)], concluded())
     (row,) = rows(Pareto, busy)
     assert row["interactivity_median_tok_per_s_user"] == pytest.approx(20)

@@ -1,0 +1,311 @@
+"""Figures of the load: the rates of the search with what was believed, and how late the load generator was.
+
+The gates are those of `analysis.capacity.checks`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.capacity.checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
+from analysis.capacity.window_counts import NS
+from analysis.figures import canvas
+from analysis.figures.canvas import Axes, Figure, Floats, Look, ms
+from analysis.figures.exhibit import (
+    WORDS,
+    CapacityRow,
+    Exhibit,
+    NoData,
+    Row,
+    RunData,
+    WindowRows,
+    counted,
+    mark,
+    qps,
+    share,
+)
+from analysis.rows import metrics
+from analysis.stats.quantiles import quantile
+from analysis.views.rates import VOID
+
+SHAPES = {"ramp": "^", "window": "o", "hold": "s"}
+"""Kinds of windows and their marks."""
+NAMES = {"ramp": ", step of the ramp", "hold": ", hold of the 5 % quantile", "window": ""}
+FAINT: Look = {"alpha": 0.4}
+"""The ramp only looks for where to measure."""
+
+
+class Search(Exhibit):
+    """Offered QPS per node of each window over the minutes of the run, with the posterior's 95 % band.
+
+    The bar at the right is the final answer, in which late finishers count; a void run has none. Raises
+    NoData without a window.
+    """
+
+    name = "search"
+    title = "The search's path"
+    source = (
+        "windows.parquet: window_start_ns, window_end_ns, rate_qps_per_node, valid; events.jsonl: capacity "
+        "of each window_done; sweep.json: capacity"
+    )
+
+    def __init__(self, data: RunData) -> None:
+        self.lines, self.answer = data.lines(SHAPES), data.capacity
+        done = [event for event in data.run.events() if event.get("event") == "window_done"]
+        # Of a window that was measured again the last posterior.
+        posteriors = {e["index"]: e["capacity"] for e in done if (e["capacity"] or {}).get("windows")}
+        self.rows = [
+            _window_row(line, data.outcome(line), posteriors.get(line["index"], {})) for line in self.lines
+        ]
+        self.beliefs = [row for row in self.rows if row["posterior_qps_per_node"] is not None]
+        """The windows after which there was a posterior."""
+
+    def draw(self, figure: Figure) -> None:
+        ax = figure.subplots()
+        rates = [row["rate_qps_per_node"] for row in self.rows]
+        start = _minutes(min(line["start_ns"] for line in self.lines))
+        end = _minutes(self.lines[-1]["window_end_ns"])
+        canvas.label(ax, "time since the start of the run's clock (min)", "rate offered (QPS per node)")
+        ax.set_xlim(start, end + 0.12 * (end - start))
+        shown = [0.97 * rate for rate in (self.answer.low, self.answer.certified) if rate]
+        low = min([0.8 * min(rates), *(rate for rate in shown if rate > 0.5 * min(rates))])
+        ax.set_ylim(low, max(1.25 * max(rates), min(1.03 * (self.answer.high or 0.0), 1.6 * max(rates))))
+        _draw_beliefs(ax, self.beliefs, end + 0.06 * (end - start))
+        for look in sorted({(row["kind"], row["outcome"]) for row in self.rows}):
+            self._draw_windows(ax, *look)
+        if self.answer.claim:
+            _draw_answer(ax, self.answer, end + 0.09 * (end - start))
+
+    def alt(self) -> str:
+        """Number of windows, their rates and outcomes, and how the interval narrowed."""
+        rates, outcomes = (
+            [row["rate_qps_per_node"] for row in self.rows],
+            [row["outcome"] for row in self.rows],
+        )
+        states = ", ".join(f"{outcomes.count(name)} {name}" for name in WORDS if name in outcomes)
+        span = f"from {qps(min(rates))} to {qps(max(rates))} QPS per node"
+        said = [f"{counted(len(rates), 'window')} {span}: {states}."]
+        answer, ends = self.answer, [_ends(row) for row in self.beliefs]
+        if ends:
+            narrowed = f"from {ends[0]} after the first counted window to {ends[-1]} after the last"
+            said.append(f"The 95 % interval goes {narrowed}.")
+        said.append(f"The answer is {answer.words}." if answer.claim else "No answer is claimed.")
+        claimed = answer.sampling or answer.closed
+        if ends and claimed and ends[-1] != f"[{qps(claimed.low or 0.0)}, {qps(claimed.high or 0.0)}]":
+            said.append(
+                "It may differ from the last interval, which was printed while answers were out: the answer "
+                "counts every window again with all its rows."
+            )
+        return " ".join(said)
+
+    def _draw_windows(self, ax: Axes, kind: str, ended: str) -> None:
+        """A bar as long as each window, with the outcome's mark in its middle."""
+        pairs = zip(self.lines, self.rows, strict=True)
+        lines = [line for line, row in pairs if (row["kind"], row["outcome"]) == (kind, ended)]
+        start, end = ([_minutes(line[f"window_{name}_ns"]) for line in lines] for name in ("start", "end"))
+        rates = [line["rate_qps_per_node"] for line in lines]
+        look = FAINT if kind == "ramp" else {}
+        ax.hlines(
+            rates, start, end, color=canvas.PALE if ended == VOID else canvas.BLUE, linewidth=2.2, **look
+        )
+        name, middles = f"{WORDS[ended]}{NAMES[kind]}", np.mean([start, end], axis=0)
+        ax.plot(middles, rates, **mark(ended, SHAPES[kind]), **look, label=name)
+
+
+def _window_row(line: Mapping[str, Any], outcome: str, posterior: Mapping[str, Any]) -> Row:
+    return {
+        "window": line["index"],
+        "kind": line["kind"],
+        "window_end_s": line["window_end_ns"] / NS,
+        "rate_qps_per_node": line["rate_qps_per_node"],
+        "requests": line["requests"],
+        "outcome": outcome,
+        "posterior_qps_per_node": posterior.get("qps_per_node"),
+        "posterior_low_qps_per_node": posterior.get("low"),
+        "posterior_high_qps_per_node": posterior.get("high"),
+        "open": bool(posterior.get("open_above") or posterior.get("open_below")),
+        "reason": line["reason"],
+    }
+
+
+def _ends(row: Row) -> str:
+    low, high = row["posterior_low_qps_per_node"], row["posterior_high_qps_per_node"]
+    return f"[{qps(low)}, {qps(high)}]{' (leaning on the prior)' if row['open'] else ''}"
+
+
+def _minutes(ns: float) -> float:
+    return ns / NS / 60
+
+
+def _draw_beliefs(ax: Axes, beliefs: Sequence[Row], last_min: float) -> None:
+    """A band from each window's end to the next one's, hatched where an end of it is open."""
+    ends = [row["window_end_s"] / 60 for row in beliefs]
+    for row, start, end in zip(beliefs, ends, [*ends[1:], last_min], strict=False):
+        band: Look = {"facecolor": canvas.BAND, "edgecolor": canvas.PALE, "linewidth": 0}
+        hatch, name = (
+            ("///", "interval leaning on the prior") if row["open"] else ("", "95 % interval so far")
+        )
+        low, high = row["posterior_low_qps_per_node"], row["posterior_high_qps_per_node"]
+        ax.fill_between([start, end], low, high, **band, hatch=hatch, label=name)
+        median = [row["posterior_qps_per_node"]] * 2
+        ax.plot([start, end], median, **canvas.line(canvas.PALE, "--", 1), label="median so far")
+
+
+def _draw_answer(ax: Axes, answer: CapacityRow, at_min: float) -> None:
+    """The answer's interval; an open end runs to the edge."""
+    low, high = ax.get_ylim()
+    ends = low if answer.low is None else answer.low, high if answer.high is None else answer.high
+    bar: Look = {**canvas.line(canvas.INK, width=1.8), "marker": "_", "markersize": 9}
+    ax.plot([at_min] * 2, ends, **bar, label=f"answer, 95 % interval: {answer.words}")
+    if answer.closed:
+        ax.plot([at_min], [answer.closed.value], **canvas.dots(canvas.INK, "D"))
+    if answer.certified is not None:
+        ax.plot([at_min], [answer.certified], **canvas.dots(canvas.INK, "<"), label=answer.certified_words)
+
+
+QUANTILES = (0.5, 0.9, 0.99)
+TAIL = 0.01
+"""The gate is on the 99th percentile: this share may be later."""
+MOST_STEPS = 150
+LEAST_MS = 0.01
+"""Left edge of the lag's axis: a smaller lag is not worth a decade."""
+
+
+class ClientLag(Exhibit):
+    """Share of the sends later than each lag (ms, both log); CPU and run share of the load actors over time.
+
+    The curve must pass below the gate's corner, 1 % at the allowed lag; sends that never left keep it up.
+    Each of the other two has a panel of its own with its own bound. Raises NoData without a window.
+    """
+
+    name = "client_lag"
+    title = "The load generator's own lateness"
+    source = (
+        "requests/*.parquet: send_offset_ns, time_scale, status; clients.parquet: clock_ns, cpu_share, "
+        "run_share; sweep.json: checks"
+    )
+    height_in = 5.4
+
+    def __init__(self, data: RunData) -> None:
+        self.windows, self.clients = data.windows, data.run.clients()
+        self.gate_ms = _gate_ms(data)
+        self.rows = [_lag_row(window, self.gate_ms) for window in self.windows]
+        self.worst = max(self.windows, key=_p99)
+        """The window with the largest p99 send lag."""
+
+    def draw(self, figure: Figure) -> None:
+        heights = (2.4, 1, 1) if self.clients.num_rows else (1,)
+        lag, *health = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+        _draw_curve(lag, "all windows", np.concatenate([w.lag_ms for w in self.windows]), canvas.STYLES[0])
+        worst = self.worst
+        _draw_curve(lag, f"worst window ({qps(worst.rate)} QPS per node)", worst.lag_ms, canvas.STYLES[1])
+        _draw_gate(lag, self.gate_ms)
+        if health:
+            _draw_health(health[0], health[1], self.clients)
+        figure.align_ylabels()
+
+    def alt(self) -> str:
+        """The worst window's p99 send lag against the gate, and how busy the busiest actor was."""
+        unsent = sum(row["never_sent"] for row in self.rows)
+        p99 = _p99(self.worst)
+        state = "above" if p99 > self.gate_ms else "within"
+        said = [
+            f"The p99 send lag of the worst of {counted(len(self.windows), 'window')} is {ms(p99)}, {state}"
+            f" the gate of {ms(self.gate_ms)}; {counted(unsent, 'request')} never left."
+        ]
+        if self.clients.num_rows:
+            busiest = float(np.nanmax(metrics.numbers(self.clients, "cpu_share")))
+            said.append(f"The load actors used at most {share(busiest)} of a core in any second.")
+        return " ".join(said)
+
+
+def _p99(window: WindowRows) -> float:
+    """p99 of the lag in ms; -inf if unknown, so that it is never the worst."""
+    p99 = quantile(window.lag_ms, 0.99)
+    return -np.inf if p99 is None else p99
+
+
+def _gate_ms(data: RunData) -> float:
+    """The gate of the run's own check, or computed anew if the run wrote none."""
+    checks = data.run.verdict.checks if data.run.verdict else None
+    for check in checks or ():
+        if check.name == "send_lag_p99" and check.bound is not None:
+            return float(check.bound)
+    bound = lag_gate_ms(data.windows[0].rows, data.run.config.slo)
+    if bound is None:
+        raise NoData("no bound of the send lag is known")
+    return bound
+
+
+def _lag_row(window: WindowRows, gate_ms: float) -> Row:
+    lags = window.lag_ms
+    sent = lags[np.isfinite(lags)]
+    return {
+        "window": window.window.index,
+        "rate_qps_per_node": window.rate,
+        "requests": len(lags),
+        "never_sent": int(np.isinf(lags).sum()),
+        **{f"lag_p{100 * q:g}_ms": quantile(lags, q) for q in QUANTILES},
+        "lag_longest_sent_ms": float(sent.max()) if len(sent) else None,
+        "gate_p99_ms": gate_ms,
+    }
+
+
+def _draw_curve(ax: Axes, name: str, lags: Floats, style: canvas.Style) -> None:
+    """The share that is later than each lag; what never left is later than any."""
+    known = np.sort(lags[~np.isnan(lags)])
+    later = 1 - np.arange(1, len(known) + 1) / max(len(known), 1)
+    drawn = np.isfinite(known) & (later > 0)
+    # Even steps of the logarithm: the tail, which is judged, keeps its points.
+    steps = np.unique(np.geomspace(1, max(drawn.sum(), 1), MOST_STEPS).round().astype(int))
+    from_end = -steps[steps <= drawn.sum()][::-1]
+    at, part = known[drawn][from_end], later[drawn][from_end]
+    marks: Look = {**style.drawn, "markevery": max(1, len(at) // 6)}
+    ax.plot(np.maximum(at, LEAST_MS), part, **marks, label=f"{name}, {counted(len(known), 'send')}")
+
+
+def _draw_gate(ax: Axes, gate_ms: float) -> None:
+    """The corner that no curve may enter: more than 1 % later than the gate."""
+    (least_ms, rarest), (most_ms, _) = ax.dataLim.get_points()
+    right = 1.3 * max(2.5 * gate_ms, most_ms)
+    ax.set_xlim(min(LEAST_MS * 10, least_ms) / 1.2, right)
+    ax.set_ylim(min(TAIL / 5, rarest / 2), 1)
+    canvas.log_axis(ax, "x")
+    canvas.log_axis(ax, "y")
+    corner: Look = {"facecolor": "none", "edgecolor": canvas.VERMILLION, "hatch": "///", "linewidth": 0}
+    ax.fill_between([gate_ms, right], TAIL, 1, **corner, alpha=0.45)
+    ax.plot([gate_ms, gate_ms, right], [1, TAIL, TAIL], **canvas.LIMIT)
+    text = f"gate: at most 1 % later than {ms(gate_ms)}"
+    canvas.note(ax, right, TAIL, text, ha="right", va="top", xytext=(-2, -3))
+    canvas.label(ax, "send lag behind the planned time (ms)", "share of sends later")
+
+
+def _draw_health(cpu: Axes, own: Axes, clients: pa.Table) -> None:
+    at, used, run_share = _by_second(clients)
+    cpu.sharex(own)
+    cpu.tick_params(labelbottom=False)
+    cpu.plot(at, used, color=canvas.BLUE, linewidth=1)
+    own.plot(at, run_share, color=canvas.GREEN, linestyle="-.", linewidth=1)
+    if np.isnan(run_share).all():
+        canvas.note(own, 0.5, 0.5, "not told", **canvas.MIDDLE)
+    canvas.bound(cpu, CPU_SHARE, f"gate: at most {CPU_SHARE:g} over a window")
+    # It informs and makes no window void: no line that must not be crossed.
+    noted = f"run share noted below {RUN_SHARE:g} over a window"
+    own.axhline(RUN_SHARE, **canvas.line(canvas.PALE, ":", 1), label=noted)
+    for panel, name in ((cpu, "CPU share,\nbusiest actor"), (own, "run share,\nmost crowded")):
+        panel.set_ylim(0, 1.05)
+        canvas.label(panel, "", name)
+    own.set_xlabel("time since the start of the run's clock (s)")
+
+
+def _by_second(clients: pa.Table) -> tuple[Floats, Floats, Floats]:
+    """Seconds, the largest CPU share and the smallest run share in each bin of time; nan if not reported."""
+    at = metrics.numbers(clients, "clock_ns") / NS
+    edges = np.linspace(at.min(), at.max(), min(canvas.MOST_POINTS, max(2, len(np.unique(at.round())))))
+    place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, len(edges) - 1)
+    cpu, own = np.full(len(edges), -np.inf), np.full(len(edges), np.inf)
+    np.fmax.at(cpu, place, metrics.numbers(clients, "cpu_share"))
+    np.fmin.at(own, place, metrics.numbers(clients, "run_share"))
+    return edges, np.where(np.isinf(cpu), np.nan, cpu), np.where(np.isinf(own), np.nan, own)
