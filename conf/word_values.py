@@ -4,18 +4,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
+from functools import reduce
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import OmegaConf
 
 from conf import constants
 from conf.io import bounded_yaml
-from conf.io.bounded_yaml import refuse_large
 from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line
-from conf.keys import Fields, bare, fields_of, type_of, value_at
+from conf.keys import Fields, bare, fields_of, type_of
 from conf.specs.bounds import LIMITS, METRICS, column, limit_of
 from conf.specs.engine import ENGINES
 from conf.specs.request_sizes import Lengths
@@ -120,10 +118,11 @@ def parsed(root: Fields, words: Sequence[str], refusals: Refusals) -> list[Word]
     settings: list[Word] = []
     for word in words:
         with refusals.collected():
-            key, _ = key_and_value(word)
-            tree = _tree(root, key, word)
-            _check_key(root, key, value_at(tree, key))
+            key, text = key_and_value(word)
+            value = _value(bare(type_of(root, key)).kind, key, text)
+            _check_key(root, key, value)
             constants.check_key(key)
+            tree = reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)
             settings.append(Word(key, tree))
     return settings
 
@@ -134,42 +133,24 @@ def of_keys(words: Iterable[Word], keys: Iterable[str]) -> list[Word]:
     return [word for word in words if word.key in wanted]
 
 
-def _tree(root: Fields, key: str, word: str) -> dict[str, Any]:
-    """The word as a tree; a text stays as it was typed, so that a run named 007 is no number."""
-    kind = bare(type_of(root, key)).kind
-    tree = _parse(word)
-    value = value_at(tree, key)
-    if kind is str and not isinstance(value, str | list | dict | None):
-        return _nested(key, word.partition("=")[2])
-    if kind in (int, float) and isinstance(value, str):
-        with suppress(ValueError):  # YAML takes -.5, 08 and nan for texts
-            return _nested(key, kind(value))
-    if kind is Lengths and isinstance(value, int) and not isinstance(value, bool):
-        return _nested(key, {**FIXED, "mean": value})  # whatever the distribution was before
-    return tree
-
-
-@lru_cache(maxsize=4096)
-def _parse(word: str) -> dict[str, Any]:
-    """The word as OmegaConf reads it. The tree is shared: nobody changes it."""
-    key, _, text = word.partition("=")
+def _value(kind: Any, key: str, text: str) -> Any:
+    """The value of a word; a text stays as it was typed, so that a run named 007 is no number."""
     try:
-        refuse_large(text)
-        tree = OmegaConf.to_container(OmegaConf.from_dotlist([word]))
+        value = bounded_yaml.read(text)
     except (yaml.YAMLError, ValueError) as error:
         # The error as a whole would show the value, which may hold a secret.
         reason = getattr(error, "problem", None) or "not a text YAML allows"
         raise ConfigError(
             f"{key}: the value is not YAML ({reason}); put text with brackets or colons in quotes"
         ) from error
-    assert isinstance(tree, dict)
-    return tree  # type: ignore[return-value]
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value  # type: ignore[no-any-return]
+    if kind is str and not isinstance(value, str | list | dict | None):
+        return text
+    if kind in (int, float) and isinstance(value, str):
+        with suppress(ValueError):  # YAML takes -.5, 08 and nan for texts
+            return kind(value)
+    if kind is Lengths and isinstance(value, int) and not isinstance(value, bool):
+        return {**FIXED, "mean": value}  # whatever the distribution was before
+    return value
 
 
 def _check_key(root: Fields, key: str, value: Any) -> None:

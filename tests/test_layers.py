@@ -41,7 +41,6 @@ CONFINED = {
     "torch": {"serve_apps/vllm_emulated/executor.py"},
     "zmq": {"serve_apps/vllm_emulated/kv_transfer.py"},
     "matplotlib": {"analysis/figures/canvas.py"},
-    "omegaconf": {"conf/word_values.py"},
     "aiohttp": {
         "loadgen/run/samplers.py",
         "serve_apps/routing/asgi.py",

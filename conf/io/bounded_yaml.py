@@ -4,8 +4,9 @@ Every YAML file is read through this module.
 """
 
 import re
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -22,7 +23,27 @@ _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
 
 
 class LOADER(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """That of libyaml where it is there, which is six times as fast; 8e9 is a number."""
+    """That of libyaml where it is there, which is six times as fast.
+
+    8e9 is a number and a date a text; a set, and a key that is there twice, are errors.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        nodes = [node]
+        for each in nodes:  # `refuse_large` bounds their number, aliases expanded
+            if isinstance(each, yaml.MappingNode):
+                keys = Counter(key.value for key, _ in each.value if isinstance(key, yaml.ScalarNode))
+                if twice := next((key for key, count in keys.items() if count > 1), None):
+                    raise yaml.constructor.ConstructorError(problem=f"found duplicate key {twice}")
+                nodes += [value for _, value in each.value]
+            elif isinstance(each, yaml.SequenceNode):
+                nodes += each.value
+        return super().construct_document(node)
 
 
 class DUMPER(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -31,6 +52,7 @@ class DUMPER(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mis
 
 for _class in (LOADER, DUMPER):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+LOADER.add_constructor("tag:yaml.org,2002:set", LOADER.construct_undefined)
 
 
 class TooLargeError(ValueError):
@@ -38,9 +60,7 @@ class TooLargeError(ValueError):
 
 
 def read(text: str) -> Any:
-    """The tree of a YAML text, as `yaml.safe_load` makes it.
-
-    Raises TooLargeError (a ValueError) for a text that is too large, too deep or refers to itself, and
+    """The tree of a YAML text. Raises TooLargeError (a ValueError) for a text that is too large, too deep or refers to itself, and
     yaml.YAMLError or ValueError for one that is no YAML.
     """
     refuse_large(text)

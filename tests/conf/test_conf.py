@@ -255,7 +255,7 @@ def test_a_group_of_a_saved_tree_is_a_mapping(group: str, value: str, tmp_path: 
         load(base=saved)
 
 
-BROKEN = ["- a list", "a: [", "", "seed: ${oc.env:HOME}", "out: 2001-99-99", "engine: {kind: [1]}", "1: 2"]
+BROKEN = ["- a list", "a: [", "", "seed: ${oc.env:HOME}", "seed: 1\nseed: 2", "engine: {kind: [1]}", "1: 2"]
 
 
 @pytest.mark.parametrize("text", BROKEN)

@@ -34,6 +34,7 @@ FILES = {
     "part.yaml": "engine: {kind: simulated}\n",
     "kind.yaml": "engine: {kind: simulatd}\n",
     "list.yaml": "[1, 2]\n",
+    "twice.yaml": "seed: 1\nengine: {kind: simulated}\nseed: 2\n",
     "file": "in the way\n",
 }
 
@@ -190,6 +191,8 @@ SWEPT = {
     "sweep --config part.yaml": "part.yaml: cluster, hardware, model, layout, routing, workload, slo,",
     "sweep --config kind.yaml": "unknown engine kind 'simulatd'; did you mean 'simulated'?",
     "sweep --config list.yaml": "list.yaml is not a mapping",
+    "sweep --config twice.yaml": "cannot read twice.yaml: found duplicate key seed",
+    "sweep 'engine.args={a: 1, a: 2}'": "engine.args: the value is not YAML (found duplicate key a)",
     "sweep model.config_json=.": ". is a folder; name a file, such as config.json",
     "sweep engine.constants=none.yaml": "cannot read none.yaml: No such file",
     "sweep out=file": "out=file: file is a file; choose another folder",

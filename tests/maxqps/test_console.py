@@ -23,7 +23,7 @@ def test_help_and_version_import_no_room() -> None:
         told = subprocess.run(
             [sys.executable, "-c", code.format(flag)], capture_output=True, text=True, check=True
         )
-        heavy = {"ray", "numpy", "pyarrow", "omegaconf", "loadgen", "analysis"}
+        heavy = {"ray", "numpy", "pyarrow", "yaml", "loadgen", "analysis"}
         assert not heavy & set(told.stdout.splitlines())
 
 
