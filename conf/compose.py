@@ -20,12 +20,11 @@ from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import one_line
 from conf.keys import fields_of, flat, overlaid, value_at, with_defaults
 from conf.named_files import NAMED_FILES
-from conf.specs.conversation import overruled
 from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
 from conf.specs.planning import Planning, Recommendation
-from conf.specs.workload import Workload
+from conf.specs.workload import Workload, overruled
 from conf.typed import Source, typed
 from conf.word_values import Word, are_listed, of_keys, parsed, spelled
 from conf.words import ROOT, group_file, groups, refuse_twice, split_words

@@ -57,10 +57,12 @@ def keys(fields: Fields, within: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def type_of(root: Fields, key: str) -> Any:
-    """The type of a dotted key under `root`; None for an unknown one."""
+    """The type of a dotted key under `root`, which may end inside a list or a mapping; None if unknown."""
     kind: Any = root
-    for part in key.split("."):
-        kind = (fields_of(kind) or {}).get(part)
+    for part in key.replace("[", ".[").split("."):
+        kind = bare(kind).kind
+        fields = fields_of(kind)
+        kind = fields.get(part) if fields is not None else (get_args(kind) or (None,))[-1]
     return kind
 
 

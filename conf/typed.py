@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 from conf.io.check import ConfigError, Refusals
 from conf.io.one_line import MOST, hint, nearest, one_line
 from conf.io.secret import SECRET_SETTING
-from conf.keys import Fields, bare, fields_of, keys
+from conf.keys import Fields, bare, fields_of, keys, type_of
 from conf.specs.bounds import METRICS, short_key
 from conf.specs.engine import ENGINES
 from conf.specs.experiment import Experiment
@@ -135,7 +135,7 @@ def _line(root: Fields, key: str, error: Mapping[str, Any]) -> str:
 
 def wrong(root: Fields, key: str, value: Any) -> str:
     """One line on a value that the type of its key does not take."""
-    kind, _, ranges = bare(_type_at(root, key))
+    kind, _, ranges = bare(type_of(root, key))
     if (fields := fields_of(kind)) is not None:
         such = setting(fields, key, value) or f"{key}.{next(iter(fields))}=..."
         return f"{key} is a group of keys; set one of them, such as {such}"
@@ -143,7 +143,7 @@ def wrong(root: Fields, key: str, value: Any) -> str:
         return f"{key} is a mapping of names to values; set one of them: {key}.NAME=VALUE"
     if get_origin(kind) is list:
         key = _without_places(key)
-        kind = bare(_type_at(root, key)).kind
+        kind = bare(type_of(root, key)).kind
         nested = get_origin(get_args(kind)[0]) is list
         return f"{key} must be a list{' of lists' if nested else ''}: {key}={sample(kind, key)}"
     key, limits = short_key(key), _range(ranges)
@@ -164,16 +164,6 @@ def _near(kind: Any, key: str, value: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return nearest(str(value), [str(choice) for choice in get_args(kind)])
     return [f"{key}={int(value)}"] if kind is int and isinstance(value, float) and value.is_integer() else []
-
-
-def _type_at(root: Fields, key: str) -> Any:
-    """The type of a dotted key, which may end inside a list or a mapping."""
-    kind: Any = root
-    for part in key.replace("[", ".[").split("."):
-        kind = bare(kind).kind
-        fields = fields_of(kind)
-        kind = fields[part] if fields is not None else (get_args(kind) or (kind,))[-1]
-    return kind
 
 
 def _range(ranges: Iterable[Any]) -> str:

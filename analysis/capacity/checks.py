@@ -24,7 +24,7 @@ from analysis.capacity.rules import (
     WindowEvidence,
 )
 from analysis.capacity.window_counts import NS, PATH_MS, Window, in_window
-from analysis.rows import failures, foreign_words, metrics, records, routing_spread
+from analysis.rows import failures, metrics, parquet, records, routing_spread
 from analysis.stats.estimate import NORMAL_95
 from analysis.stats.quantiles import Floats, quantile
 from conf.specs.experiment import Slo
@@ -264,7 +264,7 @@ def queue_share(rows: pa.Table) -> float | None:
 def folded_names(it: Facts) -> float:
     """answers whose replica or finish reason stands as (other): it came after 4096 different names"""
     columns = "replica_id", "finish_reason"
-    replica, finish = (metrics.word_in(it.rows, column, foreign_words.OTHER) for column in columns)
+    replica, finish = (metrics.word_in(it.rows, column, parquet.OTHER_WORD) for column in columns)
     return float((replica | finish).sum())
 
 

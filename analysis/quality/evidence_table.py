@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from analysis.quality.answers import MOST_NATS, PAIRS, SIDES, ComparedAnswers, PromptEvidence
-from analysis.rows import foreign_words, parquet
+from analysis.rows import parquet
 from analysis.rows.parquet import Column, schema
 from conf.io.one_line import reason
 
@@ -23,7 +23,7 @@ MOST_BYTES = 2**30
 
 _COLUMNS: tuple[Column, ...] = (
     ("prompt", pa.int32(), "", "number of the prompt, from 0; the order in which prompts count"),
-    ("pair", foreign_words.KIND, "", "side beside the base: again or candidate; null in a row of a failure"),
+    ("pair", parquet.WORD, "", "side beside the base: again or candidate; null in a row of a failure"),
     ("position", pa.int16(), "", "token of the answer, from 0, up to the first that differs; null likewise"),
     ("base_token", pa.int32(), "", "token id of the base"),
     ("token", pa.int32(), "", "token id of the other side"),
@@ -34,15 +34,12 @@ _COLUMNS: tuple[Column, ...] = (
         "Jensen-Shannon divergence over the alternatives in both and the rest",
     ),
     ("differs", pa.bool_(), "", "the tokens differ"),
-    ("unanswered", foreign_words.KIND, "", "side whose request failed: base, again, candidate; else null"),
+    ("unanswered", parquet.WORD, "", "side whose request failed: base, again, candidate; else null"),
 )
 
 EVIDENCE = schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
 """Arrow schema of the evidence: a row per compared position, and one per failed request."""
-_READ_AS = pa.schema(
-    [f.with_type(foreign_words.READ_AS) if pa.types.is_dictionary(f.type) else f for f in EVIDENCE],
-    metadata=EVIDENCE.metadata,
-)
+_READ_AS = parquet.with_words(EVIDENCE, parquet.WIDE_WORD)
 _COMPARED = ("position", "base_token", "token", "divergence_nats", "differs")
 
 Ints = NDArray[np.int64]
@@ -84,12 +81,7 @@ def read(path: Path) -> list[PromptEvidence]:
             parquet.refuse_version(path, file.schema_arrow, SCHEMA_VERSION)
             _refuse_foreign(file)
             rows = file.read(columns=EVIDENCE.names)
-        read_as = rows.select(EVIDENCE.names).cast(_READ_AS)
-        folded = [
-            foreign_words.folded(column) if pa.types.is_dictionary(field.type) else column
-            for field, column in zip(EVIDENCE, read_as.columns, strict=True)
-        ]
-        return prompts(pa.table(folded, schema=EVIDENCE))
+        return prompts(parquet.narrowed(rows.select(EVIDENCE.names).cast(_READ_AS), EVIDENCE))
     except OSError:
         raise
     except (pa.ArrowException, ValueError) as error:

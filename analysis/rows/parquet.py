@@ -1,11 +1,13 @@
 """Schemas with a unit and a meaning for every column; tables written as Parquet, and taken in pieces.
 
+Words from servers, such as a replica's name, are bounded in number and length so that a column holds them.
+
 Arrow's own `take` joins all chunks of a list into one, which fails beyond 2^31 elements: 4 h of 1000 answers
 of 140 tokens a second. `tests/benchmarks/parquet.py` measures what is chosen beside Parquet's own choice.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
 
@@ -123,3 +125,82 @@ def _piece(batches: Sequence[pa.RecordBatch], starts: Ints, index: Ints, schema:
     # One cast for batches alike: a run has as many of them as seconds.
     alike = (pa.Table.from_batches(list(some)) for _, some in groupby(own, attrgetter("schema")))
     return pa.concat_tables([table.cast(schema) for table in alike]).take(pa.array(np.argsort(order)))
+
+
+OTHER_WORD = "(other)"
+"""Stands for every word that came after the first `MOST_WORDS`."""
+MOST_WORDS = 4096
+"""Different words of a column: more than a fleet has replicas, far less than 16 bits hold (our choice)."""
+WORD_LETTERS = 120
+"""Letters of a word that are kept (our choice); Ray's replica names have some twenty."""
+
+WORD = pa.dictionary(pa.int16(), pa.string())
+"""Arrow type of such a column."""
+WIDE_WORD = pa.dictionary(pa.int32(), pa.string())
+"""Arrow type that also takes what another program wrote without a bound."""
+
+
+class BoundedWords:
+    """The words of one column as they come in, each with the one that stands for it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, str] = {}
+
+    def kept(self, word: str | None) -> str | None:
+        """The word on one line; `OTHER_WORD` once `MOST_WORDS` different ones are known."""
+        if word is None:
+            return None
+        start = word[: 4 * WORD_LETTERS]
+        if start not in self._kept:
+            if len(self._kept) >= MOST_WORDS:
+                return OTHER_WORD
+            self._kept[start] = one_line(start, WORD_LETTERS)
+        return self._kept[start]
+
+
+def with_words(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
+    """The schema with another type for its words."""
+    fields = [field.with_type(kind) if pa.types.is_dictionary(field.type) else field for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def narrowed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table in the types of `schema`; its words may be strings or in wider dictionaries."""
+    fields = [schema.field(name) for name in table.column_names]
+    columns = [
+        folded(column) if pa.types.is_dictionary(field.type) else column
+        for field, column in zip(fields, table.columns, strict=True)
+    ]
+    return pa.table(columns, schema=pa.schema(fields, metadata=schema.metadata))
+
+
+def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column, of strings or a dictionary of them, as `WORD`; after `MOST_WORDS` comes `OTHER_WORD`.
+
+    Raises ArrowInvalid for words that are no text.
+    """
+    chunks = [
+        chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode() for chunk in column.chunks
+    ]
+    every = dict.fromkeys(word for chunk in chunks for word in _texts(chunk.dictionary) if word is not None)
+    known = set(islice(every, MOST_WORDS))
+    return pa.chunked_array([_narrow(chunk, known) for chunk in chunks], WORD)
+
+
+def _texts(words: pa.Array) -> list[str | None]:
+    try:
+        texts: list[str | None] = words.cast(pa.string()).to_pylist()
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"a word is no text: {error.reason}") from error
+    return texts
+
+
+def _narrow(chunk: pa.DictionaryArray, known: set[str]) -> pa.DictionaryArray:
+    texts = _texts(chunk.dictionary)
+    if len(texts) <= MOST_WORDS and known.issuperset(word for word in texts if word is not None):
+        return pa.DictionaryArray.from_arrays(
+            chunk.indices.cast(pa.int16()), chunk.dictionary.cast(pa.string())
+        )
+    kept = [word if word is None or word in known else OTHER_WORD for word in texts]
+    encoded = pc.take(pa.array(kept, pa.string()), chunk.indices).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary)

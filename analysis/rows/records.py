@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from analysis.rows import foreign_words, parquet
+from analysis.rows import parquet
 from analysis.rows.parquet import Column
 
 SCHEMA_VERSION = 4
@@ -44,15 +44,15 @@ _COLUMNS: tuple[Column, ...] = (
     ("window_index", pa.int16(), "", "ramp step or window, from 0; -1 is the warm-up"),
     (
         "phase",
-        foreign_words.KIND,
+        parquet.WORD,
         "",
         "part of the plan: warmup, ramp, transition, window, bridge; or retracted",
     ),
-    ("status", foreign_words.KIND, "", "ok, or a kind of failure: " + ", ".join(FAILURES)),
-    ("error_kind", foreign_words.KIND, "", "finer kind of failure; null when ok"),
+    ("status", parquet.WORD, "", "ok, or a kind of failure: " + ", ".join(FAILURES)),
+    ("error_kind", parquet.WORD, "", "finer kind of failure; null when ok"),
     ("error", pa.string(), "", "message of a failure; null when ok"),
     ("http_status", pa.int16(), "", "status code of the answer; null without one"),
-    ("finish_reason", foreign_words.KIND, "", "as the server reports it"),
+    ("finish_reason", parquet.WORD, "", "as the server reports it"),
     ("stream", pa.int16(), "", "node of this stream, from 0; null where nodes share one"),
     ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
     (
@@ -61,7 +61,7 @@ _COLUMNS: tuple[Column, ...] = (
         "",
         "earlier requests of its session in this window, at most 32767; 0 without sessions",
     ),
-    ("replica_id", foreign_words.KIND, "", "x-replica-id of the answer; null if unknown"),
+    ("replica_id", parquet.WORD, "", "x-replica-id of the answer; null if unknown"),
     ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
     ("scheduled_at", pa.timestamp("us"), "", "planned send time on the wall clock, in UTC"),
     (
@@ -153,16 +153,9 @@ _COLUMNS: tuple[Column, ...] = (
 REQUESTS = parquet.schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
 """Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
 
-SHARD = pa.schema(
-    [f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in REQUESTS],
-    metadata=REQUESTS.metadata,
-)
+SHARD = parquet.with_words(REQUESTS, pa.string())
 """`REQUESTS` with words as plain strings: dictionaries would have to agree between a stream's batches."""
-
-_READ_AS = pa.schema(
-    [f.with_type(foreign_words.READ_AS) if pa.types.is_dictionary(f.type) else f for f in REQUESTS],
-    metadata=REQUESTS.metadata,
-)
+_READ_AS = parquet.with_words(REQUESTS, parquet.WIDE_WORD)
 
 PROGRESS = SHARD.remove(SHARD.get_field_index("itl_us"))
 """`SHARD` without the gaps: the reports on requests while a run goes on."""
@@ -255,22 +248,13 @@ def read(
             continue
         refuse_foreign(file)
         tables.append(pq.read_table(file, schema=_READ_AS, columns=read_too, filters=where))
-    return by_due(_narrowed(pa.concat_tables(tables))).select(asked)
+    return by_due(parquet.narrowed(pa.concat_tables(tables), REQUESTS)).select(asked)
 
 
 def joined(tables: Sequence[pa.Table]) -> pa.Table:
     """Tables of the same columns of requests one after the other, whose words are bounded together."""
-    return _narrowed(pa.concat_tables(map(_narrowed, tables)))
-
-
-def _narrowed(requests: pa.Table) -> pa.Table:
-    """The table in the types of `REQUESTS`; its words may be strings or in wider dictionaries."""
-    fields = [REQUESTS.field(name) for name in requests.column_names]
-    columns = [
-        foreign_words.folded(column) if pa.types.is_dictionary(field.type) else column
-        for field, column in zip(fields, requests.columns, strict=True)
-    ]
-    return pa.table(columns, schema=pa.schema(fields, metadata=REQUESTS.metadata))
+    parts = (parquet.narrowed(table, REQUESTS) for table in tables)
+    return parquet.narrowed(pa.concat_tables(parts), REQUESTS)
 
 
 def is_torn(file: Path) -> bool:
@@ -300,7 +284,7 @@ def by_due(requests: pa.Table) -> pa.Table:
 
 def read_shard(path: Path) -> pa.Table:
     """Every whole batch of a shard of requests, also of one whose writer was killed in the middle of one."""
-    return _narrowed(read_stream(path, SHARD))
+    return parquet.narrowed(read_stream(path, SHARD), REQUESTS)
 
 
 def read_stream(path: Path, schema: pa.Schema) -> pa.Table:

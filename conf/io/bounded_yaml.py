@@ -60,7 +60,9 @@ class TooLargeError(ValueError):
 
 
 def read(text: str) -> Any:
-    """The tree of a YAML text. Raises TooLargeError (a ValueError) for a text that is too large, too deep or refers to itself, and
+    """The tree of a YAML text.
+
+    Raises TooLargeError (a ValueError) for a text that is too large, too deep or refers to itself, and
     yaml.YAMLError or ValueError for one that is no YAML.
     """
     refuse_large(text)

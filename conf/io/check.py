@@ -1,8 +1,9 @@
-"""Refusals of values: one rule at a time, and all that is wrong with a file or a command line at once."""
+"""Refusals of values: ranges of numbers, rules, and all errors of a file or a command line at once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 
 class ConfigError(ValueError):
@@ -46,3 +47,24 @@ def require_mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = tree.get(key)
     require(value is None or isinstance(value, dict), f"{key}={value} is not a mapping of keys to values")
     return value or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Annotation of a number: above, at least, below and at most, as pydantic names them."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), **{name: end for name, end in asdict(self).items() if end is not None}}
+
+
+Positive = Annotated[float, Range(gt=0)]
+NotNegative = Annotated[float, Range(ge=0)]
+BelowOne = Annotated[float, Range(ge=0, lt=1)]
+Share = Annotated[float, Range(gt=0, lt=1)]
+AtLeastOne = Annotated[int, Range(ge=1)]
+Whole = Annotated[int, Range(ge=0)]

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from conf.io.check import require
-from conf.specs.ranges import Positive, Share
+from conf.io.check import Positive, Share, require
 
 Limit = str
 """Name of a bound."""

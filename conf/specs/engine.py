@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from conf.io.check import require
+from conf.io.check import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole, require
 from conf.io.secret import require_public
 from conf.specs.model import KernelRatio
-from conf.specs.ranges import AtLeastOne, BelowOne, NotNegative, Positive, Range, Whole
 
 
 @dataclass(frozen=True, slots=True)

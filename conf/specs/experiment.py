@@ -8,13 +8,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from conf.io.check import require
+from conf.io.check import Range, require
 from conf.specs import combinations
 from conf.specs.bounds import Slo
 from conf.specs.engine import ByKind, EmulatedEngine, Engine, ExternalEngine, SimulatedEngine, VllmEngine
 from conf.specs.layout import Cluster, Fleet, Hardware, Layout, PrefillEngines, TransferTime
 from conf.specs.model import Constant, Efficiency, KernelRatio, Model, StepTime
-from conf.specs.ranges import Range
 from conf.specs.request_sizes import Lengths
 from conf.specs.routing import Endpoints, Routing
 from conf.specs.search import MOST_QPS, MOST_REQUESTS, MOST_S, Progressive, Quality, Search

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from conf.io.check import require
+from conf.io.check import AtLeastOne, NotNegative, Positive, Range, require
 from conf.specs.model import Constant, Efficiency
-from conf.specs.ranges import AtLeastOne, NotNegative, Positive, Range
 
 MOST_NODES, MOST_GPUS = 100_000, 1024
 """Limits beyond any cluster of today (our choice)."""

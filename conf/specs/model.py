@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal
 
-from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, Whole
+from conf.io.check import AtLeastOne, Whole, require
 
 Z95 = NormalDist().inv_cdf(0.975)
 

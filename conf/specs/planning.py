@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, BelowOne, Positive, Range, Share
+from conf.io.check import AtLeastOne, BelowOne, Positive, Range, Share, require
 
 MOST_SPARES = 1000
 MINUTES_PER_DAY = 1440

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, NotNegative, Range, Whole
+from conf.io.check import AtLeastOne, NotNegative, Range, Whole, require
 
 ROUNDED_SHARES = 1e-3
 """Largest distance of a mixture's sum of shares from 1, such as of thirds with three digits (our choice)."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, Range
+from conf.io.check import AtLeastOne, Range, require
 
 DATA_PATHS = {
     "leastconn": ("haproxy",),

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from conf.io.check import require
-from conf.specs.ranges import AtLeastOne, Positive, Range, Share
+from conf.io.check import AtLeastOne, Positive, Range, Share, require
 
 MOST_QPS = 1e5
 """Highest rate per node: 150 times that of a load actor on one core (our choice)."""

@@ -11,7 +11,7 @@ from conf import Experiment, load
 from conf.compose import dump
 from conf.io.one_line import one_line
 from conf.keys import differences, flat
-from conf.specs.conversation import Conversations
+from conf.specs.workload import Conversations
 from loadgen.cli import machine
 from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
 from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of

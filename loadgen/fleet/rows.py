@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.rows import records
-from analysis.rows.foreign_words import BoundedWords
+from analysis.rows.parquet import BoundedWords
 from analysis.stats.quantiles import Floats, quantile
 from conf.specs.bounds import Slo, metric_of
 from loadgen.fleet.exchange import Exchange

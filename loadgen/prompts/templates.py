@@ -20,7 +20,7 @@ from jinja2.visitor import NodeTransformer
 
 from conf import ConfigError
 from conf.io.one_line import one_line, reason
-from conf.specs.conversation import Conversations, PromptPart
+from conf.specs.workload import Conversations, PromptPart
 from loadgen.traffic.schedule import cut_tokens
 
 MOST_CHARACTERS = 2**24

@@ -16,8 +16,8 @@ import numpy as np
 
 from conf import ConfigError
 from conf.io.one_line import reason
-from conf.specs.conversation import Conversations, PromptPart
 from conf.specs.experiment import Workload
+from conf.specs.workload import Conversations, PromptPart
 from loadgen.prompts.templates import Encoded, PromptTemplate, parts_of
 from loadgen.traffic.schedule import UNIQUE_TOKENS
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.specs.conversation import (
+from conf.specs.workload import (
     CHARACTER_SHARE,
     MESSAGE_SHARE,
     NAMING_TOKENS,

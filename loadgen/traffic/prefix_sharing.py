@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.specs.conversation import CHARACTER_SHARE, NAMING_TOKENS, Conversations
 from conf.specs.experiment import Workload
 from conf.specs.request_sizes import Lengths
+from conf.specs.workload import CHARACTER_SHARE, NAMING_TOKENS, Conversations
 from loadgen.traffic.schedule import NS, UNIQUE_TOKENS, ArrivalSchedule, Floats, Ints, cut_tokens
 
 Run = tuple[int, int]

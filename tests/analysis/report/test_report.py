@@ -28,7 +28,7 @@ from analysis.results.figures import ProbeFigures, Quantile
 from analysis.results.json_border import from_tree, to_tree
 from analysis.results.runs import RunError
 from analysis.results.verdicts import RunVerdict, StudyVerdict
-from analysis.rows import foreign_words, records
+from analysis.rows import parquet, records
 from analysis.views import answers as views
 from analysis.views import rates as rates_view
 from analysis.views.shown import Table
@@ -316,7 +316,7 @@ def test_a_server_that_tells_too_much_does_not_make_a_large_page(
 
 def test_every_check_and_figure_is_known_to_the_page() -> None:
     window = Window(0, "window", 1.0, 1, 0, 0, 60 * NS, 60 * NS, concurrency=4)
-    unnamed = {"window_index": 0, "due_ns": 0, "status": "ok", "replica_id": foreign_words.OTHER}
+    unnamed = {"window_index": 0, "due_ns": 0, "status": "ok", "replica_id": parquet.OTHER_WORD}
     failed = unnamed | {"status": "truncated", "error_kind": "no_usage"}
     rows, slo = records.table([unnamed, failed]), Slo("any", 1000, 100, {"queue_p90": 500.0})
     closed, opened = (judge_window(rows, one, slo) for one in (window, replace(window, concurrency=0)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conf import ConfigError, load
-from conf.specs.conversation import PromptPart
+from conf.specs.workload import PromptPart
 from loadgen.cli import dry_run
 from loadgen.prompts import templates
 from loadgen.prompts.templates import PromptTemplate, by_words, fitted

@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 
 from analysis.rows import records
 from conf import ConfigError, load
-from conf.specs.conversation import Conversations
+from conf.specs.workload import Conversations
 from loadgen.cli import two_sides
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison, matrix_study

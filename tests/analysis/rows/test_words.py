@@ -1,4 +1,4 @@
-"""analysis.rows.foreign_words: how many and how long they may be, and what stands for the rest."""
+"""analysis.rows.parquet: how many and how long words of servers may be, and what stands for others."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from analysis import load_run
 from analysis.__main__ import main
 from analysis.capacity.checks import judge_window
 from analysis.capacity.window_counts import NS, Window
-from analysis.rows import foreign_words, records
-from analysis.rows.foreign_words import LETTERS, MOST, OTHER, BoundedWords, folded
+from analysis.rows import parquet, records
+from analysis.rows.parquet import MOST_WORDS, OTHER_WORD, WORD_LETTERS, BoundedWords, folded
 from conf.specs.experiment import Slo
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
@@ -31,27 +31,27 @@ def test_a_word_is_kept_short_and_printable_until_there_are_too_many() -> None:
     said = BoundedWords()
     assert said.kept(None) is None
     assert said.kept("\x1b[2Jr1\n") == "[2Jr1"
-    assert said.kept("x" * 10_000) == said.kept("x" * 20_000) == "x" * LETTERS + " ..."
+    assert said.kept("x" * 10_000) == said.kept("x" * 20_000) == "x" * WORD_LETTERS + " ..."
     kept = [said.kept(name) for name in names(MANY)]
-    assert kept[: MOST - 2] == names(MOST - 2)
-    assert set(kept[MOST - 2 :]) == {OTHER}
+    assert kept[: MOST_WORDS - 2] == names(MOST_WORDS - 2)
+    assert set(kept[MOST_WORDS - 2 :]) == {OTHER_WORD}
     assert said.kept("replica-0") == "replica-0"
 
 
-@pytest.mark.parametrize("kind", [pa.string(), foreign_words.READ_AS, pa.large_string()])
+@pytest.mark.parametrize("kind", [pa.string(), parquet.WIDE_WORD, pa.large_string()])
 def test_a_column_keeps_its_first_words(kind: pa.DataType) -> None:
     chunks = [names(3000), [None, "replica-0"], names(MANY, 2000)]
     column = folded(pa.chunked_array([pa.array(chunk).cast(kind) for chunk in chunks]))
     kept = column.to_pylist()
-    assert column.type == foreign_words.KIND
+    assert column.type == parquet.WORD
     assert kept[:3002] == chunks[0] + chunks[1]
-    assert kept[3002 : 3002 + MOST - 2000] == names(MOST - 2000, 2000)
-    assert set(kept[3002 + MOST - 2000 :]) == {OTHER}
-    assert column.unify_dictionaries().combine_chunks().type == foreign_words.KIND
+    assert kept[3002 : 3002 + MOST_WORDS - 2000] == names(MOST_WORDS - 2000, 2000)
+    assert set(kept[3002 + MOST_WORDS - 2000 :]) == {OTHER_WORD}
+    assert column.unify_dictionaries().combine_chunks().type == parquet.WORD
 
 
 def test_a_column_of_no_chunk_is_one_of_words() -> None:
-    assert folded(pa.chunked_array([], pa.string())).type == foreign_words.KIND
+    assert folded(pa.chunked_array([], pa.string())).type == parquet.WORD
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
@@ -92,15 +92,23 @@ def test_a_run_with_a_replica_for_every_answer_is_kept(
     for table in (kept, load_run(folder.path).requests()):
         assert table.schema.equals(records.schema_of(table.column_names))
         assert table.num_rows == actors * each
-        assert table["replica_id"].to_pylist()[: MOST + 1] == [f"r{n}" for n in range(MOST)] + [OTHER]
-        assert len(table["finish_reason"].unique()) == MOST + 1
+        assert table["replica_id"].to_pylist()[: MOST_WORDS + 1] == [f"r{n}" for n in range(MOST_WORDS)] + [
+            OTHER_WORD
+        ]
+        assert len(table["finish_reason"].unique()) == MOST_WORDS + 1
     assert main(["show", str(folder.path)]) == 0
     assert f"{actors * each} ok" in capsys.readouterr().out
 
 
 def test_what_has_no_name_of_its_own_is_said() -> None:
     made = [
-        {"seq": n, "window_index": 0, "due_ns": n, "status": "ok", "replica_id": OTHER if n < 7 else "r0"}
+        {
+            "seq": n,
+            "window_index": 0,
+            "due_ns": n,
+            "status": "ok",
+            "replica_id": OTHER_WORD if n < 7 else "r0",
+        }
         for n in range(100)
     ]
     window = Window(0, "window", 1.0, 1, 0, 0, NS, NS)
