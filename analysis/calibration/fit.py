@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -25,47 +24,62 @@ LEARNT = 0.5
 that they do not identify keeps its prior: value, interval, and no covariance."""
 POOR = 0.15
 """Above this rms of a fit another engine ran than the one that was configured (our choice)."""
-SOURCE = "calibrated on {count} runs"
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
-    """The fit of the constants at `paths`; `error` is the rms (ln) on the figures that `check` names."""
+class FittedConstants:
+    """The constants of a machine, fitted to `evidence` (`12 runs`) from those that it had, `prior`.
+
+    `exact` are constants that the fit holds in others.
+    """
 
     experiment: Experiment
-    paths: tuple[str, ...]
-    prior: dict[str, Constant]
+    prior: Mapping[str, Constant]
     fit: ParameterFit
+    evidence: str
+    exact: Mapping[str, Constant] = field(default_factory=dict)
+
+    def constants(self) -> dict[str, Constant]:
+        """Every fitted constant with its 95 % interval and its source."""
+        ends = np.exp([self.fit.low, self.fit.at, self.fit.high]).T.tolist()
+        fitted = {}
+        for (path, before), held, (low, value, high) in zip(
+            self.prior.items(), self.fit.held, ends, strict=True
+        ):
+            if held:
+                source = f"not identified by {self.evidence}; {before.source}"
+                fitted[path] = replace(before, source=source)
+                continue
+            # A share that the data push over its peak is at the peak, as the engine model takes it.
+            low, value, high = (bounded(before, end) for end in (low, value, high))
+            fitted[path] = Constant(value, before.unit, f"calibrated on {self.evidence}", low, high)
+        return fitted
+
+    def written(self, text: str, out: Path | None) -> str:
+        """The text of the fit; the file that `engine.constants=FILE` reads is written to `out` if given."""
+        if out is None:
+            return text
+        moved = np.flatnonzero(~self.fit.held)
+        cells = self.fit.covariance[np.ix_(moved, moved)].tolist()
+        paths = tuple(self.prior)
+        known = Covariance(tuple(paths[index] for index in moved), tuple(map(tuple, cells)))
+        tree = calibration(self.experiment, {**self.constants(), **self.exact}, known)
+        out.write_text(yaml.safe_dump(tree, sort_keys=False))
+        return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunsFit:
+    """A fit to runs; `error` is the rms (ln) on the figures that `check` names."""
+
+    constants: FittedConstants
     fitted: tuple[Observed, ...]
     checked: tuple[Observed, ...]
     check: str
     error: float
 
-    def constants(self) -> dict[str, Constant]:
-        """Every fitted constant with its 95 % interval and its source."""
-        found, fit = {}, self.fit
-        for index, path in enumerate(self.paths):
-            before = self.prior[path]
-            if fit.held[index]:
-                source = f"not identified by {len(self.fitted)} runs; {before.source}"
-                found[path] = replace(before, source=source)
-                continue
-            # A share that the data push over its peak is at the peak, as the engine model takes it.
-            ends = (bounded(before, math.exp(ln[index])) for ln in (fit.low, fit.at, fit.high))
-            low, value, high = ends
-            source = SOURCE.format(count=len(self.fitted))
-            found[path] = Constant(value, before.unit, source, low, high)
-        return found
 
-    def tree(self) -> dict[str, Any]:
-        """The file that `engine.constants=FILE` reads, as a tree."""
-        moved = np.flatnonzero(~self.fit.held)
-        cells = self.fit.covariance[np.ix_(moved, moved)].tolist()
-        known = Covariance(tuple(self.paths[index] for index in moved), tuple(map(tuple, cells)))
-        return calibration(self.experiment, self.constants(), known)
-
-
-def fit_runs(runs: Sequence[Observed], serve: Serve) -> Calibrated:
+def fit_runs(runs: Sequence[Observed], serve: Serve) -> RunsFit:
     """Fit every constant that has an interval, and say how well runs are met that were not fitted.
 
     Closed loops are fitted and open ones checked; where there is only one kind, each run in turn is left
@@ -94,7 +108,8 @@ def fit_runs(runs: Sequence[Observed], serve: Serve) -> Calibrated:
         checked, check = fitted, "each run predicted from the others"
         residuals = _left_out(fitted, paths, prior, serve, found)
     error = math.sqrt(float(np.mean(residuals**2))) if len(residuals) else math.nan
-    return Calibrated(experiment, paths, known, found, fitted, checked, check, error)
+    constants_of = FittedConstants(experiment, known, found, f"{len(fitted)} runs")
+    return RunsFit(constants_of, fitted, checked, check, error)
 
 
 def _left_out(
@@ -162,14 +177,13 @@ def _measured(runs: Sequence[Observed]) -> Floats:
     return np.concatenate([run.measured for run in runs])
 
 
-def fit_text(found: Calibrated, serve: Serve) -> str:
+def fit_text(runs_fit: RunsFit, serve: Serve) -> str:
     """Constants, what is not identified, and every figure measured and predicted."""
-    fit = found.fit
-    count = len(fit.residuals)
+    known, fitted, fit = runs_fit.constants, runs_fit.fitted, runs_fit.constants.fit
     held_out = "no held-out error: it takes a second run"
-    if not math.isnan(found.error):
-        held_out = f"held out {100 * found.error:.1f} % ({found.check})"
-    lines = [f"rms {100 * fit.rms:.1f} % of {count} fitted figures; {held_out}"]
+    if not math.isnan(runs_fit.error):
+        held_out = f"held out {100 * runs_fit.error:.1f} % ({runs_fit.check})"
+    lines = [f"rms {100 * fit.rms:.1f} % of {len(fit.residuals)} fitted figures; {held_out}"]
     if fit.stalled:
         lines.append("  the descent from the prior gained nothing; what follows is from other starts")
     if fit.held.all():
@@ -179,16 +193,15 @@ def fit_text(found: Calibrated, serve: Serve) -> str:
             f"  WARNING: an rms above {100 * POOR:.0f} % says that another engine ran; check the model, the "
             "layout and the engine.* words"
         )
-    for (path, constant), learnt, held in zip(found.constants().items(), fit.learnt, fit.held, strict=True):
+    for (path, constant), learnt, held in zip(known.constants().items(), fit.learnt, fit.held, strict=True):
         said = f"{100 * learnt:.0f} % of the prior's variance gone"
         said = f"NOT IDENTIFIED, the prior's ({said})" if held else said
         lines.append(constant_line(path, constant, said))
-    machine = machine_at(found.experiment, found.paths, fit.at)
-    checked = [] if found.checked is found.fitted else found.checked
-    named = [*((run, "") for run in found.fitted), *((run, ", not fitted") for run in checked)]
-    for run, aside in named:
+    machine = machine_at(known.experiment, tuple(known.prior), fit.at)
+    checked = () if runs_fit.checked is fitted else runs_fit.checked
+    for run in (*fitted, *checked):
         predicted = run.predict(serve, machine)
-        lines.append(f"  {run.name}{aside}:")
+        lines.append(f"  {run.name}{', not fitted' if run in checked else ''}:")
         for name, was, will in zip(run.figures, np.exp(run.measured), np.exp(predicted), strict=True):
             unit = "" if name == "requests/s" else " s"
             off = f"{100 * (will / was - 1):+.1f} %"
@@ -200,14 +213,6 @@ def constant_line(path: str, constant: Constant, said: str) -> str:
     """A constant with its interval, and what is said of it."""
     ends = f"[{constant.low:.4g}, {constant.high:.4g}]"
     return f"  {path} {constant.value:.4g} {constant.unit}, 95 % interval {ends}; {said}"
-
-
-def written(text: str, tree: dict[str, Any], out: Path | None) -> str:
-    """The text of a fit, whose constants are written to `out` where it is given."""
-    if out is None:
-        return text
-    out.write_text(yaml.safe_dump(tree, sort_keys=False))
-    return f"{text}\n  use them: python -m loadgen predict engine.constants={out}"
 
 
 MACHINE = ("engine", "model", "hardware", "layout")
@@ -235,7 +240,7 @@ def calibrate(words: Sequence[str], out: Path | None, serve: Serve) -> str:
         text = fit_text(found, serve)
     except ValueError as error:
         raise RunError(f"the engine model cannot serve these runs: {error}") from error
-    return written(text, found.tree(), out)
+    return found.constants.written(text, out)
 
 
 def refuse_words(words: Sequence[str]) -> None:

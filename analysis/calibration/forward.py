@@ -16,11 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from analysis.calibration.fit import LEARNT, constant_line, machine_at, prior_of, refuse_words, written
+from analysis.calibration.fit import (
+    LEARNT,
+    FittedConstants,
+    constant_line,
+    machine_at,
+    prior_of,
+    refuse_words,
+)
 from analysis.results.runs import RunError, refuse_out
 from analysis.stats.map_fit import Floats, ParameterFit, fit
 from conf import Experiment, load
-from conf.constants import Covariance, bounded, calibration, constants, replaced
+from conf.constants import constants, replaced
 from conf.specs.experiment import Constant, SimulatedEngine
 
 STEP, REACHED = "model.step_time.", "hardware.efficiency."
@@ -95,36 +102,11 @@ def _case(path: Path, entry: Any) -> Case:
     return Case(name, ForwardWork(contexts, chunks), median_us * 1e-6, routing == "balanced")
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The constants at `paths` that meet the cases; `held_out` is the rms (ln) of cases not fitted."""
+def fitted(experiment: Experiment, cases: Sequence[Case], forward: Forward) -> tuple[FittedConstants, float]:
+    """The constants of the step time, fitted against their prior, and the rms (ln) of cases left out.
 
-    experiment: Experiment
-    paths: tuple[str, ...]
-    cases: tuple[Case, ...]
-    fit: ParameterFit
-    held_out: float
-
-    def constants(self) -> dict[str, Constant]:
-        """Every constant that the times hold, identified or not."""
-        known, count = constants(self.experiment), len(self.cases)
-        found: dict[str, Constant] = {}
-        ends = np.exp([self.fit.low, self.fit.at, self.fit.high]).T.tolist()
-        source = f"calibrated on {count} batches of vllm bench forward"
-        for path, (low, value, high) in zip(self.paths, ends, strict=True):
-            low, value, high = (bounded(known[path], end) for end in (low, value, high))
-            found[path] = Constant(value, known[path].unit, source, low, high)
-        exact = {path: Constant(1.0, "ratio", f"this engine, {count} batches") for path in SCALES}
-        return found | exact
-
-    def tree(self) -> dict[str, Any]:
-        """The file that `engine.constants=FILE` reads, as a tree."""
-        known = Covariance(self.paths, tuple(map(tuple, self.fit.covariance.tolist())))
-        return calibration(self.experiment, self.constants(), known)
-
-
-def fitted(experiment: Experiment, cases: Sequence[Case], forward: Forward) -> Fitted:
-    """Fit the constants of the step time against their prior. Raises RunError for too few cases."""
+    Raises RunError for too few cases.
+    """
     if len(cases) < LEAST_CASES:
         raise RunError(
             f"{len(cases)} batches; a calibration needs {LEAST_CASES}: python -m serve_apps render "
@@ -141,31 +123,25 @@ def fitted(experiment: Experiment, cases: Sequence[Case], forward: Forward) -> F
         for path, it in constants(asked).items()
         if it.low is not None and path.startswith((STEP, REACHED)) and path not in NOT_TIMED
     }
-    paths = tuple(known)
-    found = _fit(asked, paths, cases, forward)
+    prior = prior_of(known)
+
+    def predicted(cases: Sequence[Case], at: Floats) -> Floats:
+        machine = machine_at(asked, tuple(known), at)
+        return np.log([forward(machine, case.work) for case in cases])
+
+    def fit_to(cases: Sequence[Case]) -> ParameterFit:
+        noise = np.full(len(cases), RELATIVE_NOISE)
+        return fit(partial(predicted, cases), _measured(cases), prior, noise=noise)
+
     away = []
     for fold in range(FOLDS):
         kept = [case for number, case in enumerate(cases) if number % FOLDS != fold]
         left = [case for number, case in enumerate(cases) if number % FOLDS == fold]
-        at = _fit(asked, paths, kept, forward).at
-        away.append(_predicted(asked, paths, left, forward, at) - _measured(left))
+        away.append(predicted(left, fit_to(kept).at) - _measured(left))
     held_out = float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
-    return Fitted(experiment, paths, tuple(cases), found, held_out)
-
-
-def _fit(asked: Experiment, paths: tuple[str, ...], cases: Sequence[Case], forward: Forward) -> ParameterFit:
-    known = constants(asked)
-    prior = prior_of({path: known[path] for path in paths})
-    noise = np.full(len(cases), RELATIVE_NOISE)
-    predicted = partial(_predicted, asked, paths, cases, forward)
-    return fit(predicted, _measured(cases), prior, noise=noise)
-
-
-def _predicted(
-    asked: Experiment, paths: tuple[str, ...], cases: Sequence[Case], forward: Forward, at: Floats
-) -> Floats:
-    machine = machine_at(asked, paths, at)
-    return np.log([forward(machine, case.work) for case in cases])
+    exact = dict.fromkeys(SCALES, Constant(1.0, "ratio", f"this engine, {len(cases)} batches"))
+    evidence = f"{len(cases)} batches of vllm bench forward"
+    return FittedConstants(experiment, known, fit_to(cases), evidence, exact), held_out
 
 
 def _measured(cases: Sequence[Case]) -> Floats:
@@ -192,27 +168,27 @@ def calibrate_forward(words: Sequence[str], file: Path, out: Path | None, forwar
             f"layout {experiment.layout.name}: the bench times one engine without ranks; calibrate with a "
             "layout of the same tensor_parallel"
         )
+    cases = read(file)
     try:
-        found = fitted(experiment, read(file), forward)
+        found, held_out = fitted(experiment, cases, forward)
     except ValueError as error:
         raise RunError(f"the engine model cannot time these batches: {error}") from error
-    return written(text(found), found.tree(), out)
+    return found.written(text(found, cases, held_out), out)
 
 
-def text(found: Fitted) -> str:
+def text(found: FittedConstants, cases: Sequence[Case], held_out: float) -> str:
     """Errors, constants, what is not identified, and every batch measured and by the model."""
     layout = " + ".join(found.experiment.layout.engine_kinds)
     machine = f"{found.experiment.model.name} on {found.experiment.hardware.name}, {layout}"
     lines = [
-        f"{len(found.cases)} batches of {machine}: rms {100 * found.fit.rms:.1f} %, batches left out "
-        f"{100 * found.held_out:.1f} %; logits, sampling and host are not in them"
+        f"{len(cases)} batches of {machine}: rms {100 * found.fit.rms:.1f} %, batches left out "
+        f"{100 * held_out:.1f} %; logits, sampling and host are not in them"
     ]
-    known = found.constants()
-    for path, share in zip(found.paths, found.fit.learnt, strict=True):
-        constant, said = known[path], f"{100 * share:.0f} % of the prior's variance gone"
+    for (path, constant), share in zip(found.constants().items(), found.fit.learnt, strict=True):
+        said = f"{100 * share:.0f} % of the prior's variance gone"
         said += "; known with others alone, in their sum" if share < LEARNT else ""
         lines.append(constant_line(path, constant, said))
-    for case, off in zip(found.cases, found.fit.residuals, strict=True):
+    for case, off in zip(cases, found.fit.residuals, strict=True):
         by_model = f"model {1e3 * case.seconds * math.exp(off):.4g} ms ({100 * math.expm1(off):+.1f} %)"
         lines.append(f"    {case.name[:60]} measured {1e3 * case.seconds:.4g} ms, {by_model}")
     return "\n".join(lines)
