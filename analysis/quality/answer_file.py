@@ -1,7 +1,7 @@
-"""The file answers.parquet of one side: what each prompt was answered, with its likely alternatives."""
+"""The files of a gate: answers.parquet of each side, and the table of the evidence that follows from both."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.quality.answers import Answer
+from analysis.quality.answers import PAIRS, Answer, PromptEvidence, Side, evidence
 from analysis.rows import parquet
 from analysis.rows.parquet import Column, schema
 
@@ -100,3 +100,74 @@ def _answer(row: dict[str, Any]) -> Answer:
     if [len(one) for one in alternatives] != row["alternatives"] or next(likely, None) is not None:
         raise ValueError(f"the answer to prompt {row['prompt']} has other alternatives than it counts")
     return Answer(tuple(row["tokens"]), alternatives)
+
+
+EVIDENCE_FILE = "quality-b.parquet"
+"""The evidence on B in a study's folder, for other readers: ours compare the answers again."""
+_EVIDENCE_COLUMNS: tuple[Column, ...] = (
+    ("prompt", pa.int32(), "", "number of the prompt, from 0; the order in which prompts count"),
+    ("pair", parquet.WORD, "", "side beside the base: again or candidate; null in a row of a failure"),
+    ("position", pa.int16(), "", "token of the answer, from 0, up to the first that differs; null likewise"),
+    ("base_token", pa.int32(), "", "token id of the base"),
+    ("token", pa.int32(), "", "token id of the other side"),
+    (
+        "divergence_nats",
+        pa.float64(),
+        "nats",
+        "Jensen-Shannon divergence over the alternatives in both and the rest",
+    ),
+    ("differs", pa.bool_(), "", "the tokens differ"),
+    ("unanswered", parquet.WORD, "", "side whose request failed: base, again, candidate; else null"),
+)
+EVIDENCE = schema(_EVIDENCE_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
+"""Arrow schema of the evidence: a row per compared position, and one per failed request."""
+
+
+def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
+    """The evidence in two folders with answers.
+
+    Raises OSError, ArrowException or ValueError for folders without comparable answers.
+    """
+    return evidence_of(*(read(path / FILE) for path in (base, candidate)))
+
+
+def evidence_of(a: Sequence[AnswerRecord], b: Sequence[AnswerRecord]) -> list[PromptEvidence]:
+    """The evidence of every prompt that B was asked. Raises ValueError if A was asked others."""
+    base_answers = by_prompt(a)
+    return [evidence_on(answer, base_answers) for answer in b if answer.repeat == 0]
+
+
+def evidence_on(answer: AnswerRecord, base_answers: Mapping[tuple[int, int], AnswerRecord]) -> PromptEvidence:
+    """The evidence of an answer of B, from A's answers `by_prompt`."""
+    base, again = (base_answers.get((answer.prompt, repeat)) for repeat in (0, 1))
+    if base is None or again is None or base.digest != answer.digest:
+        raise ValueError(f"A was not asked prompt {answer.prompt} of B")
+    answers: dict[Side, Answer | None] = {
+        "base": base.answer,
+        "again": again.answer,
+        "candidate": answer.answer,
+    }
+    return evidence(answer.prompt, {side: answer for side, answer in answers.items() if answer})
+
+
+def by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
+    """Answers by the number of the prompt and of the repeat."""
+    return {(answer.prompt, answer.repeat): answer for answer in answers}
+
+
+def write_evidence(prompts: Iterable[PromptEvidence], path: Path) -> None:
+    """Write the evidence as Parquet, whole or not at all. Raises OSError if the disk does not take it."""
+    rows = [row for prompt in prompts for row in _evidence_rows(prompt)]
+    columns = list(zip(*rows, strict=True)) or [() for _ in EVIDENCE]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, EVIDENCE, strict=True)]
+    parquet.write(pa.table(arrays, schema=EVIDENCE), path)
+
+
+def _evidence_rows(prompt: PromptEvidence) -> Iterator[tuple[object, ...]]:
+    for pair, one in zip(PAIRS, (prompt.again, prompt.candidate), strict=True):
+        if one is not None:
+            tokens = zip(one.base_tokens, one.tokens, one.nats, strict=True)
+            for at, (base, token, nats) in enumerate(tokens):
+                yield prompt.prompt, pair, at, base, token, nats, base != token, None
+    for side in prompt.unanswered:
+        yield prompt.prompt, None, None, None, None, None, None, side

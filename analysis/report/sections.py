@@ -13,7 +13,7 @@ from analysis.capacity.checks import MEANINGS
 from analysis.capacity.rules import Check
 from analysis.figures.comparison import GateEvidence, GateIntervals, GatePositions
 from analysis.figures.exhibit import NoData, RunData, WindowRows
-from analysis.quality import answer_file, evidence_table
+from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import (
@@ -232,14 +232,12 @@ def quality_sections(found: Study, room: Room) -> list[Section]:
 def _gate_blocks(path: Path, base: str, name: str, verdict: GateVerdict, room: Room) -> Iterator[Block]:
     yield from view.gate_tables(verdict)
     try:
-        found = evidence_table.read(path / evidence_table.FILE)
+        a, b = (answer_file.read(path / side / answer_file.FILE) for side in (base, name))
         rule = load(base=path / "config.yaml").quality
-        subject = GateEvidence(found, rule, verdict)
+        subject = GateEvidence(answer_file.evidence_of(a, b), rule, verdict)
         for exhibit in (GateIntervals, GatePositions):
             yield figure_block(exhibit, subject, room, f"{name}-")
-        yield _worst_prompts(
-            verdict, *(answer_file.read(path / side / answer_file.FILE) for side in (base, name))
-        )
+        yield _worst_prompts(verdict, a, b)
     except (OSError, ArrowException, ValueError) as error:
         yield Missing("Evidence of the gate", reason(error))
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.quality import answer_file, evidence_table, gate
-from analysis.quality.answer_file import AnswerRecord
-from analysis.quality.answers import Answer, PromptEvidence, Side, evidence
+from analysis.quality import answer_file, gate
+from analysis.quality.answer_file import AnswerRecord, by_prompt, evidence_on, folder_evidence
 from analysis.quality.gate import Called, Gate, GateVerdict
 from analysis.results.asked import describe
 from analysis.results.runs import load_run
@@ -62,7 +61,7 @@ class QualityStudy(TwoSides):
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """The verdict from the answers of both folders, its evidence written beside them."""
         evidence = folder_evidence(self.path / "a", self.path / "b")
-        evidence_table.write(evidence, self.path / evidence_table.FILE)
+        answer_file.write_evidence(evidence, self.path / answer_file.EVIDENCE_FILE)
         gate_verdict = gate.judge(evidence, self.experiment.quality)
         asked = f"{gate_verdict.prompts} prompts; questions {gate_pace(self.experiment).words}"
         return _with_gate(replace(verdict, evidence=asked), gate_verdict, self.sides["a"], self.sides["b"])
@@ -90,7 +89,7 @@ class AskSide(Job):
         if self._path == self._base:
             questions, first = base_questions(experiment), None
         else:
-            base_answers = _by_prompt(answer_file.read(self._base / answer_file.FILE))
+            base_answers = by_prompt(answer_file.read(self._base / answer_file.FILE))
             questions, first = candidate_questions(experiment), base_answers.get((0, 0))
             enough = _until_decided(Gate(experiment.quality), base_answers)
         self._said = ask(experiment, driver, self.service, self._path, questions, enough, first)
@@ -108,7 +107,7 @@ def _until_decided(
 ) -> Callable[[AnswerRecord], bool]:
     def enough(answer: AnswerRecord) -> bool:
         if not begun.ended:
-            begun.add(_evidence_on(answer, base_answers))
+            begun.add(evidence_on(answer, base_answers))
         return begun.ended
 
     return enough
@@ -228,35 +227,3 @@ def _with_gate(
         exit_code=CODES[gate_verdict.verdict],
         reason="" if gate_verdict.verdict == "SAME" else "; ".join(gate_verdict.why),
     )
-
-
-def folder_evidence(base: Path, candidate: Path) -> list[PromptEvidence]:
-    """The evidence in two folders with answers.
-
-    Raises OSError, ArrowException or ValueError for folders without comparable answers.
-    """
-    return evidence_of(*(answer_file.read(path / answer_file.FILE) for path in (base, candidate)))
-
-
-def evidence_of(a: Sequence[AnswerRecord], b: Sequence[AnswerRecord]) -> list[PromptEvidence]:
-    """The evidence of every prompt that B was asked. Raises ValueError if A was asked others."""
-    base_answers = _by_prompt(a)
-    return [_evidence_on(answer, base_answers) for answer in b if answer.repeat == 0]
-
-
-def _evidence_on(
-    answer: AnswerRecord, base_answers: Mapping[tuple[int, int], AnswerRecord]
-) -> PromptEvidence:
-    base, again = (base_answers.get((answer.prompt, repeat)) for repeat in (0, 1))
-    if base is None or again is None or base.digest != answer.digest:
-        raise ValueError(f"A was not asked prompt {answer.prompt} of B")
-    answers: dict[Side, Answer | None] = {
-        "base": base.answer,
-        "again": again.answer,
-        "candidate": answer.answer,
-    }
-    return evidence(answer.prompt, {side: answer for side, answer in answers.items() if answer})
-
-
-def _by_prompt(answers: Sequence[AnswerRecord]) -> dict[tuple[int, int], AnswerRecord]:
-    return {(answer.prompt, answer.repeat): answer for answer in answers}

@@ -175,7 +175,7 @@ class Recorded:
         if name in self.refused:
             pytest.skip(f"this build of vLLM on this CPU: {self.refused[name]}")
         candidate = answer_file.read(self.out / name / answer_file.FILE)
-        return judge(quality_study.evidence_of(base, candidate), Quality(prompts=CANDIDATE_PROMPTS))
+        return judge(answer_file.evidence_of(base, candidate), Quality(prompts=CANDIDATE_PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def shown(found: GateVerdict) -> str:
 def test_a_model_is_the_same_as_itself(asked: Experiment, served: Server, base: list[AnswerRecord]) -> None:
     """As soon as that can be said at all: after 432 prompts, at the margins of the configuration."""
     again = answers(asked, served.url, quality_study.candidate_questions(asked))
-    found = judge(quality_study.evidence_of(base, again), asked.quality)
+    found = judge(answer_file.evidence_of(base, again), asked.quality)
     assert found.verdict == "SAME", shown(found)
 
 

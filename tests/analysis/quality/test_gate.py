@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 
-from analysis.quality import evidence_table
 from analysis.quality.answers import PromptEvidence, Side
 from analysis.quality.gate import Gate, GateVerdict, fewest_prompts, judge
 from analysis.results.json_border import from_tree, to_tree
@@ -33,7 +32,7 @@ def test_the_verdict_follows_the_excess(excess: float, verdict: str, seed: int) 
 
 def test_any_order_of_arrival_gives_the_verdict_of_the_file() -> None:
     found = prompts(300, 2, 0.011)
-    whole = judge(evidence_table.prompts(evidence_table.table(found)), RULE)
+    whole = judge(found, RULE)
     random.Random(3).shuffle(found)
     gate = Gate(RULE)
     for one in found:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis import report
-from analysis.quality import evidence_table, gate
+from analysis.quality import answer_file, gate
 from analysis.results import studies, summary
 from analysis.results.json_border import to_tree
 from analysis.results.verdicts import StudyVerdict
@@ -125,7 +125,7 @@ def test_the_same_engine_is_the_same_and_a_broken_one_degraded_as_the_evidence_s
     assert set(prompts[1]) <= set(prompts[0])
     rule = experiments(tmp_path)[0].quality
     for path, found in ((tmp_path / "good" / "gate", good), (broken.path, bad)):
-        evidence = evidence_table.read(path / evidence_table.FILE)
+        evidence = answer_file.folder_evidence(path / "a", path / "b")
         assert gate.judge(evidence, rule) == found.quality == studies.load_verdict(path).quality
     told = concluded(broken.path)
     assert told.splitlines()[0].startswith("DEGRADED  ")
