@@ -217,8 +217,7 @@ def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
     from loadgen.cli import prediction
     from loadgen.predict import grid
 
-    cells = matrix(words)
-    return prediction.answered(cells, grid.experiments(partial(prediction.checked, config=None), cells))
+    return prediction.answered(grid.cells_of(matrix(words), partial(prediction.checked, config=None)))
 
 
 def _forward_s(experiment: Experiment, work: ForwardWork) -> float:

@@ -4,8 +4,7 @@
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from analysis.results import published_ladder as ladder_figures
@@ -13,68 +12,49 @@ from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.results.locations import AlteredError, NewerError
 from analysis.results.runs import RunError, refuse_out
+from analysis.results.studies import PartVerdict
 from analysis.results.verdicts import Verdict
 from analysis.views import answers
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.io.one_line import reason
-from conf.matrix import Matrix, matrix
-from loadgen.cli import (
-    arguments as typed,
-)
-from loadgen.cli import (
-    engine_model,
-    machine,
-    output,
-    prediction,
-    recommending,
-    two_sides,
-)
+from conf.matrix import matrix
+from loadgen.cli import arguments as typed
+from loadgen.cli import engine_model, machine, output, prediction, recommending, two_sides
+from loadgen.cli.dry_run import PlannedRun, planned_run
 from loadgen.cli.words import checked_experiment, experiment_of, refuse_misfit
 from loadgen.drive import programs
 from loadgen.drive.programs import refuse_requirement, required_s
-from loadgen.run.jobs import OfferLoad, RequireRate
+from loadgen.run.jobs import Job, OfferLoad, RequireRate, SearchCapacity, Site
+from loadgen.run.progress import Emit
 from loadgen.search import pacing
 from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
 from loadgen.studies.comparison import Comparison
+from loadgen.studies.matrix_study import MatrixStudy
 from loadgen.studies.quality_study import QualityStudy
+from loadgen.studies.study import Study, several_sweeps
 
 
 def sweep(arguments: argparse.Namespace) -> int:
     """Measure the capacity of a deployed or external service, or of every cell of a grid of them."""
-    if (grid := matrix(arguments.words)).axes:
-        return _sweep_cells(arguments, grid)
+    if (words := matrix(arguments.words)).axes:
+        make = partial(checked_experiment, arguments.verb, config=arguments.config)
+        grid = MatrixStudy(matrix_study.cells_of_words(words, make))
+        cells = grid.experiments.values()
+        load_s = sum(map(pacing.swept_s, cells))
+        planned = planned_run(grid.experiment, load_s, services=grid.deployments, runs=len(cells))
+        return _measured(arguments, grid, planned, cells, [*grid.lines(), "the first one is below"])
     experiment = checked_experiment(arguments.verb, arguments.words, arguments.config)
     machine.refuse(experiment)
-    is_free = not arguments.config and machine.is_free(experiment, arguments.words)
-    fast = machine.fast(experiment) if is_free else experiment
-    planned = output.planned_run(experiment, pacing.swept_s(experiment), clock=fast.time_scale)
-    if arguments.dry_run:
-        return output.plan(arguments, planned)
-    from loadgen.cli import measuring
-
-    fast = machine.beside_neighbours(fast) if is_free else fast
-    planned = replace(planned, clock=fast.time_scale)
-    with measuring.opened(arguments, experiment, planned=planned) as here:
-        search = measuring.sweep_on_free_clock if is_free else measuring.sweep
-        verdict = here.ended(search(fast, here.site, here.show))
-    return output.reported(verdict, arguments.json)
-
-
-def _sweep_cells(arguments: argparse.Namespace, grid: Matrix) -> int:
-    make = partial(checked_experiment, arguments.verb, config=arguments.config)
-    cells = matrix_study.cells_of_words(grid, make)
-    machine.refuse(cells.first)
-    counts = {"services": cells.deployments, "runs": len(cells.experiments)}
-    planned = output.planned_run(cells.first, cells.load_s, **counts)
-    if arguments.dry_run:
-        lines = [*matrix_study.cell_lines(cells), "the first one is below"]
-        return output.plan(arguments, planned, lines)
-    from loadgen.cli import measuring
-
-    with measuring.opened(arguments, *cells.experiments.values(), planned=planned) as here:
-        verdict = here.ended(measuring.matrix(cells, here.site, here.show))
-    return output.reported(verdict, arguments.json)
+    work: Job | Study = SearchCapacity(experiment)
+    if experiment.search.parts > 1:
+        work = several_sweeps(experiment)
+    elif not arguments.config and machine.is_free(experiment, arguments.words):
+        fast = machine.fast(experiment)
+        work = machine.SearchOnFastClock(fast if arguments.dry_run else machine.beside_neighbours(fast))
+    clock = work.experiment.time_scale
+    planned = planned_run(experiment, pacing.swept_s(experiment), clock=clock)
+    return _measured(arguments, work, planned, [experiment])
 
 
 def probe(arguments: argparse.Namespace) -> int:
@@ -83,31 +63,15 @@ def probe(arguments: argparse.Namespace) -> int:
     if arguments.require:
         refuse_requirement(experiment)
     load_s = required_s(experiment) if arguments.require else programs.load_seconds(experiment)
-    machine.refuse(experiment)
-    planned = output.planned_run(experiment, load_s)
-    if arguments.dry_run:
-        return output.plan(arguments, planned)
-    from loadgen.cli import measuring
-
     job = RequireRate(experiment) if arguments.require else OfferLoad(experiment)
-    with measuring.opened(arguments, experiment, planned=planned) as here:
-        verdict = here.ended(measuring.new_run(job, here.site, here.show))
-    return output.reported(verdict, arguments.json)
+    return _measured(arguments, job, planned_run(experiment, load_s), [experiment])
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Measure two services on the same requests."""
-    make = partial(checked_experiment, arguments.verb)
-    a, b = two_sides.compared(arguments.words, arguments.config, make)
-    machine.refuse(a)
-    planned = output.planned_run(a, pacing.compared_s(a), services=2)
-    if arguments.dry_run:
-        return output.plan(arguments, planned, two_sides.lines(a, b))
-    from loadgen.cli import measuring
-
-    with measuring.opened(arguments, a, b, planned=planned) as here:
-        verdict = here.ended(measuring.new_study(Comparison(a, b), here.site, here.show))
-    return output.reported(verdict, arguments.json)
+    a, b = two_sides.compared(arguments.words, arguments.config)
+    planned = planned_run(a, pacing.compared_s(a), services=2)
+    return _measured(arguments, Comparison(a, b), planned, [a, b], two_sides.lines(a, b))
 
 
 def quality(arguments: argparse.Namespace) -> int:
@@ -115,15 +79,24 @@ def quality(arguments: argparse.Namespace) -> int:
     if folders := two_sides.answer_folders(arguments.words):
         typed.refuse_page_without_load(arguments, "these answers are on record")
         return output.printed(two_sides.recorded_verdict(*folders), arguments.json)
-    make = partial(checked_experiment, arguments.verb)
-    a, b = two_sides.gate_sides(arguments.words, arguments.config, make)
-    machine.refuse(a)
+    a, b = two_sides.gate_sides(arguments.words, arguments.config)
+    return _measured(arguments, QualityStudy(a, b), None, [a, b], two_sides.gate_plan(a, b))
+
+
+def _measured(
+    arguments: argparse.Namespace,
+    work: Job | Study,
+    planned: PlannedRun | None,
+    experiments: Iterable[Experiment] = (),
+    lines: Sequence[str] = (),
+) -> int:
+    """Measure and report, or print the plan (`output.plan`); the kernels of the `experiments` are noted."""
+    machine.refuse(work.experiment)
     if arguments.dry_run:
-        return output.plan_lines(arguments, two_sides.gate_plan(a, b))
+        return output.plan(arguments, planned, lines)
     from loadgen.cli import measuring
 
-    with measuring.opened(arguments, a, b) as here:
-        verdict = here.ended(measuring.new_study(QualityStudy(a, b), here.site, here.show))
+    verdict = measuring.measured(arguments, partial(measuring.run, work), experiments, planned)
     return output.reported(verdict, arguments.json)
 
 
@@ -144,7 +117,7 @@ def progressive(arguments: argparse.Namespace) -> int:
         machine.refuse(experiments[0])
     if arguments.dry_run:
         plans = [published_ladder.plan_lines(each, prediction.level_seconds(each)) for each in experiments]
-        return output.plan_lines(arguments, "\n".join(line for lines in plans for line in lines))
+        return output.plan(arguments, None, [line for lines in plans for line in lines])
     if virtual:
         say = output.noting(arguments)
         verdicts = [prediction.predicted_ladder(experiment, say) for experiment in experiments]
@@ -156,13 +129,13 @@ def progressive(arguments: argparse.Namespace) -> int:
         return max(verdict.exit_code or 0 for verdict in verdicts)
     from loadgen.cli import measuring
 
-    study = published_ladder.LadderStudy(experiments[0])
-    with measuring.opened(arguments) as here:
-        verdict = measuring.new_study(study, here.site, here.show)
+    def play(site: Site, show: Emit) -> PartVerdict:
+        verdict = measuring.run(published_ladder.LadderStudy(experiments[0]), site, show)
         if verdict.progressive:  # every level was played
             _write_ladders(arguments, [verdict])
-        verdict = here.ended(verdict)
-    return output.reported(verdict, arguments.json)
+        return verdict
+
+    return output.reported(measuring.measured(arguments, play), arguments.json)
 
 
 def _ladder_experiment(words: Sequence[str], arguments: argparse.Namespace) -> Experiment:
@@ -193,15 +166,11 @@ def recipe(arguments: argparse.Namespace) -> int:
     parts = [study.part(name, {}) for name in study.names]
     for part in parts:
         refuse_misfit(part)
-    machine.refuse(experiment)
+    lines: list[str] = []
     if arguments.dry_run:
         total = calibration_probes.total_line(parts, engine_model.closed_s)
-        return output.plan_lines(arguments, "\n".join([*map(calibration_probes.probe_line, parts), total]))
-    from loadgen.cli import measuring
-
-    with measuring.opened(arguments) as here:
-        verdict = here.ended(measuring.new_study(study, here.site, here.show))
-    return output.reported(verdict, arguments.json)
+        lines = [*map(calibration_probes.probe_line, parts), total]
+    return _measured(arguments, study, None, lines=lines)
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -209,12 +178,10 @@ def resume(arguments: argparse.Namespace) -> int:
     path = typed.folder_to_resume(arguments)
     from loadgen.cli import measuring
 
-    load_config = partial(checked_experiment, measuring.verb(path), [])
     if arguments.dry_run:
-        return output.plan_lines(arguments, measuring.left(path, load_config))
-    with measuring.opened(arguments) as here:
-        verdict = here.ended(measuring.resume(path, load_config, here.site, here.show))
-    return recommending.reported(verdict, path, arguments.json)
+        return output.plan(arguments, None, [measuring.left(path)])
+    verdict = measuring.measured(arguments, partial(measuring.resume, path))
+    return output.reported(verdict, arguments.json)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from conf import Experiment, load
-from conf.compose import dump
+from conf.compose import UNKNOWN, dump
 from conf.io.one_line import one_line
 from conf.keys import differences, flat
 from conf.specs.workload import Conversations
-from loadgen.cli import machine
+from loadgen.cli import engine_model, machine
+from loadgen.cli.words import kernel_lines
 from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
 from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
 from loadgen.search.pacing import longer_at, longest_search
@@ -82,6 +83,13 @@ class PlannedRun:
         if not rate_qps or experiment.profile_qps or experiment.workload.arrivals.kind == "trace":
             return None
         return rate_qps * experiment.cluster.nodes * (self.load_s or 0.0) * self.longer
+
+
+def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> PlannedRun:
+    """The plan of a command; `how` are further fields of it."""
+    is_known = experiment.hardware.name != UNKNOWN
+    guess_qps = engine_model.guess_qps(experiment) if is_known else None
+    return PlannedRun(experiment, load_s, guess_qps, kernels=kernel_lines(experiment), **how)
 
 
 def tree(planned: PlannedRun) -> dict[str, Any]:

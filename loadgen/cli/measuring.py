@@ -5,9 +5,9 @@ It is imported only where something is measured.
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from analysis.live.address import Address
 from analysis.live.state import Ending, LiveState, LiveView, Snapshot
 from analysis.results import locations, studies, summary, verdicts
 from analysis.results.locations import SUMS
-from analysis.results.runs import Run, RunError, load_run
+from analysis.results.runs import Run, load_run
 from analysis.results.studies import PartVerdict
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.views import answers
@@ -25,7 +25,7 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.cli import dry_run, engine_model, machine, output
 from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
-from loadgen.cli.words import all_kernels
+from loadgen.cli.words import all_kernels, checked_experiment
 from loadgen.drive.load_feed import Past
 from loadgen.run import progress, resumption
 from loadgen.run.jobs import Job, SearchCapacity, SharedService, Site
@@ -36,12 +36,11 @@ from loadgen.search.pacing import longer_at
 from loadgen.studies import (
     calibration_probes,
     comparison,
-    matrix_study,
     published_ladder,
     quality_study,
     study,
 )
-from loadgen.studies.matrix_study import Cells, MatrixStudy
+from loadgen.studies.matrix_study import MatrixStudy
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 OWN_WORDS = (calibration_probes.KIND, published_ladder.KIND, quality_study.KIND)
@@ -59,37 +58,23 @@ WITHOUT_EVIDENCE = {
 NO_RESULT = "The command ended before it had a result; its own screen says why."
 
 
-@dataclass(frozen=True, slots=True)
-class Measuring:
-    """A command that measures: the `site` of its runs, `show` for their events, and the page of `--live`."""
-
-    site: Site
-    show: Emit
-    page: LiveView | None
-    keeps_folder: bool
-
-    def ended(self, verdict: Measured) -> Measured:
-        """The verdict with its report's path; a failed start leaves no folder, unless it `keeps_folder`."""
-        if not self.keeps_folder:
-            verdict = without_failed_start(verdict)
-        verdict = output.with_report(verdict)
-        if self.page:
-            text = str(answers.brief(verdict))
-            self.page.end(Ending(text, verdict.exit_code, verdict.report or None))
-        return verdict
+Act = Callable[[Site, Emit], Measured]
+"""Measures at a site; shows its events."""
 
 
-@contextmanager
-def opened(
-    arguments: argparse.Namespace, *experiments: Experiment, planned: dry_run.PlannedRun | None = None
-) -> Iterator[Measuring]:
-    """Measure in the block, with progress and perhaps a page.
+def measured(
+    arguments: argparse.Namespace,
+    act: Act[Measured],
+    experiments: Iterable[Experiment] = (),
+    planned: dry_run.PlannedRun | None = None,
+) -> Measured:
+    """The verdict of `act`, with the path of its report; progress and perhaps a page show how it goes on.
 
-    Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`.
+    Kernels of unknown speed of the `experiments` are noted first, then the time of what is `planned`. A start
+    that failed leaves no folder, unless it was to be resumed.
     """
     # A simulated engine's kernels are noted with its result.
-    real = (each for each in experiments if not isinstance(each.engine, SimulatedEngine))
-    for line in all_kernels(real):
+    for line in all_kernels(each for each in experiments if not isinstance(each.engine, SimulatedEngine)):
         output.noting(arguments)(line)
     with (
         terminal.own_stdout() as out,
@@ -104,8 +89,14 @@ def opened(
 
         if planned:
             show("plan", text=dry_run.duration(planned))
-        site = Site(engine_model.start, service, engine_model.constants_ratio)
-        yield Measuring(site, show, page, keeps_folder=arguments.verb == "resume")
+        verdict = act(Site(engine_model.start, service, engine_model.constants_ratio), show)
+        if arguments.verb != "resume":
+            verdict = without_failed_start(verdict)
+        verdict = output.with_report(verdict)
+        if page:
+            text = str(answers.brief(verdict))
+            page.end(Ending(text, verdict.exit_code, verdict.report or None))
+        return verdict
 
 
 @contextmanager
@@ -143,79 +134,44 @@ def without_failed_start(verdict: Measured) -> Measured:
     return replace(verdict, folder="")
 
 
-def sweep(experiment: Experiment, site: Site, show: Emit) -> PartVerdict:
-    """Search for the capacity: in one run, or in a study of several deployments or repeats."""
-    if experiment.search.parts > 1:
-        return new_study(study.several_sweeps(experiment), site, show)
-    return new_run(SearchCapacity(experiment), site, show)
-
-
-def sweep_on_free_clock(experiment: Experiment, site: Site, show: Emit) -> RunVerdict:
-    """Search for the capacity of a simulated engine on a fast clock; begin again on a slower one if late."""
-    while True:
-        if experiment.time_scale != 1:
-            show("clock", text=machine.clock_text(experiment))
-        job, folder = machine.SearchOnFastClock(experiment), created(RunFolder, experiment)
-        verdict = RunLifecycle(job, folder, site, show).measure()
-        if not job.was_too_fast(verdict):
-            return verdict
-        shutil.rmtree(folder.path)
-        show("clock", text=f"this machine is too busy for a clock x{experiment.time_scale:g}: begun again")
-        experiment = machine.slower(experiment)
-
-
-def matrix(cells: Cells, site: Site, show: Emit, beside: Mapping[str, str] | None = None) -> StudyVerdict:
-    """Search for the capacity of every cell of a grid: a study in which each service is deployed once.
-
-    `beside` are texts by file name, which belong into the study's folder from its beginning.
-    """
-    folder = created(Folder, cells.first)
-    for line in matrix_study.cell_lines(cells, refused=True):
-        folder.event("study", text=line)
-        show("study", text=line)
-    return run_study(MatrixStudy(cells, beside), folder, site, show)
-
-
-def new_run(job: Job, site: Site, show: Emit) -> RunVerdict:
-    """Do the job of one run in the folder that its experiment names."""
-    return RunLifecycle(job, created(RunFolder, job.experiment), site, show).measure()
-
-
-def new_study(several: study.Study, site: Site, show: Emit) -> StudyVerdict:
-    """Run a study in the folder that its experiment names."""
-    return run_study(several, created(Folder, several.experiment), site, show)
+def run(work: Job | study.Study, site: Site, show: Emit) -> PartVerdict:
+    """Do a job in a new run folder, or the parts of a study in a folder of theirs."""
+    if isinstance(work, study.Study):
+        folder = created(Folder, work.experiment)
+        for line in work.lines(refused=True) if isinstance(work, MatrixStudy) else ():
+            study.tell(folder, show, line)
+        return run_study(work, folder, site, show)
+    if work.experiment.time_scale != 1 and isinstance(work, machine.SearchOnFastClock):
+        show("clock", text=machine.clock_text(work.experiment))
+    run_folder = created(RunFolder, work.experiment)
+    verdict = RunLifecycle(work, run_folder, site, show).measure()
+    if not isinstance(work, machine.SearchOnFastClock) or not work.was_too_fast(verdict):
+        return verdict
+    shutil.rmtree(run_folder.path)
+    scale = work.experiment.time_scale
+    show("clock", text=f"this machine is too busy for a clock x{scale:g}: begun again")
+    return run(machine.SearchOnFastClock(machine.slower(work.experiment)), site, show)
 
 
 def run_study(several: study.Study, folder: Folder, site: Site, show: Emit) -> StudyVerdict:
     """Run a study: a service for each part, or one for consecutive cells that need the same deployment."""
-    if not isinstance(several, MatrixStudy):
-        return study.run(several, folder, part_runner(site, show), show)
-    with closing(SharedService(site.service, list(several.cells.experiments.values()), show)) as kept:
-        run_one = part_runner(replace(site, service=kept.service), show)
+    with ExitStack() as stack:
+        kept: SharedService | None = None
+        if isinstance(several, MatrixStudy):
+            runs = list(several.experiments.values())
+            kept = stack.enter_context(closing(SharedService(site.service, runs, show)))
+            site = replace(site, service=kept.service)
 
         def run_part(job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
-            verdict = run_one(job, folder, before)
-            if verdict.exit_code in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
+            verdict = RunLifecycle(job, folder, site, show, before).measure()
+            if kept and verdict.exit_code in (summary.EXIT_TARGET, summary.EXIT_INTERNAL):
                 kept.close()  # the next cell must not inherit what this one died of
             return verdict
 
         return study.run(several, folder, run_part, show)
 
 
-def part_runner(site: Site, show: Emit) -> study.RunPart:
-    """A function that does the job of one run in its folder."""
-
-    def run_part(job: Job, folder: RunFolder, before: Past | None) -> RunVerdict:
-        return RunLifecycle(job, folder, site, show, before).measure()
-
-    return run_part
-
-
-LoadConfig = Callable[[Path], Experiment]
-"""Reads a saved config.yaml. Raises ConfigError."""
-
-
-def resume(path: Path, load_config: LoadConfig, site: Site, show: Emit) -> PartVerdict:
+def resume(path: Path, site: Site, show: Emit) -> PartVerdict:
     """Recover the remains of a killed run or study, and continue it.
 
     Raises ConfigError with the remedy, or RunError.
@@ -226,7 +182,7 @@ def resume(path: Path, load_config: LoadConfig, site: Site, show: Emit) -> PartV
         show("resume", text=f"{path} has ended: nothing to resume")
         return verdict
     if studies.is_study(path):
-        experiment = load_config(path / "config.yaml")
+        experiment = saved_experiment(path)
         try:
             folder = Folder(path)
         except OSError as error:
@@ -235,32 +191,30 @@ def resume(path: Path, load_config: LoadConfig, site: Site, show: Emit) -> PartV
     run = _cut_short(path)
     again, rows = resumption.reopen(run)
     show("resume", text=f"{path}: {rows} requests on record")
-    before = resumption.continued(run)
-    return part_runner(site, show)(SearchCapacity(load_config(path / "config.yaml")), again, before)
+    job = SearchCapacity(saved_experiment(path))
+    return RunLifecycle(job, again, site, show, resumption.continued(run)).measure()
 
 
-def verb(path: Path) -> str:
-    """The verb of the words in a folder's config.yaml."""
+def saved_experiment(path: Path) -> Experiment:
+    """The experiment of a run's or a study's folder. Raises ConfigError or RunError."""
     kind = studies.load_verdict(path).study if studies.is_study(path) else ""
-    if not isinstance(kind, str):
-        raise RunError(f"{path} is not a readable study: {studies.FILE} does not say of which kind it is")
-    return kind if kind in OWN_WORDS else "sweep"
+    return checked_experiment(kind if kind in OWN_WORDS else "sweep", [], path / "config.yaml")
 
 
-def left(path: Path, load_config: LoadConfig) -> str:
+def left(path: Path) -> str:
     """One line about what `resume` would still do in a folder. Raises as `resume` does."""
     locations.refuse_altered(path)
     resumption.refuse_links(path)
     if study.result(path) is not None:
         return f"# {path} has ended: nothing to resume"
     if studies.is_study(path):
-        load_config(path / "config.yaml")
+        saved_experiment(path)
         names = studies.load_verdict(path).names
         ended = [name for name in names if study.result(path / name) is not None]
         left = ", ".join(name for name in names if name not in ended) or "only the verdict"
         return f"# {len(ended)} of {len(names)} parts have ended; left: {left}"
     run = _cut_short(path)
-    before, search = resumption.continued(run), load_config(path / "config.yaml").search
+    before, search = resumption.continued(run), saved_experiment(path).search
     plans = [window.plan for window in before.windows]
     rates = [plan.rate_qps for plan in plans if plan.kind == "window"]
     budget_s = search.budget_s * (longer_at(rates[-1]) if rates else 1.0)

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from analysis.recommendation import recommended
+from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
 from analysis.results.json_border import to_tree
 from analysis.results.locations import REPORT
@@ -18,12 +20,10 @@ from analysis.results.predictions import GridVerdict
 from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from analysis.rows import parquet
 from analysis.views import answers
-from conf import Experiment
-from conf.compose import UNKNOWN
+from analysis.views import recommend as recommend_view
 from conf.io import terminal
 from conf.io.one_line import reason
-from loadgen.cli import dry_run, engine_model
-from loadgen.cli.words import kernel_lines
+from loadgen.cli import dry_run
 from loadgen.run.run_folder import finite
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
@@ -31,27 +31,17 @@ TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".json")
 
 
-def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> dry_run.PlannedRun:
-    """The plan of a command; `how` are fields of `PlannedRun`."""
-    is_known = experiment.hardware.name != UNKNOWN
-    guess_qps = engine_model.guess_qps(experiment) if is_known else None
-    return dry_run.PlannedRun(experiment, load_s, guess_qps, kernels=kernel_lines(experiment), **how)
-
-
-def plan(arguments: argparse.Namespace, planned: dry_run.PlannedRun, lines: Sequence[str] = ()) -> int:
-    """Print the plan of a dry run, after `lines` about all of its runs."""
-    if arguments.json:
-        tree = dry_run.tree(planned)
-        event("plan", tree | {"notes": [*lines, *tree["notes"]]})
+def plan(arguments: argparse.Namespace, planned: dry_run.PlannedRun | None, lines: Sequence[str] = ()) -> int:
+    """Print the plan of a dry run, after `lines` about all of its runs; without one they are the plan."""
+    if planned is None:
+        tree: dict[str, Any] = {"notes": [line.removeprefix("# ") for line in lines]}
+        text = "\n".join(lines)
     else:
-        terminal.tell("\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)]))
-    return summary.EXIT_OK
-
-
-def plan_lines(arguments: argparse.Namespace, text: str) -> int:
-    """Print a plan that is only lines of text."""
+        tree = dry_run.tree(planned)
+        tree["notes"] = [*lines, *tree["notes"]]
+        text = "\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)])
     if arguments.json:
-        event("plan", {"notes": [line.removeprefix("# ") for line in text.splitlines()]})
+        event("plan", tree)
     else:
         terminal.tell(text)
     return summary.EXIT_OK
@@ -67,10 +57,12 @@ def noting(arguments: argparse.Namespace) -> Callable[[str], None]:
     return (lambda _: None) if arguments.quiet else terminal.note
 
 
-def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:
+def printed(verdict: Verdict | GridVerdict | RecommendationVerdict, as_json: bool) -> int:
     """Print a result, a grid always as JSON, and return its exit code."""
     if as_json or isinstance(verdict, GridVerdict):
         event("result", to_tree(verdict))
+    elif isinstance(verdict, RecommendationVerdict):
+        terminal.tell(recommend_view.text(verdict))
     else:
         terminal.tell(str(answers.brief(verdict)))
     assert verdict.exit_code is not None
@@ -78,8 +70,13 @@ def printed(verdict: Verdict | GridVerdict, as_json: bool) -> int:
 
 
 def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
-    """Print a measured result and return its exit code; then write its report, for which nobody waits."""
-    code = printed(verdict, as_json)
+    """Print a measured result and return its exit code; then write its report, for which nobody waits.
+
+    A study that began as a recommendation is printed as what that says by now.
+    """
+    folder = Path(verdict.folder)
+    is_recommended = verdict.folder and (folder / recommended.FILE).exists()
+    code = printed(recommended.read(folder) if is_recommended else verdict, as_json)
     write_report(verdict)
     return code
 

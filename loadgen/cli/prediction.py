@@ -26,11 +26,13 @@ from analysis.results.summary import EXIT_OK
 from analysis.views import prediction as prediction_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
-from conf.matrix import Matrix, matrix
+from conf.matrix import matrix
 from loadgen.cli import engine_model, output
+from loadgen.cli.dry_run import planned_run
 from loadgen.cli.words import all_kernels, checked_experiment
 from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet
+from loadgen.predict.grid import Cell
 from loadgen.predict.uncertainty import ParallelMap
 from loadgen.studies import published_ladder
 
@@ -58,19 +60,19 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
 
 
 def answered(
-    cells: Matrix,
-    experiments: Sequence[Experiment | str],
-    sensitivity: bool = False,
-    say: Callable[[str], None] = quiet,
+    cells: Sequence[Cell], sensitivity: bool = False, say: Callable[[str], None] = quiet
 ) -> PredictionVerdict | GridVerdict:
-    """The answer for the one experiment, or for every cell of a grid (`grid.experiments`)."""
-    act = partial(engine_model.predict, sensitivity=sensitivity)
+    """The answer for the one experiment, or for every cell of a grid."""
+    predict = partial(engine_model.predict, sensitivity=sensitivity)
     with processes() as parallel_map:
-        if cells.axes:
-            return grid.predicted(cells, experiments, act, parallel_map, say)
-        return act(
-            next(each for each in experiments if isinstance(each, Experiment)), parallel_map=parallel_map
-        )
+        if cells[0].at:
+            return grid.predicted(cells, predict, parallel_map, say)
+        (experiment,) = _experiments(cells)
+        return predict(experiment, parallel_map=parallel_map)
+
+
+def _experiments(cells: Sequence[Cell]) -> list[Experiment]:
+    return [cell.experiment for cell in cells if cell.experiment]
 
 
 @contextmanager
@@ -101,16 +103,15 @@ def processes() -> Iterator[ParallelMap]:
             raise
 
 
-def requests(cells: Matrix, experiments: Sequence[Experiment | str]) -> pa.Table:
+def requests(cells: Sequence[Cell]) -> pa.Table:
     """A row per request of every replay of a grid, with the cell's axis values as columns."""
     tables = []
-    for at, experiment in zip(cells.cells(), experiments, strict=True):
-        if isinstance(experiment, Experiment):
-            schedule = replay.planned(experiment)
-            table = replay.request_rows(
-                schedule, engine_model.replayed(experiment, schedule, experiment.seed)
-            )
-            for place, (key, value) in enumerate(at.items()):
+    for cell in cells:
+        if cell.experiment:
+            schedule = replay.planned(cell.experiment)
+            times = engine_model.replayed(cell.experiment, schedule, cell.experiment.seed)
+            table = replay.request_rows(schedule, times)
+            for place, (key, value) in enumerate(cell.at.items()):
                 table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
             tables.append(table)
     return pa.concat_tables(tables)
@@ -147,30 +148,24 @@ def drawn_seed(seed: int, number: int) -> int:
 
 def predict(arguments: argparse.Namespace) -> int:
     """Answer from the engine model alone: direct simulation on a virtual clock, of one point or a grid."""
-    cells = matrix(arguments.words)
-    cell = partial(checked, config=arguments.config, sensitivity=arguments.sensitivity)
-    experiments = grid.experiments(cell, cells)
-    are_replays = grid.are_replays(experiments)
+    make = partial(checked, config=arguments.config, sensitivity=arguments.sensitivity)
+    cells = grid.cells_of(matrix(arguments.words), make)
+    experiments, are_replays = _experiments(cells), grid.are_replays(cells)
     refuse_out(arguments.out, *output.SUFFIXES)
     if arguments.requests and not are_replays:
         raise ConfigError("--requests writes those of a replay; add requests=N, or leave it out")
     refuse_out(arguments.requests, *output.TABLES, flag="--requests")
     if arguments.dry_run:
-        return max(
-            output.plan(arguments, output.planned_run(one, 0))
-            for one in experiments
-            if isinstance(one, Experiment)
-        )
-    answer = answered(cells, experiments, arguments.sensitivity, output.noting(arguments))
+        return max(output.plan(arguments, planned_run(one, 0)) for one in experiments)
+    answer = answered(cells, arguments.sensitivity, output.noting(arguments))
     if arguments.requests:
-        output.write(arguments.requests, requests(cells, experiments), to_tree(answer))
+        output.write(arguments.requests, requests(cells), to_tree(answer))
     if arguments.out:
         rows = answer.cells if isinstance(answer, GridVerdict) else (GridCell(at={}, answer=answer),)
         output.write(
             arguments.out, predictions.grid_rows(rows, are_replays), {"event": "result", **to_tree(answer)}
         )
     if isinstance(answer, GridVerdict) and not arguments.json:
-        kernels = all_kernels(one for one in experiments if isinstance(one, Experiment))
-        terminal.tell("\n".join([prediction_view.grid_text(answer), *kernels]))
+        terminal.tell("\n".join([prediction_view.grid_text(answer), *all_kernels(experiments)]))
         return answer.exit_code
     return output.printed(answer, arguments.json)

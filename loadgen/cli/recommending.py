@@ -7,7 +7,6 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
@@ -19,25 +18,25 @@ from analysis.recommendation.ranking import (
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.recommendation.recommended import Candidate
+from analysis.recommendation.recommended import BUDGET, LAYOUT, Candidate
 from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import RunError, refuse_out
-from analysis.results.verdicts import RunVerdict, StudyVerdict
-from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import engine_model, machine, output, prediction, two_sides
+from loadgen.cli.dry_run import planned_run
 from loadgen.cli.shape_words import Shape, ShapeQuestion
 from loadgen.cli.words import checked_experiment
 from loadgen.predict import grid
+from loadgen.predict.grid import Cell
 from loadgen.predict.uncertainty import DRAWS, ParallelMap
 from loadgen.run.run_folder import json_text
 from loadgen.search import pacing
 from loadgen.studies import matrix_study
-from loadgen.studies.matrix_study import Cells
+from loadgen.studies.matrix_study import MatrixStudy
 
 KV_FULL = 0.8
 """A KV cache used to this part on average is full at times, and limits too (our choice)."""
@@ -59,15 +58,15 @@ def recommend(arguments: argparse.Namespace) -> int:
     refuse_out(arguments.out, *output.SUFFIXES)
     question = ShapeQuestion.of(arguments.words, arguments.config)
     peak_qps = demand_rates(question.asked.demand).peak_qps
-    shapes = question.shapes(lambda words: prediction.checked(words, question.config))
-    good = [shape.asked for shape in shapes if shape.asked]
+    shapes = question.shapes()
+    good = [shape.experiment for shape in shapes if shape.experiment]
     if not good:
         why = list(dict.fromkeys(shape.refused for shape in shapes))
         raise ConfigError(why[0] if len(why) == 1 else f"no shape is feasible; {shapes[0].name}: {why[0]}")
     if arguments.dry_run:
         more = _to_measure(question, shapes) if arguments.measure else []
         lines = [*_planned(shapes, peak_qps), *more, "the first one is below"]
-        return output.plan(arguments, output.planned_run(good[0], 0), lines)
+        return output.plan(arguments, planned_run(good[0], 0), lines)
     with prediction.processes() as parallel_map:
         answers = predictions(shapes, parallel_map, output.noting(arguments))
     try:
@@ -79,41 +78,30 @@ def recommend(arguments: argparse.Namespace) -> int:
         tree = {"event": "result", **to_tree(verdict)}
         output.write(arguments.out, ranking.recommendation_rows(verdict), tree)
     if arguments.measure:
-        return _measure(arguments, question, shapes, verdict)
-    return shown(verdict, arguments.json)
+        beside = {recommended.FILE: json_text(to_tree(verdict))}
+        study = MatrixStudy(cells(question, shapes, verdict), beside)
+        machine.refuse(study.experiment)
+        from loadgen.cli import measuring
 
-
-def shown(verdict: RecommendationVerdict, as_json: bool) -> int:
-    """Print a recommendation and return its exit code."""
-    if as_json:
-        output.event("result", to_tree(verdict))
-    else:
-        terminal.tell(recommend_view.text(verdict))
-    return verdict.exit_code
-
-
-def reported(verdict: RunVerdict | StudyVerdict, folder: Path, as_json: bool) -> int:
-    """Print what a study that began as a recommendation says by now, of any other its result; then report."""
-    if not (folder / recommended.FILE).exists():
-        return output.reported(verdict, as_json)
-    code = shown(recommended.read(folder), as_json)
-    output.write_report(verdict)
-    return code
+        act = partial(measuring.run, study)
+        measured = measuring.measured(arguments, act, study.experiments.values())
+        return output.reported(measured, arguments.json)
+    return output.printed(verdict, arguments.json)
 
 
 def _planned(shapes: Sequence[Shape], peak_qps: float) -> list[str]:
-    good = sum(shape.asked is not None for shape in shapes)
+    good = sum(shape.experiment is not None for shape in shapes)
     lines = [f"{good} of {len(shapes)} shapes are predicted for {peak_qps:g} QPS at the peak"]
     for shape in shapes:
         hit = "" if shape.hit is None else f", prefix hit {shape.hit:g}"
-        said = shape.asked.layout.shape if shape.asked else f"infeasible: {shape.refused}"
+        said = shape.experiment.layout.shape if shape.experiment else f"infeasible: {shape.refused}"
         lines.append(f"{shape.name}{hit}: {said}")
     return lines
 
 
 def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
     """The study that --measure adds. Raises ConfigError where the first feasible shape cannot be measured."""
-    first = next(shape for shape in shapes if shape.asked)
+    first = next(shape for shape in shapes if shape.experiment)
     experiment = _measured(question, first)
     minutes = _load_s(experiment, pacing.swept_s(experiment)) / 60
     return [
@@ -131,7 +119,7 @@ def predictions(
     After a first look at all, those that may be the best are predicted at length, under the draws of a
     prediction, the same ones for all. The others get a few draws (`grid.WORTHLESS`).
     """
-    good = {place: shape for place, shape in enumerate(shapes) if shape.asked}
+    good = {place: shape for place, shape in enumerate(shapes) if shape.experiment}
     scouts = [_task(shape, grid.SCOUT_S, 0) for shape in good.values()]
     answers = dict(zip(good, _mapped(parallel_map, scouts, "looked at", say), strict=True))
     best: dict[float | None, float] = {}
@@ -147,8 +135,8 @@ def predictions(
 
 
 def _task(shape: Shape, budget_s: float, draws: int) -> Task:
-    assert shape.asked is not None
-    return replace(shape.asked, search=replace(shape.asked.search, budget_s=budget_s)), draws
+    assert shape.experiment is not None
+    return replace(shape.experiment, search=replace(shape.experiment.search, budget_s=budget_s)), draws
 
 
 def _mapped(
@@ -184,7 +172,7 @@ def answered(
     Raises NotPlannable where no shape has a capacity, RunError where no number of nodes serves the peak.
     """
     pairs = list(zip(shapes, answers, strict=True))
-    first = next(shape.asked for shape in shapes if shape.asked)
+    first = next(shape.experiment for shape in shapes if shape.experiment)
     rankings = [
         _ranking(question, [(shape, answer) for shape, answer in pairs if shape.hit == hit], peak_qps)
         for hit in question.hits
@@ -217,7 +205,7 @@ def _ranking(
 
 def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape:
     """The prediction of the engine model for a shape, or the reason why it has no rank."""
-    if shape.asked is None or answer is None:
+    if shape.experiment is None or answer is None:
         return UnrankedShape(name=shape.name, kind="infeasible", reason=shape.refused)
     if isinstance(answer, str):
         return UnrankedShape(name=shape.name, kind="not predicted", reason=answer)
@@ -229,17 +217,17 @@ def _candidate(shape: Shape, answer: Answer | None) -> Candidate | UnrankedShape
     draws = answer.forecast.of_capacity.draws if answer.forecast.of_capacity else 0
     predicted = RankedShape(
         name=shape.name,
-        layout=shape.layout,
-        budget_tokens=shape.budget_tokens,
-        shape=shape.asked.layout.shape,
-        gpus=shape.asked.layout.gpus_per_node,
+        layout=shape.at[LAYOUT],
+        budget_tokens=shape.at[BUDGET],
+        shape=shape.experiment.layout.shape,
+        gpus=shape.experiment.layout.gpus_per_node,
         qps_per_node=evidence.qps_per_node,
         binding=answer.capacity.binding,
         draws=draws,
         kv_full=(answer.forecast.kv_used or 0.0) >= KV_FULL,
         assumed=answer.constants.assumed if answer.constants else (),
     )
-    ln_qps = grid.joint_ln_qps(shape.asked, answer, alone=draws != DRAWS)
+    ln_qps = grid.joint_ln_qps(shape.experiment, answer, alone=draws != DRAWS)
     return Candidate(predicted, evidence, ln_qps)
 
 
@@ -261,8 +249,7 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeas
         else:
             sides = [[f"{side}.{word}" for word in own] for side, own in zip("ab", shape_words, strict=True)]
             words, verb = [*sides[0], *sides[1], *hits], "compare"
-            check = partial(checked_experiment, "compare")
-            a, _ = two_sides.compared([*words, *question.service], question.config, check)
+            a, _ = two_sides.compared([*words, *question.service], question.config)
             load_s = _load_s(a, pacing.compared_s(a))
     except ConfigError:
         return None
@@ -275,10 +262,10 @@ def _proposal(question: ShapeQuestion, several: Sequence[Shape]) -> ProposedMeas
 
 def _load_s(experiment: Experiment, load_s: float) -> float:
     """The time under load with the longer budget of a low rate."""
-    return load_s * output.planned_run(experiment, load_s).longer
+    return load_s * planned_run(experiment, load_s).longer
 
 
-def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: RecommendationVerdict) -> Cells:
+def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: RecommendationVerdict) -> list[Cell]:
     """The cells of the study that measures what is proposed: every named shape once at each hit rate.
 
     Raises ConfigError for a shape that cannot be measured here.
@@ -288,21 +275,8 @@ def cells(question: ShapeQuestion, shapes: Sequence[Shape], verdict: Recommendat
         for one in verdict.rankings
         for name in [one.first.name, *(name for each in one.proposed for name in each.shapes)]
     }
-    asked = [(shape.at, _measured(question, shape)) for shape in shapes if (shape.name, shape.hit) in wanted]
-    return matrix_study.cells_of_experiments(asked)
-
-
-def _measure(
-    arguments: argparse.Namespace,
-    question: ShapeQuestion,
-    shapes: Sequence[Shape],
-    verdict: RecommendationVerdict,
-) -> int:
-    found = cells(question, shapes, verdict)
-    machine.refuse(found.first)
-    from loadgen.cli import measuring
-
-    beside = {recommended.FILE: json_text(to_tree(verdict))}
-    with measuring.opened(arguments, *found.experiments.values()) as here:
-        study = here.ended(measuring.matrix(found, here.site, here.show, beside))
-    return reported(study, Path(study.folder), arguments.json)
+    measured = [shape for shape in shapes if (shape.name, shape.hit) in wanted]
+    return [
+        Cell(f"cell-{number}", shape.at, matrix_study.one_sweep(_measured(question, shape)))
+        for number, shape in enumerate(measured, 1)
+    ]

@@ -1,10 +1,12 @@
 """The words of `recommend`: what belongs to the demand, what to the service, and the shapes they name."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from analysis.recommendation.recommended import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
@@ -12,7 +14,9 @@ from conf.compose import load_groups
 from conf.specs.experiment import SimulatedEngine
 from conf.specs.planning import MOST_SHAPES, Recommendation
 from conf.words import group_file, groups, key_and_value
+from loadgen.cli import prediction
 from loadgen.cli.words import PROBE_KEYS
+from loadgen.predict.grid import Cell, made
 
 OWN_GROUPS = tuple(field.name for field in fields(Recommendation))
 PREDICTED = ("search.lowest_qps", "search.highest_qps")
@@ -25,33 +29,17 @@ REMEDIES = {
 }
 """Keys that the choice of shapes sets, and what sets them here."""
 
-Predicted = Callable[[list[str]], Experiment]
-"""Makes the experiment of words for a prediction; raises ConfigError."""
-
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """One shape at one hit rate (None: the workload's own).
+class Shape(Cell):
+    """One shape at one hit rate: a cell that `words` make of the words of the service."""
 
-    `words` make it of the words of the service. It has an `asked` experiment, or is `refused` for a reason.
-    """
-
-    layout: str
-    budget_tokens: int
-    hit: float | None
-    words: tuple[str, ...]
-    asked: Experiment | None
-    refused: str = ""
+    words: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        return name_of(self.layout, self.budget_tokens) if self.budget_tokens else self.layout
-
-    @property
-    def at(self) -> dict[str, str | int | float]:
-        """The shape as a cell of a study has it."""
-        place: dict[str, str | int | float] = {LAYOUT: self.layout, BUDGET: self.budget_tokens}
-        return place if self.hit is None else place | {HIT: self.hit}
+    def hit(self) -> float | None:
+        """The prefix hit rate; None for the workload's own."""
+        return self.at.get(HIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +87,10 @@ class ShapeQuestion:
         kept = [word for word in kept if not word.startswith("engine") or _key(word) in model_keys]
         return [*kept, "engine=simulated"]
 
-    def shapes(self, predicted: Predicted) -> list[Shape]:
+    def shapes(self) -> list[Shape]:
         """Every shape, those of a layout together. Raises ConfigError if there are too many."""
-        shapes = [
-            shape
-            for layout, hit in product(self.layouts, self.hits)
-            for shape in self._of_layout(layout, hit, predicted)
-        ]
+        pairs = product(self.layouts, self.hits)
+        shapes = [shape for layout, hit in pairs for shape in self._of_layout(layout, hit)]
         if len(shapes) > MOST_SHAPES:
             raise ConfigError(
                 f"{len(shapes)} shapes are more than {MOST_SHAPES}; name fewer in recommend.layouts, "
@@ -113,21 +98,22 @@ class ShapeQuestion:
             )
         return shapes
 
-    def _of_layout(self, layout: str, hit: float | None, predicted: Predicted) -> Iterator[Shape]:
-        at_hit = () if hit is None else (f"workload.prefix_hit={hit:g}",)
-        alone = f"layout={layout}", *at_hit
-        try:
-            own = predicted([*self.predicting, *alone])
-        except ConfigError as error:
-            yield Shape(layout, 0, hit, alone, None, str(error))
+    def _of_layout(self, layout: str, hit: float | None) -> Iterator[Shape]:
+        at: dict[str, Any] = {LAYOUT: layout, BUDGET: 0} | ({} if hit is None else {HIT: hit})
+        words = f"layout={layout}", *(() if hit is None else (f"workload.prefix_hit={hit:g}",))
+        own, refused = self._predicted(words)
+        if own is None:
+            yield Shape(layout, at, None, refused, words)
             return
         own_tokens = budget_of(own)
         for budget in self.asked.recommend.budgets or around(own_tokens):
-            words = *alone, *self._budget_words(own, own_tokens, budget)
-            try:
-                yield Shape(layout, budget, hit, words, predicted([*self.predicting, *words]))
-            except ConfigError as error:
-                yield Shape(layout, budget, hit, words, None, str(error))
+            all_words = *words, *self._budget_words(own, own_tokens, budget)
+            name = name_of(layout, budget)
+            yield Shape(name, at | {BUDGET: budget}, *self._predicted(all_words), all_words)
+
+    def _predicted(self, words: Sequence[str]) -> tuple[Experiment | None, str]:
+        """The experiment of a shape's words for the engine model, or the reason why there is none."""
+        return made(partial(prediction.checked, [*self.predicting, *words], self.config))
 
     def _budget_words(self, own: Experiment, own_tokens: int, budget: int) -> list[str]:
         """The words that give every engine of a node this budget; none where it has it anyway."""

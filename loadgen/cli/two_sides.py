@@ -1,6 +1,6 @@
 """The two sides of `compare` and `quality`: from words or saved configurations, what they share, the plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from conf import ConfigError, Experiment
 from conf.compose import dump
 from conf.io.one_line import reason
 from conf.keys import differences
+from loadgen.cli.words import checked_experiment
 from loadgen.studies import comparison, quality_study
 from loadgen.studies.comparison import CHATS, CLOCK, NODES, OF_BOTH
 from loadgen.studies.gate_questions import gate_pace, longest_s, refuse_synthetic
@@ -22,39 +23,31 @@ USAGE = (
 )
 GATE_SHARED = ("workload", "quality", "fleet")
 """Groups that decide what both sides of the quality gate are asked."""
-MakeExperiment = Callable[[Sequence[str], Path | None], Experiment]
-"""Makes the experiment of words over a saved configuration."""
 
 
-def compared(
-    words: Sequence[str], config: Path | None, make: MakeExperiment
-) -> tuple[Experiment, Experiment]:
+def compared(words: Sequence[str], config: Path | None) -> tuple[Experiment, Experiment]:
     """A and B of a comparison, with one seed.
 
     Raises ConfigError unless there are two files or a difference, and if B cannot get A's requests.
     """
-    a, b = _sides("compare", words, config, make)
+    a, b = _sides("compare", words, config)
     _refuse_other_requests(a, b)
     return a, b
 
 
-def gate_sides(
-    words: Sequence[str], config: Path | None, make: MakeExperiment
-) -> tuple[Experiment, Experiment]:
+def gate_sides(words: Sequence[str], config: Path | None) -> tuple[Experiment, Experiment]:
     """A and B of the quality gate.
 
     Raises ConfigError unless there are two files or a difference, and for what the gate cannot ask.
     """
-    a, b = _sides("quality", words, config, make)
+    a, b = _sides("quality", words, config)
     _refuse_other_questions(a, b)
     for side in (a, b):
         _refuse_questions(side)
     return a, b
 
 
-def _sides(
-    verb: str, words: Sequence[str], config: Path | None, make: MakeExperiment
-) -> tuple[Experiment, Experiment]:
+def _sides(verb: str, words: Sequence[str], config: Path | None) -> tuple[Experiment, Experiment]:
     usage = USAGE.format(verb=verb)
     files = [Path(word) for word in words if "=" not in word]
     words = [word for word in words if "=" in word]
@@ -66,7 +59,10 @@ def _sides(
         if side in ("a", "b") and key in OF_BOTH:
             raise ConfigError(f"{side}.{key}: {key} belongs to both: {rest}")
     bases: Sequence[Path | None] = files or [config, config]
-    a, b = (make(_side_words(side, words), base) for side, base in zip("ab", bases, strict=True))
+    a, b = (
+        checked_experiment(verb, _side_words(side, words), base)
+        for side, base in zip("ab", bases, strict=True)
+    )
     # The name in a file is that of the run it comes from.
     name = a.run if any(word.startswith("run=") for word in words) else None
     a, b = replace(a, run=name), replace(b, run=name, seed=a.seed, out=a.out)
@@ -93,20 +89,18 @@ def lines(a: Experiment, b: Experiment) -> list[str]:
     ]
 
 
-def gate_plan(a: Experiment, b: Experiment) -> str:
+def gate_plan(a: Experiment, b: Experiment) -> list[str]:
     """The plan: A's configuration, its differences from B's, and what both are asked."""
     quality, pace = a.quality, gate_pace(a)
     most_s = longest_s(a, pace)
     lasts = "as long as that takes" if most_s is None else f"at most {most_s:.0f} s"
-    return "\n".join(
-        [
-            *(f"# {line}" for line in lines(a, b)),
-            dump(a).rstrip(),
-            f"# {quality.prompts} prompts of {quality.prompt_tokens} tokens, {quality.answer_tokens} out: "
-            "A answers each twice, then B until the verdict is clear",
-            f"# questions come {pace.words}: {lasts}, and two deployments",
-        ]
-    )
+    return [
+        *(f"# {line}" for line in lines(a, b)),
+        *dump(a).splitlines(),
+        f"# {quality.prompts} prompts of {quality.prompt_tokens} tokens, {quality.answer_tokens} out: "
+        "A answers each twice, then B until the verdict is clear",
+        f"# questions come {pace.words}: {lasts}, and two deployments",
+    ]
 
 
 def answer_folders(words: Sequence[str]) -> tuple[Path, Path] | None:

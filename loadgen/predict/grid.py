@@ -2,7 +2,10 @@
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,22 +25,38 @@ Asked = tuple[PredictionVerdict, Experiment]
 """A cell's answer, and the experiment that was asked for."""
 
 
-def experiments(make: Callable[[list[str]], Experiment], grid: Matrix) -> list[Experiment | str]:
-    """The experiment of every cell, or the reason for its refusal. Raises ConfigError if all are refused."""
-    cells: list[Experiment | str] = []
-    for cell in grid.cells():
-        try:
-            cells.append(make(grid.words(cell)))
-        except ConfigError as error:
-            cells.append(str(error))
-    if all(isinstance(one, str) for one in cells):
-        raise ConfigError(str(cells[0]))
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination: its values `at` each axis, and its experiment or the reason why it is `refused`."""
+
+    name: str
+    at: Mapping[str, Any]
+    experiment: Experiment | None
+    refused: str = ""
+
+
+def cells_of(grid: Matrix, make: Callable[[list[str]], Experiment]) -> list[Cell]:
+    """The cells of a grid of words; `make` makes an experiment. Raises ConfigError if none has one."""
+    cells = []
+    for number, at in enumerate(grid.cells(), 1):
+        experiment, refused = made(partial(make, grid.words(at)))
+        cells.append(Cell(f"cell-{number}", at, experiment, refused))
+    if all(cell.refused for cell in cells):
+        raise ConfigError(cells[0].refused)
     return cells
 
 
-def are_replays(experiments: Sequence[Experiment | str]) -> bool:
+def made(make: Callable[[], Experiment]) -> tuple[Experiment | None, str]:
+    """The experiment that `make` makes, or the reason why it refuses to."""
+    try:
+        return make(), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def are_replays(cells: Sequence[Cell]) -> bool:
     """True if the cells are replays of so many requests. Raises ConfigError where some are and some not."""
-    kinds = {one.is_replay for one in experiments if isinstance(one, Experiment)}
+    kinds = {cell.experiment.is_replay for cell in cells if cell.experiment}
     if len(kinds) > 1:
         raise ConfigError(
             "some cells are replays of a number of requests and some are steady states; use one grid for each"
@@ -46,31 +65,25 @@ def are_replays(experiments: Sequence[Experiment | str]) -> bool:
 
 
 def predicted(
-    grid: Matrix,
-    experiments: Sequence[Experiment | str],
-    predict: Predict,
-    parallel_map: ParallelMap,
-    say: Callable[[str], None] = quiet,
+    cells: Sequence[Cell], predict: Predict, parallel_map: ParallelMap, say: Callable[[str], None] = quiet
 ) -> GridVerdict:
     """The verdict of a grid: every cell with its answer, and its ratio to the first cell that has one."""
-    predictions = iter(parallel_map(predict, [cell for cell in experiments if isinstance(cell, Experiment)]))
-    answers: list[PredictionVerdict | GridRefusal] = []
-    for cell in experiments:
-        if isinstance(cell, str):
-            answers.append(GridRefusal(exit_code=summary.EXIT_USAGE, reason=cell))
-        else:
-            answers.append(next(predictions))
-        say(f"cell {len(answers)} of {len(experiments)} is done")
+    answers = iter(parallel_map(predict, [cell.experiment for cell in cells if cell.experiment]))
     first: Asked | None = None
-    cells = []
-    for at, answer, experiment in zip(grid.cells(), answers, experiments, strict=True):
-        over = None
-        if isinstance(answer, PredictionVerdict) and isinstance(experiment, Experiment) and _compares(answer):
-            first = first or (answer, experiment)
-            over = ratio((answer, experiment), first)
-        cells.append(GridCell(at=at, answer=answer, ratio=over))
+    rows: list[GridCell] = []
+    for cell in cells:
+        if cell.experiment is None:
+            refusal = GridRefusal(exit_code=summary.EXIT_USAGE, reason=cell.refused)
+            rows.append(GridCell(at=cell.at, answer=refusal))
+        else:
+            answer, over = next(answers), None
+            if _compares(answer):
+                first = first or (answer, cell.experiment)
+                over = ratio((answer, cell.experiment), first)
+            rows.append(GridCell(at=cell.at, answer=answer, ratio=over))
+        say(f"cell {len(rows)} of {len(cells)} is done")
     return GridVerdict(
-        axes=tuple(grid.axes), cells=tuple(cells), exit_code=max(answer.exit_code for answer in answers)
+        axes=tuple(cells[0].at), cells=tuple(rows), exit_code=max(row.answer.exit_code for row in rows)
     )
 
 

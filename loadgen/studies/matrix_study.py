@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise, starmap
 from pathlib import Path
-from typing import Any
 
 from analysis.results import studies, summary
 from analysis.results.runs import load_run
@@ -28,10 +28,9 @@ from conf.compose import dump
 from conf.matrix import PREFIX, Matrix
 from loadgen.drive.driver import Driver
 from loadgen.drive.programs import focus
-from loadgen.predict import grid
+from loadgen.predict.grid import Cell, cells_of
 from loadgen.run.jobs import DEPLOYED, Job, SearchCapacity, same_service
 from loadgen.run.run_folder import Folder
-from loadgen.search import pacing
 from loadgen.search.window_plan import Stop, WindowPlan
 from loadgen.studies import comparison
 from loadgen.studies.comparison import (
@@ -56,54 +55,8 @@ ENDS = (
 """Exit codes of a cell after which the next one begins: all but that of Ctrl-C."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One combination: its values `at` each axis, and its experiment or the reason why it is `refused`."""
-
-    name: str
-    at: Mapping[str, Any]
-    experiment: Experiment | None
-    refused: str = ""
-
-    @property
-    def words(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.at.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """All cells in order; cells with the same deployment stand together."""
-
-    axes: tuple[str, ...]
-    cells: tuple[Cell, ...]
-
-    @property
-    def experiments(self) -> dict[str, Experiment]:
-        """The experiments of the cells by name, without refused ones."""
-        return {cell.name: cell.experiment for cell in self.cells if cell.experiment is not None}
-
-    @property
-    def first(self) -> Experiment:
-        """The first cell's experiment."""
-        return next(iter(self.experiments.values()))
-
-    @property
-    def deployments(self) -> int:
-        """Number of services that are deployed one after the other."""
-        experiments = list(self.experiments.values())
-        again = sum(
-            same_service(one, other) for one, other in zip(experiments, experiments[1:], strict=False)
-        )
-        return len(experiments) - again
-
-    @property
-    def load_s(self) -> float:
-        """Seconds of load of all sweeps, each as long as its budget."""
-        return sum(pacing.swept_s(one) for one in self.experiments.values())
-
-
-def cells_of_words(words: Matrix, make: Callable[[list[str]], Experiment]) -> Cells:
-    """The cells of `words`; `make` makes the experiment of one cell.
+def cells_of_words(words: Matrix, make: Callable[[list[str]], Experiment]) -> list[Cell]:
+    """The cells of `words`, those with the same deployment together; `make` makes the experiment of one.
 
     Raises ConfigError if no cell makes one, and for keys that a study has only once.
     """
@@ -111,27 +64,11 @@ def cells_of_words(words: Matrix, make: Callable[[list[str]], Experiment]) -> Ce
         if key in OF_BOTH:
             raise ConfigError(f"{PREFIX}{key}: all cells have the same {key}; give {key}=... alone")
     outer = {key: values for key, values in words.axes.items() if key.partition(".")[0] in DEPLOYED}
-    ordered = Matrix(words.shared, {**outer, **words.axes})
-    experiments = grid.experiments(lambda each: _checked(make(each)), ordered)
-    cells = (
-        Cell(f"cell-{number}", at, None, one) if isinstance(one, str) else Cell(f"cell-{number}", at, one)
-        for number, (at, one) in enumerate(zip(ordered.cells(), experiments, strict=True), 1)
-    )
-    return Cells(tuple(ordered.axes), tuple(cells))
+    return cells_of(Matrix(words.shared, {**outer, **words.axes}), lambda each: one_sweep(make(each)))
 
 
-def cells_of_experiments(places: Sequence[tuple[Mapping[str, Any], Experiment]]) -> Cells:
-    """Cells of experiments that are no grid: each `at` its place, on the same axes as the others.
-
-    Raises ConfigError for one that is more than a sweep.
-    """
-    cells = tuple(
-        Cell(f"cell-{number}", dict(at), _checked(one)) for number, (at, one) in enumerate(places, 1)
-    )
-    return Cells(tuple(cells[0].at), cells)
-
-
-def _checked(experiment: Experiment) -> Experiment:
+def one_sweep(experiment: Experiment) -> Experiment:
+    """The experiment of a cell. Raises ConfigError for one that is more than a sweep."""
     if experiment.search.parts > 1:
         raise ConfigError(
             f"a cell is one sweep, not the {experiment.search.parts} of search.deployments and "
@@ -148,31 +85,16 @@ def unpaired(first: Experiment, other: Experiment) -> str:
     return f"{apart} differs, so that it has requests of its own" if apart else ""
 
 
-def cell_lines(cells: Cells, refused: bool = False) -> list[str]:
-    """The plan: each cell (or each `refused` one) with its action, or the reason why it is refused."""
-    total = f"{len(cells.cells)} cells, {cells.deployments} deployment(s), each for all cells that need it"
-    return [total, *(_line(cell, cells.first) for cell in cells.cells if cell.refused or not refused)]
-
-
-def _line(cell: Cell, first: Experiment) -> str:
-    if cell.experiment is None:
-        does = f"refused: {cell.refused}"
-    elif cell.experiment is first:
-        does = "a search of its own"
-    else:
-        does = unpaired(first, cell.experiment) or "the first one's requests, scaled in time, then its own"
-    return f"{cell.name}, {cell.words}: {does}"
-
-
 class MatrixStudy(Study):
     """A sweep of each of the `cells`; `beside` are further texts that its folder holds, by file name."""
 
     kind = MATRIX
     ends = ENDS
 
-    def __init__(self, cells: Cells, beside: Mapping[str, str] | None = None) -> None:
-        super().__init__(cells.first, tuple(cells.experiments))
+    def __init__(self, cells: Sequence[Cell], beside: Mapping[str, str] | None = None) -> None:
         self.cells, self._beside = cells, beside or {}
+        self.experiments = {cell.name: cell.experiment for cell in cells if cell.experiment is not None}
+        super().__init__(next(iter(self.experiments.values())), tuple(self.experiments))
 
     @classmethod
     def saved(cls, path: Path) -> "MatrixStudy":
@@ -184,7 +106,28 @@ class MatrixStudy(Study):
             else Cell(row.name, row.at, None, row.reason)
             for row in verdict.cells or ()
         ]
-        return cls(Cells(verdict.axes or (), tuple(cells)))
+        return cls(cells)
+
+    @property
+    def deployments(self) -> int:
+        """Number of services that are deployed one after the other."""
+        experiments = list(self.experiments.values())
+        return len(experiments) - sum(starmap(same_service, pairwise(experiments)))
+
+    def lines(self, refused: bool = False) -> list[str]:
+        """The plan: each cell (or each `refused` one) with its action, or the reason why it is refused."""
+        total = f"{len(self.cells)} cells, {self.deployments} deployment(s), each for all cells that need it"
+        return [total, *(self._line(cell) for cell in self.cells if cell.refused or not refused)]
+
+    def _line(self, cell: Cell) -> str:
+        does = "the first one's requests, scaled in time, then its own"
+        if cell.experiment is None:
+            does = f"refused: {cell.refused}"
+        elif cell.experiment is self.experiment:
+            does = "a search of its own"
+        elif why := unpaired(self.experiment, cell.experiment):
+            does = why
+        return f"{cell.name}, {' '.join(f'{key}={value}' for key, value in cell.at.items())}: {does}"
 
     def files(self, folder: Folder) -> Mapping[str, str]:
         """The configuration of every cell, in the cell's folder from the beginning, for `resume`."""
@@ -193,14 +136,14 @@ class MatrixStudy(Study):
 
     def part(self, name: str, done: Parts) -> Experiment:
         # Cells share the first one's arrivals; a simulated engine's noise and more windows are a cell's own.
-        experiment = self.cells.experiments[name]
-        seed = experiment.seed if experiment is self.cells.first else seed_of(experiment.seed, name)
+        experiment = self.experiments[name]
+        seed = experiment.seed if experiment is self.experiment else seed_of(experiment.seed, name)
         return replace(experiment, run=name, seed=seed)
 
     def job(self, name: str, experiment: Experiment) -> Job:
         """Replay the reference's requests if possible, else search alone."""
         first = reference(self._ended())
-        if first is None or self._unpaired(first, name):
+        if first is None or unpaired(self.experiments[first], self.experiments[name]):
             return SearchCapacity(experiment)
         return ReplayReference(experiment, self.path / first)
 
@@ -216,13 +159,13 @@ class MatrixStudy(Study):
                 MatrixCell.from_cell(cell.name, cell.at, cell.refused, verdicts.get(cell.name)),
                 ratio=ratio_by_name.get(cell.name),
             )
-            for cell in self.cells.cells
+            for cell in self.cells
         ]
-        return replace(verdict, axes=self.cells.axes, cells=tuple(cells))
+        return replace(verdict, axes=tuple(self.cells[0].at), cells=tuple(cells))
 
     def conclude(self, verdict: StudyVerdict, parts: Parts) -> StudyVerdict:
         """As of a grid that is predicted, the exit code is the highest of the cells."""
-        codes = [summary.EXIT_USAGE for cell in self.cells.cells if cell.experiment is None]
+        codes = [summary.EXIT_USAGE for cell in self.cells if cell.experiment is None]
         codes += [part.exit_code or summary.EXIT_OK for part in parts.values()]
         worst, lacking = max(codes), sum(code != summary.EXIT_OK for code in codes)
         reason = (
@@ -230,7 +173,7 @@ class MatrixStudy(Study):
         )
         return replace(
             verdict,
-            evidence=f"{len(parts)} cells measured, {self.cells.deployments} deployment(s) needed",
+            evidence=f"{len(parts)} cells measured, {self.deployments} deployment(s) needed",
             valid=any(part.valid for part in parts.values()),
             passed=not lacking,
             exit_code=worst,
@@ -240,9 +183,6 @@ class MatrixStudy(Study):
     def _ended(self) -> dict[str, PartVerdict]:
         verdicts = {name: result(self.path / name) for name in self.names}
         return {name: verdict for name, verdict in verdicts.items() if verdict is not None}
-
-    def _unpaired(self, first: str, name: str) -> str:
-        return unpaired(self.cells.experiments[first], self.cells.experiments[name])
 
     def _ratios(self, first: str, verdicts: Parts) -> dict[str, CellRatio]:
         """The known capacities over that of the first, with 95 % intervals, paired on the same requests."""
@@ -254,8 +194,8 @@ class MatrixStudy(Study):
                 continue
             alone = unpaired_ratio(verdicts[first], verdict)
             if original is None or name not in replayed:
-                why = self._unpaired(first, name) or "it had a search of its own"
-                ratios[name] = CellRatio(alone, UNPAIRED, why)
+                why = unpaired(self.experiments[first], self.experiments[name])
+                ratios[name] = CellRatio(alone, UNPAIRED, why or "it had a search of its own")
             else:
                 ratios[name] = cell_ratio(PairedReplays.of(original, load_run(self.path / name)), alone)
         return ratios

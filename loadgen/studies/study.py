@@ -178,7 +178,7 @@ def run(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> StudyVer
         verdict = _ended(study, folder, done, failed)
         folder.write_json(studies.FILE, to_tree(verdict))
         folder.write_json(SUMS, {"files": checksums(folder.path, "*")})
-        _tell(folder, show, f"end of study: {verdict.reason or 'every part has its result'}")
+        tell(folder, show, f"end of study: {verdict.reason or 'every part has its result'}")
         return verdict
 
 
@@ -188,7 +188,7 @@ def _parts(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> tuple
     for name in study.names:
         try:
             folder.write_json(studies.FILE, to_tree(_running(study, folder, done)))
-            _tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
+            tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
             verdict = _part(study, name, done, folder, run_part, show)
         except KeyboardInterrupt:
             why = "interrupted between two runs"
@@ -235,7 +235,7 @@ def _part(study: Study, name: str, done: Parts, folder: Folder, run_part: RunPar
     return run_part(job, again, resumption.continued(before))
 
 
-def _tell(folder: Folder, show: Emit, text: str) -> None:
+def tell(folder: Folder, show: Emit, text: str) -> None:
     folder.event("study", text=text)
     show("study", text=text)
 

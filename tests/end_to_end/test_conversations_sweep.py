@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -148,8 +147,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, standing: Session) -> Iterator
             def cut_and_resumed(number: int) -> dict[str, Any]:
                 folder = RunFolder.create(out, f"try-{number}")
                 cut = to_tree(RunLifecycle(CutSearch(experiment), folder, site, quiet).measure())
-                asked = partial(experiment_of, "sweep", [])
-                ended = to_tree(measuring.resume(folder.path, asked, site, quiet))
+                ended = to_tree(measuring.resume(folder.path, site, quiet))
                 runs.append(Ran(experiment, (cut, ended), folder.path))
                 return ended
 

@@ -351,7 +351,7 @@ def test_a_copied_run_gets_its_report_where_it_lies(
     def told(kind: str, **facts: Any) -> None:
         pass
 
-    verdict = output.with_report(measuring.resume(run, None, None, told))  # type: ignore[arg-type]
+    verdict = output.with_report(measuring.resume(run, None, told))  # type: ignore[arg-type]
     output.write_report(verdict)
     assert verdict.folder == str(run) and verdict.report == str(run / "report.html")
     assert (run / "report.html").exists() and not (original / "report.html").exists()
@@ -373,7 +373,7 @@ def test_a_failed_start_gets_no_report_of_nothing(run: Path, capsys: pytest.Capt
 def test_a_name_that_is_no_folder_in_out_is_refused(
     run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "opened", None)  # nothing may be started
+    monkeypatch.setattr(measuring, "measured", None)  # nothing may be started
     words = [f"out={tmp_path}", f"run={run_name}"]
     for flags in ([], ["--dry-run"]):
         assert loading.main(["sweep", *words, *flags]) == 2

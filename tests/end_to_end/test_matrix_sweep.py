@@ -30,7 +30,7 @@ from loadgen.run.jobs import Service, SharedService, Site
 from loadgen.search.window_plan import Start
 from loadgen.studies import matrix_study, study
 from loadgen.studies.comparison import PairedReplays
-from loadgen.studies.matrix_study import Cells
+from loadgen.studies.matrix_study import MatrixStudy, cells_of_words
 from serve_apps.engine_model import kind_of
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
@@ -103,13 +103,13 @@ def deployments(monkeypatch: pytest.MonkeyPatch) -> Deployments:
     return Deployments()
 
 
-def cells(out: Path, *words: str) -> Cells:
+def grid(out: Path, *words: str) -> MatrixStudy:
     given = [*SHARED, f"out={out}", "run=grid", *words]
-    return matrix_study.cells_of_words(matrix(given), partial(experiment_of, "sweep", config=None))
+    return MatrixStudy(cells_of_words(matrix(given), partial(experiment_of, "sweep", config=None)))
 
 
 def resumed(path: Path, deployments: Deployments) -> dict[str, Any]:
-    return to_tree(measuring.resume(path, lambda file: load(base=file), deployments.site, silent))
+    return to_tree(measuring.resume(path, deployments.site, silent))
 
 
 def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -117,10 +117,9 @@ def by_name(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place() -> None:
-    found = matrix_study.cells_of_words(
-        matrix(["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense,dp2_tp4_ep4]"]), load
-    )
-    assert found.axes == ("layout", "slo.tpot_p90_ms")
+    axes = ["matrix.slo.tpot_p90_ms=[100,50]", "matrix.layout=[dp1_tp8_ep8,nonsense,dp2_tp4_ep4]"]
+    found = MatrixStudy(cells_of_words(matrix(axes), load))
+    assert tuple(found.cells[0].at) == ("layout", "slo.tpot_p90_ms")
     told = [(cell.name, *cell.at.values(), bool(cell.refused)) for cell in found.cells]
     assert told == [
         ("cell-1", "dp1_tp8_ep8", 100, False),
@@ -137,8 +136,8 @@ def test_axes_of_the_deployment_are_outermost_and_a_refused_cell_keeps_its_place
 def test_each_service_is_deployed_once_and_the_ratio_on_common_requests_is_right(
     tmp_path: Path, deployments: Deployments
 ) -> None:
-    found = cells(tmp_path, "matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = to_tree(measuring.matrix(found, deployments.site, silent))
+    found = grid(tmp_path, "matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023,1024]")
+    tree = to_tree(measuring.run(found, deployments.site, silent))
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert (tree["exit_code"], tree["valid"], tree["state"]) == (0, True, "ended")
     rows = by_name(tree)
@@ -172,7 +171,7 @@ def test_cells_with_an_open_end_are_valid_as_a_single_sweep_is(
     tmp_path: Path, deployments: Deployments
 ) -> None:
     words = ["matrix.engine.max_num_seqs=[1024]", "search.highest_qps=2"]
-    tree = to_tree(measuring.matrix(cells(tmp_path, *words), deployments.site, silent))
+    tree = to_tree(measuring.run(grid(tmp_path, *words), deployments.site, silent))
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
     assert concluded(tmp_path / "grid").startswith(
         "VALID  0 of 1 cells have a capacity\n  why: 1 of 1 cells have no"
@@ -185,7 +184,7 @@ def test_a_grid_goes_on_past_a_failed_deployment_and_a_refused_cell(
 ) -> None:
     deployments.fails = {1023}
     words = ["matrix.engine.max_num_seqs=[1023,-1,1024]", "search.highest_qps=2"]
-    tree = to_tree(measuring.matrix(cells(tmp_path, *words), deployments.site, silent))
+    tree = to_tree(measuring.run(grid(tmp_path, *words), deployments.site, silent))
     assert (deployments.deployed, deployments.up) == ([1023, 1024], 0)
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 2, 6]
     assert (tree["exit_code"], tree["valid"], tree["passed"]) == (6, True, False)
@@ -200,7 +199,7 @@ def test_a_deployment_that_failed_is_not_tried_again_for_the_next_load(
 ) -> None:
     deployments.fails = {1023}
     words = ["matrix.slo.tpot_p90_ms=[100,80]", "matrix.engine.max_num_seqs=[1023]"]
-    tree = to_tree(measuring.matrix(cells(tmp_path, *words), deployments.site, silent))
+    tree = to_tree(measuring.run(grid(tmp_path, *words), deployments.site, silent))
     assert deployments.deployed == [1023]
     assert [cell["exit_code"] for cell in tree["cells"]] == [5, 5] and tree["exit_code"] == 5
 
@@ -210,12 +209,10 @@ def test_a_cell_that_gets_its_capacity_late_has_the_requests_of_who_came_first(
     tmp_path: Path, deployments: Deployments
 ) -> None:
     deployments.fails = {1023}
-    to_tree(
-        measuring.matrix(cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent)
-    )
+    to_tree(measuring.run(grid(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]"), deployments.site, silent))
     path = tmp_path / "grid"
     assert study.result(path) is None
-    assert measuring.left(path, lambda file: load(base=file)) == "# 1 of 2 parts have ended; left: cell-1"
+    assert measuring.left(path) == "# 1 of 2 parts have ended; left: cell-1"
     deployments.fails, deployments.deployed = set(), []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1023], 0)
@@ -251,15 +248,15 @@ def test_ctrl_c_ends_the_grid_and_resume_goes_on(tmp_path: Path, deployments: De
         if kind == "window_done" and facts["kind"] == "window" and deployments.deployed == [1023, 1024]:
             raise KeyboardInterrupt
 
-    found = cells(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]")
-    tree = to_tree(measuring.matrix(found, deployments.site, cut))
+    found = grid(tmp_path, "matrix.engine.max_num_seqs=[1023,1024]")
+    tree = to_tree(measuring.run(found, deployments.site, cut))
     assert (tree["exit_code"], tree["valid"], deployments.up) == (130, False, 0)
     path = tmp_path / "grid"
     text = concluded(path)
     assert text.startswith("INTERRUPTED  1 of 2 cells have a capacity")
     assert "no result (exit 130): every request" in text
     with pytest.raises(ConfigError, match="cell of a matrix: python -m loadgen resume"):
-        to_tree(measuring.resume(path / "cell-2", lambda file: load(base=file), deployments.site, silent))
+        to_tree(measuring.resume(path / "cell-2", deployments.site, silent))
     deployments.deployed = []
     tree = resumed(path, deployments)
     assert (deployments.deployed, tree["exit_code"]) == ([1024], 0)

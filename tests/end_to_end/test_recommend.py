@@ -163,21 +163,19 @@ def test_bounds_that_no_shape_keeps_are_exit_3(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_the_words_of_a_shape_give_every_engine_its_budget() -> None:
-    from loadgen.cli import prediction
-
     question = ShapeQuestion.of(["demand.peak_qps=1", "recommend.layouts=[1p1d_tp4_ep4,2p1d]"], None)
-    found = question.shapes(lambda words: prediction.checked(words, None))
-    budgets = {(shape.layout, shape.budget_tokens) for shape in found}
+    found = question.shapes()
+    budgets = {(shape.at["layout"], shape.at["max_num_batched_tokens"]) for shape in found}
     assert budgets == {
         *(("1p1d_tp4_ep4", tokens) for tokens in around(4096)),
         *(("2p1d", tokens) for tokens in around(8192)),
     }
     for shape in found:
-        assert shape.asked is not None
-        layout, engine = shape.asked.layout, shape.asked.engine
+        assert shape.experiment is not None
+        layout, engine = shape.experiment.layout, shape.experiment.engine
         assert layout.prefill is not None
         own = layout.prefill.max_num_batched_tokens or engine.max_num_batched_tokens  # type: ignore[attr-defined]
-        assert own == shape.budget_tokens
+        assert own == shape.at["max_num_batched_tokens"]
 
 
 def test_a_real_engine_is_predicted_by_the_engine_model_and_measured_as_it_is() -> None:

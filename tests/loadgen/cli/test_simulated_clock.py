@@ -105,7 +105,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
 
         monkeypatch.setattr(measuring, "RunLifecycle", PlayedRun)
         experiment = load(["engine.time_scale=3", f"out={out}", "run=x"])
-        measuring.sweep_on_free_clock(experiment, SITE, lambda *_, **__: None)
+        measuring.run(machine.SearchOnFastClock(experiment), SITE, lambda *_, **__: None)
         return scales
 
     return play

@@ -138,11 +138,9 @@ def test_one_rate_is_judged_against_the_bounds() -> None:
 
 def test_a_grid_of_rates_fills_its_rows_and_columns_keep_their_types() -> None:
     rates = matrix(["matrix.rate_qps=[2,8]"])
-    found = grid.experiments(lambda words: only_layer(*words), rates)
+    found = grid.cells_of(rates, lambda words: only_layer(*words))
     said: list[str] = []
-    tree = to_tree(
-        grid.predicted(rates, found, lambda one: answer.at_rate(one, MODEL, draws=8), map, said.append)
-    )
+    tree = to_tree(grid.predicted(found, lambda one: answer.at_rate(one, MODEL, draws=8), map, said.append))
     assert said == ["cell 1 of 2 is done", "cell 2 of 2 is done"]
     _, slow, fast, *below = grid_screen(tree).splitlines()
     assert [line.split()[0] for line in below] == ["measured:", "fitted:", "assumed:"]
@@ -187,8 +185,8 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     def asked(words: list[str]) -> Experiment:
         return only_layer(*words)
 
-    found = grid.experiments(asked, asked_cells)
-    tree = to_tree(grid.predicted(asked_cells, found, lambda one: answer.predict(one, MODEL, draws=8), map))
+    found = grid.cells_of(asked_cells, asked)
+    tree = to_tree(grid.predicted(found, lambda one: answer.predict(one, MODEL, draws=8), map))
     first, refused, second, _ = tree["cells"]
     # layer_us is wrong alike in both cells, so that the ratio knows nothing of its error.
     assert second["ratio"]["value"] == pytest.approx(0.5, rel=0.01)
@@ -206,7 +204,7 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
     assert rows[0]["qps_per_node"] == pytest.approx(first["answer"]["capacity"]["qps_per_node"]["value"])
     assert rows[1]["qps_per_node"] is None and rows[0]["mfu"] > 0
     with pytest.raises(ConfigError, match="unknown choice"):
-        grid.experiments(asked, matrix(["matrix.layout=[nonsense]"]))
+        grid.cells_of(matrix(["matrix.layout=[nonsense]"]), asked)
 
 
 @pytest.mark.parametrize(

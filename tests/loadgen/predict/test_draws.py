@@ -141,8 +141,8 @@ def test_constants_that_make_up_for_each_other_narrow_an_answer() -> None:
 def test_a_grid_tells_what_differs_between_layouts_from_what_does_not() -> None:
     cells = matrix(["matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"])
     for path, spread in ((LAYOUT, 1.1 ** math.sqrt(2)), (DEPLOYMENT, 1.0)):
-        found: list[Any] = [unsure({path: 1.1}, *words) for words in map(cells.words, cells.cells())]
-        tree = to_tree(grid.predicted(cells, found, lambda one: answer.predict(one, MODEL), map))
+        found = grid.cells_of(cells, lambda words, spread=path: unsure({spread: 1.1}, *words))  # type: ignore[misc]
+        tree = to_tree(grid.predicted(found, lambda one: answer.predict(one, MODEL), map))
         second = tree["cells"][1]
         assert second["ratio"]["value"] == pytest.approx(1.0, abs=0.01)
         assert second["ratio"]["high"] == pytest.approx(spread, rel=0.03)

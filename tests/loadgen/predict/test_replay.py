@@ -152,8 +152,8 @@ def test_what_does_not_apply_is_unknown() -> None:
 
 def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     asked = matrix(["matrix.rate_qps=[4,8]", "requests=20"])
-    found = grid.experiments(lambda words: only_layer(*words), asked)
-    tree = to_tree(grid.predicted(asked, found, lambda one: replay.predict(one, simple, draws=4), map))
+    found = grid.cells_of(asked, lambda words: only_layer(*words))
+    tree = to_tree(grid.predicted(found, lambda one: replay.predict(one, simple, draws=4), map))
     heads, slow, fast, *grounds = grid_screen(tree).splitlines()
     assert [line.split(":")[0] for line in grounds] == ["measured", "fitted", "assumed"]
     assert "TTFT p90 ms" in heads and slow.split()[:3] == ["4", "105", "181"] and fast.split()[0] == "8"
@@ -171,8 +171,8 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
     assert rows.column("ttft_ms_p90").to_pylist() == pytest.approx([181.0, 181.0])
     refused = cells([{"at": {"rate_qps": 1}, "answer": {"exit_code": 2, "reason": "no"}}])
     assert rows.schema == predictions.grid_rows(refused, True).schema
-    mixed = grid.experiments(
-        lambda words: only_layer(*words), matrix(["matrix.requests=[null,9]", "rate_qps=8"])
+    mixed = grid.cells_of(
+        matrix(["matrix.requests=[null,9]", "rate_qps=8"]), lambda words: only_layer(*words)
     )
     with pytest.raises(ConfigError, match="some cells are replays"):
         grid.are_replays(mixed)

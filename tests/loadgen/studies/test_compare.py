@@ -365,7 +365,7 @@ def test_a_replayed_window_has_the_same_requests_at_another_rate() -> None:
 
 def asked(words: list[str], out: Path) -> tuple[Experiment, Experiment]:
     shared = [*words, f"out={out}", "run=one", "a.engine.max_num_seqs=1023", "b.engine.max_num_seqs=1024"]
-    return two_sides.compared(shared, None, load)
+    return two_sides.compared(shared, None)
 
 
 class Site:
@@ -435,9 +435,9 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / studies.OTHER).write_text("")
     (tmp_path / "b").mkdir()
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        measuring.resume(tmp_path / "b", lambda path: load(base=path), None, silent)  # type: ignore[arg-type]
+        measuring.resume(tmp_path / "b", None, silent)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one side of a comparison: python -m loadgen resume"):
-        measuring.left(tmp_path / "b", lambda path: load(base=path))
+        measuring.left(tmp_path / "b")
     (tmp_path / "b" / "manifest.json").write_text('{"verb": "sweep"}')
     (tmp_path / "b" / "events.jsonl").touch()
     assert concluded(tmp_path / "b").endswith(f"to go on: python -m loadgen resume {tmp_path}")
@@ -445,7 +445,7 @@ def test_one_side_alone_is_not_resumed(tmp_path: Path) -> None:
 
 def test_words_for_one_side_win_over_words_for_both() -> None:
     a, b = two_sides.compared(
-        ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"], None, load
+        ["search=standard", "layout=dp1_tp8_ep8", "b.layout=dp2_tp4_ep4", "seed=9"], None
     )
     assert (a.layout.name, b.layout.name, a.seed, b.seed) == ("dp1_tp8_ep8", "dp2_tp4_ep4", 9, 9)
     assert two_sides.differences(a, b)["layout.tensor_parallel"] == [8, 4]
@@ -456,6 +456,6 @@ def test_saved_configurations_are_compared_under_a_new_name(tmp_path: Path) -> N
     for name, layout in (("A", "dp1_tp8_ep8"), ("B", "dp2_tp4_ep4")):
         files.append(tmp_path / f"{name}.yaml")
         files[-1].write_text(dump(load([f"layout={layout}", f"run={name}", "search=standard"])))
-    a, b = two_sides.compared([*map(str, files), "search.budget_s=600"], None, load)
+    a, b = two_sides.compared([*map(str, files), "search.budget_s=600"], None)
     assert (a.layout.name, b.layout.name) == ("dp1_tp8_ep8", "dp2_tp4_ep4")
     assert (a.run, b.run, a.search.budget_s, b.search.budget_s) == (None, None, 600.0, 600.0)

@@ -80,7 +80,7 @@ def experiments(out: Path, *words: str) -> tuple[Experiment, Experiment]:
 
 
 def asked(out: Path, sides: Sides, *words: str) -> StudyVerdict:
-    return measuring.new_study(QualityStudy(*experiments(out, *words)), sides.site, silent)
+    return measuring.run(QualityStudy(*experiments(out, *words)), sides.site, silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,15 @@ def test_a_side_that_writes_the_same_tokens_as_another_text_has_another_tokenize
     assert len(theirs.asked) == 1
 
 
-def test_a_service_that_drafts_tokens_is_refused_before_anything_starts() -> None:
+def test_a_service_that_drafts_tokens_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if vLLM, its GPUs and the tokenizer were here.
+    monkeypatch.setattr(two_sides, "checked_experiment", lambda _, words, config: load(words, config))
     words = ["b.engine.args.speculative_config={num_speculative_tokens: 2}", "workload.tokenizer=model"]
     words += ["engine=vllm", "cluster=mi325x_1n", "quality.load=2"]
     with pytest.raises(ConfigError, match=r"engine\.args\.speculative_config: .* no drafted tokens"):
-        two_sides.gate_sides(words, None, lambda side, base: load(side, base))
+        two_sides.gate_sides(words, None)
 
 
 @pytest.mark.slow
@@ -230,6 +234,6 @@ def test_a_gate_that_was_cut_short_goes_on_with_the_side_that_is_missing(tmp_pat
         summary.EXIT_INTERRUPTED
     )
     path, sides = tmp_path / "gate", Sides(AnsweringServer(VOCAB), AnsweringServer(VOCAB))
-    assert measuring.left(path, lambda file: load(base=file)).endswith("1 of 2 parts have ended; left: b")
-    found = measuring.resume(path, lambda file: load(base=file), sides.site, silent)
+    assert measuring.left(path).endswith("1 of 2 parts have ended; left: b")
+    found = measuring.resume(path, sides.site, silent)
     assert (found.exit_code, sides.deployed) == (summary.EXIT_OK, [1024])

@@ -14,7 +14,6 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict
 from conf import ConfigError, Experiment, load
 from conf.compose import dump
 from loadgen.cli import engine_model, measuring
-from loadgen.cli.words import experiment_of
 from loadgen.drive.load_feed import Past
 from loadgen.run.jobs import Job, OfferLoad
 from loadgen.run.run_folder import Folder, RunFolder, created
@@ -84,7 +83,7 @@ class Site:
 
 
 def left(path: Path) -> str:
-    return measuring.left(path, lambda file: load(base=file))
+    return measuring.left(path)
 
 
 def asked(out: Path, *words: str) -> Experiment:
@@ -272,7 +271,7 @@ def begun(out: Path, site: ProbeSite) -> dict[str, Any]:
 
 
 def resumed_recipe(path: Path, site: ProbeSite) -> dict[str, Any]:
-    asked = experiment_of(measuring.verb(path), [], path / "config.yaml")
+    asked = measuring.saved_experiment(path)
     return to_tree(study.run(calibration_probes.CalibrationStudy(asked), Folder(path), site, silent))
 
 

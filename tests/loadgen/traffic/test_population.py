@@ -362,4 +362,4 @@ def test_compare_refuses_users_who_cannot_be_scaled_and_a_grid_does_not_pair_the
     assert comparison.unlike(*both) == comparison.CHATS
     assert "requests of its own" in matrix_study.unpaired(*both)
     with pytest.raises(ConfigError, match="matrix.KEY"):
-        two_sides.compared(["workload=character", "b.layout=dp2_tp4_ep4"], None, lambda words, _: load(words))
+        two_sides.compared(["workload=character", "b.layout=dp2_tp4_ep4"], None)
