@@ -1,4 +1,4 @@
-"""Turns YAML groups and `key=value` words into an `Experiment`, and names parts of it in sentences.
+"""Turns YAML groups, files that a user names and `key=value` words into an `Experiment`.
 
 Precedence: dataclass defaults < the chosen file of each group < the files that `model.config_json` and
 `engine.constants` name < `key=value`. A bare group name chooses a file (`workload=smoke`), a dotted key
@@ -6,7 +6,8 @@ sets a value (`slo.ttft_p90_ms=1500`); the order of the words never matters. Tre
 merged; then `conf.typed` makes the specs of them, or names everything that is wrong.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -14,23 +15,25 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from conf import constants, kernels, named_files
-from conf.io.bounded_yaml import DUMPER
+from conf import checkpoint, constants, kernels
+from conf.io.bounded_yaml import DUMPER, bounded_text
+from conf.io.bounded_yaml import read as read_yaml
 from conf.io.check import ConfigError, Refusals
-from conf.io.one_line import one_line
-from conf.keys import fields_of, flat, overlaid, value_at, with_defaults
-from conf.named_files import NAMED_FILES
+from conf.io.one_line import one_line, reason
+from conf.keys import fields_of, overlaid, value_at, with_defaults
 from conf.specs.engine import ENGINES, SimulatedEngine
 from conf.specs.experiment import Experiment
 from conf.specs.layout import Layout
 from conf.specs.planning import Planning, Recommendation
-from conf.specs.workload import Workload, overruled
+from conf.specs.workload import overruled
 from conf.typed import Source, typed
-from conf.word_values import Word, are_listed, of_keys, parsed, spelled
+from conf.word_values import Word, are_listed, nested, of_keys, parsed, spelled
 from conf.words import ROOT, group_file, groups, refuse_twice, split_words
 
 KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
 """Keys that decide which kernels an engine has, and those of the fit."""
+NAMED_FILES = {"model.config_json": {"model"}, "engine.constants": {"engine", "hardware", "model"}}
+"""Keys that name a file of further values, and the groups whose choice reads it anew."""
 Groups = TypeVar("Groups", Planning, Recommendation)
 Tree = dict[str, Any]
 UNKNOWN = "unknown"
@@ -49,11 +52,11 @@ def load(words: Sequence[str] = (), base: Path | None = None) -> Experiment:
     refusals = Refusals()
     choices, values = split_words(words, refusals)
     values = spelled(values, refusals)
-    saved = named_files.read_saved(base, are_listed(words)) if base else {}
+    saved = read_saved(base, are_listed(words)) if base else {}
     tree = _of_saved(saved, choices, values) if base else _of_defaults()
     for group, name in choices.items():
         with refusals.collected():
-            tree = tree | {group: _file(group, name)}
+            tree = tree | {group: group_tree(group, name)}
     root = {**(fields_of(Experiment) or {}), "engine": _engine_spec(tree.get("engine"))}
     settings = parsed(root, values, refusals)
     with refusals.collected():
@@ -102,21 +105,16 @@ def dump(experiment: Experiment) -> str:
     return yaml.dump(asdict(experiment), Dumper=DUMPER, sort_keys=False, allow_unicode=True)
 
 
-def preset(group: str, name: str) -> Mapping[str, Any]:
-    """The values of a file of a group and the defaults of its other keys; empty if there is no such file."""
-    return _file(group, name) if name in groups()[group] else {}
-
-
 @lru_cache
-def _file(group: str, name: str) -> Tree:
+def group_tree(group: str, name: str) -> Tree:
     """The tree of a file of ours with all defaults. It is shared: nobody changes it."""
-    return cast(Tree, _filled(group, named_files.read(group_file(group, name))))
+    return cast(Tree, _filled(group, read(group_file(group, name))))
 
 
 @lru_cache
 def _defaults() -> Tree:
     """Names of the default file of each group, and values of other keys. It is shared: nobody changes it."""
-    return named_files.read(ROOT / "config.yaml")
+    return read(ROOT / "config.yaml")
 
 
 def _filled(group: str, tree: Any) -> Any:
@@ -133,7 +131,7 @@ def _engine_spec(engine: Any) -> type:
 
 def _of_defaults() -> Tree:
     tree = {key: value for key, value in _defaults().items() if key != "defaults"}
-    files = {group: _file(group, name) for group, name in _defaults()["defaults"].items()}
+    files = {group: group_tree(group, name) for group, name in _defaults()["defaults"].items()}
     return cast(Tree, with_defaults(Experiment, tree)) | files
 
 
@@ -151,7 +149,7 @@ def _of_saved(saved: Tree, choices: Mapping[str, str], values: Sequence[str]) ->
 
 def _renamed(tree: Tree) -> Tree:
     """The tree of external endpoints for an engine of ours: unnamed groups are those of the defaults."""
-    files = {group: _file(group, _defaults()["defaults"][group]) for group in NAMED_GROUPS}
+    files = {group: group_tree(group, _defaults()["defaults"][group]) for group in NAMED_GROUPS}
     unnamed = [group for group in NAMED_GROUPS if value_at(tree, f"{group}.name") == UNKNOWN]
     if value_at(tree, "engine.kind") == "external" and _is_served_as(tree.get("model") or {}, files["model"]):
         unnamed.append("model")
@@ -180,9 +178,9 @@ def _with_words(tree: Tree, settings: Sequence[Word], choices: Mapping[str, str]
     renewed = set(choices) if is_saved else set(groups())
     renewed |= {key.partition(".")[0] for key in keys if key in NAMED_FILES}
     tree = _over(tree, of_keys(settings, NAMED_FILES))
-    for key, named in NAMED_FILES.items():
-        if renewed & named.groups and value_at(tree, key):
-            tree = named_files.applied(tree, key)
+    for key, read_anew_by in NAMED_FILES.items():
+        if renewed & read_anew_by and value_at(tree, key):
+            tree = _with_named_file(tree, key)
     if kind == "simulated" and (renewed & {"engine", "model"} or keys & KERNEL_KEYS):
         tree = _over(tree, of_keys(settings, KERNEL_KEYS))
         ratio = kernels.ratio(tree["engine"], tree.get("model", {}))
@@ -239,7 +237,7 @@ def _with_layout_name(tree: Tree, settings: Sequence[Word]) -> Tree:
         shape = _shape(tree["layout"])
     except (ConfigError, LookupError):
         return tree  # whose layout is about to be refused
-    is_of_file = name in files and shape == _shape(_file("layout", name))
+    is_of_file = name in files and shape == _shape(group_tree("layout", name))
     return tree if is_of_file else overlaid(tree, {"layout": {"name": shape}})
 
 
@@ -248,40 +246,90 @@ def _shape(layout: Tree) -> str:
     return typed(Layout, layout, Source(fields_of(Layout) or {}), Refusals()).shape
 
 
-LENGTHS = ("input_tokens", "output_tokens")
-SAID_ELSEWHERE = ("arrivals", "trace", "tokenizer", "images.tokens")
-"""Beginnings of keys that other words say, or that follow from the model."""
-READ_LATER = ("empirical", "conversation")
-"""Kinds of lengths whose mean is read from a file or computed."""
+def read(path: Path) -> Tree:
+    """The mapping in a YAML file. Raises ConfigError."""
+    tree = _mapping(path, read_yaml)
+    if "${" in str(tree):
+        raise ConfigError(f"{path}: interpolation (${{...}}) is not supported")
+    return tree
 
 
-def workload_name(workload: Workload) -> str:
-    """The name of the workload's file, marked as changed where a value is not the file's."""
-    return f"{workload.name} changed" if _changes(workload) else workload.name
+def _mapping(path: Path, parse: Callable[[str], Any]) -> Tree:
+    try:
+        tree = parse(bounded_text(path))
+    except IsADirectoryError as error:
+        inside = path / ("config.json" if parse is json.loads else "config.yaml")
+        raise ConfigError(f"{path} is a folder; name a file, such as {inside}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {reason(error)}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} is not a mapping of keys to values")
+    return tree
 
 
-def workload_tokens(workload: Workload) -> str:
-    """Mean tokens of a prompt and of an answer, and each other key whose value is not that of the file."""
-    means = workload.prompt_tokens, workload.output_tokens.mean
-    tokens = "/".join(f"{mean:.0f}" if mean else UNKNOWN for mean in means)
-    is_fixed = workload.input_tokens.kind == workload.output_tokens.kind == "fixed"
-    others = [f"{key}={value}" for key, value in _changes(workload).items() if not key.startswith(LENGTHS)]
-    return ", ".join([f"{tokens} tokens{'' if is_fixed else ' in the mean'}", *others])
+def read_saved(path: Path, without_bounds: bool = False) -> Tree:
+    """The tree of a saved experiment, whose groups are mappings. Raises ConfigError.
+
+    `without_bounds` leaves out the bounds that a list of bounds is to replace.
+    """
+    tree = read(path)
+    wrong = [group for group in [*groups(), "target"] if not isinstance(tree.get(group, {}), dict)]
+    if wrong:
+        raise ConfigError(*(f"{path}: {group} is not a mapping of keys to values" for group in wrong))
+    if "slo" not in tree:
+        return tree
+    return tree | {"slo": nested(tree["slo"]) | ({"at_most_ms": {}} if without_bounds else {})}
 
 
-def named(kind: str, name: str) -> str:
-    """A name in a sentence; `unknown KIND` where no word and no file names one."""
-    return f"unknown {kind}" if name == UNKNOWN else name
+def _with_named_file(tree: Tree, key: str) -> Tree:
+    """The tree with the values of the file that `key` (one of NAMED_FILES) names. Raises ConfigError."""
+    path = Path(str(value_at(tree, key)))
+    is_checkpoint = key == "model.config_json"
+    values = _mapping(path, json.loads) if is_checkpoint else read(path)
+    try:
+        return (_with_checkpoint if is_checkpoint else _with_calibration)(tree, values)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(f"{key}={path}: {reason(error)}") from error
 
 
-def _changes(workload: Workload) -> dict[str, Any]:
-    """Keys -> values that are not those of the file with the workload's name; none without such a file."""
-    file = flat(preset("workload", workload.name))
-    here = {key: value for key, value in flat(asdict(workload)).items() if not _is_left_out(workload, key)}
-    return {key: value for key, value in here.items() if file and file.get(key) != value}
+def _with_checkpoint(tree: Tree, config: Tree) -> Tree:
+    """The facts of a config.json; the constants of the chosen model stay, as those of a relative."""
+    model, facts = tree["model"], checkpoint.facts(config)
+    if bool(facts["experts"]) != bool(model["experts"]):
+        kind = "a mixture of experts" if facts["experts"] else "dense"
+        raise ValueError(
+            f"is {kind}, unlike {model['name']}, whose constants it would have; choose another with "
+            "model=NAME"
+        )
+    path = Path(model["config_json"])
+    name = path.absolute().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
+    peak = "FP8" if facts["weights"] == "fp8" else "BF16"
+    step_time = {
+        field: {"source": f"of {model['name']}: {constant['source']}"}
+        for field, constant in model["step_time"].items()
+    }
+    for field in ("gemm_decode", "gemm_prefill"):
+        step_time[field]["unit"] = f"share of {peak} peak"
+    source = f"config.json of {name}"
+    return overlaid(
+        tree,
+        {"model": {**facts, "name": name, "served_name": name, "source": source, "step_time": step_time}},
+    )
 
 
-def _is_left_out(workload: Workload, key: str) -> bool:
-    if key.startswith(LENGTHS) and key.endswith(".mean"):
-        return getattr(workload, key.partition(".")[0]).kind in READ_LATER
-    return key.startswith(SAID_ELSEWHERE)
+def _with_calibration(tree: Tree, calibration: Tree) -> Tree:
+    """The values of a calibration; the model's own fit no longer correlates its constants."""
+    names = {group: tree[group]["name"] for group in ("model", "hardware")}
+    units = {
+        path: unit for path, unit in constants.units(tree).items() if not path.startswith(constants.KERNELS)
+    }
+    changed = overlaid(tree, constants.overlay(calibration, names, units))
+    joint = constants.outside(value_at(tree, "model.posterior.correlations"), calibration["constants"])
+    posterior = changed["model"]["posterior"] | {"correlations": joint}
+    covariance = {"constants_covariance": calibration.get("covariance") or {}}
+    return changed | {
+        "model": changed["model"] | {"posterior": posterior},
+        "engine": changed["engine"] | covariance,
+    }

@@ -1,14 +1,17 @@
 """The question beside an answer: an experiment in the words of its groups, and what its constants rest on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from conf import kernels
-from conf.compose import UNKNOWN, workload_name, workload_tokens
+from conf.compose import UNKNOWN, group_tree
 from conf.constants import constants, fingerprint
+from conf.keys import flat
 from conf.specs.bounds import Slo
 from conf.specs.engine import SCHEDULER_VERSION
-from conf.specs.experiment import Constant, EmulatedEngine, Experiment, SimulatedEngine
+from conf.specs.experiment import Constant, EmulatedEngine, Experiment, SimulatedEngine, Workload
 from conf.transfers import transfers
+from conf.words import groups
 
 MODELLED = ("simulated", "vllm_emulated")
 """Engines whose step times are those of the engine model."""
@@ -21,7 +24,7 @@ class AskedExperiment:
     `vllm_version` is that of an emulated vLLM, or the one whose scheduling rules a simulated engine follows;
     `constants` (a fingerprint) are known of an emulated vLLM alone. Model, hardware,
     layout and routing of external endpoints are `unknown` unless words said them. `gpus_per_node` counts the
-    GPUs that engines use. `workload` and its lengths, `tokens`, are as `conf.compose` has them. `outside` is
+    GPUs that engines use. `workload` and its lengths, `tokens`, are as `workload_tokens` says. `outside` is
     what the fit behind a simulated engine's constants did not have (`conf.transfers`).
     """
 
@@ -168,3 +171,42 @@ def _transfer(experiment: Experiment) -> str:
         f"{shown(rate, 1e-9)} GB/s per GPU and {shown(latency)} ms per prompt, {how} by"
         f" {layout.connector}; {' and '.join(sorted(kinds))}, not measured on this machine"
     )
+
+
+LENGTHS = ("input_tokens", "output_tokens")
+SAID_ELSEWHERE = ("arrivals", "trace", "tokenizer", "images.tokens")
+"""Beginnings of keys that other words say, or that follow from the model."""
+READ_LATER = ("empirical", "conversation")
+"""Kinds of lengths whose mean is read from a file or computed."""
+
+
+def workload_name(workload: Workload) -> str:
+    """The name of the workload's file, marked as changed where a value is not the file's."""
+    return f"{workload.name} changed" if _changes(workload) else workload.name
+
+
+def workload_tokens(workload: Workload) -> str:
+    """Mean tokens of a prompt and of an answer, and each other key whose value is not that of the file."""
+    means = workload.prompt_tokens, workload.output_tokens.mean
+    tokens = "/".join(f"{mean:.0f}" if mean else UNKNOWN for mean in means)
+    is_fixed = workload.input_tokens.kind == workload.output_tokens.kind == "fixed"
+    others = [f"{key}={value}" for key, value in _changes(workload).items() if not key.startswith(LENGTHS)]
+    return ", ".join([f"{tokens} tokens{'' if is_fixed else ' in the mean'}", *others])
+
+
+def named(kind: str, name: str) -> str:
+    """A name in a sentence; `unknown KIND` where no word and no file names one."""
+    return f"unknown {kind}" if name == UNKNOWN else name
+
+
+def _changes(workload: Workload) -> dict[str, Any]:
+    """Keys -> values that are not those of the file with the workload's name; none without such a file."""
+    file = flat(group_tree("workload", workload.name)) if workload.name in groups()["workload"] else {}
+    here = {key: value for key, value in flat(asdict(workload)).items() if not _is_left_out(workload, key)}
+    return {key: value for key, value in here.items() if file and file.get(key) != value}
+
+
+def _is_left_out(workload: Workload, key: str) -> bool:
+    if key.startswith(LENGTHS) and key.endswith(".mean"):
+        return getattr(workload, key.partition(".")[0]).kind in READ_LATER
+    return key.startswith(SAID_ELSEWHERE)

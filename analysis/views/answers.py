@@ -7,7 +7,7 @@ import numpy as np
 
 from analysis.capacity.rules import REASONS, Check
 from analysis.results import studies, summary
-from analysis.results.asked import AskedExperiment
+from analysis.results.asked import AskedExperiment, named
 from analysis.results.energy import PowerFigures
 from analysis.results.figures import LEAD, RequestCounts, WindowRow
 from analysis.results.predictions import PredictionVerdict
@@ -17,7 +17,6 @@ from analysis.rows import failures
 from analysis.stats.estimate import certified, interval, middle, number, span
 from analysis.views import ladder, prediction, rates, study
 from analysis.views.shown import Answer, Fact, Table
-from conf.compose import named
 
 LONGER = "search longer: search=standard takes 15 minutes, or raise search.budget_s"
 DILATED = (

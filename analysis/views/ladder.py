@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator
 
+from analysis.results.asked import named
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.published_ladder import PER_USER, LadderFigures, LadderLevel
 from analysis.results.verdicts import Verdict
 from analysis.views.shown import Answer, Table
-from conf.compose import named
 
 HEADS = ("phase", "C", "N", "tok/s", "out", "p99 s", "ok %", "status", "in flight", "hits %", "answers")
 PUBLISHED = ("paper tok/s", "p99 s", "status")

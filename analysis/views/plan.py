@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from analysis.planning.verdict import NoPlan, Plan
 from analysis.results import summary
+from analysis.results.asked import named
 from analysis.stats.estimate import certified, interval, middle, number, span
 from analysis.views.shown import Answer, Fact, Table
-from conf.compose import named
 
 BASES = {
     "low": "the low end",

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.results.asked import describe
+from analysis.results.asked import describe, named
 from conf import load
-from conf.compose import dump, named
+from conf.compose import dump
 
 URL = ["engine=external", "target.urls=[http://x:1]"]
 
