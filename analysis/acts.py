@@ -24,7 +24,7 @@ from analysis.planning.serve_scaling import (
     working_qps_per_node,
 )
 from analysis.planning.verdict import Plan
-from analysis.recommendation import recommended
+from analysis.recommendation import ranking
 from analysis.results import locations, recount, studies
 from analysis.results.json_border import json_line
 from analysis.results.predictions import GridVerdict, PredictionVerdict
@@ -105,7 +105,7 @@ def _places(arguments: argparse.Namespace) -> list[Path]:
 def show(arguments: argparse.Namespace) -> int:
     """Print the verdict of a run, a study or another tool's result."""
     path, words = arguments.run, arguments.words
-    is_recommendation = recommended.is_recommendation(path)
+    is_recommendation = ranking.is_recommendation(path)
     is_foreign = not is_recommendation and exchange.is_foreign(path)
     if arguments.recompute:
         if words or arguments.json:
@@ -126,7 +126,7 @@ def show(arguments: argparse.Namespace) -> int:
         for load in exchange.load_foreign(path):
             terminal.tell(str(side_by_side.foreign_answer(load, bounds_ms)))
     elif is_recommendation:
-        recommendation = recommended.read(path)
+        recommendation = ranking.read(path)
         if arguments.json:
             terminal.data(json_line(recommendation))
         else:

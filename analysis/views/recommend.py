@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from analysis.recommendation.ranking import (
-    RankedShape,
-    RecommendationVerdict,
-    ShapeRanking,
-)
+import pyarrow as pa
+
+from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking
 from analysis.stats.estimate import span
 from analysis.views.plan import BASES
 from analysis.views.shown import Answer, Fact, Table
@@ -205,3 +203,47 @@ def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
         "the interval is what is unknown of the engine model's constants, drawn jointly for all shapes, and"
         " Monte Carlo noise; what the model lacks is not in it",
     )
+
+
+TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+RECOMMENDATION = {
+    "prefix_hit": FIGURE,
+    **dict.fromkeys(("name", "layout", "shape"), TEXT),
+    **dict.fromkeys(("budget_tokens", "gpus", "rank"), COUNT),
+    "tied": TRUTH,
+    **dict.fromkeys(("nodes", "nodes_at_low", "nodes_at_certified"), COUNT),
+    **dict.fromkeys(("nodes_at_estimate", "nodes_at_high"), COUNT),
+    **dict.fromkeys(("qps_per_node", "qps_per_node_low", "qps_per_node_high"), FIGURE),
+    "qps_per_node_certified": FIGURE,
+    "binding": TEXT,
+    "kv_full": TRUTH,
+    "probability_best": FIGURE,
+    "told_apart": TRUTH,
+    "draws": COUNT,
+    "usd_per_hour": FIGURE,
+    **dict.fromkeys(("assumed", "unranked", "reason"), TEXT),
+}
+"""Columns of the file that --out names: a row for every shape, those without a rank last."""
+
+
+def recommendation_rows(verdict: RecommendationVerdict) -> pa.Table:
+    """A row for every predicted shape at every hit rate; null where there is no figure."""
+    out: list[dict[str, object]] = []
+    for one in verdict.rankings:
+        out += [{"prefix_hit": one.hit, **_shape_columns(shape)} for shape in one.shapes]
+        out += [
+            {"prefix_hit": one.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
+            for each in one.unranked
+        ]
+    return pa.Table.from_pylist(out, schema=pa.schema(list(RECOMMENDATION.items())))
+
+
+def _shape_columns(shape: RankedShape) -> dict[str, object]:
+    q = shape.qps_per_node
+    return {
+        **{name: getattr(shape, name) for name in RECOMMENDATION if hasattr(shape, name)},
+        **{f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()},
+        "qps_per_node": q.value,
+        **{f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")},
+        "assumed": ", ".join(shape.assumed),
+    }

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from analysis.recommendation import recommended
+from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
 from analysis.results.json_border import to_tree
@@ -75,8 +75,8 @@ def reported(verdict: RunVerdict | StudyVerdict, as_json: bool) -> int:
     A study that began as a recommendation is printed as what that says by now.
     """
     folder = Path(verdict.folder)
-    is_recommended = verdict.folder and (folder / recommended.FILE).exists()
-    code = printed(recommended.read(folder) if is_recommended else verdict, as_json)
+    is_recommended = verdict.folder and (folder / ranking.FILE).exists()
+    code = printed(ranking.read(folder) if is_recommended else verdict, as_json)
     write_report(verdict)
     return code
 

@@ -10,20 +10,23 @@ from functools import partial
 
 from analysis.planning.evidence import NotPlannable, of_predicted
 from analysis.planning.plan import demand_rates
-from analysis.recommendation import ranking, recommended
+from analysis.recommendation import ranking
 from analysis.recommendation.ranking import (
+    BUDGET,
+    LAYOUT,
+    Candidate,
     ProposedMeasurement,
     RankedShape,
     RecommendationVerdict,
     ShapeRanking,
     UnrankedShape,
 )
-from analysis.recommendation.recommended import BUDGET, LAYOUT, Candidate
 from analysis.results import summary
 from analysis.results.asked import describe
 from analysis.results.json_border import to_tree
 from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import RunError, refuse_out
+from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import engine_model, machine, output, prediction, two_sides
@@ -76,9 +79,9 @@ def recommend(arguments: argparse.Namespace) -> int:
         return error.exit_code
     if arguments.out:
         tree = {"event": "result", **to_tree(verdict)}
-        output.write(arguments.out, ranking.recommendation_rows(verdict), tree)
+        output.write(arguments.out, recommend_view.recommendation_rows(verdict), tree)
     if arguments.measure:
-        beside = {recommended.FILE: json_text(to_tree(verdict))}
+        beside = {ranking.FILE: json_text(to_tree(verdict))}
         study = MatrixStudy(cells(question, shapes, verdict), beside)
         machine.refuse(study.experiment)
         from loadgen.cli import measuring
@@ -106,7 +109,7 @@ def _to_measure(question: ShapeQuestion, shapes: Sequence[Shape]) -> list[str]:
     minutes = _load_s(experiment, pacing.swept_s(experiment)) / 60
     return [
         "then those that the proposals name are measured, at most "
-        f"{recommended.MOST_RIVALS + 1} for each hit rate: "
+        f"{ranking.MOST_RIVALS + 1} for each hit rate: "
         f"one study, each deployed once, some {minutes:.0f} min of load each"
     ]
 
@@ -196,9 +199,9 @@ def _ranking(
     candidates = [each for each in results if isinstance(each, Candidate)]
     unranked = [each for each in results if isinstance(each, UnrankedShape)]
     by_name = {shape.name: shape for shape, _ in pairs}
-    order = recommended.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.asked.plan)
+    order = ranking.ranked(pairs[0][0].hit, candidates, unranked, peak_qps, question.asked.plan)
     first = by_name[order.first.name]
-    sides = [[first, by_name[rival.name]] for rival in recommended.rivals(order)] or [[first]]
+    sides = [[first, by_name[rival.name]] for rival in ranking.rivals(order)] or [[first]]
     proposed = [said for side in sides if (said := _proposal(question, side))]
     return replace(order, proposed=tuple(proposed))
 

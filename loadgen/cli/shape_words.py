@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis.recommendation.recommended import BUDGET, HIT, LAYOUT, name_of
+from analysis.recommendation.ranking import BUDGET, HIT, LAYOUT, name_of
 from conf import ConfigError, Experiment, load
 from conf.compose import load_groups
 from conf.specs.experiment import SimulatedEngine

@@ -11,7 +11,7 @@ import pyarrow.csv
 import pytest
 
 from analysis.__main__ import main as analysis
-from analysis.recommendation import recommended
+from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
 from analysis.results.asked import AskedExperiment
@@ -214,10 +214,10 @@ def cell(number: int, layout: str, qps: float, ratio: CellRatio | None = None) -
 @pytest.mark.slow
 def test_measured_figures_change_the_choice(verdict: RecommendationVerdict) -> None:
     cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 5.0)]
-    found = recommended.measured(verdict, measured(cells), "runs/x")
-    (ranking,) = found.measured
-    assert ranking.first.layout == "dp1_tp8_ep8" and ranking.first.probability_best > 0.99
-    assert ranking.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
+    found = ranking.measured(verdict, measured(cells), "runs/x")
+    (one,) = found.measured
+    assert one.first.layout == "dp1_tp8_ep8" and one.first.probability_best > 0.99
+    assert one.first.nodes == 49  # 200 / (.97 x 5 x .85), rounded up
     assert "the choice changes from dp2_tp4_ep4 8192" in recommend_view.text(found)
 
 
@@ -226,8 +226,8 @@ def test_a_paired_ratio_tells_apart_what_two_intervals_do_not(verdict: Recommend
     paired = CellRatio(Estimate(1.03, 1.028, 1.032), "paired")
     cells = [cell(1, "dp2_tp4_ep4", 3.0), cell(2, "dp1_tp8_ep8", 3.09, paired)]
     peak = replace(verdict, peak_qps=3000.0)
-    with_pairs = recommended.measured(peak, measured(cells), "x").measured[0]
-    alone = recommended.measured(peak, measured([cells[0], replace(cells[1], ratio=None)]), "x").measured[0]
+    with_pairs = ranking.measured(peak, measured(cells), "x").measured[0]
+    alone = ranking.measured(peak, measured([cells[0], replace(cells[1], ratio=None)]), "x").measured[0]
     assert with_pairs.first.probability_best > 0.99 and with_pairs.shapes[1].told_apart
     assert alone.first.probability_best < 0.97 and not alone.shapes[1].told_apart
 
@@ -238,9 +238,9 @@ def test_a_study_that_was_cut_short_says_how_to_go_on(verdict: RecommendationVer
         name="cell-2", at={"layout": "dp1_tp8_ep8", "max_num_batched_tokens": 8192}, exit_code=None
     )
     study = measured([cell(1, "dp2_tp4_ep4", 3.0), left], summary.EXIT_INTERRUPTED)
-    (tmp_path / recommended.FILE).write_text(json.dumps(to_tree(verdict)))
+    (tmp_path / ranking.FILE).write_text(json.dumps(to_tree(verdict)))
     (tmp_path / "study.json").write_text(json.dumps(to_tree(study)))
-    found = recommended.read(tmp_path)
+    found = ranking.read(tmp_path)
     assert found.exit_code == summary.EXIT_INTERRUPTED and not found.passed
     text = recommend_view.text(found)
     assert "no result: dp1_tp8_ep8 8192: not measured yet" in text
@@ -260,7 +260,7 @@ def test_what_is_proposed_is_measured_on_ray(tmp_path: Path, capsys: pytest.Capt
         code = main(["recommend", *words, *own, "--measure", "--json"])
         answer = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert answer["exit_code"] == code and answer["recommendation"] and answer["folder"] == str(folder)
-        found = recommended.read(folder)
+        found = ranking.read(folder)
         assert found.exit_code == code and len(found.measured) == (code == 0)
         (swept,) = folder.glob("*/sweep.json")
         tree: dict[str, Any] = json.loads(swept.read_text())

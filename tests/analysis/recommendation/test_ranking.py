@@ -6,8 +6,7 @@ import pytest
 from analysis.planning.plan import fleet
 from analysis.planning.sizing import MOST_NODES, FleetCapacity, ScalingEfficiency, ScalingPoint
 from analysis.recommendation import ranking
-from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking
-from analysis.recommendation.recommended import rivals
+from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking, rivals
 from analysis.results.asked import describe
 from analysis.stats.estimate import Estimate
 from analysis.views import recommend
