@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from analysis import report as pages
 from analysis.calibration.fit import calibrate as calibrate_probes
 from analysis.calibration.forward import ForwardWork, calibrate_forward
 from analysis.calibration.observed import RecordedLoad, Served
+from analysis.planning.plan import Plan
 from analysis.planning.serve_scaling import (
     ServeFront,
     ServeSettings,
@@ -23,7 +25,6 @@ from analysis.planning.serve_scaling import (
     serve_scaling,
     working_qps_per_node,
 )
-from analysis.planning.verdict import Plan
 from analysis.recommendation import ranking
 from analysis.results import locations, recount, studies
 from analysis.results.json_border import json_line
@@ -183,8 +184,12 @@ def plan(arguments: argparse.Namespace) -> int:
     """Compute how many nodes a demand needs, by which rule, and what they cost."""
     refuse_out(arguments.out, ".json", *PAGES)
     refuse_out(arguments.serve_config, ".yaml", ".yml", flag=FLAG)
-    service = partial(into_service, file=arguments.serve_config) if arguments.serve_config else None
-    plan = planning.of_words(arguments.words, _predicted, service)
+    runs, file = [word for word in arguments.words if "=" not in word], arguments.serve_config
+    if file and not runs:
+        raise ConfigError(f"{FLAG} rests on the requests of a run; name its folder")
+    plan = planning.of_words(arguments.words, _predicted)
+    if file and isinstance(plan, Plan):
+        plan = replace(plan, into_service=into_service(plan, runs[0], file))
     if arguments.out and arguments.out.suffix in PAGES:
         pages.write_plan(plan, arguments.out)
     elif arguments.out:

@@ -135,7 +135,7 @@ def floor(room: str, inside: str) -> tuple[int, str]:
 
 
 SHOWING = (
-    "analysis/planning/verdict.py",
+    "analysis/planning/plan.py",
     "analysis/results/runs.py",
     "analysis/results/studies.py",
 )

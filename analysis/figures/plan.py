@@ -9,8 +9,8 @@ from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look
 from analysis.figures.exhibit import Exhibit, NoData, counted, qps
 from analysis.planning.money import Day
+from analysis.planning.plan import Plan
 from analysis.planning.sizing import ScalingEfficiency, scaling
-from analysis.planning.verdict import Plan
 from analysis.results.runs import Run, RunError
 
 HOURS = 24

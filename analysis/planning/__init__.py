@@ -3,11 +3,11 @@
 from analysis.planning.evidence import NotPlannable as NotPlannable
 from analysis.planning.evidence import evidence_of as evidence_of
 from analysis.planning.money import cost as cost
+from analysis.planning.plan import NoPlan as NoPlan
+from analysis.planning.plan import Plan as Plan
 from analysis.planning.plan import command as command
 from analysis.planning.plan import of_words as of_words
 from analysis.planning.plan import plan as plan
 from analysis.planning.sizing import scaling as scaling
-from analysis.planning.verdict import NoPlan as NoPlan
-from analysis.planning.verdict import Plan as Plan
 from conf.specs.planning import Demand as Demand
 from conf.specs.planning import Margins as Margins

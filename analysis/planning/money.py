@@ -163,36 +163,29 @@ def read_hourly(path: Path) -> tuple[float, ...]:
         ]
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{key}: cannot be read: {error}") from error
-    if len(rows) in (2, HOURS + 1) and not any(_is_number(cell) for cell in rows[0]):
+    if len(rows) in (2, HOURS + 1) and not any(math.isfinite(_number(cell)) for cell in rows[0]):
         rows = rows[1:]
-    cells = rows[0] if len(rows) == 1 else [_rate_of(key, hour, row) for hour, row in enumerate(rows)]
-    if len(cells) != HOURS:
-        raise ConfigError(f"{key}: has {len(cells)} rates; write 24, one for each hour from midnight")
-    rates = tuple(_rate(key, hour, cell) for hour, cell in enumerate(cells))
+    lines = [[cell] for cell in rows[0]] if len(rows) == 1 else rows
+    rates = tuple(_rate(key, hour, line) for hour, line in enumerate(lines))
+    if len(rates) != HOURS:
+        raise ConfigError(f"{key}: has {len(rates)} rates; write 24, one for each hour from midnight")
     if not any(rates):
         raise ConfigError(f"{key}: all rates are zero; there is nothing to plan")
     return rates
 
 
-def _rate_of(key: str, hour: int, row: Sequence[str]) -> str:
+def _rate(key: str, hour: int, line: Sequence[str]) -> float:
     """The rate of a line, which may say its hour first."""
-    if len(row) == 1:
-        return row[0]
-    if len(row) != 2 or row[0].strip() not in (str(hour), f"{hour:02d}", f"{hour:02d}:00"):
-        raise ConfigError(f"{key}: line of hour {hour} is '{','.join(row)}'; write QPS, or {hour},QPS")
-    return row[1]
-
-
-def _rate(key: str, hour: int, cell: str) -> float:
-    rate = float(cell) if _is_number(cell) else math.nan
-    if not 0 <= rate < math.inf:
+    *label, cell = line
+    if label and (len(line) != 2 or label[0].strip() not in (str(hour), f"{hour:02d}", f"{hour:02d}:00")):
+        raise ConfigError(f"{key}: line of hour {hour} is '{','.join(line)}'; write QPS, or {hour},QPS")
+    if not 0 <= (rate := _number(cell)) < math.inf:
         raise ConfigError(f"{key}: '{cell.strip()}' of hour {hour} is not a rate; write QPS, 0 or more")
     return rate
 
 
-def _is_number(cell: str) -> bool:
+def _number(cell: str) -> float:
     try:
-        float(cell)
+        return float(cell)
     except ValueError:
-        return False
-    return True
+        return math.nan

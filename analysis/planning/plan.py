@@ -1,53 +1,149 @@
-"""Nodes for a demand on a measured or predicted capacity, and what follows from them."""
+"""A plan: nodes for a demand on a measured or predicted capacity, and what follows from them."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.planning import money, sizing
 from analysis.planning.evidence import Evidence, NotPlannable, Source, evidence_of, expanded, read
-from analysis.planning.money import (
-    Day,
-    FleetCost,
-    FleetPower,
-    cost_of,
-    day,
-    fleet_cost,
-    fleet_power,
-    read_hourly,
-)
 from analysis.planning.serve_scaling import ServeSettings
-from analysis.planning.sizing import (
-    FleetCapacity,
-    ScalingEfficiency,
-    alone,
-    availability,
-    down_at_once,
-    fleet,
-    naive,
-    needed,
-    scaling,
-    size,
-    unlike,
-)
-from analysis.planning.verdict import (
-    CurvePoint,
-    DemandRates,
-    FewSpares,
-    LostNodes,
-    MeasuredEfficiency,
-    NoPlan,
-    Plan,
-    PlannedEfficiency,
-)
+from analysis.planning.sizing import FleetCapacity, ScalingEfficiency
 from analysis.results import summary
 from analysis.results.runs import RunError
 from analysis.stats.estimate import Estimate
 from conf import ConfigError
 from conf.compose import load_groups
 from conf.specs.planning import Basis, Demand, Margins, Planning
+
+if TYPE_CHECKING:
+    from analysis.views.shown import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class DemandRates:
+    """The demand as rates of the whole service in QPS; `mean_qps` is None if only the peak is known."""
+
+    peak_qps: float
+    mean_qps: float | None
+    hourly_qps: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LostNodes:
+    """The rate that is kept within the bounds after a loss of nodes, and its share of the peak."""
+
+    lost_nodes: int
+    kept_qps: float
+    share_of_peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class FewSpares:
+    """Nodes that are down, where more are down at once than are spare.
+
+    They are `on_average` so many, and at most `down_nodes` in a share `target` of the time; the others keep
+    `kept_qps`. `assumed`: the availability was not given.
+    """
+
+    node_availability: float
+    target: float
+    assumed: bool
+    on_average: float
+    down_nodes: int
+    kept_qps: float
+    share_of_peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Nodes for one demand: as planned, at the upper end of the capacity (None if unknown), and naively."""
+
+    demand_qps: float
+    nodes: int
+    nodes_at_high: int | None
+    naive_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEfficiency:
+    """E(n) at one node count of the evidence; exactly 1 at the fewest."""
+
+    nodes: int
+    efficiency: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEfficiency:
+    """E(n) at the planned nodes; `assumed` where it lies beyond the measured node counts.
+
+    `measured` is empty where the evidence has one node count, so that E = 1 there by definition.
+    """
+
+    assumed: bool
+    at_planned: float
+    measured: tuple[MeasuredEfficiency, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Nodes for a demand and what follows from them. Parts that were not asked for are None.
+
+    The nodes are planned with `service`, the capacity of `planned_on` at the end that `basis` names (`low` if
+    only that is known). `rules` applies the two rules, `nodes` also the availability if one was asked;
+    `binding` names the rule that asks for the most: normal, degraded, both, or availability. `nodes_at` has
+    the nodes at each known figure of the capacity. `naive_nodes` divide by the estimate; `needed_nodes` carry
+    the peak with neither headroom nor spare. `engines` and `gpus` are None where they are unknown.
+    """
+
+    schema_version: int = 1
+    verb: str = "plan"
+    valid: bool = True
+    exit_code: int
+    reason: str = ""
+    planned_on: Evidence
+    demand: DemandRates
+    care: Margins
+    basis: Basis
+    service: FleetCapacity
+    nodes: int
+    binding: str
+    nodes_at: Mapping[str, int]
+    needed_nodes: int
+    naive_nodes: int
+    engines: int | None
+    gpus: int | None
+    rules: sizing.Sizing
+    efficiency: PlannedEfficiency
+    degraded: tuple[LostNodes, ...]
+    few_spares: FewSpares | None
+    availability: sizing.Availability | None
+    day: money.Day | None
+    cost: money.FleetCost | None
+    power: money.FleetPower | None
+    by_demand: tuple[CurvePoint, ...]
+    into_service: ServeSettings | None = None
+
+    def answer(self) -> "Answer":
+        """The plan as `python -m analysis plan` prints it; Jupyter shows it as HTML."""
+        from analysis.views import plan as view  # shows what this file defines
+
+        return view.answer(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPlan:
+    """The verdict on evidence that allows no plan, with the exit code of that evidence."""
+
+    schema_version: int = 1
+    verb: str = "plan"
+    valid: bool = False
+    exit_code: int
+    reason: str
+
 
 ENDS = {"low": "low", "certified": "certified", "estimate": "value", "high": "high"}
 """Figures of a capacity that a plan can rest on, by the words of plan.basis."""
@@ -69,18 +165,17 @@ def plan(
     ConfigError with one line, NotPlannable if the run allows no plan.
     """
     care = care or Margins()
-    demand = Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand
-    load = demand_rates(demand)
+    load = demand_rates(Demand(peak_qps=float(demand)) if isinstance(demand, int | float) else demand)
     rest = [evidence_of(other) for other in expanded(others)]
     on = evidence_of(source)
     basis: Basis = "low" if on.open_above else care.basis
     service = FleetCapacity(_planning_qps(on, basis), on.nodes, _efficiency(on, rest))
-    rules = size(load.peak_qps, service, care.headroom, care.spare_nodes)
-    nodes = fleet(load.peak_qps, service, care)
+    rules = sizing.size(load.peak_qps, service, care.headroom, care.spare_nodes)
+    nodes = sizing.fleet(load.peak_qps, service, care)
     sized = {end: _sized(load.peak_qps, service, _figure(on.qps_per_node, end), care) for end in ENDS}
     nodes_at = {end: count for end, count in sized.items() if count is not None}
     e = service.efficiency
-    needed_nodes, external = needed(load.peak_qps, service), on.asked.engine == "external"
+    needed_nodes, external = sizing.needed(load.peak_qps, service), on.asked.engine == "external"
     return Plan(
         exit_code=summary.EXIT_OPEN if on.open_above else summary.EXIT_OK,
         reason=LOWER_BOUND if on.open_above else "",
@@ -93,7 +188,7 @@ def plan(
         binding=rules.binding if nodes == rules.nodes else "availability",
         nodes_at=nodes_at,
         needed_nodes=needed_nodes,
-        naive_nodes=naive(load.peak_qps, on.qps_per_node.value),
+        naive_nodes=sizing.naive(load.peak_qps, on.qps_per_node.value),
         engines=None if external else round(nodes * on.asked.replicas / on.asked.nodes),
         gpus=on.gpus_per_node and on.gpus_per_node * nodes,
         rules=rules,
@@ -104,7 +199,7 @@ def plan(
         ),
         degraded=_degraded(nodes, service, load.peak_qps, care.spare_nodes),
         few_spares=_few_spares(nodes, service, load.peak_qps, care),
-        availability=availability(needed_nodes, care),
+        availability=sizing.availability(needed_nodes, care),
         day=_day(load, on, service, care),
         cost=_cost(nodes, nodes_at, load, on, service, care.node_hour_usd),
         power=_power(nodes, load, on, care.node_watts),
@@ -115,26 +210,26 @@ def plan(
 def demand_rates(demand: Demand) -> DemandRates:
     """The rates of a demand; reads its file of rates by the hour. Raises ConfigError for a wrong file."""
     if demand.hourly:
-        rates = read_hourly(Path(demand.hourly))
+        rates = money.read_hourly(Path(demand.hourly))
         return DemandRates(max(rates), sum(rates) / len(rates), rates)
     return DemandRates(demand.at_peak_qps, demand.on_average_qps, ())
 
 
 def _efficiency(on: Evidence, others: Sequence[Evidence]) -> ScalingEfficiency:
     for other in others:
-        if difference := unlike(on, other):
+        if difference := sizing.unlike(on, other):
             raise RunError(
                 f"{other.name} differs from {on.name} in {difference}; beside the first run plan takes "
                 "others of the same service and lengths, at other node counts"
             )
     if not others:
-        return alone(on)
+        return sizing.alone(on)
     if all(other.nodes == on.nodes for other in others):
         raise RunError(
             f"{others[0].name} has the nodes of {on.name} and adds nothing to its plan; leave it out (a "
             "study of several deployments pools repeats)"
         )
-    return scaling([on, *others])
+    return sizing.scaling([on, *others])
 
 
 def _planning_qps(on: Evidence, basis: Basis) -> float:
@@ -166,34 +261,34 @@ def _few_spares(nodes: int, service: FleetCapacity, peak_qps: float, care: Margi
     """A warning that independent failures take more nodes than there are spares; None if they do not."""
     up, target = care.node_availability, care.target_availability
     availability, share = up or USUAL_AVAILABILITY, target or USUAL_TARGET
-    down = down_at_once(nodes, availability, share)
+    down = sizing.down_at_once(nodes, availability, share)
     if down <= care.spare_nodes:
         return None
     kept_qps, average = service.kept_qps(nodes - down), nodes * (1 - availability)
     return FewSpares(availability, share, up is None, average, down, kept_qps, kept_qps / peak_qps)
 
 
-def _power(nodes: int, load: DemandRates, on: Evidence, node_watts: float | None) -> FleetPower | None:
+def _power(nodes: int, load: DemandRates, on: Evidence, node_watts: float | None) -> money.FleetPower | None:
     """The power of the fleet at the watts that were given, else at those that the run measured."""
     served, what = _served(load)
     if node_watts is not None:
-        return fleet_power(nodes, node_watts, served, what, on.lengths)
+        return money.fleet_power(nodes, node_watts, served, what, on.lengths)
     if on.node_watts is None:
         return None
     source = f"measured, of {on.node_watts.of}, at {on.node_watts.rate_qps_per_node:.2f} QPS per node"
-    return fleet_power(nodes, on.node_watts.watts, served, what, on.lengths, source)
+    return money.fleet_power(nodes, on.node_watts.watts, served, what, on.lengths, source)
 
 
 def _served(load: DemandRates) -> tuple[float, str]:
     return (load.peak_qps, "peak") if load.mean_qps is None else (load.mean_qps, "mean")
 
 
-def _day(load: DemandRates, on: Evidence, service: FleetCapacity, care: Margins) -> Day | None:
+def _day(load: DemandRates, on: Evidence, service: FleetCapacity, care: Margins) -> money.Day | None:
     if not load.hourly_qps:
         return None
     lead = on.ready_minutes if care.scale_up_minutes is None else care.scale_up_minutes
-    nodes = [fleet(rate, service, care) for rate in load.hourly_qps]
-    return day(load.hourly_qps, nodes, lead, care.node_hour_usd)
+    nodes = [sizing.fleet(rate, service, care) for rate in load.hourly_qps]
+    return money.day(load.hourly_qps, nodes, lead, care.node_hour_usd)
 
 
 def _cost(
@@ -203,7 +298,7 @@ def _cost(
     on: Evidence,
     service: FleetCapacity,
     node_hour_usd: float | None,
-) -> FleetCost | None:
+) -> money.FleetCost | None:
     if node_hour_usd is None:
         return None
     served, what = _served(load)
@@ -213,9 +308,9 @@ def _cost(
         nodes, None if high is None else min(high, nodes), None if low is None else max(low, nodes)
     )
     efficiency = service.kept_qps(nodes) / nodes / service.qps_per_node
-    return FleetCost(
-        full_use=cost_of(on.qps_per_node.times(efficiency), on.lengths, node_hour_usd),
-        planned=fleet_cost(size_of_fleet, served, use, on.lengths, node_hour_usd),
+    return money.FleetCost(
+        full_use=money.cost_of(on.qps_per_node.times(efficiency), on.lengths, node_hour_usd),
+        planned=money.fleet_cost(size_of_fleet, served, use, on.lengths, node_hour_usd),
         served_qps=served,
         load=what,
     )
@@ -228,7 +323,7 @@ def _sized(
     if qps_per_node is None:
         return None
     try:
-        return fleet(demand_qps, replace(service, qps_per_node=qps_per_node), care)
+        return sizing.fleet(demand_qps, replace(service, qps_per_node=qps_per_node), care)
     except RunError:
         return None
 
@@ -241,24 +336,19 @@ def _by_demand(
         nodes = _sized(demand_qps, service, service.qps_per_node, care)
         at_high = _sized(demand_qps, service, on.qps_per_node.high, care)
         if nodes is not None:
-            points.append(CurvePoint(demand_qps, nodes, at_high, naive(demand_qps, on.qps_per_node.value)))
+            points.append(
+                CurvePoint(demand_qps, nodes, at_high, sizing.naive(demand_qps, on.qps_per_node.value))
+            )
     return tuple(points)
 
 
 GROUPS = ("demand", "plan")
-IntoService = Callable[[Plan, Path | str], ServeSettings]
-"""Takes the plan on a run's folder into service, and says how."""
 
 
-def of_words(
-    words: Sequence[str],
-    predict: Callable[[Sequence[str]], Source],
-    into_service: IntoService | None = None,
-) -> Plan | NoPlan:
+def of_words(words: Sequence[str], predict: Callable[[Sequence[str]], Source]) -> Plan | NoPlan:
     """The plan that a command line asks for: folders of runs or words to predict, and words of a plan.
 
-    `into_service` needs a run, whose requests' lives it looks at. Raises as `command` does, and ConfigError
-    where both runs and words to predict are given.
+    Raises as `command` does, and ConfigError where both runs and words to predict are given.
     """
     runs = [word for word in words if "=" not in word]
     asked = [word for word in words if word.partition("=")[0].partition(".")[0] in GROUPS]
@@ -268,12 +358,7 @@ def of_words(
             f"'{machine[0]}' is no word demand.* or plan.*, the only ones of a plan on a run; leave it out, "
             f"or leave {runs[0]} out to plan on a prediction"
         )
-    if into_service and not runs:
-        raise ConfigError("--serve-config rests on the requests of a run; name its folder")
-    made = command(runs, asked, lambda: predict(machine))
-    if into_service and isinstance(made, Plan):
-        return replace(made, into_service=into_service(made, runs[0]))
-    return made
+    return command(runs, asked, lambda: predict(machine))
 
 
 def command(

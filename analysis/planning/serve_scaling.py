@@ -21,7 +21,7 @@ from analysis.stats.pooling import repeated
 from conf.io.one_line import printable
 
 if TYPE_CHECKING:
-    from analysis.planning.verdict import Plan
+    from analysis.planning.plan import Plan
 
 RAY_UPSCALE_DELAY_S, RAY_DOWNSCALE_DELAY_S = 30.0, 600.0
 LOOK_BACK_S, REPORT_S = 30.0, 10.0

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.planning.evidence import Evidence, NotPlannable
-from analysis.planning.plan import plan
+from analysis.planning.plan import Plan, plan
 from analysis.planning.sizing import MOST_NODES, FleetCapacity, fleet
-from analysis.planning.verdict import Plan
 from analysis.results import studies, summary
 from analysis.results.asked import AskedExperiment
 from analysis.results.json_border import from_tree

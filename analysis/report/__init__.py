@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from analysis.figures import canvas
-from analysis.planning.verdict import NoPlan, Plan
+from analysis.planning.plan import NoPlan, Plan
 from analysis.report import pages
 from analysis.report.blocks import Page
 from analysis.results import studies

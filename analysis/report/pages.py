@@ -9,7 +9,7 @@ from pathlib import Path
 from analysis.figures.comparison import Comparison
 from analysis.figures.exhibit import RunData
 from analysis.figures.plan import Nodes, Scaling
-from analysis.planning.verdict import NoPlan, Plan
+from analysis.planning.plan import NoPlan, Plan
 from analysis.report import provenance, sections
 from analysis.report.blocks import (
     Block,

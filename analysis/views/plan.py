@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from analysis.planning.verdict import NoPlan, Plan
+from analysis.planning.plan import NoPlan, Plan
 from analysis.results import summary
 from analysis.results.asked import named
 from analysis.stats.estimate import certified, interval, middle, number, span
