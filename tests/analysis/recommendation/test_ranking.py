@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.planning.plan import fleet
-from analysis.planning.sizing import MOST_NODES, FleetCapacity, ScalingEfficiency, ScalingPoint
+from analysis.planning.sizing import MOST_NODES, FleetCapacity, ScalingEfficiency, ScalingPoint, fleet
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RankedShape, RecommendationVerdict, ShapeRanking, rivals
 from analysis.results.asked import describe
