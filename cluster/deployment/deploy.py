@@ -39,7 +39,7 @@ from cluster.deployment.warmup import (
     warmup_line,
     warmup_tree,
 )
-from cluster.ray_session.session import last_line
+from conf.io.one_line import last_line
 
 __all__ = ["DeployError", "Deployment", "ServicePlan", "deploy"]
 

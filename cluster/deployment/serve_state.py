@@ -16,9 +16,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cluster.ray_session.own_machine import LOOPBACK, Process, running, with_descendants
-from cluster.ray_session.session import SERVE_CONTROLLER, gather, last_line, on_node, serve_actor_lives
+from cluster.ray_session.session import SERVE_CONTROLLER, gather, on_node, serve_actor_lives
 from conf.io import bounded_yaml
-from conf.io.one_line import one_line
+from conf.io.one_line import last_line, one_line
 from conf.io.secret import masked
 from conf.ray_patches import begin_deletion, logs_folder
 
@@ -329,7 +329,8 @@ def remove(app_name: str, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     now = state(app_name)
     replicas = (*now.engines, *now.others)
-    processes = with_descendants(_here(replicas))
+    here = LOOPBACK, ray.util.get_node_ip_address()
+    processes = with_descendants({each.pid for each in replicas if each.pid and each.host in here})
     try:
         begin_deletion(app_name)
     except (RayError, RayServeException) as error:
@@ -350,9 +351,3 @@ def _left(app_name: str, replicas: Iterable[ServeReplica], processes: Collection
     if left := sorted(pid for pid, _ in running(processes)):
         return f"{len(left)} processes still run (pids {', '.join(map(str, left))})"
     return None
-
-
-def _here(replicas: Iterable[ServeReplica]) -> set[int]:
-    """Ids of the replicas' processes on this machine."""
-    ours = (LOOPBACK, ray.util.get_node_ip_address())
-    return {replica.pid for replica in replicas if replica.pid and replica.host in ours}

@@ -23,7 +23,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.ray_session.session import last_line
+from conf.io.one_line import last_line
 
 TOOL_TIMEOUT_S = 15.0
 MOST_BYTES = 4 * 2**20

@@ -145,7 +145,11 @@ def inspect(expected: Expected) -> PreflightReport:
         for key, host in hosts.items()
     }
     seen = with_devices(seen, expected)
-    silent = [_silent(nodes[key].name, reason) for key, reason in lost.items()]
+    remedy = "look at `ray status` and at the node itself; the package must be installed there"
+    silent = [
+        Finding("fail", reason, "an answer", remedy, check="node", node=nodes[key].name)
+        for key, reason in lost.items()
+    ]
     names = tuple(node.name for node in nodes.values())
     return PreflightReport(names, (*silent, *findings(list(seen.values()), expected)))
 
@@ -165,11 +169,6 @@ def _enough(nodes: Sequence[InspectedNode], expected: Expected) -> Finding:
     status: Status = "pass" if good else "fail"
     wanted = f"at least {expected.nodes}"
     return Finding(status, str(serving), wanted, remedy, check="serving nodes", node=ALL_NODES)
-
-
-def _silent(node: str, reason: str) -> Finding:
-    remedy = "look at `ray status` and at the node itself; the package must be installed there"
-    return Finding("fail", reason, "an answer", remedy, check="node", node=node)
 
 
 def _alive_nodes() -> dict[str, Node]:

@@ -45,6 +45,7 @@ from cluster.ray_session.own_machine import (
     shortage,
 )
 from conf import ray_patches
+from conf.io.one_line import last_line
 from conf.specs.experiment import Cluster, Routing
 from conf.specs.layout import REPLICA_CPUS
 
@@ -129,12 +130,6 @@ def as_session_error(what: str, remedy: str) -> Iterator[None]:
         yield
     except Exception as error:  # Ray raises plain Exception if a node does not start in time
         raise SessionError(f"cannot {what}: {last_line(error)}; {remedy}") from error
-
-
-def last_line(error: Exception) -> str:
-    """The last line of an error, which in a remote one is the original error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 @contextmanager

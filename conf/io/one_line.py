@@ -154,6 +154,12 @@ def plain(tree: Any) -> Any:
     return [plain(value) for value in tree] if isinstance(tree, list) else tree
 
 
+def last_line(error: Exception) -> str:
+    """The last line of an error, which in a remote one is the original error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
 def reason(error: BaseException) -> str:
     """The message of an exception on one line, or its type if it has none."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:

@@ -236,7 +236,8 @@ LEAD_NS = NS // 5
 class LoadFeed:
     """The arrivals of a run: `free_ns` is when the next may begin, `next_seq` the number it gets.
 
-    `plan_saved` gets every schedule before its first send, `reported` the rows of requests that ended.
+    `samples` are those of the load actors since the window before. `plan_saved` gets every schedule before
+    its first send, `reported` the rows of requests that ended.
     """
 
     target: Target
@@ -250,7 +251,7 @@ class LoadFeed:
     free_ns: int = 0
     began_ns: int = 0
     _elapsed_before_ns: int = 0
-    _samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
     _lost: list[LostActor] = field(default_factory=list)
     _silent: list[str] = field(default_factory=list)
     _replaced: int = 0
@@ -317,9 +318,7 @@ class LoadFeed:
     def offer_piece(
         self, index: int, piece: int, rate_qps: float, seconds: float, last: bool = False
     ) -> tuple[int, int]:
-        """Offer a rate per node for so long ahead of a window, `last` without a bridge; returns from when to
-        when.
-        """
+        """Offer a rate per node for so long ahead of a window, `last` without a bridge; returns its span."""
         start_ns = self.next_start_ns()
         end_ns = start_ns + int(seconds * NS)
         self.free_ns = end_ns + (0 if last else self.bridge_ns)
@@ -342,11 +341,6 @@ class LoadFeed:
     def refresh(self) -> None:
         """Take in what is known by now."""
         self.wait_until(self.target.now_ns())
-
-    @property
-    def health(self) -> list[dict[str, Any]]:
-        """Samples of the load actors since the window before."""
-        return self._samples
 
     def missing_actors(self) -> list[str]:
         """Load actors that were lost and are not replaced, or whose host cannot be reached, each with why."""
@@ -378,12 +372,12 @@ class LoadFeed:
 
     def evidence_in(self, window: Window) -> WindowEvidence:
         """What the load actors show of a window that is over; earlier samples are forgotten."""
-        seen = health_of(self._samples, window, self.missing_actors(), self.plan.replicas)
-        self._samples = [one for one in self._samples if one["clock_ns"] > window.window_start_ns]
+        seen = health_of(self.samples, window, self.missing_actors(), self.plan.replicas)
+        self.samples = [one for one in self.samples if one["clock_ns"] > window.window_start_ns]
         return seen
 
     def _take(self, observation: Observation) -> None:
         self.reported(observation.ended)
         self.ledger.take(observation)
-        self._samples += observation.health
+        self.samples += observation.health
         self._lost, self._silent = observation.lost_actors, observation.silent_actors

@@ -155,9 +155,7 @@ class LossRecovery:
             self.feed.wait_until(now_ns)
 
     def _emit_lost(self, text: str, affected: Iterable[int]) -> None:
-        """Tell whoever resumes which window is the first to be measured again: the last one is never
-        believed.
-        """
+        """Name the first window to be measured again by whoever resumes: the last one is never believed."""
         last = max(len(self.windows.outcomes) - 1, self.first_window)
         self.emit("target_lost", text=text, last=min([last, *affected]))
 

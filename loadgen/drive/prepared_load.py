@@ -137,7 +137,10 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
     Load since `since_ns`, such as a cache warm-up, counts too. Answers that last longer than the bounds
     allow, or `SLOWER` times as at first, show an overload. It costs no budget.
     """
-    feed, warm_s = driver.feed, _warm_s(driver)
+    feed, lasts_ms = driver.feed, metrics.e2e(driver.windows.ledger.rows(-1))
+    # The median answer to the warm-up, which nothing slowed.
+    answered_ms = lasts_ms[np.isfinite(lasts_ms)]
+    warm_s = float(np.median(answered_ms)) / 1e3 if len(answered_ms) else math.inf
     longest_s = min(driver.plan.begin.answer_s, SLOWER * warm_s)
     piece_s = min(PIECE_S, max(LEAST_PIECE_S, STEADY_E2E * warm_s))
     piece, free_ns = 0, feed.next_start_ns()
@@ -159,13 +162,6 @@ def _reach_steady_state(driver: Driver, index: int, rate_qps: float, known_s: fl
         driver.emit(
             "steady", text=f"{filled_s:.0f} s of load at {rate_qps:.3g} QPS per node fill the service"
         )
-
-
-def _warm_s(driver: Driver) -> float:
-    """Median duration of an answer to the warm-up, which nothing slowed; infinite if there is none."""
-    lasts_ms = metrics.e2e(driver.windows.ledger.rows(-1))
-    answered_ms = lasts_ms[np.isfinite(lasts_ms)]
-    return float(np.median(answered_ms)) / 1e3 if len(answered_ms) else math.inf
 
 
 def _lasts_s(driver: Driver, index: int, begin_ns: int) -> float | None:
@@ -300,9 +296,7 @@ def piece_s(rate_qps: float) -> float:
 
 
 def settled(pieces: Sequence[WarmupPiece]) -> bool:
-    """True if the last two pieces agree in their hits, and the cold prompts' batch is gone: answers no longer
-    get faster.
-    """
+    """True if the last two pieces agree in their hits, and answers no longer get faster (no cold batch)."""
     if len(pieces) < 2:
         return False
     before, last = pieces[-2:]

@@ -47,9 +47,7 @@ def focus(driver: Driver) -> WindowPlan | Stop:
 
 
 def sweep(driver: Driver, choose: Callable[[Driver], WindowPlan | Stop] = focus) -> Sweep:
-    """Load what `choose` says until the budget or the search ends it. Raises TargetLost for a service that
-    stays away.
-    """
+    """Load what `choose` says until the budget or the search ends it. Raises TargetLost."""
     warm_up(driver)
     while True:
         try:
@@ -115,9 +113,7 @@ def required_s(experiment: Experiment) -> float:
 
 
 def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
-    """Offer a rate per node until an interim analysis decides, also once every answer has ended, or time is
-    over.
-    """
+    """Offer a rate per node until an interim analysis decides, also on whole answers, or time is over."""
     warm_up(driver)
     transition_s, analyses = TRANSITION_S, 0
     whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.feed.bridge_ns / NS)

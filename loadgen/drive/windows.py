@@ -222,13 +222,16 @@ class Windows:
     def _report_final(self, now_ns: int) -> None:
         """Emit the final figures of every window, and whether they changed since its first report."""
         claimed = self.claimed_capacity()
+        # A growing queue leaves the lower end unknown.
+        unknown = {"low": None, "certified": None} if claimed and claimed.queue_grew else {}
+        claim = dataclasses.asdict(claimed) | unknown if claimed else None
         for window in self.outcomes:
             figures, is_last = self._figures(window, now_ns), window is self.outcomes[-1]
             self.emit(
                 "window_final",
                 **figures,
                 changed=figures != self.reported.get(window.index),
-                capacity=_claim(claimed) if claimed and is_last else None,
+                capacity=claim if is_last else None,
             )
 
     def _figures(self, window: MeasuredWindow, now_ns: int) -> dict[str, Any]:
@@ -252,16 +255,8 @@ class Windows:
         }
 
 
-def _claim(capacity: Capacity) -> dict[str, Any]:
-    """The figures of a capacity; those that a growing queue leaves unknown are None."""
-    unknown = {"low": None, "certified": None} if capacity.queue_grew else {}
-    return dataclasses.asdict(capacity) | unknown
-
-
 def window_word(window: MeasuredWindow) -> str:
-    """A few words on a window: void with its reason and the hosts that could not be reached, ended by an
-    overload, or which limits were not kept.
-    """
+    """A few words: void with its reason and unreachable hosts, ended by an overload, or missed limits."""
     if window.void:
         hosts = ", ".join((*window.evidence.lost_load_hosts, *window.evidence.lost_nodes))
         return f"VOID {window.verdict.reason}" + (f": {hosts}" if hosts else "")

@@ -181,9 +181,7 @@ class LoadFleet:
         self._answers(self._call("retract"), REPLY_TIMEOUT_S)
 
     def heal(self) -> bool:
-        """Wait for silent actors and replace lost ones, for at most the fleet's patience; False if that
-        failed.
-        """
+        """Wait for silent actors and replace lost ones, within the fleet's patience; False if that failed."""
         deadline = time.monotonic() + self.hosts.patience_s
         self._await_silent(deadline)
         for member in self._silent():
@@ -307,9 +305,7 @@ class LoadFleet:
         return [(member, member.actor.call(method, *words)) for member in self._answering()]
 
     def _answers(self, calls: Sequence[tuple[Member, Reply]], timeout_s: float) -> list[tuple[Member, Any]]:
-        """The answers in time; an actor that does not answer is lost, or silent if its host cannot be
-        reached.
-        """
+        """The answers in time; an actor without one is lost, or silent if its host cannot be reached."""
         deadline = time.monotonic() + timeout_s
         answers = []
         for member, reply in calls:

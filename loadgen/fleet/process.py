@@ -40,9 +40,7 @@ class Limits:
         return max(0, self.soft_files - self.open_files - SPARE_FILES)
 
     def shortage(self, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
-        """The limit that is too small for `wanted` streams of one of `sharing` actors, with the remedy; or
-        None.
-        """
+        """The limit too small for `wanted` streams of one of `sharing` actors, with the remedy; or None."""
         most = min(self.streams_by_files, self.ports * endpoints // sharing)
         if wanted <= most:
             return None

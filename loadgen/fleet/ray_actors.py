@@ -12,6 +12,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from conf.io import durable
+from conf.io.one_line import last_line
 from conf.ray_patches import alive_nodes
 from loadgen.fleet.load_actor import (
     ActorError,
@@ -43,11 +44,11 @@ class RayReply:
         except GetTimeoutError as error:
             raise TimeoutError from error
         except ActorUnavailableError as error:
-            raise ActorUnreachableError(_last_line(error)) from error
+            raise ActorUnreachableError(last_line(error)) from error
         except RayTaskError as error:
-            raise ActorFailedError(_last_line(error)) from error
+            raise ActorFailedError(last_line(error)) from error
         except RayError as error:
-            raise ActorError(_last_line(error)) from error
+            raise ActorError(last_line(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +118,3 @@ def _on(node: str, task: object, *words: object) -> object:
 
 def _read(folder: Path, stem: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob(f"{stem}.*arrow")}
-
-
-def _last_line(error: Exception) -> str:
-    """Last line of an actor's error, or of what Ray says of its end."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -133,9 +133,7 @@ Attempt = tuple[Planned, Exchange]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The run's clock: zero at the monotonic instant `epoch_ns`, `wall_ns` on the wall clock, `scale` times
-    as fast.
-    """
+    """The run's clock: zero at `epoch_ns` (monotonic) and `wall_ns`, `scale` times as fast as real time."""
 
     epoch_ns: int
     wall_ns: int
@@ -208,7 +206,10 @@ def batch(
     due_ns = columns["due_ns"].to_numpy()
     columns |= {
         "client_id": np.full(len(plans), client_id, dtype=np.int16),
-        "status": [_status(exchange) for exchange in ends],
+        # An outcome counts once the exchange has ended; a request that was missed never began.
+        "status": [
+            it.status if it.end_ns is not None or it.status == "missed" else records.PENDING for it in ends
+        ],
         "error_kind": [exchange.error_kind for exchange in ends],
         "error": [exchange.error for exchange in ends],
         "http_status": [exchange.http_status for exchange in ends],
@@ -242,12 +243,6 @@ def batch(
         for column in records.SHARD
     )
     return pa.record_batch(list(arrays), schema=records.SHARD)
-
-
-def _status(exchange: Exchange) -> str | None:
-    """An outcome counts once the exchange has ended; a request that was missed never began."""
-    ended = exchange.end_ns is not None or exchange.status == "missed"
-    return exchange.status if ended else records.PENDING
 
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:

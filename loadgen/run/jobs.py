@@ -107,9 +107,7 @@ class SharedService:
 
     @contextmanager
     def service(self, experiment: Experiment, emit: Emit) -> Iterator[Service]:
-        """The service for one run, as a `Site` has it. Raises TargetError if its deployment fails, or has
-        failed before.
-        """
+        """The service for one run, as a `Site` has it. Raises TargetError if its deployment fails."""
         self._emit = emit
         try:
             yield self._lent(experiment)

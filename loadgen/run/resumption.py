@@ -86,9 +86,7 @@ def _window(event: Event, beats: list[dict[str, Any]]) -> MeasuredWindow:
 
 
 def reopen(run: Run) -> tuple[RunFolder, int]:
-    """The folder of a run that ended or was killed, with every row recovered, and their number. Raises
-    ConfigError.
-    """
+    """The folder of a run that ended or was killed, all rows recovered; their number. Raises ConfigError."""
     try:
         folder = RunFolder(run.path)
         return folder, folder.collect().num_rows

@@ -62,17 +62,17 @@ class LinkError(OSError):
 
 
 class Folder:
-    """A folder held by one process, with its events.jsonl, written without the `secret`. Raises BusyError,
-    LinkError.
-    """
+    """A folder held by one process, written without the `secret`. Raises BusyError, LinkError."""
 
     def __init__(self, path: Path) -> None:
         self.secret: Secret | None = None
         self.path = path = path.resolve()
         self.run_id = path.name
         refuse_links(path)
-        _give_up_second_name(path / "events.jsonl")
-        self._events = (path / "events.jsonl").open("a")
+        log = path / "events.jsonl"
+        if log.exists() and log.stat().st_nlink > 1:  # as in a copy by hard links: what is appended is ours
+            durable.write_text(log, log.read_text(errors="replace"))
+        self._events = log.open("a")
         try:
             lock(self._events)
         except BlockingIOError as error:
@@ -81,7 +81,7 @@ class Folder:
         except OSError:
             self._events.close()
             raise
-        if self._events.tell() and not (path / "events.jsonl").read_bytes().endswith(b"\n"):
+        if self._events.tell() and not log.read_bytes().endswith(b"\n"):
             self._events.write("\n")  # the last line was cut by a kill; what follows must not be lost with it
 
     @classmethod
@@ -125,9 +125,7 @@ class Folder:
         """The path as a person would type it here."""
         try:
             here = Path.cwd()
-        except (
-            FileNotFoundError
-        ):  # nodes that share a machine lay a job's working directory anew, each in turn
+        except FileNotFoundError:  # nodes that share a machine lay a job's working directory anew
             return self.path
         return self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
 
@@ -162,12 +160,6 @@ def refuse_links(path: Path) -> None:
             if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
                 what = "a link" if stat.S_ISLNK(mode) else "no plain file"
                 raise LinkError(f"{entry} is {what}; nothing is written through it: put a plain copy there")
-
-
-def _give_up_second_name(log: Path) -> None:
-    """Copy a log that has another name besides, as in a copy by hard links: what is appended is ours."""
-    if log.exists() and log.stat().st_nlink > 1:
-        durable.write_text(log, log.read_text(errors="replace"))
 
 
 def json_text(tree: Any) -> str:

@@ -42,9 +42,7 @@ class Span:
         return round(self.rate_qps * (self.end_s - self.start_s))
 
     def due_s(self, rng: np.random.Generator) -> Floats:
-        """The recorded number of requests, with gaps of the recorded shape that fill the span from anywhere
-        in one.
-        """
+        """The recorded number of requests; gaps of the recorded shape fill the span from anywhere in one."""
         count = self.requests
         gaps = rng.weibull(self.shape, count) if self.weibull else rng.standard_gamma(self.shape, count)
         total = float(gaps.sum())

@@ -225,9 +225,7 @@ class _Band:
         self._chunks: dict[int, Rows] = {}
 
     def _marks(self) -> Floats:
-        """Marks of the sessions that time 0 meets: evenly spaced, as a Poisson number's surplus would stay
-        for a run.
-        """
+        """Marks of the sessions that time 0 meets: even, as a Poisson surplus would stay for a run."""
         per_qps = (1 - 1 / self._talk.spec.turns) * self._talk.gap_s
         first = float(np.random.default_rng([self._seed, 8]).random())
         begin, end = (math.ceil(edge * per_qps - first) for edge in (self._low, self._high))
@@ -315,9 +313,7 @@ class ConversationTraffic:
         )
 
     def _after(self, sessions: Ints, turns: Ints, seqs: Ints) -> Ints:
-        """The seq of each session's previous planned turn, -1 if none is known, as in a time that is planned
-        again.
-        """
+        """The seq of each session's previous planned turn, -1 if unknown, as in a time planned again."""
         rows = np.concatenate([self._planned, np.stack([sessions, turns, seqs], axis=1)])
         order = np.argsort(rows[:, 0], kind="stable")
         ours, last = rows[order], np.ones(len(rows), dtype=np.bool_)

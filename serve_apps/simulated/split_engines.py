@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from conf.io.one_line import last_line
 from serve_apps.engine_model.cost.links import KvLink
 from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
@@ -115,18 +116,13 @@ class PrefillCall:
                         self._lose(answer)
             self._lose(EngineDead("the prefill engine has given the prompt's blocks back too early"))
         except Exception as error:  # noqa: BLE001  the boundary to another process, which may end anyhow
-            self._lose(EngineDead(f"the prefill engine is lost: {_last_line(error)}"))
+            self._lose(EngineDead(f"the prefill engine is lost: {last_line(error)}"))
 
     def _lose(self, error: Exception) -> None:
         if not self._computed.done():
             self._computed.set_exception(error)
             self._computed.exception()  # it may be told by `when_lost` only
         self._tell_lost(str(error))
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 class RemotePrompts:
@@ -192,6 +188,6 @@ class RemotePrompts:
             self._engine.kv_arrived(stream, end_s)
             await self._engine.until(end_s)
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever
-            stream.fail(f"the prompt's KV did not arrive: {_last_line(error)}")
+            stream.fail(f"the prompt's KV did not arrive: {last_line(error)}")
         else:
             call.end()
