@@ -1,4 +1,4 @@
-"""`cluster.deployment.serve_state`: which replicas are engines, and whether they are still the same."""
+"""cluster/deployment/serve_state.py: changes of a service, last words of a failure, its removal."""
 
 import functools
 import operator

@@ -157,11 +157,6 @@ def test_a_service_has_the_router_of_its_routing() -> None:
     assert config["proxy_location"] == "EveryNode" and config["http_options"]["host"] == "0.0.0.0"
 
 
-def test_a_service_says_what_of_its_routing_is_not_deployed() -> None:
-    text = render(*KUBERAY, *SERVICE, "workload=chat_sessions", "routing=client_side")
-    assert "# Note: routing=client_side: the load generator chooses the replica" in text
-
-
 def test_only_pods_of_the_cluster_and_the_operator_get_in() -> None:
     found = objects(render(*KUBERAY, "--name", "night"))
     policy, cluster = found["NetworkPolicy"]["spec"], found["RayCluster"]["spec"]
@@ -374,11 +369,6 @@ def test_no_form_of_a_name_holds_more(form: str, payload: str) -> None:
         checked_name(form, f"{GOOD[form]}{payload}", "--flag")
     with pytest.raises(ValueError, match="is no IP address"):
         host_address(f"10.0.0.1{payload}", "--hosts")
-
-
-@pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1"])
-def test_hosts_are_addresses(host: str) -> None:
-    assert host_address(host, "--hosts") == host
 
 
 @pytest.mark.parametrize("host", ["", "10.0.0.300", "node-1", "1node", "fe80::1%eth0", "[::1]", "10.0.0.1:1"])

@@ -100,13 +100,6 @@ def test_a_timeout_counts_from_the_send_and_ends_one_request_only(monkeypatch: p
     ]
 
 
-def test_connection_refused_is_a_row() -> None:
-    (exchange,) = asyncio.run(exchanges("http://127.0.0.1:9", 1))
-    assert (exchange.status, exchange.error_kind) == ("conn_error", "ConnectionRefusedError")
-    assert exchange.sent_ns is not None and exchange.end_ns is not None
-    assert exchange.sent_ns <= exchange.end_ns
-
-
 @pytest.mark.parametrize(
     ("number", "kind"),
     [

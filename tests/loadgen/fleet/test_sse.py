@@ -407,12 +407,9 @@ def after_request(
 
 
 NASTY: dict[str, tuple[Callable[[socket.socket], None], str, set[str]]] = {
-    "closes at once": (socket.socket.close, "conn_error", {"connection_lost"}),
     "resets at once": (reset, "conn_error", {"connection_lost", "ConnectionResetError"}),
     "resets after the request": (after_request(end=reset), "conn_error", {"connection_lost"}),
-    "closes in the head": (after_request(head()[:30]), "conn_error", {"connection_lost"}),
     "closes in a chunk": (after_request(head(), token()[:20]), "truncated", {"connection_lost"}),
-    "sends garbage": (after_request(bytes(range(256)) * 100), "conn_error", {"bad_http"}),
     "never answers": (lambda peer: None, "timeout", {"deadline"}),
 }
 

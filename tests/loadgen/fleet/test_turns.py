@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ import pyarrow as pa
 import pytest
 
 from analysis.capacity.checks import sent as share_sent
-from analysis.results.asked import describe
 from analysis.rows import metrics, records, routing_spread
-from analysis.views import answers as views
 from conf import load
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.rows import NO_GAPS
@@ -140,11 +137,6 @@ def test_latency_counts_from_the_due_time_and_send_lag_without_the_wait(tmp_path
     assert lag[1] == (column(rows, "send_offset_ns")[1] - column(rows, "turn_blocked_ns")[1]) / MS
 
 
-def test_a_wait_for_the_turn_before_is_no_lag_of_the_client() -> None:
-    row = {"status": "ok", "turn_blocked_ns": NS, "send_offset_ns": NS + MS}
-    assert metrics.send_lag(records.table([row])).tolist() == [1]
-
-
 def test_a_turn_follows_a_failure_too(tmp_path: Path) -> None:
     def script(_: dict[str, Any]) -> list[Any]:
         return [head(), token(), 0.2, None]
@@ -217,15 +209,3 @@ def test_how_many_turns_waited_is_told_and_the_longest() -> None:
     assert (routing_spread.turns_blocked(rows), routing_spread.longest_block_ms(rows)) == (0.5, 1500)
     alone = records.table([{"session_id": -1, "status": "ok"}])
     assert routing_spread.turns_blocked(alone) is None and routing_spread.longest_block_ms(alone) is None
-
-
-def test_a_summary_says_who_talked_and_how_many_waited() -> None:
-    asked = replace(describe(load()), conversations="cache-aware", routing="pow2", data_path="python_proxy")
-    window = {"valid": True, "requests": 10, "prefix_hit": 0.95, "replicas_per_session": 1.0}
-    window |= {"max_over_mean_share": 1.1, "turns_blocked": 0.2, "turn_blocked_max_ms": 900.0}
-    calm = window | {"turns_blocked": 0.0, "turn_blocked_max_ms": None}
-    (who, _), (_, waited) = list(views.session_facts(asked, [window, calm]))
-    assert "cache-aware conversations, routing pow2" in who
-    assert "10.0% of the turns were due before the answer before had ended; longest 900 ms" in waited
-    assert len(list(views.session_facts(asked, [calm]))) == 1
-    assert list(views.session_facts(replace(asked, conversations=""), [calm])) == []

@@ -1,4 +1,4 @@
-"""serve_apps/vllm_engine/config_file.py: a sweep and a rendered file deploy the same arguments."""
+"""serve_apps/vllm_engine/config_file.py: a sweep and a rendered file deploy the same; what cannot start."""
 
 from importlib import import_module
 from itertools import product

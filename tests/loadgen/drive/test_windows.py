@@ -1,15 +1,85 @@
-"""Ledger of loadgen/drive/load_feed.py: each request once; what ended stays, what died is lost."""
+"""loadgen/drive/windows.py, load_feed.py: windows that end early, watched windows, the ledger of requests."""
 
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 import pyarrow as pa
+import pytest
 
+from analysis.live.state import WindowSoFar
 from analysis.rows import records
-from conf import load
+from conf import Experiment, load
+from loadgen.drive import programs
+from loadgen.drive.driver import Driver
 from loadgen.drive.load_feed import Ledger
 from loadgen.fleet.target import LostActor, Observation
+from loadgen.search.window_plan import WindowPlan
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
+from tests.support.virtual.virtual_drivers import altered, driver, engines
+from tests.support.virtual.virtual_target import VirtualTarget
+
+
+@cache
+def searched(watched: bool) -> tuple[Driver, list[WindowSoFar]]:
+    seen: list[WindowSoFar] = []
+    made, *_ = driver([])
+    made.watcher = seen.append if watched else None
+    programs.offer_rate(made, 3.0, 40, 5)
+    return made, seen
+
+
+def test_the_same_windows_are_measured_with_and_without_a_watcher() -> None:
+    (alone, none), (beside, seen) = searched(False), searched(True)
+    outcomes: list[Any] = [
+        [(o.plan, o.counts) for o in driver.windows.outcomes] for driver in (alone, beside)
+    ]
+    assert outcomes[0] == outcomes[1] and not none and seen
+
+
+def test_it_tells_counts_that_add_up_and_how_much_is_out() -> None:
+    _, seen = searched(True)
+    for one in seen:
+        assert one.sent == one.answered + one.failed + one.pending
+        assert one.window_start_s <= one.now_s <= one.window_end_s
+        assert set(one.latencies) == {"ttft_p90_ms", "tpot_p90_ms"}
+    last = [one for one in seen if one.index == seen[-1].index]
+    assert [one.sent for one in last] == sorted(one.sent for one in last)
+
+
+WORDS = ["workload=smoke"]
+
+
+class Busy(VirtualTarget):
+    """A virtual target on whose clock 100 ms pass after each observation, while the driver decides."""
+
+    def __init__(self, experiment: Experiment, **row: Any) -> None:
+        super().__init__(engines(experiment))
+        self._row = row
+
+    def run(self, schedule: ArrivalSchedule | None, until_ns: int) -> Observation:
+        seen = super().run(schedule, until_ns)
+        self._now_ns += NS // 10
+        return Observation(altered(seen.ended, self._row), altered(seen.pending, self._row))
+
+
+@pytest.mark.parametrize(("kind", "rate_qps"), [("ramp", 100.0), ("window", 400.0)])
+@pytest.mark.parametrize(
+    ("lag_ns", "void", "said"),
+    [(1_400_000, False, "overloaded, ended early"), (NS // 10, True, "VOID client_limited")],
+)
+def test_a_window_that_ends_early_is_void_only_where_the_client_was_late(
+    kind: Literal["ramp", "window"], rate_qps: float, lag_ns: int, void: bool, said: str
+) -> None:
+    drive, _, events = driver(WORDS, target=Busy(load(WORDS), send_offset_ns=lag_ns))
+    drive.load(WindowPlan(0, kind, rate_qps, 0.0, 20.0, False, "far too much"))
+    outcome = drive.windows.outcomes[0]
+    sent = next(check for check in drive.windows.outcomes[0].verdict.checks if check.name == "sent")
+    assert (outcome.aborted, sent.value) == (True, 1.0)
+    assert drive.windows.outcomes[0].verdict.valid != void
+    (done,) = [facts for name, facts in events if name == "window_done"]
+    assert done["verdict"].startswith(said)
+
 
 TRAFFIC = Traffic(load(["workload=smoke"]).workload)
 

@@ -1,0 +1,274 @@
+"""loadgen/fleet/worker_log.py, rows.py, process.py: rows, health and limits of a load actor."""
+
+import asyncio
+import dataclasses
+import gc
+import math
+import os
+import subprocess
+import sys
+import time
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from analysis.capacity.window_counts import NS, Window
+from analysis.rows import metrics
+from analysis.rows.time_series import CLIENTS
+from conf.specs.bounds import Slo
+from loadgen.drive.load_feed import health_of
+from loadgen.fleet import process, worker_log
+from loadgen.fleet.arrow_stream import ArrowStream
+from loadgen.fleet.exchange import Exchange
+from loadgen.fleet.process import NO_LIMIT, SPARE_FILES, Limits, WatchedProcess
+from loadgen.fleet.rows import EVERY_GAP, Clock, GapRecord, Planned, ServerWords, batch
+from loadgen.fleet.sse import EventReader
+from loadgen.fleet.worker_log import HealthSampler, RequestLog
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.plans import client_plan
+
+
+def reported(log: RequestLog, received: bool) -> list[int]:
+    rows, _ = log.take(received)
+    return [seq for batch in rows for seq in batch["seq"].to_pylist()]
+
+
+def test_a_report_is_repeated_until_it_was_received(tmp_path: Path) -> None:
+    log = RequestLog(0, client_plan([]), ArrowStream(tmp_path / "shard.arrow"), None)
+    log.start(Clock(0, 0))
+
+    def end(seq: int) -> None:
+        exchange = Exchange(seq, 1)
+        exchange.end_ns = 1
+        log.add((Planned(seq, 0, "window", 0, 1, 1), exchange))
+
+    end(0)
+    assert reported(log, received=True) == [0]
+    end(1)
+    assert reported(log, received=False) == [0, 1]
+    assert reported(log, received=False) == [0, 1]
+    end(2)
+    assert reported(log, received=True) == [2]
+    assert reported(log, received=True) == []
+
+
+def test_a_second_counts_what_happened_in_it_and_no_more() -> None:
+    sampler = HealthSampler(3, Clock(time.monotonic_ns(), 1_000_000_000))
+    for lag_ns in (1_000_000, 3_000_000, 2_000_000):
+        sampler.sent(lag_ns)
+    sampler.missed()
+    sampler.ended(reads=10, events=12)
+    for late_ns, in_flight in ((5_000_000, 4), (-1_000, 2)):
+        sampler.woke(late_ns, in_flight)
+    first, second = sampler.sample(), sampler.sample()
+    counted = {name: first[name] for name in ("client_id", "sends", "missed", "in_flight", "reads", "events")}
+    assert counted == {"client_id": 3, "sends": 3, "missed": 1, "in_flight": 2, "reads": 10, "events": 12}
+    assert (first["lag_p50_ms"], first["lag_max_ms"], first["stall_ms"]) == (2.0, 3.0, 5.0)
+    assert first["in_flight_mean"] == 3.0 and 0 <= first["cpu_share"] < 2
+    assert first["at"] == (1_000_000_000 + first["clock_ns"]) // 1000
+    assert (second["sends"], second["lag_p99_ms"], second["in_flight"]) == (0, None, None)
+    assert pa.Table.from_pylist([first, second], schema=CLIENTS).num_rows == 2
+
+
+@pytest.mark.slow
+def test_pauses_of_the_garbage_collector_are_seen_while_watched() -> None:
+    sampler = HealthSampler(0, Clock(0, 0))
+    with sampler.watch_gc():
+        gc.collect()
+    gc.collect()
+    row = sampler.sample()
+    assert row["gc_pauses"] == 1 and row["gc_ms"] > 0
+
+
+@pytest.mark.parametrize("text", [None, "", "12 34", "a b c"])
+def test_a_kernel_that_does_not_tell_is_unknown(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    path = tmp_path / "schedstat"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(worker_log, "SCHEDSTAT", path)
+    assert HealthSampler(0, Clock(0, 0)).sample()["run_share"] is None
+
+
+def test_the_share_of_the_wanted_core(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "schedstat"
+    monkeypatch.setattr(worker_log, "SCHEDSTAT", path)
+    path.write_text("100 50 7")
+    sampler = HealthSampler(0, Clock(0, 0))
+    path.write_text("400 150 9")
+    assert sampler.sample()["run_share"] == 300 / 400
+
+
+WINDOW = Window(0, "window", 1.0, 1, 0, 10 * NS, 30 * NS, 30 * NS)
+
+
+def beat(client_id: int, second: float, **figures: Any) -> dict[str, Any]:
+    row = {"cpu_share": 0.2, "run_share": 0.9, "stall_ms": 1.0, "in_flight_mean": 5.0, "span_s": 1.0}
+    return {"client_id": client_id, "clock_ns": int(second * NS), **row, **figures}
+
+
+def test_a_window_has_the_seconds_that_lie_in_it() -> None:
+    calm = [beat(client, second) for client in (0, 1) for second in range(11, 31)]
+    beats = [beat(0, 5, cpu_share=1.0, stall_ms=900.0), beat(1, 33, stall_ms=900.0), *calm]
+    beats[2] |= {"stall_ms": 40.0, "cpu_share": 0.6}
+    seen = health_of(beats, WINDOW)
+    assert seen.health["client-00"] == pytest.approx({"cpu_share": 0.22, "run_share": 0.9, "stall_ms": 40.0})
+    assert seen.health["client-01"]["stall_ms"] == 1.0
+    assert seen.in_flight_mean == pytest.approx(10.0)
+
+
+def test_what_was_not_seen_of_a_window_is_unknown() -> None:
+    assert health_of([], WINDOW).in_flight_mean is None and health_of([], WINDOW).health is None
+    half = [beat(0, second, run_share=None) for second in range(11, 21)]
+    seen = health_of(half, WINDOW, ["load actor 1 (killed)"])
+    assert seen.in_flight_mean is None, "half of the seconds say nothing of the mean"
+    assert seen.health == {"client-00": pytest.approx({"cpu_share": 0.2, "stall_ms": 1.0})}
+    assert seen.lost_actors == ("load actor 1 (killed)",)
+
+
+def exchange(*gaps_us: int, ended: bool = True) -> Exchange:
+    found = Exchange(0, 1)
+    found.gaps_us = array("i", gaps_us)
+    found.end_ns = 1 if ended else None
+    return found
+
+
+def test_bounds_ask_for_their_own_figures_only() -> None:
+    usual = GapRecord.from_bounds(Slo("", 2000.0, 100.0), kept=True)
+    assert (usual.within, usual.most_ms) == (None, None)
+    both = GapRecord.from_bounds(Slo("", 2000.0, None, {"itl_p99": 80.0, "itl_pooled_p95": 50.0}), kept=False)
+    assert (both.kept, both.within, both.most_ms) == (False, 0.99, 50.0)
+
+
+def test_a_quantile_of_its_own_gaps_and_those_over_the_bound() -> None:
+    asked = GapRecord(kept=False, within=0.5, most_ms=30.0)
+    columns = asked.columns([exchange(10_000, 20_000, 40_000), exchange(), exchange(5, ended=False)], 1.0)
+    assert columns["own_itl_us"] == [20_000, None, None]
+    assert (columns["gaps"], columns["gaps_over"]) == ([3, 0, None], [1, 0, None])
+    assert columns["itl_us"] == [None] * 3
+    fast = asked.columns([exchange(10_000, 20_000, 40_000)], 2.0)
+    assert (fast["own_itl_us"], fast["gaps_over"]) == ([40_000], [2])
+
+
+def test_what_nobody_asks_for_is_null() -> None:
+    columns = GapRecord(kept=False).columns([exchange(10)], 1.0)
+    assert all(values == [None] for values in columns.values())
+
+
+ANSWER = (
+    b'data: {"choices":[{"index":0,"text":" token","finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1}%s}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def answered(metrics_field: bytes) -> Exchange:
+    """An exchange whose answer ends with such a field."""
+    exchange = Exchange(0, 1, http_status=200, sent_ns=0)
+    reader = EventReader(exchange)
+    reader.feed(ANSWER % metrics_field)
+    exchange.output_at(1_000_000)
+    reader.end()
+    exchange.judge()
+    exchange.end_ns = 2_000_000
+    return exchange
+
+
+def row(exchange: Exchange) -> pa.Table:
+    plan = Planned(0, 0, "window", 0, 5, 1)
+    return pa.Table.from_batches([batch([(plan, exchange)], Clock(0, 0), 0, EVERY_GAP, ServerWords())])
+
+
+@pytest.mark.parametrize(("told_ms", "queue_us"), [(b"12.3", 12_300), (b"1500", 1_500_000), (b"0.0004", 0)])
+def test_milliseconds_of_the_server_are_microseconds_of_the_row_and_milliseconds_again(
+    told_ms: bytes, queue_us: int
+) -> None:
+    rows = row(answered(b',"metrics":{"queue_time_ms":%s}' % told_ms))
+    assert rows["status"].to_pylist() == ["ok"] and rows["queue_us"].to_pylist() == [queue_us]
+    assert metrics.queue(rows).tolist() == [queue_us / 1000]
+
+
+def test_a_server_that_does_not_report_it_has_no_queue_time() -> None:
+    rows = row(answered(b""))
+    assert rows["queue_us"].to_pylist() == [None] and math.isnan(metrics.queue(rows)[0])
+
+
+ROOM = Limits(soft_files=20_000, hard_files=20_000, open_files=36, ports=28_232)
+
+
+@pytest.mark.parametrize(
+    ("found", "endpoints", "sharing", "most"),
+    [
+        (ROOM, 1, 1, 20_000 - 36 - SPARE_FILES),
+        (replace(ROOM, soft_files=1024), 8, 1, 1024 - 36 - SPARE_FILES),
+        (replace(ROOM, soft_files=NO_LIMIT), 1, 1, 28_232),
+        (replace(ROOM, soft_files=NO_LIMIT), 2, 1, 56_464),
+        (replace(ROOM, soft_files=NO_LIMIT), 2, 4, 14_116),
+        (replace(ROOM, soft_files=90), 1, 1, 0),
+    ],
+)
+def test_the_smaller_limit_counts(found: Limits, endpoints: int, sharing: int, most: int) -> None:
+    assert found.shortage(endpoints, most, sharing) is None
+    assert str(most) in str(found.shortage(endpoints, most + 1, sharing))
+
+
+def test_a_shortage_names_the_limit_and_the_remedy_in_one_line() -> None:
+    files = str(ROOM.shortage(8, 30_000))
+    assert "19900 of 30000" in files and "`ulimit -n`" in files and "20000" in files and "actors" in files
+    ports = str(replace(ROOM, soft_files=NO_LIMIT).shortage(1, 30_000, sharing=2))
+    assert "14116 of 30000" in ports and "net.ipv4.ip_local_port_range" in ports and "target.urls" in ports
+    assert "shared by 2" in ports
+    assert "\n" not in files + ports
+
+
+def test_the_soft_limit_is_lifted_to_the_hard_one_and_open_files_are_counted() -> None:
+    story = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))
+from loadgen.fleet import process
+before = process.limits()
+process.raise_files()
+kept = [socket.socket() for _ in range(150)]
+after = process.limits()
+print(before.soft_files, before.hard_files, after.soft_files, after.open_files - before.open_files)
+"""
+    told = subprocess.run([sys.executable, "-c", story], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["100", "300", "300", "150"]
+
+
+def test_what_the_machine_does_not_tell_is_no_limit(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(process, "PORT_RANGE", tmp_path / "absent")
+    assert process.limits().ports == NO_LIMIT
+    (tmp_path / "range").write_text("32768\t60999\n")
+    monkeypatch.setattr(process, "PORT_RANGE", tmp_path / "range")
+    assert process.limits().ports == 28_232
+
+
+async def ended_within(other: WatchedProcess, kill: subprocess.Popen[bytes] | None = None) -> bool:
+    gone = asyncio.Event()
+    assert other.watch(gone.set)
+    if kill is not None:
+        await asyncio.sleep(0.05)
+        assert not gone.is_set()
+        kill.kill()
+    await asyncio.wait_for(gone.wait(), PATIENCE_S)
+    return True
+
+
+def test_a_death_is_told_once_it_happens_and_not_before() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    other = dataclasses.replace(WatchedProcess.own(), pid=child.pid)
+    assert asyncio.run(ended_within(other, child))
+    child.wait()
+    assert asyncio.run(ended_within(other)), "one that is dead already is told too"
+
+
+def test_a_process_elsewhere_cannot_be_watched() -> None:
+    assert WatchedProcess.own().pid == os.getpid()
+    for where in (("another boot", WatchedProcess.own().where[1]), ("", "")):
+        assert not WatchedProcess(1, where).watch(lambda: pytest.fail("nothing died"))
