@@ -27,7 +27,7 @@ from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Floats, Ints
 from serve_apps.engine_model.cost import node
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
-from serve_apps.engine_model.service.prefixes import BlockPrefixes, Prefixes, SharedBeginnings
+from serve_apps.engine_model.service.prefixes import Pieces, session_pieces, trace_pieces
 from serve_apps.engine_model.service.service import (
     LATE_GAP,
     Replicas,
@@ -118,20 +118,20 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
 
 def _shared(
     workload: Workload, arrivals: ArrivalSchedule, copies: float, seed: int
-) -> tuple[SharedBeginnings | None, Ints | None]:
+) -> tuple[Pieces | None, Ints | None]:
     """The shared beginnings of prompts, and the part of the fleet of each if one in `copies` is simulated."""
     if arrivals.begins is not None:
         part = np.random.default_rng([seed, 11]).integers(int(np.ceil(copies)), size=len(arrivals))
         first = int(arrivals.seq[0]) if len(arrivals) else 0
         runs = [[(owner - first, end) for owner, end in row] for row in arrivals.begins]
-        return BlockPrefixes(runs, part), part if copies > 1 else None
+        return trace_pieces(runs, part), part if copies > 1 else None
     prefixes = shared_prefixes(arrivals, workload)
     if prefixes is None:
         return None, None
     if copies <= 1:
-        return Prefixes(*prefixes), None
+        return session_pieces(*prefixes), None
     prefixes, part = scattered(prefixes, copies, seed)
-    return Prefixes(*prefixes), part
+    return session_pieces(*prefixes), part
 
 
 def _metrics(experiment: Experiment) -> set[str]:

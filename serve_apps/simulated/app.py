@@ -220,7 +220,7 @@ class SimulatedPrefill:
 
     async def told(self) -> tuple[str, dict[str, Any]]:
         """The replica's id, the address of its metrics, and how many prompts it has computed."""
-        return self._replica_id, {"url": self._url, "prompts": self._engine.metrics().finished}
+        return self._replica_id, {"url": self._url, "prompts": self._engine.metrics()["finished"]}
 
     async def check_health(self) -> None:
         if self._engine.failure:

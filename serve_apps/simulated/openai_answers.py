@@ -8,7 +8,7 @@ answers `max_tokens` tokens. It reports the prompt tokens that it found in its p
 """
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -93,24 +93,6 @@ class EngineSteps:
     first_token_us: int = 0
     last_token_us: int = 0
     queue_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """One scrape of an engine; counters are totals since its start, `kv_usage` is 0 to 1."""
-
-    running: int
-    waiting: int
-    kv_usage: float
-    preemptions: int
-    prompt_tokens: int
-    generation_tokens: int
-    finished: int
-    aborted: int
-    steps: int
-    late_steps: int
-    prefix_queries: int
-    prefix_hits: int
 
 
 class ApiError(Exception):
@@ -234,15 +216,28 @@ def models_body(served: ServedModel) -> bytes:
     return _json({"object": "list", "data": [card]})
 
 
-def metrics_body(metrics: EngineMetrics, served: ServedModel) -> bytes:
-    """The answer to /metrics, in Prometheus' text format under vLLM's names; ours begin with maxqps."""
+SAMPLES = {
+    "running": ("vllm:num_requests_running", "gauge", "Requests in the engine's batch."),
+    "waiting": ("vllm:num_requests_waiting", "gauge", "Requests queued in the engine."),
+    "kv_usage": ("vllm:kv_cache_usage_perc", "gauge", "KV cache in use; 1 is all of it."),
+    "preemptions": ("vllm:num_preemptions_total", "counter", "Requests put back in the queue."),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled."),
+    "generation_tokens": ("vllm:generation_tokens_total", "counter", "Tokens generated."),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "counter", "Prefix cache: tokens asked."),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "counter", "Prefix cache: tokens found."),
+    "steps": ("maxqps:engine_steps_total", "counter", "Steps of the engine."),
+    "late_steps": ("maxqps:engine_late_steps_total", "counter", "Steps delivered late."),
+}
+"""The metrics of an engine under vLLM's names, or ours, with kind and meaning."""
+
+
+def metrics_body(metrics: Mapping[str, float], served: ServedModel) -> bytes:
+    """The answer to /metrics, in Prometheus' text format."""
     name = served.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     engine = f'engine="0",model_name="{name}"'
-    ended = {"stop": 0, "length": metrics.finished, "abort": metrics.aborted, "error": 0}
+    families = [_family(*head, {engine: metrics[field]}) for field, head in SAMPLES.items()]
+    ended = {"stop": 0, "length": metrics["finished"], "abort": metrics["aborted"], "error": 0}
     by_reason = {f'{engine},finished_reason="{reason}"': count for reason, count in ended.items()}
-    families = [
-        _family(name, kind, meaning, {engine: value}) for name, kind, meaning, value in _samples(metrics)
-    ]
     families.append(_family("vllm:request_success_total", "counter", "Requests ended, by reason.", by_reason))
     return "".join(families).encode()
 
@@ -250,19 +245,6 @@ def metrics_body(metrics: EngineMetrics, served: ServedModel) -> bytes:
 def _family(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> str:
     head = f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
     return head + "".join(f"{name}{{{labels}}} {float(value)}\n" for labels, value in values.items())
-
-
-def _samples(metrics: EngineMetrics) -> Iterable[tuple[str, str, str, float]]:
-    yield "vllm:num_requests_running", "gauge", "Requests in the engine's batch.", metrics.running
-    yield "vllm:num_requests_waiting", "gauge", "Requests queued in the engine.", metrics.waiting
-    yield "vllm:kv_cache_usage_perc", "gauge", "KV cache in use; 1 is all of it.", metrics.kv_usage
-    yield "vllm:num_preemptions_total", "counter", "Requests put back in the queue.", metrics.preemptions
-    yield "vllm:prompt_tokens_total", "counter", "Prompt tokens prefilled.", metrics.prompt_tokens
-    yield "vllm:generation_tokens_total", "counter", "Tokens generated.", metrics.generation_tokens
-    yield "vllm:prefix_cache_queries_total", "counter", "Prefix cache: tokens asked.", metrics.prefix_queries
-    yield "vllm:prefix_cache_hits_total", "counter", "Prefix cache: tokens found.", metrics.prefix_hits
-    yield "maxqps:engine_steps_total", "counter", "Steps of the engine.", metrics.steps
-    yield "maxqps:engine_late_steps_total", "counter", "Steps delivered late.", metrics.late_steps
 
 
 def _timing(steps: EngineSteps) -> dict[str, Any]:

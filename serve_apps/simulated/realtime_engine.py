@@ -5,10 +5,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from serve_apps.engine_model.engine.engine import Engine, GenerateRequest, Kv, RequestState
-from serve_apps.simulated.openai_answers import EngineMetrics, EngineSteps
+from serve_apps.engine_model.engine.engine import Engine, GenerateRequest, RequestState
+from serve_apps.simulated.openai_answers import EngineSteps
 
 US = 1_000_000
 MOST_US = 2**31 - 1
@@ -26,16 +26,13 @@ class Stream:
     `prompt` counts the steps of the engine that computes it.
     """
 
-    def __init__(self, state: RequestState, accepted_s: float, kv: Kv = "own") -> None:
+    def __init__(self, state: RequestState, accepted_s: float) -> None:
         self.state = state
-        self.request_id = state.request_id
         self.accepted_s = accepted_s
-        self.kv = kv
         self.emitted_s: list[float] = []
         self.late_steps = 0
         self.finished = False
         self.taken_s: float | None = None
-        self.awaits_kv = False
         self.prompt: EngineSteps | None = None
         self._changed = asyncio.Event()
         self._failure: str | None = None
@@ -61,7 +58,7 @@ class Stream:
         ends_s = (self.emitted_s[0], self.emitted_s[-1]) if self.emitted_s else (self.accepted_s,) * 2
         first_us, last_us = (min(round((end_s - self.accepted_s) * US), MOST_US) for end_s in ends_s)
         steps, late_steps, cached_tokens = len(self.emitted_s), self.late_steps, self.state.cached_tokens
-        queue_s = self.state.queue_s if self.kv == "own" and not self.prompt else None
+        queue_s = None if self.prompt else self.state.queue_s
         if self.prompt:
             steps, late_steps = steps + self.prompt.steps, late_steps + self.prompt.late_steps
             cached_tokens = self.prompt.cached_tokens
@@ -69,7 +66,6 @@ class Stream:
 
     def take(self, taken_s: float) -> None:
         self.taken_s = taken_s
-        self.awaits_kv = True
         self._changed.set()
 
     def put(self, emitted_s: float, finished: bool, late: bool) -> None:
@@ -116,10 +112,9 @@ class RealtimeEngine:
         self._real_clock = clock
         self._epoch_s = clock() if epoch_s is None else epoch_s
         self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[RequestState, Stream] = {}
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._next_id = 0
         self._steps = self._late_steps = self._finished = self._aborted = 0
         self.failure: str | None = "the engine has not been started"
 
@@ -138,65 +133,50 @@ class RealtimeEngine:
         """The engine's own time, in seconds."""
         return (self._real_clock() - self._epoch_s) * self.time_scale
 
-    def open(
-        self,
-        input_tokens: int,
-        output_tokens: int,
-        hashes: tuple[int, ...] = (),
-        new_image_tokens: int = 0,
-        kv: Kv = "own",
-        at_s: float | None = None,
-    ) -> Stream:
+    def open(self, request: GenerateRequest, at_s: float | None = None) -> Stream:
         """Hand a request to the engine, as of now or of `at_s`, a moment ago.
 
         Raises EngineDead, QueueFull, ValueError for what never fits.
         """
         if self.failure:
             raise EngineDead(self.failure)
-        request = GenerateRequest(self._next_id, input_tokens, output_tokens, hashes, new_image_tokens, kv)
         came_s = self.now_s() if at_s is None else at_s
         state = self._engine.add(request, came_s)
-        self._next_id += 1
-        stream = self._streams[request.request_id] = Stream(state, came_s, kv)
+        stream = self._streams[state] = Stream(state, came_s)
         self._arrived.set()
         return stream
 
     def check(self, input_tokens: int, output_tokens: int) -> None:
         """Raise ValueError for a request that this engine can never serve."""
-        self._engine.kind.refuse_impossible(f"request {self._next_id}", input_tokens, output_tokens)
+        self._engine.check(input_tokens, output_tokens)
 
     def kv_arrived(self, stream: Stream, at_s: float) -> None:
         """All KV of a stream's prompt is here at `at_s`, which may lie ahead."""
-        stream.awaits_kv = False
-        self._engine.kv_arrived(stream.request_id, at_s)
+        self._engine.transfer_ends(stream.state, at_s)
         self._arrived.set()
 
     def close(self, stream: Stream) -> None:
-        """Forget a stream; one that is unfinished is aborted, one that holds its KV releases it."""
-        if not self._streams.pop(stream.request_id, None):
+        """Forget a stream; one that is unfinished is aborted. No transfer needs its blocks any more."""
+        if not self._streams.pop(stream.state, None):
             return
         if not stream.finished:
-            self._engine.abort(stream.request_id)
+            self._engine.abort(stream.state)
             self._aborted += 1
-            if stream.awaits_kv:  # none will come; until it did the blocks would be kept
-                self._engine.kv_arrived(stream.request_id, self.now_s())
-        elif stream.kv == "held":
-            self._engine.release(stream.request_id)
+        self._engine.transfer_ends(stream.state)
         self._arrived.set()  # another request may have waited for the blocks
 
-    def metrics(self) -> EngineMetrics:
-        engine = self._engine
+    def metrics(self) -> Mapping[str, float]:
+        """What `openai_answers.SAMPLES` names; counters are totals since the start, `kv_usage` is 0 to 1."""
         counters = "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits"
-        return EngineMetrics(
-            running=engine.running,
-            waiting=engine.waiting,
-            kv_usage=engine.kv_usage,
-            finished=self._finished,
-            aborted=self._aborted,
-            steps=self._steps,
-            late_steps=self._late_steps,
-            **{name: engine.total(name) for name in counters},
-        )
+        return {
+            "running": self._engine.running,
+            "waiting": self._engine.waiting,
+            "kv_usage": self._engine.kv_usage,
+            "finished": self._finished,
+            "aborted": self._aborted,
+            "steps": self._steps,
+            "late_steps": self._late_steps,
+        } | {name: self._engine.total(name) for name in counters}
 
     async def _run(self) -> None:
         end_s = self.now_s()
@@ -207,7 +187,7 @@ class RealtimeEngine:
             await self.until(start_s)
             planned_s = self._engine.begin_step(start_s)
             for state in self._engine.loading():  # their streams wait for blocks
-                if stream := self._streams.get(state.request_id):
+                if stream := self._streams.get(state):
                     stream.take(start_s)
             if planned_s is not None:  # None: what was about to arrive has been aborted
                 await self.until(planned_s)
@@ -244,7 +224,7 @@ class RealtimeEngine:
         emitting = self._engine.emitting()
         self._finished += len(self._engine.end_step())
         for state in emitting:
-            if stream := self._streams.get(state.request_id):
+            if stream := self._streams.get(state):
                 stream.put(end_s, state.finished, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
-from serve_apps.engine_model.engine.engine import QueueFull
+from serve_apps.engine_model.engine.engine import GenerateRequest, QueueFull
 from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import ApiError, ApiRequest, OpenAiAnswer, ServedModel
@@ -27,7 +27,8 @@ class OwnPrompts:
     async def open(self, request: ApiRequest) -> Stream:
         """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
         images = self._seen.new_tokens(request.images)
-        return self._engine.open(request.input_tokens, request.output_tokens, request.hashes, images)
+        tokens = request.input_tokens, request.output_tokens
+        return self._engine.open(GenerateRequest(*tokens, request.hashes, images))
 
     def close(self, stream: Stream) -> None:
         self._engine.close(stream)
@@ -198,4 +199,4 @@ def _request_id(scope: Scope, stream: Stream) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             return str(value.decode("latin-1"))
-    return str(stream.request_id)
+    return str(stream.state.request_id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from conf.io.one_line import last_line
 from serve_apps.engine_model.cost.links import KvLink
-from serve_apps.engine_model.engine.engine import QueueFull
+from serve_apps.engine_model.engine.engine import GenerateRequest, QueueFull
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
 from serve_apps.simulated.openai_request import SeenImages
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
@@ -63,7 +63,7 @@ class PrefillSide:
         at_s = None if engine.time_scale == 1 else prompt.at_s
         try:
             images = self._seen.new_tokens(prompt.images)
-            stream = engine.open(prompt.input_tokens, 1, prompt.hashes, images, "held", at_s)
+            stream = engine.open(GenerateRequest(prompt.input_tokens, 1, prompt.hashes, images, "held"), at_s)
         except (QueueFull, EngineDead, ValueError) as error:
             yield _told(error)
             return
@@ -140,7 +140,7 @@ class RemotePrompts:
         self._link = link
         self._write = write
         self._seen = SeenImages()
-        self._fetches: dict[int, tuple[PrefillCall, asyncio.Task[None]]] = {}
+        self._fetches: dict[Stream, tuple[PrefillCall, asyncio.Task[None]]] = {}
 
     async def open(self, request: ApiRequest) -> Stream:
         """Have the prompt computed and hand the request to the engine.
@@ -156,21 +156,20 @@ class RemotePrompts:
             if not self._write:
                 computed = await call.computed()
                 at_s = engine.now_s() if engine.time_scale == 1 else computed.at_s
+            tokens = request.input_tokens, request.output_tokens
             images = self._seen.new_tokens(request.images)
-            stream = engine.open(
-                request.input_tokens, request.output_tokens, request.hashes, images, "remote", at_s
-            )
+            stream = engine.open(GenerateRequest(*tokens, request.hashes, images, "remote"), at_s)
         except BaseException:  # also a client that has left
             call.end()
             raise
         stream.accepted_s = came_s
         call.when_lost(stream.fail)
-        self._fetches[stream.request_id] = call, asyncio.create_task(self._fetch(stream, call))
+        self._fetches[stream] = call, asyncio.create_task(self._fetch(stream, call))
         return stream
 
     def close(self, stream: Stream) -> None:
         """Forget a stream and what it has on both sides."""
-        call, task = self._fetches.pop(stream.request_id)
+        call, task = self._fetches.pop(stream)
         task.cancel()
         call.end()
         self._engine.close(stream)

@@ -31,7 +31,7 @@ from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model import kind_of
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.prefixes import session_pieces
 from serve_apps.engine_model.service.service import AnyKind
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
@@ -73,9 +73,7 @@ class Chats(VirtualTarget):
         )
 
     def _submit(self, schedule: ArrivalSchedule) -> None:
-        prefixes = Prefixes(*(shared_prefixes(schedule, self._workload) or ()))
-        names, blocks = prefixes.pieces(self._chats.service.answering.spec.block_size)
-        ends = np.cumsum(blocks, axis=0)
+        names, ends, _ = session_pieces(*(shared_prefixes(schedule, self._workload) or ()))
         for i, plan in enumerate(planned(schedule)):
             self._planned[plan.seq] = plan
             self._number[plan.due_ns] = self._chats.service.count

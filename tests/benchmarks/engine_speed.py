@@ -38,9 +38,9 @@ def closed_loop(
     Their first `shared_blocks` KV blocks are the same.
     """
     target, hashes = engine(caching), tuple(range(shared_blocks))
-    for number in range(running):
-        target.add(GenerateRequest(number, 5600, output_tokens, hashes), 0.0)
-    now_s, next_id = 0.0, running
+    for _ in range(running):
+        target.add(GenerateRequest(5600, output_tokens, hashes), 0.0)
+    now_s = 0.0
     start = time.process_time()
     for _ in range(CLOSED_STEPS):
         now_s = max(now_s, target.ready_s())
@@ -49,8 +49,7 @@ def closed_loop(
             continue
         now_s = end_s
         for _ in target.end_step():
-            target.add(GenerateRequest(next_id, 5600, output_tokens, hashes), now_s)
-            next_id += 1
+            target.add(GenerateRequest(5600, output_tokens, hashes), now_s)
     return CLOSED_STEPS / (time.process_time() - start)
 
 

@@ -26,7 +26,7 @@ from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import Balance, Loss
-from serve_apps.engine_model.service.prefixes import Prefixes
+from serve_apps.engine_model.service.prefixes import session_pieces
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
 from serve_apps.routing import policies
 
@@ -131,7 +131,7 @@ def loss(policy: str, nodes: int, rate_qps: float) -> Lost:
     balance: Balance = engine_model.balance(one)
     due_s = drawn.due_ns / NS
     asked = drawn.input_tokens, drawn.output_tokens, drawn.shared_tokens
-    requests = Requests(due_s, asked, Prefixes(*shared), filled_s)
+    requests = Requests(due_s, asked, session_pieces(*shared), filled_s)
     seen = serve(machine, requests, Replicas(nodes, balance, 1, Loss(0, at_s)))
     failed = (seen.replica == 0) & (seen.last_token_s > at_s)
     ttft_ms = np.where(failed, np.inf, (seen.first_token_s - due_s) * 1e3)

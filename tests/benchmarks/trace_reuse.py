@@ -15,7 +15,7 @@ from conf.specs.experiment import SimulatedEngine
 from loadgen.traffic import trace
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.kinds import EngineKind
-from serve_apps.engine_model.service.prefixes import BlockPrefixes
+from serve_apps.engine_model.service.prefixes import trace_pieces
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
 
 UNLIMITED = 10_000_000
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> int:
     print(f"reuse by its hashes: {by_block:.2%} of blocks, {trace.reuse(recorded):.2%} of prompt tokens")
     schedule = traffic.replay(0, None, window_index=0, first_seq=0, seed=experiment.seed)
     assert schedule.begins is not None, "the trace shares no prefixes"
-    shared = BlockPrefixes(schedule.begins, np.zeros(len(schedule), np.int64))
+    shared = trace_pieces(schedule.begins, np.zeros(len(schedule), np.int64))
     lengths = [schedule.input_tokens, schedule.output_tokens, np.zeros_like(schedule.seq)]
     assert isinstance(experiment.engine, SimulatedEngine)
     for replicas in NODES:

@@ -56,7 +56,7 @@ def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> N
         begin_s = served.loop.time()
         for at_s, input_tokens, output_tokens in ARRIVALS:
             await asyncio.sleep(begin_s + at_s / FAST - served.loop.time())
-            streams.append(served.engine.open(input_tokens, output_tokens))
+            streams.append(served.engine.open(GenerateRequest(input_tokens, output_tokens)))
         for stream, (_, _, output_tokens) in zip(streams, ARRIVALS, strict=True):
             await stream.more_than(output_tokens - 1)
         return served.loop.time() - begin_s, [stream.emitted_s for stream in streams]
@@ -76,11 +76,11 @@ def test_a_fast_engine_is_late_by_its_own_steps() -> None:
 
     async def story(time_scale: float) -> int:
         served = Service(time_scale)
-        stream = served.engine.open(64, 100)
+        stream = served.engine.open(GenerateRequest(64, 100))
         await asyncio.sleep(0.04)
         served.loop.now_s += 0.4 * step_s  # type: ignore[attr-defined]
         await stream.more_than(99)
-        return served.engine.metrics().late_steps
+        return served.engine.metrics()["late_steps"]
 
     assert run(story(1.0)) == 0
     assert run(story(FAST)) > 0
@@ -224,7 +224,7 @@ def virtual_s(experiment: Experiment) -> tuple[float, float]:
     spec = experiment.engine
     plain = Engine(spec, experiment.model, experiment.hardware, experiment.layout)
     times, now_s = [], 0.0
-    plain.add(GenerateRequest(0, 600, 20), now_s)
+    plain.add(GenerateRequest(600, 20), now_s)
     while (now_s := max(now_s, plain.ready_s())) != math.inf:
         if step := run_step(plain, now_s):
             now_s = step.end_s

@@ -46,17 +46,17 @@ def run_ours(case: Case) -> tuple[Log, Log]:
         for limits in case.limits
     )
     link = SplitKind.of(spec_of(case.limits[0]), MODEL, SPECS.hardware, case.layout).seconds
-    kind, caching = SplitKind(decode, prefill, link, 1, 1), case.limits[0].caching
+    kind = SplitKind(decode, prefill, link, case.layout.transfer_mode == "write", 1, 1)
     tokens = [
         np.array([getattr(it, name) for it in case.prompts]) for name in ("input_tokens", "output_tokens")
     ]
-    names, shared = (np.array([[it[k]] for it in case.prompts]) for k in (4, 3))
+    names, shared = (np.array([[it[k] for it in case.prompts]]) for k in (4, 3))
     due_s = np.array([it.at_s for it in case.prompts])
-    services = [Service(kind, Replicas(), 1000) for _ in range(2)]
+    services = [Service(kind, Replicas(), len(due_s), 1000, 1 << 16) for _ in range(2)]
     for service, until_s in zip(services, (-1.0, 1e6), strict=True):
-        service.append(*tokens, names, shared // case.limits[0].block_size * caching)
+        service.append(*tokens, names, shared)
         routed = choice(Balance(), 1, 0, due_s)
-        service.send(np.arange(len(due_s)), due_s, np.full(len(due_s), -1), routed, until_s)
+        service.send(np.arange(len(due_s)), due_s, routed, until_s)
     recorded, whole = services
     logs = RecordedService(recorded).run(due_s)
     for name in ("first_s", "last_s", "cached"):

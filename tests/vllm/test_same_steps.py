@@ -25,9 +25,9 @@ pytestmark = pytest.mark.vllm
 def run_ours(prompts: list[Prompt], limits: Limits) -> RecordedEngine:
     """The engine model after the same arrivals."""
     engine = RecordedEngine(limits, SPECS.layout)
-    for number, prompt in enumerate(prompts):
+    for prompt in prompts:
         lengths = prompt.input_tokens, prompt.output_tokens
-        engine.add(GenerateRequest(number, *lengths, prompt.hashes(limits.block_size)), prompt.at_s)
+        engine.add(GenerateRequest(*lengths, prompt.hashes(limits.block_size)), prompt.at_s)
     now_s = 0.0
     while (now_s := max(now_s, engine.ready_s())) < float("inf"):
         end_s = engine.begin_step(now_s)

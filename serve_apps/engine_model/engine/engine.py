@@ -12,7 +12,7 @@ import numpy as np
 
 from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.engine import kinds, rules, state, steps
-from serve_apps.engine_model.engine.kinds import EngineKind
+from serve_apps.engine_model.engine.kinds import EngineKind, Ints
 from serve_apps.engine_model.engine.native import NONE
 from serve_apps.engine_model.engine.state import Arrays
 
@@ -30,17 +30,16 @@ class QueueFull(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """`request_id` is unique within one engine; exactly `output_tokens` are emitted.
+    """Exactly `output_tokens` are emitted.
 
     `hashes[i]` stands for all prompt tokens up to the end of the i-th full KV block: prompts that begin
     alike have the same ones. Blocks beyond them are not shared. `new_image_tokens` of the prompt are
     images that must be decoded and encoded first.
 
-    With `kv` held the blocks stay after the end until `Engine.release`. With remote the prompt is
-    computed elsewhere: the request takes blocks, appears in `Engine.loading` and waits for `kv_arrived`.
+    With `kv` held the blocks stay after the end until `Engine.transfer_ends`. With remote the prompt is
+    computed elsewhere: the request takes blocks, appears in `Engine.loading` and waits for `transfer_ends`.
     """
 
-    request_id: int
     input_tokens: int
     output_tokens: int
     hashes: tuple[Hashable, ...] = ()
@@ -51,8 +50,9 @@ class GenerateRequest:
 class RequestState:
     """A request as an engine's arrays have it; times in seconds, None before they are."""
 
-    def __init__(self, arrays: Arrays, row: int, request_id: int = 0) -> None:
-        self._arrays, self.row, self.request_id = arrays, row, request_id
+    def __init__(self, arrays: Arrays, row: int, pieces: Ints | None = None) -> None:
+        self._arrays, self.row = arrays, row
+        self._pieces = pieces  # the arrays have its address
         self._end: Any = None
 
     @property
@@ -62,6 +62,16 @@ class RequestState:
     def end(self) -> None:
         """Keep what is known now: the engine forgets the request."""
         self._end = self._now.copy()
+
+    @property
+    def over(self) -> bool:
+        """It has finished or was aborted."""
+        return self._end is not None
+
+    @property
+    def request_id(self) -> int:
+        """The number of the request among all of its engine."""
+        return int(self._now["serial"])
 
     @property
     def prompt_tokens(self) -> int:
@@ -126,41 +136,42 @@ class Engine:
     ) -> None:
         self.kind = kind = EngineKind.of(spec, model, hardware, layout)
         arrays, (self._noise,) = kinds.empty_arrays([(kind, 1)], kind.spec.max_model_len, [seed])
-        arrays.set(**state.empty_books(kind.blocks * kind.width, ROOM))
+        arrays.set(**state.empty_books(kind.blocks * kind.width, 0))
         self.arrays = arrays
-        self._states: dict[int, RequestState] = {}
         self._rows: dict[int, RequestState] = {}
-        self._ids: dict[int, int] = {}  # rows of held requests that are over, by id
         self._free: list[int] = []
         self._leaving: list[tuple[int, int]] = []  # rows that a step in flight may still name, and its number
-        self._added = self._names = self._most_cells = 0
+        self._added = 0
+
+    def check(self, input_tokens: int, output_tokens: int) -> None:
+        """Raise ValueError for a request that can never be served."""
+        self.kind.refuse_impossible(f"request {self._added}", input_tokens, output_tokens)
 
     def add(self, request: GenerateRequest, now_s: float) -> RequestState:
         """Pass the front end, then wait in turn; returns the request's live state, to be read only.
 
-        Raises ValueError for a request that can never be served, or whose id is open already, and
-        QueueFull where a queue limit refuses it now.
+        Raises as `check`, and QueueFull where a queue limit refuses the request now.
         """
-        if request.request_id in self._states or request.request_id in self._ids:
-            raise ValueError(f"request {request.request_id} is open already; ids must be unique")
-        self.kind.refuse_impossible(
-            f"request {request.request_id}", request.input_tokens, request.output_tokens
-        )
+        self.check(request.input_tokens, request.output_tokens)
         rank = int(steps.choose_rank(self.arrays.address, 0, now_s))
         self._refuse_beyond_limits(rank)
-        row = self._new_row()
-        self._fill(row, request)
-        request_state = RequestState(self.arrays, row, request.request_id)
-        self._states[request.request_id] = self._rows[row] = request_state
+        row, pieces = self._new_row(), self._pieces(request)
+        fields = self.arrays.requests[row]
+        fields["serial"], fields["shares"], fields["pieces"] = self._added, pieces.ctypes.data, len(pieces)
+        fields["prompt"], fields["output"] = request.input_tokens, request.output_tokens
+        fields["kv"] = KV[request.kv]
+        self._make_room_for_cells()
+        added = self._rows[row] = RequestState(self.arrays, row, pieces)
+        self._added += 1
         steps.add(self.arrays.address, rank, row, now_s, request.new_image_tokens * self.kind.image_token_s)
-        return request_state
+        return added
 
-    def abort(self, request_id: int) -> None:
-        """Drop a request and free its blocks; unknown or finished ids are ignored.
+    def abort(self, request: RequestState) -> None:
+        """Drop a request and free its blocks; one that is over is ignored.
 
-        Blocks for which KV is on its way stay until `kv_arrived`.
+        Blocks for which KV is on its way stay until `transfer_ends`.
         """
-        if request := self._states.pop(request_id, None):
+        if not request.over:
             rank = self._rank(request)
             steps.abort(self.arrays.address, rank, request.row)
             self._forget(request, int(self.arrays.engines["scheduled"][rank]))
@@ -172,23 +183,16 @@ class Engine:
             loading.append(self._rows[row])
         return loading
 
-    def kv_arrived(self, request_id: int, at_s: float) -> None:
-        """The transfer to a request ends at `at_s`, which may lie ahead; ids that await none are ignored.
+    def transfer_ends(self, request: RequestState, at_s: float = -math.inf) -> None:
+        """The transfer to a request, or from one that is held, ends at `at_s`, which may lie ahead.
 
-        vLLM's workers look for it when a step is handed to them, and its scheduler learns it when that step
-        is over (`KVConnectorOutput.finished_recving`).
+        Requests that await none are ignored. vLLM's workers look for it when a step is handed to them, and
+        its scheduler learns it when that step is over (`KVConnectorOutput`).
         """
-        request = self._states.get(request_id)
-        self._transfer_ends(self._ids.get(request_id, NONE) if request is None else request.row, at_s)
-
-    def release(self, request_id: int, at_s: float = -math.inf) -> None:
-        """The transfer from a finished `held` request ends at `at_s`; others are ignored.
-
-        Noticed as `kv_arrived` is (`finished_sending`). Raises ValueError for a request that is not finished.
-        """
-        if request_id in self._states:
-            raise ValueError(f"request {request_id} is not finished; release it after its last token")
-        self._transfer_ends(self._ids.get(request_id, NONE), at_s)
+        fields = self.arrays.requests[request.row]
+        awaited = fields["place"] in (state.LOADING, state.KEPT) and not fields["loaded"]
+        if self._rows.get(request.row) is request and awaited and math.isnan(fields["moved_s"]):
+            steps.transfer_ends(self.arrays.address, self._rank(request), request.row, at_s)
 
     def begin_step(self, now_s: float) -> float | None:
         """Start a step at `now_s`; returns its end, at which `end_step` is due, or None without work."""
@@ -201,11 +205,13 @@ class Engine:
 
     def emitting(self) -> list[RequestState]:
         """The requests that get a token from the step begun last; valid until `end_step`."""
-        rows, emitting = np.empty(len(self.arrays.requests), np.int64), []
+        emitting = []
         for rank in range(self.kind.width):
-            if self.arrays.engines["stepping"][rank]:
-                count = rules.emitting(self.arrays.address, rank, rows)
-                emitting += [self._rows[row] for row in rows[:count].tolist()]
+            row = NONE
+            while self.arrays.engines["stepping"][rank]:
+                if (row := rules.next_emitting(self.arrays.address, rank, row)) == NONE:
+                    break
+                emitting.append(self._rows[row])
         return emitting
 
     def end_step(self) -> list[RequestState]:
@@ -215,10 +221,8 @@ class Engine:
         for rank in range(self.kind.width):
             while (row := steps.pop_finished(self.arrays.address, rank)) != NONE:
                 finished.append(self._rows[row])
-                del self._states[finished[-1].request_id]
                 self._forget(finished[-1], 0)
-        if self._leaving:
-            self._recycle()
+        self._recycle()
         return finished
 
     def ready_s(self) -> float:
@@ -259,7 +263,7 @@ class Engine:
         most, most_tokens = self.kind.spec.max_num_queued_reqs, self.kind.spec.max_num_queued_tokens
         if most is None and most_tokens is None:
             return
-        own = [request for request in self._states.values() if rank == self._rank(request)]
+        own = [it for it in self._rows.values() if not it.over and rank == self._rank(it)]
         in_prefill = sum(request.prompt_tokens for request in own if request.first_token_s is None)
         if most is not None and len(own) >= most:
             reason = "The engine is currently busy and cannot accept new requests."
@@ -275,67 +279,36 @@ class Engine:
             self.arrays.extend(**state.empty_requests(max(ROOM, held)))
             self._free = list(range(len(self.arrays.requests) - 1, held - 1, -1))
         row = self._free.pop()
-        self.arrays.requests[row : row + 1] = state.empty_requests(1)["requests"]
+        self.arrays.requests[row] = state.NEW_REQUEST
         return row
 
-    def _fill(self, row: int, request: GenerateRequest) -> None:
+    def _pieces(self, request: GenerateRequest) -> Ints:
+        """The blocks of a prompt that others may share: a name and its place for each."""
         full = request.input_tokens // self.block_size if self.kind.spec.enable_prefix_caching else 0
-        names = [hash(each) & LARGEST_NAME for each in request.hashes[:full]]
-        at = self._room_for_names(len(names))
-        self.arrays.names[at : at + len(names)] = names
-        self.arrays.ends[at : at + len(names)] = np.arange(1, len(names) + 1)
-        fields = self.arrays.requests[row]
-        fields["serial"], fields["piece"], fields["pieces"] = self._added, at, len(names)
-        fields["prompt"], fields["output"] = request.input_tokens, request.output_tokens
-        fields["kv"] = KV[request.kv]
-        self._added += 1
-        self._names += len(names)
-        self._most_cells += self._cells(row)
-        if len(self.arrays.cells) <= self._most_cells:
-            self.arrays.extend(cells=np.zeros(self._most_cells + 1, state.CELL))
+        hashes = enumerate(request.hashes[:full], 1)
+        return np.array([(hash(each) & LARGEST_NAME, end) for end, each in hashes], np.int64)
 
-    def _cells(self, row: int) -> int:
-        """Room for the cells of an open request: it has no more of them than blocks."""
-        request = self.arrays.requests[row]
-        return 2 + int(request["prompt"] + request["output"]) // self.block_size
-
-    def _room_for_names(self, count: int) -> int:
-        """The first row for so many names; those of requests that are gone are left out if all are full."""
-        if self._names + count > len(self.arrays.names):
-            rows = list(self._rows)
-            pieces, counts = (self.arrays.requests[name][rows] for name in ("piece", "pieces"))
-            kept = np.repeat(pieces - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            self.arrays.requests["piece"][rows] = np.cumsum(counts) - counts
-            self._names = len(kept)
-            room = np.zeros(self._names + 2 * count + ROOM, np.int64)
-            for name in ("names", "ends"):
-                self.arrays.set(**{name: np.concatenate([getattr(self.arrays, name)[kept], room])})
-        return self._names
-
-    def _transfer_ends(self, row: int, at_s: float) -> None:
-        if row == NONE:
-            return
-        request = self.arrays.requests[row]
-        awaited = request["place"] in (state.LOADING, state.KEPT) and not request["loaded"]
-        if awaited and math.isnan(request["moved_s"]):
-            steps.transfer_ends(self.arrays.address, int(request["engine"]), row, at_s)
+    def _make_room_for_cells(self) -> None:
+        """A request has no more of them than blocks."""
+        requests = self.arrays.requests
+        tokens = requests["prompt"].sum() + requests["output"].sum()
+        cells = 1 + 2 * len(requests) + int(tokens) // self.block_size
+        if cells > len(self.arrays.cells):
+            self.arrays.extend(cells=np.zeros(cells, state.CELL))
 
     def _forget(self, request: RequestState, step: int) -> None:
         """A request is over; its row is free once no step up to `step` is in flight and its blocks are
         free."""
-        if self.arrays.requests["place"][request.row] == state.KEPT:
-            self._ids[request.request_id] = request.row
         request.end()
         self._leaving.append((request.row, step))
 
     def _recycle(self) -> None:
         leaving, self._leaving = self._leaving, []
         for row, step in leaving:
-            request = self.arrays.requests[row]
-            completed = self.arrays.engines["completed"][request["engine"]]
-            if request["place"] != state.NOWHERE or completed < step:
+            fields = self.arrays.requests[row]
+            completed = self.arrays.engines["completed"][fields["engine"]]
+            if fields["place"] != state.NOWHERE or completed < step:
                 self._leaving.append((row, step))
                 continue
-            self._ids.pop(self._rows.pop(row).request_id, None)
-            self._most_cells -= self._cells(row)
+            del self._rows[row]
             self._free.append(row)

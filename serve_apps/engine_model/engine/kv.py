@@ -28,6 +28,19 @@ def blocks_for(engine: Any, tokens: Any) -> Any:
 @native
 def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
     """Blocks of request `i` that are cached, at most `limit`, and how many of them nobody holds."""
+    return _walk(arrays, r, i, limit, False)
+
+
+@native
+def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
+    """Give the `found` blocks to request `i`, which holds none."""
+    _walk(arrays, r, i, found, True)
+    state.request(arrays, i).blocks = state.request(arrays, i).named = found
+
+
+@native
+def _walk(arrays: Any, r: Any, i: Any, limit: Any, holds: Any) -> Any:
+    """What `find` returns; with `holds` the request holds these blocks from now on."""
     request, at, idle = state.request(arrays, i), 0, 0
     if not state.engine(arrays, r).caching:
         return 0, 0
@@ -44,32 +57,10 @@ def find(arrays: Any, r: Any, i: Any, limit: Any) -> Any:
             upto = min(end, _agreed(arrays, slot, run, at))
             if state.run(arrays, run).refs == 0:
                 idle += upto - at
+            if holds:
+                run = _take_up(arrays, r, request, slot, run, at, upto)
             at = upto
     return at, idle
-
-
-@native
-def hold(arrays: Any, r: Any, i: Any, found: Any) -> None:
-    """Give the `found` blocks to request `i`, which holds none."""
-    request, at = state.request(arrays, i), 0
-    idle, links = state.queue(arrays, r, state.IDLE), state.run_links(arrays)
-    for piece in range(request.pieces + 1):
-        name, end = _piece(arrays, request, piece)
-        end, run = min(end, found), 0
-        if at >= end:
-            continue
-        slot = _place_of(arrays, r, name)
-        while at < end:
-            run = _covering(arrays, slot, at, run)
-            upto = min(end, _agreed(arrays, slot, run, at))
-            if at > state.run(arrays, run).start:
-                head = _split(arrays, slot, run, at)
-                if state.run(arrays, run).refs == 0:  # the first blocks are evicted last
-                    insert_after(idle, links, state.RUNS_IDLE, run, head)
-            held = run if upto == state.run(arrays, run).end else _split(arrays, slot, run, upto)
-            _take_up(arrays, r, request, held, at, held == run)
-            run, at = held, upto
-    request.blocks = request.named = found
 
 
 @native
@@ -164,7 +155,7 @@ def _piece(arrays: Any, request: Any, piece: Any) -> Any:
     """The name of a piece of a request and the block where it ends; the last piece is the request's own."""
     if piece == request.pieces:
         return -1 - request.serial, request.own_blocks
-    return state.names(arrays)[request.piece + piece], state.ends(arrays)[request.piece + piece]
+    return state.number_at(request.shares, 2 * piece), state.number_at(request.shares, 2 * piece + 1)
 
 
 @inlined
@@ -228,19 +219,27 @@ def _split(arrays: Any, slot: Any, number: Any, at: Any) -> Any:
     return head
 
 
-@inlined
-def _take_up(arrays: Any, r: Any, request: Any, number: Any, start: Any, queued: Any) -> None:
-    """A request holds a run from now on; one that nobody held leaves the free queue, if it is `queued`."""
+@native
+def _take_up(arrays: Any, r: Any, request: Any, slot: Any, number: Any, start: Any, end: Any) -> Any:
+    """A request holds blocks `start` to `end` of a run from now on; returns the run that has just these."""
+    idle, links, whole = state.queue(arrays, r, state.IDLE), state.run_links(arrays), number
+    if start > state.run(arrays, number).start:
+        head = _split(arrays, slot, number, start)
+        if state.run(arrays, number).refs == 0:  # the first blocks are evicted last
+            insert_after(idle, links, state.RUNS_IDLE, number, head)
+    if end < state.run(arrays, number).end:
+        number = _split(arrays, slot, number, end)
     run, top = state.run(arrays, number), request.cell
     if run.refs == 0:
-        if queued:
-            remove(state.queue(arrays, r, state.IDLE), state.run_links(arrays), state.RUNS_IDLE, number)
+        if number == whole:
+            remove(idle, links, state.RUNS_IDLE, number)
         state.engine(arrays, r).free -= run.end - run.start
     run.refs += 1
     if top and run.before and run.before == state.cell(arrays, top).run:
         state.cell(arrays, top).run = number
     else:
         _push_cell(arrays, request, number, start)
+    return number
 
 
 @inlined

@@ -114,26 +114,24 @@ def transferred(arrays: Any, r: Any, i: Any) -> None:
 
 
 @native
-def emitting(arrays: Any, r: Any, out: Any) -> Any:
-    """The requests that get a token when the oldest scheduled step completes; returns their number."""
-    step, count = state.engine(arrays, r).completed + 1, 0
-    i = state.queue(arrays, r, state.RUNNING).head
-    while i != NONE:
-        if decoders.emits_in(state.request(arrays, i), step):
-            out[count] = i
-            count += 1
-        i = state.link(arrays, i, state.PLACES).next
-    for queue, family in ((state.TOUCHED, state.TOUCHES), (state.ENDING, state.ENDS)):
-        i = state.queue(arrays, r, queue + (step & 1)).head
-        while i != NONE:
-            request = state.request(arrays, i)
-            if request.place != state.RUNNING and decoders.emits_in(request, step):
-                twice = family == state.ENDS and request.touched
-                if not twice:
-                    out[count] = i
-                    count += 1
-            i = state.link(arrays, i, family).next
-    return count
+def next_emitting(arrays: Any, r: Any, i: Any) -> Any:
+    """The request behind `i`, or the first of all, that gets a token when the oldest step completes.
+
+    `NONE` after the last. Some run no longer: they were preempted while their token is computed.
+    """
+    step, place = state.engine(arrays, r).completed + 1, state.RUNNING
+    if i != NONE:
+        place, i = state.request(arrays, i).place, state.link(arrays, i, state.PLACES).next
+    else:
+        i = state.queue(arrays, r, place).head
+    while i != NONE or place == state.RUNNING:
+        if i == NONE:
+            place, i = state.WAITING, state.queue(arrays, r, state.WAITING).head
+        elif decoders.emits_in(state.request(arrays, i), step):
+            return i
+        else:
+            i = state.link(arrays, i, state.PLACES).next
+    return NONE
 
 
 @inlined

@@ -52,8 +52,8 @@ TIMES = (
 REQUEST = np.dtype(
     [
         *((name, np.float64) for name in TIMES),
-        *((name, np.int64) for name in ("mate", "engine", "own_blocks", "named")),
-        *((name, np.int32) for name in ("serial", "piece", "pieces", "token", "prompt", "output")),
+        *((name, np.int64) for name in ("mate", "engine", "own_blocks", "named", "shares")),
+        *((name, np.int32) for name in ("serial", "pieces", "token", "prompt", "output")),
         *((name, np.int32) for name in ("cached", "to_load", "own", "computed", "new", "blocks", "cell")),
         *((name, np.int32) for name in ("last_step", "ahead", "joined", "most", "order")),
         *((name, np.int8) for name in ("kv", "place", "partial", "touched", "loaded", "moving", "decoding")),
@@ -64,7 +64,8 @@ REQUEST = np.dtype(
 computation begins; its first and last token exist; a transfer of its KV ends; blocks were taken for KV, and
 its prompt was computed elsewhere (s, nan before).
 
-Its hashed blocks are `pieces` from row `piece` of the names on, and after a preemption its `own_blocks`.
+Its hashed blocks are those of its `pieces`, name and last block of each one from the address `shares` on, and
+after a preemption its `own_blocks`.
 `mate` is the same request on the other side of a split node, and `token` its first place in `tokens`. Of its
 prompt `cached` tokens had their KV at admission (-1 before); tokens beyond `own` are decoded. `computed`
 tokens have KV in `blocks` blocks, of which `named` are in the cache's index, by the cells from `cell` on;
@@ -241,6 +242,17 @@ def _records(
     return intrinsic(of_row if size == 1 else of_cell), _array(name, kind, size)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def number_at(context: Any, address: Any, place: Any) -> Any:
+    """One of the whole numbers from an address on."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(cgutils.gep_inbounds(builder, numbers, arguments[1]))
+
+    return types.int64(types.int64, types.int64), code
+
+
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float64)
 service, _ = _records("service", SERVICE)
 engine, engines = _records("engines", ENGINE)
@@ -252,7 +264,6 @@ bucket, ring = _records("ring", QUEUE, 2)
 emits, _ = _records("emits", COUNT, 2)
 request, _ = _records("requests", REQUEST)
 link, links = _records("links", LINK, 2)
-names, ends = _array("names", INT, 1), _array("ends", INT, 1)
 run, runs = _records("runs", RUN)
 run_link, run_links = _records("run_links", LINK, 2)
 cell, cells = _records("cells", CELL)
@@ -265,7 +276,7 @@ balancer, _ = _records("balancer", BALANCER)
 open_counts = _array("open", INT, 1)
 replicas_with, choices = _array("replicas_with", INT, 2), _array("choices", INT, 2)
 owners, heap = _array("owners", INT, 1), _array("heap", INT, 1)
-due, due_s = _array("due", INT, 2), _array("due_s", FLOAT, 1)
+due, due_s = _array("due", INT, 1), _array("due_s", FLOAT, 1)
 
 
 @inlined
@@ -274,13 +285,20 @@ def count(arrays: Any, r: Any, place: Any) -> Any:
     return queue(arrays, r, place).count
 
 
-def empty_requests(count: int) -> dict[str, Any]:
-    """Rows for requests, and the links of their queues."""
+def _new_request() -> Any:
     request = np.zeros(1, REQUEST)
     for name in TIMES[2:]:
         request[name] = np.nan
     request["cached"] = request["mate"] = NONE
-    return {"requests": np.repeat(request, count), "links": np.zeros((count, 5), LINK)}
+    return request[0]
+
+
+NEW_REQUEST = _new_request()
+
+
+def empty_requests(count: int) -> dict[str, Any]:
+    """Room for requests, and for the links of their queues."""
+    return {"requests": np.zeros(count, REQUEST), "links": np.zeros((count, 5), LINK)}
 
 
 def empty_books(runs: int, cells: int) -> dict[str, Any]:

@@ -199,15 +199,11 @@ def _next_look_s(arrays: Any, r: Any) -> Any:
 @inlined
 def _note_tokens(arrays: Any, r: Any, at_s: Any) -> None:
     """Keep the time of every token of the step that ends."""
-    engine = state.engine(arrays, r)
-    step = engine.completed + 1
-    for queue in (state.RUNNING, state.WAITING):
-        i = state.queue(arrays, r, queue).head
-        while i != NONE:
-            request = state.request(arrays, i)
-            if decoders.emits_in(request, step):
-                state.tokens(arrays)[request.token + request.ahead + step - 1] = at_s
-            i = state.link(arrays, i, state.PLACES).next
+    step, i = state.engine(arrays, r).completed + 1, rules.next_emitting(arrays, r, NONE)
+    while i != NONE:
+        request = state.request(arrays, i)
+        state.tokens(arrays)[request.token + request.ahead + step - 1] = at_s
+        i = rules.next_emitting(arrays, r, i)
 
 
 PUBLISH_S = 0.1

@@ -22,7 +22,7 @@ _left_s = native(left_s)
 def run(arrays: Any, until_s: Any) -> int:
     """Send what is due by `until_s`, end every step that ends by then, begin none at that instant."""
     service, due_s = state.service(arrays, 0), state.due_s(arrays)
-    while service.arrived < min(service.closed, state.due(arrays).shape[1]):
+    while service.arrived < min(service.closed, len(state.due(arrays))):
         send(arrays, 0.0)
     while True:
         comes = service.arrived < len(due_s) and not service.closed and due_s[service.arrived] <= until_s
@@ -108,10 +108,8 @@ def send(arrays: Any, now_s: Any) -> None:
     """Send the next request: choose, and hand it to the engine, or to both of a split node."""
     service, k = state.service(arrays, 0), state.service(arrays, 0).arrived
     service.arrived += 1
-    i, g = state.due(arrays)[0, k], state.due(arrays)[1, k]
+    i, g = state.due(arrays)[k], choose(arrays, 0, k)
     request = state.request(arrays, i)
-    if g == NONE:
-        g = choose(arrays, 0, k)
     request.sent_s = now_s
     if now_s < service.from_s:
         _fill_caches(arrays, g, i, k)
@@ -174,7 +172,7 @@ def finish(arrays: Any, g: Any) -> None:
                 else:
                     decode = state.request(arrays, request.mate).engine
                     _hand_over(arrays, decode, request.mate, group.end_s)
-            elif service.closed and service.arrived < state.due(arrays).shape[1]:
+            elif service.closed and service.arrived < len(state.due(arrays)):
                 send(arrays, group.end_s)
             i = steps.pop_finished(arrays, r)
 

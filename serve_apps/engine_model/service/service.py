@@ -14,7 +14,7 @@ from serve_apps.engine_model.engine.kinds import EngineKind, Ints, SplitKind
 from serve_apps.engine_model.engine.native import NONE, native
 from serve_apps.engine_model.service import loop
 from serve_apps.engine_model.service.balancer import FEWER, GIVEN, Balance, Choice, Loss, choice
-from serve_apps.engine_model.service.prefixes import SharedBeginnings
+from serve_apps.engine_model.service.prefixes import Pieces
 
 Floats = NDArray[np.float64]
 PREFILL_STREAM = 1 << 20
@@ -70,13 +70,13 @@ class Times(NamedTuple):
 class Requests:
     """Requests in order of arrival: when each is sent, and its prompt, output and shared tokens (`asked`).
 
-    Where they share more than one prefix, `prefixes` takes the place of the shared tokens. Requests before
+    Where they share more than one prefix, `pieces` take the place of the shared tokens. Requests before
     `from_s` fill the caches and nothing else: they have no times (nan).
     """
 
     sent_s: Floats
     asked: Sequence[Ints]
-    prefixes: SharedBeginnings | None = None
+    pieces: Pieces | None = None
     from_s: float = 0.0
 
 
@@ -99,12 +99,20 @@ def kind_of(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Lay
 class Service:
     """`replicas` of a kind, of a split node its decode engines, on the clock of `loop`.
 
-    There is room for requests, then they are appended, then sent: `longest_output` (tokens) is that of any.
-    With `tokens` the time of every token is kept, from row 1 of `arrays.tokens` on; row 0 is for those that
-    no client sees.
+    There is room for so many `requests`, of at most `longest_output` tokens each, and for so many runs of KV
+    blocks. With `tokens`, their number, the time of every one is kept, from row 1 of `arrays.tokens` on;
+    row 0 is for those that no client sees.
     """
 
-    def __init__(self, kind: AnyKind, replicas: Replicas, longest_output: int, tokens: bool = False) -> None:
+    def __init__(
+        self,
+        kind: AnyKind,
+        replicas: Replicas,
+        requests: int,
+        longest_output: int,
+        runs: int,
+        tokens: int = 0,
+    ) -> None:
         self.replicas, self.split = replicas, isinstance(kind, SplitKind)
         self.answering = _answering(kind)
         sides = [(self.answering, replicas.count)]
@@ -112,19 +120,25 @@ class Service:
             prefill = replicas.count // kind.decode_per_node * kind.prefill_per_node
             sides.append((kind.prefill, prefill))
         self._counts = [count for _, count in sides]
+        self.rows_each = len(sides)  # of a request: one on each side
         seeds = range(replicas.seed, replicas.seed + sum(self._counts))
         self.arrays, self._noises = kinds.empty_arrays(sides, longest_output, seeds)
-        self._set_balancers()
-        self.arrays.set(tokens=np.zeros(int(tokens)))
+        rows = requests * self.rows_each
+        self._set_balancers(rows)
+        self.arrays.set(
+            **state.empty_requests(rows),
+            **state.empty_books(min(int(self.arrays.engines["blocks"].sum()), runs), runs),
+            tokens=np.zeros(1 + tokens if tokens else 0),
+        )
         service = self.arrays.service
         service["coupled"] = self.split
         if isinstance(kind, SplitKind):
             service["token_s"], service["latency_s"] = kind.seconds.per_token_s, kind.seconds.latency_s
             service["last_share"], service["writes"] = kind.seconds.last_share, kind.writes
-        self.count = self._names = 0
-        self._tokens = int(tokens)
+        self._pieces: list[Ints] = []  # the arrays have their addresses
+        self.count, self._tokens = 0, int(tokens > 0)
 
-    def _set_balancers(self) -> None:
+    def _set_balancers(self, most_open: int) -> None:
         """A balancer for each side, over engines without requests."""
         counts, replicas = self._counts, self.replicas
         balancer = np.zeros(len(counts), state.BALANCER)
@@ -139,44 +153,24 @@ class Service:
         self.arrays.set(
             balancer=balancer,
             open=np.zeros(total, np.int64),
-            replicas_with=np.array([[count, 0] for count in counts]),
+            replicas_with=np.outer(counts, np.eye(1, 2 + most_open, dtype=np.int64)),
             heap=np.arange(total, dtype=np.int64),
         )
 
-    @property
-    def rows_each(self) -> int:
-        """Rows of a request: one, or one on each side of a split node."""
-        return 1 + self.split
-
-    def make_room(self, requests: int, names: int, tokens: int, cells: int) -> None:
-        """Room for so many more requests, names of pieces, times of tokens, and pieces that requests hold."""
-        rows = requests * self.rows_each
-        counts = np.zeros((len(self._counts), rows), np.int64)
-        self.arrays.set(replicas_with=np.concatenate([self.arrays.replicas_with, counts], axis=1))
-        self.arrays.extend(
-            **state.empty_requests(rows),
-            names=np.zeros(names, np.int64),
-            ends=np.zeros(names, np.int64),
-            tokens=np.zeros(tokens if self._tokens else 0),
-            cells=np.zeros(cells, state.CELL),
-        )
-
     def append(self, prompt: Ints, output: Ints, names: Ints, ends: Ints) -> None:
-        """More requests, with the pieces of each prompt that others share: their names, and the blocks where
-        they end.
-        """
-        count, levels = names.shape
+        """More requests, and the pieces of each prompt that others share, a row for each level (`Pieces`)."""
         self.answering.refuse_any(prompt, output)
-        first, at = self.count * self.rows_each, self._names
-        each = np.repeat(np.arange(count), self.rows_each)
+        first = self.count * self.rows_each
+        each = np.repeat(np.arange(len(prompt)), self.rows_each)
+        blocks = np.minimum(ends, prompt) // self.answering.spec.block_size
+        levels = len(blocks) if blocks.any() else 0
+        pieces = np.ascontiguousarray(np.stack([names[:levels].T, blocks[:levels].T], axis=-1), np.int64)
+        self._pieces.append(pieces)
         requests = self.arrays.requests[first : first + len(each)]
+        requests[:] = state.NEW_REQUEST
         requests["serial"] = np.arange(first, first + len(each))
         requests["prompt"], requests["output"] = prompt[each], output[each]
-        requests["piece"], requests["pieces"] = at + each * levels, levels
-        flat = slice(at, at + count * levels)
-        self.arrays.names[flat] = names.ravel()
-        block = self.answering.spec.block_size
-        self.arrays.ends[flat] = np.minimum(ends, (prompt // block)[:, None]).ravel()
+        requests["shares"], requests["pieces"] = pieces.ctypes.data + each * pieces.strides[0], levels
         if self._tokens:
             requests["token"][:: self.rows_each] = self._tokens + np.cumsum(output) - output
             self._tokens += int(output.sum())
@@ -185,16 +179,12 @@ class Service:
             decode["mate"], prefill["mate"] = prefill["serial"], decode["serial"]
             decode["kv"], prefill["kv"] = state.REMOTE, state.HELD
             prefill["output"] = 1
-        self.count += count
-        self._names += count * levels
+        self.count += len(prompt)
 
-    def send(
-        self, numbers: Ints, due_s: Floats, to: Ints, routed: Choice, until_s: float, first: int = 0
-    ) -> None:
+    def send(self, numbers: Ints, due_s: Floats, routed: Choice, until_s: float, first: int = 0) -> None:
         """Send these requests, and serve up to `until_s`, arrivals at that instant included.
 
-        `to` names the replica of each, or none (-1); the balancer has sent `first` requests before. Raises
-        ValueError at a standstill.
+        The balancer has sent `first` requests before. Raises ValueError at a standstill.
         """
         columns = np.zeros((4, len(numbers)), np.int64)
         for row, column in enumerate((routed.one, routed.other)):
@@ -202,8 +192,8 @@ class Service:
         if self.split:
             seed = self.replicas.seed + PREFILL_STREAM
             columns[2:] = choice(PREFILL_BALANCE, self._counts[1], seed, due_s, first=first)[1:3]
-        due = np.ascontiguousarray(np.stack([numbers * self.rows_each, to]))
-        self.arrays.set(due=due, due_s=due_s, choices=columns, owners=routed.owners)
+        rows = numbers * self.rows_each
+        self.arrays.set(due=rows, due_s=due_s, choices=columns, owners=routed.owners)
         self.arrays.balancer["mode"][0], self.arrays.service["arrived"] = routed.mode, 0
         while (why := loop.run(self.arrays.address, until_s)) == loop.OUT_OF_NOISE:
             for g in np.flatnonzero(self.arrays.groups["drawn"] == self.arrays.noise.shape[1]).tolist():
@@ -242,24 +232,23 @@ def serve(
     prompt, output, *_ = (np.ascontiguousarray(column, np.int64) for column in requests.asked)
     count, longest = len(prompt), int(output.max(initial=1))
     due_s = np.zeros(count) if concurrency else np.ascontiguousarray(requests.sent_s, np.float64)
-    session = None if requests.prefixes is None else requests.prefixes.session
+    if requests.pieces is None:
+        names, ends, session = np.zeros((1, count), np.int64), np.array([requests.asked[2]]), None
+    else:
+        names, ends, session = requests.pieces
     routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)
-    names, ends = _pieces(spec, requests)
-    room = count * (1 + isinstance(kind, SplitKind)) * (names.shape[1] + SPARE_RUNS) + 64
+    room = count * (1 + isinstance(kind, SplitKind)) * (len(names) + SPARE_RUNS) + 64
     while True:
-        service = Service(kind, replicas, longest, tokens)
-        runs = min(int(service.arrays.engines["blocks"].sum()), room)
-        service.arrays.set(**state.empty_books(runs, runs))
-        service.make_room(count, names.size, int(output.sum()), 0)
+        service = Service(kind, replicas, count, longest, room, int(output.sum()) if tokens else 0)
         service.append(prompt, output, names, ends)
         shared, one_way = service.arrays.service, routed.mode == GIVEN or replicas.count == 1
         shared["closed"] = concurrency
         shared["coupled"] = service.split or (concurrency > 0 and replicas.count > 1)
         shared["apart"] = one_way and not service.split and not concurrency and service.answering.width == 1
-        if requests.prefixes is not None and not concurrency:
+        if requests.pieces is not None and not concurrency:
             shared["from_s"] = requests.from_s
         try:
-            service.send(np.arange(count), due_s, np.full(count, NONE), routed, np.inf)
+            service.send(np.arange(count), due_s, routed, np.inf)
         except MemoryError:  # prompts were cut in more pieces than was thought
             room *= 2
         else:
@@ -292,18 +281,6 @@ def _times(service: Service) -> Times:
         None if service.split else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"]),
         arrays.tokens[1:],
     )
-
-
-def _pieces(spec: SimulatedEngine, requests: Requests) -> tuple[Ints, Ints]:
-    """Names and ends of the pieces of each prompt, a row per request."""
-    nothing = np.zeros((len(requests.sent_s), 0), np.int64)
-    if not spec.enable_prefix_caching:
-        return nothing, nothing
-    if requests.prefixes is not None:
-        pieces = requests.prefixes.pieces(spec.block_size)
-        return pieces.names.T, np.cumsum(pieces.blocks, axis=0).T
-    shared = np.asarray(requests.asked[2], np.int64)[:, None] // spec.block_size
-    return (np.zeros_like(shared), shared) if shared.any() else (nothing, nothing)
 
 
 def all_work(times: Times) -> dict[str, float]:

@@ -232,7 +232,7 @@ def test_the_engine_takes_its_time_for_new_images() -> None:
     it = seeing()
     engines = [Engine(it.engine, it.model, it.hardware, it.layout) for _ in range(2)]  # type: ignore[arg-type]
     for engine, new in zip(engines, (0, 1024), strict=True):
-        engine.add(GenerateRequest(0, 1124, 5, new_image_tokens=new), 0.0)
+        engine.add(GenerateRequest(1124, 5, new_image_tokens=new), 0.0)
     without, with_images = (engine.ready_s() for engine in engines)
     assert with_images - without == pytest.approx(1024 * it.model.step_time.image_token_us.value * 1e-6)
 

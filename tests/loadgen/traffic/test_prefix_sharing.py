@@ -34,7 +34,7 @@ from loadgen.traffic.prefix_sharing import (
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.kinds import EngineKind
-from serve_apps.engine_model.service.prefixes import BlockPrefixes, Prefixes
+from serve_apps.engine_model.service.prefixes import session_pieces, trace_pieces
 from serve_apps.engine_model.service.service import Replicas, Requests, serve
 from tests.support.prompts.bodies import bodies
 from tests.support.prompts.chats import common
@@ -68,7 +68,8 @@ def test_two_prompts_have_the_blocks_in_common_that_their_bodies_have(words: lis
     schedule = drawn(one, 1.0, 40.0) if "character" in words[0] else drawn(one, 1.0, 20.0)
     shared, prompts = shared_prefixes(schedule, one.workload), bodies(one, schedule)
     assert shared is not None
-    names, blocks = Prefixes(*shared).pieces(16)
+    names, ends, _ = session_pieces(*shared)
+    blocks = np.diff(ends // 16, axis=0, prepend=0)
     chains = [
         [(name, at) for name, count in zip(*columns, strict=True) for at in range(count)]
         for columns in zip(names.T.tolist(), blocks.T.tolist(), strict=True)
@@ -263,7 +264,7 @@ def test_an_unlimited_cache_finds_what_the_trace_reuses(
     parts = asked.engine, asked.model, asked.hardware, asked.layout
     size, own = asked.engine.block_size, schedule.seq[0]
     runs = [[(owner - own, end) for owner, end in row] for row in schedule.begins]
-    shared = BlockPrefixes(runs, np.zeros(len(runs), np.int64))
+    shared = trace_pieces(runs, np.zeros(len(runs), np.int64))
     lengths = [schedule.input_tokens, schedule.output_tokens, np.zeros_like(schedule.seq)]
     seen = serve(EngineKind.of(*parts), Requests(schedule.due_ns / 1e9, lengths, shared), Replicas())
     most = np.minimum(schedule.reusable_tokens, schedule.input_tokens - 1) // size * size
@@ -272,8 +273,7 @@ def test_an_unlimited_cache_finds_what_the_trace_reuses(
 
 def test_parts_of_a_fleet_share_nothing() -> None:
     runs = [(), ((0, 64),), ((0, 64),), ((0, 64),)]
-    shared = BlockPrefixes(runs, np.array([0, 1, 0, 1]))
-    names = shared.pieces(16).names[0]
+    names = trace_pieces(runs, np.array([0, 1, 0, 1])).names[0]
     assert names[0] == names[2] != names[1] == names[3]
 
 

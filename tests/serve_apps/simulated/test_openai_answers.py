@@ -14,7 +14,6 @@ from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import (
     ApiError,
     ApiRequest,
-    EngineMetrics,
     EngineSteps,
     OpenAiAnswer,
     ServedModel,
@@ -258,20 +257,20 @@ def test_a_whole_answer_counts_the_same_when_it_is_sent_back(is_chat: bool) -> N
     assert completion(prompt=text).input_tokens == 4
 
 
-METRICS = EngineMetrics(
-    running=3,
-    waiting=2,
-    kv_usage=0.25,
-    preemptions=1,
-    prompt_tokens=100,
-    generation_tokens=50,
-    finished=9,
-    aborted=4,
-    steps=60,
-    late_steps=5,
-    prefix_queries=80,
-    prefix_hits=32,
-)
+METRICS = {
+    "running": 3,
+    "waiting": 2,
+    "kv_usage": 0.25,
+    "preemptions": 1,
+    "prompt_tokens": 100,
+    "generation_tokens": 50,
+    "finished": 9,
+    "aborted": 4,
+    "steps": 60,
+    "late_steps": 5,
+    "prefix_queries": 80,
+    "prefix_hits": 32,
+}
 
 
 def test_metrics_are_prometheus_text_with_vllms_names_and_types() -> None:

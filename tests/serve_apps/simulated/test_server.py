@@ -8,7 +8,7 @@ import pytest
 
 from conf.specs.request_sizes import MOST_IMAGES, MOST_PX, Images
 from loadgen.prompts.bodies import ImageParts
-from serve_apps.engine_model.engine.engine import Engine
+from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
 from serve_apps.simulated import openai_request
 from serve_apps.simulated.openai_answers import EngineSteps
 from serve_apps.simulated.realtime_engine import EngineDead, Stream
@@ -37,7 +37,7 @@ async def open_all(
     begin_s, tasks = served.loop.time(), []
     for at_s, input_tokens, output_tokens in arrivals:
         await asyncio.sleep(begin_s + at_s - served.loop.time())
-        stream = served.engine.open(input_tokens, output_tokens)
+        stream = served.engine.open(GenerateRequest(input_tokens, output_tokens))
         tasks.append(asyncio.create_task(token_times(stream, output_tokens)))
     return tasks
 
@@ -61,12 +61,12 @@ def test_a_process_that_sleeps_too_long_delivers_late_but_never_slows_the_engine
     async def story(stall_s: float) -> tuple[list[float], EngineSteps, int]:
         served = Service()
         begin_s = served.loop.time()
-        stream = served.engine.open(5600, 60)
+        stream = served.engine.open(GenerateRequest(5600, 60))
         waiting = asyncio.create_task(token_times(stream, 60))
         await asyncio.sleep(0.3)
         served.loop.now_s += stall_s  # type: ignore[attr-defined]
         times = [time_s - begin_s for time_s in await waiting]
-        return times, stream.steps, served.engine.metrics().late_steps
+        return times, stream.steps, served.engine.metrics()["late_steps"]
 
     prompt, steps, late = run(story(0.0))
     stalled, stalled_steps, stalled_late = run(story(0.2))
@@ -128,10 +128,10 @@ def test_a_client_that_leaves_frees_its_place() -> None:
         ]
         tasks = [asyncio.create_task(call.done()) for call in calls]
         await asyncio.sleep(0.5)
-        running = served.engine.metrics().running
+        running = served.engine.metrics()["running"]
         tasks[1].cancel()
         await asyncio.wait([tasks[1]])
-        left = served.engine.metrics().running
+        left = served.engine.metrics()["running"]
         await asyncio.wait(tasks)
         check_integrity(served.plain.arrays)
         return running, left, served
@@ -139,17 +139,17 @@ def test_a_client_that_leaves_frees_its_place() -> None:
     running, left, served = run(story())
     metrics = served.engine.metrics()
     assert (running, left) == (3, 2)
-    assert (metrics.running, metrics.waiting, metrics.kv_usage) == (0, 0, 0)
-    assert (metrics.finished, metrics.aborted) == (2, 1)
+    assert [metrics[name] for name in ("running", "waiting", "kv_usage")] == [0, 0, 0]
+    assert (metrics["finished"], metrics["aborted"]) == (2, 1)
 
 
 def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> None:
     async def story() -> int:
         served = Service()
-        stream = served.engine.open(64, 5)
+        stream = served.engine.open(GenerateRequest(64, 5))
         served.engine.close(stream)
         await asyncio.sleep(1.0)
-        tokens = await token_times(served.engine.open(64, 5), 5)
+        tokens = await token_times(served.engine.open(GenerateRequest(64, 5)), 5)
         return len(tokens) + len(stream.emitted_s)
 
     assert run(story()) == 5
@@ -173,7 +173,7 @@ def test_when_the_engine_dies_everybody_is_told() -> None:
         await asyncio.gather(streamed.done(), whole.done())
         late = await served.call("/v1/completions", prompt=[1], stream=True).done()
         with pytest.raises(EngineDead):
-            served.engine.open(1, 1)
+            served.engine.open(GenerateRequest(1, 1))
         return streamed, whole, late, await served.call("/health").done()
 
     streamed, whole, late, health = run(story())

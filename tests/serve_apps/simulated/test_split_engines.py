@@ -104,9 +104,9 @@ def test_a_stream_has_its_tokens_and_both_sides_are_empty_afterwards(mode: str) 
     for engine in node.plain:
         check_integrity(engine.arrays)
     told = node.prefill.metrics(), node.decode.metrics()
-    assert [each.finished for each in told] == [4, 4]
-    assert told[0].prompt_tokens == 700 + 1000 + 1300 + 1600
-    assert told[0].generation_tokens == 4
+    assert [each["finished"] for each in told] == [4, 4]
+    assert told[0]["prompt_tokens"] == 700 + 1000 + 1300 + 1600
+    assert told[0]["generation_tokens"] == 4
 
 
 def test_the_first_token_comes_after_prompt_transfer_and_a_step_of_decode() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serve_apps.engine_model.service.prefixes import Prefixes
+from loadgen.traffic.prefix_sharing import SharedPrefixes
 
 
 class Chats(NamedTuple):
@@ -14,7 +14,7 @@ class Chats(NamedTuple):
 
     due_s: Any
     asked: tuple[Any, Any]
-    prefixes: Prefixes
+    prefixes: SharedPrefixes
 
 
 def chats(
@@ -55,7 +55,7 @@ def chats(
     return Chats(
         due_s,
         (prompt.astype(np.int64), answer.astype(np.int64)),
-        Prefixes(*(c.astype(np.int64) for c in ends)),
+        SharedPrefixes(*(c.astype(np.int64) for c in ends)),
     )
 
 
@@ -66,9 +66,9 @@ def common(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def tokens(asked: Chats) -> list[list[Any]]:
-    """Every prompt word by word, as the levels of `Prefixes` say: equal words are equal tokens."""
+    """Every prompt word by word, as the levels of `SharedPrefixes` say: equal words are equal tokens."""
     out, p = [], asked.prefixes
-    for i in range(len(p)):
+    for i in range(len(p.everyone)):
         who, session, cut = int(p.character[i]), int(p.session[i]), int(p.cut[i])
         ends = [int(column[i]) for column in (p.everyone, p.of_character, p.of_session, p.of_history)]
         spans = zip([(0,), (1, who), (2, session), (3, session, cut)], [0, *ends], ends, strict=False)

@@ -60,7 +60,7 @@ def planned(arrivals: list[tuple[float, int, int]]) -> dict[int, list[float]]:
         start_s = max(now_s, min(plain.ready_s(), coming[0][1][0] if coming else float("inf")))
         while coming and coming[0][1][0] <= start_s:
             key, (at_s, input_tokens, output_tokens) = coming.pop(0)
-            plain.add(GenerateRequest(key, input_tokens, output_tokens), at_s)
+            plain.add(GenerateRequest(input_tokens, output_tokens), at_s)
         if start_s == float("inf"):
             return times
         if step := run_step(plain, start_s):

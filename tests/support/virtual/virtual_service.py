@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from serve_apps.engine_model.engine import state
 from serve_apps.engine_model.engine.engine import RequestState
 from serve_apps.engine_model.engine.kinds import SplitKind
 from serve_apps.engine_model.engine.native import NONE
-from serve_apps.engine_model.service.balancer import Balance, Choice, choice
-from serve_apps.engine_model.service.service import SPARE_RUNS, AnyKind, Replicas, Service
+from serve_apps.engine_model.service.balancer import GIVEN, Balance, Choice, choice
+from serve_apps.engine_model.service.service import AnyKind, Replicas, Service
+
+ROOM = 1 << 17
+"""Requests of a service; memory is taken as they come."""
 
 
 class RequestProgress(NamedTuple):
@@ -33,8 +34,7 @@ class RequestProgress(NamedTuple):
 
 
 class SessionPrompt(NamedTuple):
-    """The session of a request, and the pieces that its prompt shares: names, and the blocks where they
-    end."""
+    """The session of a request, and the pieces that its prompt shares: names, and their last tokens."""
 
     session: int = -1
     pieces: Sequence[tuple[int, int]] = ()
@@ -66,9 +66,9 @@ class VirtualService:
             raise ValueError("a service needs at least one engine")
         balance = Balance(policy) if isinstance(policy, str) else policy
         longest = (kind.decode if isinstance(kind, SplitKind) else kind).spec.max_model_len
-        self.service = service = Service(kind, Replicas(replicas, balance, seed), longest, tokens)
-        service.arrays.set(**state.empty_books(int(service.arrays.engines["blocks"].sum()), 0))
-        self._names = self._tokens = self._cells = 0
+        self.service = Service(
+            kind, Replicas(replicas, balance, seed), ROOM, longest, 8 * ROOM, tokens * 8 * ROOM
+        )
         self._arrivals: list[_Arrival] = []
         self._open: dict[int, int] = {}
         self._keys: list[int] = []
@@ -92,15 +92,10 @@ class VirtualService:
         """
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
-        answering, number = self.service.answering, self.service.count
-        answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
-        pieces = list(begins.pieces)
-        if not pieces and shared_tokens >= answering.spec.block_size:
-            pieces = [(0, shared_tokens // answering.spec.block_size)]
-        if not answering.spec.enable_prefix_caching:
-            pieces = []
-        names, ends = (np.array([[each[k] for each in pieces]], np.int64).reshape(1, -1) for k in (0, 1))
-        self._make_room(len(pieces), output_tokens)
+        number = self.service.count
+        self.service.answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
+        pieces = list(begins.pieces) or [(0, shared_tokens)]
+        names, ends = (np.array([[each[k]] for each in pieces]) for k in (0, 1))
         self.service.append(np.array([input_tokens]), np.array([output_tokens]), names, ends)
         self._keys.append(key)
         where = NONE if replica is None else replica
@@ -122,11 +117,14 @@ class VirtualService:
         columns = list(zip(*due, strict=True)) or [(), (), (), ()]
         due_s = np.array(columns[0], np.float64)
         numbers, to, session = (np.array(column, np.int64) for column in columns[1:])
-        free, by, first = to == NONE, self.service.replicas, self._routed
-        routed = choice(by.balance, by.count, by.seed, due_s[free], session[free], first=first)
-        self._routed += int(free.sum())
+        by, first = self.service.replicas, self._routed
+        if (to != NONE).any():
+            routed = Choice(GIVEN, to)
+        else:
+            routed = choice(by.balance, by.count, by.seed, due_s, session, first=first)
+            self._routed += len(due)
         self._open |= {self._keys[number]: int(number) for number in numbers}
-        self.service.send(numbers, due_s, to, _spread(routed, free), until_s, first)
+        self.service.send(numbers, due_s, routed, until_s, first)
         self.now_s = max(self.now_s, until_s)
 
     def observe(self) -> list[RequestProgress]:
@@ -146,25 +144,3 @@ class VirtualService:
         queue_s = request.queue_s if finished and not service.split else None
         last_s = request.last_token_s if tokens else None
         return RequestProgress(key, replica, request.first_token_s, last_s, tokens, finished, cached, queue_s)
-
-    def _make_room(self, pieces: int, tokens: int) -> None:
-        """Room for a request more: twice as much as there was, where it is used up."""
-        self._names, self._tokens = self._names + pieces, self._tokens + tokens
-        self._cells += self.service.rows_each * (2 * pieces + SPARE_RUNS)
-        arrays, rows = self.service.arrays, (self.service.count + 1) * self.service.rows_each
-        needed = np.array([rows, self._names, self._tokens + 1, self._cells + 1])
-        held = np.array([len(each) for each in (arrays.requests, arrays.names, arrays.tokens, arrays.cells)])
-        more = np.where(needed > held, 2 * needed - held, 0)
-        if more[[0, 1, 3]].any() or (len(arrays.tokens) and more[2]):
-            self.service.make_room(*more.tolist())
-
-
-def _spread(routed: Choice, free: NDArray[np.bool_]) -> Choice:
-    """The columns of the requests that are routed, at their places among all."""
-    columns = []
-    for column in (routed.one, routed.other):
-        spread = np.zeros(len(free) if len(column) else 0, np.int64)
-        if len(column):
-            spread[free] = column
-        columns.append(spread)
-    return routed._replace(one=columns[0], other=columns[1])

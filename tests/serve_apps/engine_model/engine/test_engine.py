@@ -18,12 +18,12 @@ from tests.support.virtual.simulated_service import Call, Service, run
 
 def emitted(served: Engine, *arrivals: tuple[float, int, int]) -> list[tuple[float, float, list[int]]]:
     """Start and end of every step, and who got a token; arrivals are (time, prompt, output)."""
-    steps, now_s, coming = [], 0.0, [*enumerate(arrivals)]
+    steps, now_s, coming = [], 0.0, [*arrivals]
     while coming or served.ready_s() < float("inf"):
         ready_s = max(now_s, served.ready_s())
-        while coming and coming[0][1][0] <= ready_s:
-            number, (at_s, prompt, output) = coming.pop(0)
-            served.add(GenerateRequest(number, prompt, output), at_s)
+        while coming and coming[0][0] <= ready_s:
+            at_s, prompt, output = coming.pop(0)
+            served.add(GenerateRequest(prompt, output), at_s)
             ready_s = max(now_s, served.ready_s())
         step = run_step(served, ready_s)
         if step is not None:
@@ -66,8 +66,8 @@ def time_to_first(state: RequestState, before: RequestState) -> float:
 def test_a_shared_prefix_is_computed_once_and_never_whole() -> None:
     shared = tuple(range(100))  # 1600 tokens
     served = engine()
-    alike = [GenerateRequest(number, 1600, 3, shared) for number in range(2)]
-    longer, other = GenerateRequest(2, 1700, 3, shared), GenerateRequest(3, 1600, 3, (-1, *shared[1:]))
+    alike = [GenerateRequest(1600, 3, shared)] * 2
+    longer, other = GenerateRequest(1700, 3, shared), GenerateRequest(1600, 3, (-1, *shared[1:]))
     states = served_one_by_one(served, *alike, longer, other)
     assert [state.cached_tokens for state in states] == [0, 1584, 1600, 0], "the last block is recomputed"
     assert (served.total("prefix_queries"), served.total("prefix_hits")) == (3 * 1600 + 1700, 1584 + 1600)
@@ -81,7 +81,7 @@ def test_a_preempted_request_finds_what_it_had() -> None:
     last_s = {}
     for caching in (True, False):
         served = engine(num_gpu_blocks=10, enable_prefix_caching=caching)
-        states = [served.add(GenerateRequest(number, 64, 32), 0.0) for number in range(2)]
+        states = [served.add(GenerateRequest(64, 32), 0.0) for _ in range(2)]
         drain(served)
         assert served.total("preemptions") == 1 and [state.emitted for state in states] == [32, 32]
         last_s[caching] = states[1].last_token_s or 0.0
@@ -91,25 +91,24 @@ def test_a_preempted_request_finds_what_it_had() -> None:
 @pytest.mark.parametrize("limit", [{"max_num_queued_reqs": 2}, {"max_num_queued_tokens": 128}])
 def test_queue_limits_refuse_what_would_wait_too_long(limit: dict[str, int]) -> None:
     served = engine(**limit)
-    for number in range(2):
-        served.add(GenerateRequest(number, 64, 3), 0.0)
+    first, _ = (served.add(GenerateRequest(64, 3), 0.0) for _ in range(2))
     with pytest.raises(QueueFull, match="Please try again later"):
-        served.add(GenerateRequest(2, 64, 3), 0.0)
+        served.add(GenerateRequest(64, 3), 0.0)
     now_s = served.begin_step(0.0) or 0.0
     served.end_step()
     if "max_num_queued_tokens" in limit:  # those prompts are computed; their requests are still open
-        served.add(GenerateRequest(2, 64, 3), now_s)
+        served.add(GenerateRequest(64, 3), now_s)
     else:
         with pytest.raises(QueueFull):
-            served.add(GenerateRequest(2, 64, 3), now_s)
-        served.abort(0)
-        served.add(GenerateRequest(2, 64, 3), now_s)
+            served.add(GenerateRequest(64, 3), now_s)
+        served.abort(first)
+        served.add(GenerateRequest(64, 3), now_s)
 
 
 def test_a_full_queue_is_answered_as_vllm_answers_it() -> None:
     async def story() -> tuple[Call, Call]:
         served = Service(max_num_queued_reqs=1)
-        open_stream = served.engine.open(64, 5)
+        open_stream = served.engine.open(GenerateRequest(64, 5))
         refused = await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
         served.engine.close(open_stream)
         return refused, await served.call("/v1/completions", prompt=[1], max_tokens=1).done()
@@ -138,10 +137,7 @@ def test_a_state_tells_its_tokens_at_any_moment(
         async_scheduling=asynchronous,
         enable_prefix_caching=caching,
     )
-    states = [
-        served.add(GenerateRequest(number, prompt, output), at_s)
-        for number, (at_s, prompt, output) in enumerate(sorted(arrivals))
-    ]
+    states = [served.add(GenerateRequest(prompt, output), at_s) for at_s, prompt, output in sorted(arrivals)]
     times: list[list[float]] = [[] for _ in states]
     now_s = 0.0
     while (now_s := max(now_s, served.ready_s())) < float("inf"):
@@ -179,15 +175,15 @@ def test_every_request_emits_its_tokens_once_in_order(
 ) -> None:
     served = engine(front_end_ms=front_end_ms, **TIGHT)
     wanted: dict[int, int] = {}
+    states: list[RequestState] = []
     steps: list[Step] = []
-    now_s, added = 0.0, 0
+    now_s = 0.0
     for action, first, second in story:
         if action == "add":
-            served.add(GenerateRequest(added, first, second), now_s)
-            wanted[added] = second
-            added += 1
-        elif action == "abort":
-            served.abort(first)
+            wanted[len(states)] = second
+            states.append(served.add(GenerateRequest(first, second), now_s))
+        elif action == "abort" and first < len(states):
+            served.abort(states[first])
             wanted.pop(first, None)
         elif step := run_step(served, now_s):
             steps.append(step)
@@ -206,30 +202,28 @@ def test_every_request_emits_its_tokens_once_in_order(
 
 def test_the_front_end_serves_one_request_after_the_other() -> None:
     served = engine(front_end_ms=10.0, async_scheduling=False)
-    for number in range(3):
-        served.add(GenerateRequest(number, 8, 1), 1.0)
+    *_, last = (served.add(GenerateRequest(8, 1), 1.0) for _ in range(3))
     assert served.waiting == 3
     assert served.ready_s() == pytest.approx(1.010)
     assert run_step(served, 1.009) is None
     step = run_step(served, 1.021)
     assert step is not None and [event.request_id for event in step.events] == [0, 1]
     assert served.ready_s() == pytest.approx(1.030)
-    served.abort(2)
+    served.abort(last)
     assert served.ready_s() == float("inf")
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (GenerateRequest(1, 90, 7), "num_gpu_blocks"),
-        (GenerateRequest(1, 0, 7), "at least one prompt"),
-        (GenerateRequest(1, 7, 0), "at least one prompt"),
-        (GenerateRequest(0, 8, 8), "unique"),
+        (GenerateRequest(90, 7), "num_gpu_blocks"),
+        (GenerateRequest(0, 7), "at least one prompt"),
+        (GenerateRequest(7, 0), "at least one prompt"),
     ],
 )
 def test_requests_that_can_never_be_served_are_refused(asked: GenerateRequest, message: str) -> None:
     served = engine(**TIGHT)
-    served.add(GenerateRequest(0, 8, 8), 0.0)
+    served.add(GenerateRequest(8, 8), 0.0)
     with pytest.raises(ValueError, match=message):
         served.add(asked, 0.0)
     assert served.waiting == 1

@@ -27,10 +27,8 @@ class Pool:
         queues = np.array([[(NONE, NONE, 0)] * state.QUEUES], state.QUEUE)
         requests = state.empty_requests(100)
         requests["requests"]["serial"] = np.arange(100)
-        names, ends = np.zeros(1000, np.int64), np.zeros(1000, np.int64)
-        books = state.empty_books(blocks, 1000)
-        self.arrays = Arrays(engines=engines, queues=queues, names=names, ends=ends, **requests, **books)
-        self._names = self._held = 0
+        self.arrays = Arrays(engines=engines, queues=queues, **requests, **state.empty_books(blocks, 1000))
+        self._pieces: list[Any] = []
 
     @property
     def free(self) -> int:
@@ -38,11 +36,10 @@ class Pool:
 
     def ask(self, pieces: Pieces) -> int:
         """The number of a new request that shares these pieces."""
-        number, at = self._held, self._names
-        self._held, self._names = self._held + 1, self._names + len(pieces)
-        self.arrays.requests["piece"][number], self.arrays.requests["pieces"][number] = at, len(pieces)
-        for place, (name, end) in enumerate(pieces):
-            self.arrays.names[at + place], self.arrays.ends[at + place] = name, end
+        number, shared = len(self._pieces), np.array(pieces, np.int64)
+        self._pieces.append(shared)
+        self.arrays.requests["shares"][number] = shared.ctypes.data
+        self.arrays.requests["pieces"][number] = len(pieces)
         return number
 
     def found(self, pieces: Pieces, limit: int = 99) -> tuple[int, int]:

@@ -35,7 +35,10 @@ class Rules:
         self._now_s = 0.0
 
     def add(self, number: int, prompt: int, output: int, kv: Kv = "own") -> RequestState:
-        return self.engine.add(GenerateRequest(number, prompt, output, kv=kv), self._now_s)
+        """The requests are numbered from 1 on."""
+        state = self.engine.add(GenerateRequest(prompt, output, kv=kv), self._now_s)
+        assert state.request_id == number - 1
+        return state
 
     def step(self) -> Done | None:
         """The next step; None where nothing can be computed."""
@@ -46,7 +49,7 @@ class Rules:
         assert batch["sequences"] == len(emitting)
         self.engine.end_step()
         check_integrity(self.engine.arrays)
-        return int(batch["prefill"]), int(batch["decode"]), [it.request_id for it in emitting]
+        return int(batch["prefill"]), int(batch["decode"]), [it.request_id + 1 for it in emitting]
 
     def arrive(self, *states: RequestState) -> None:
         """The KV of these requests is known to be here, or to be gone from here."""
@@ -114,9 +117,9 @@ def test_the_last_running_is_preempted_recomputed_and_emits_nothing_twice() -> N
 @pytest.mark.parametrize(("others", "cut"), [(0, 90), (1, 30)])
 def test_a_prompt_is_cut_unless_its_request_is_alone(others: int, cut: int) -> None:
     rules = Rules(long_prefill_token_threshold=30)
-    for number in range(others + 1):
+    for number in range(1, others + 2):
         rules.add(number, 90, 2)
-    assert rules.step() == (cut * (others + 1), 0, [] if others else [0])
+    assert rules.step() == (cut * (others + 1), 0, [] if others else [1])
 
 
 def test_prefills_are_held_back_from_the_last_one_on_while_others_decode_and_none_is_left_waiting() -> None:
@@ -158,7 +161,7 @@ def test_any_load_is_served_within_the_limits_and_with_room_for_all_no_step_is_l
     loads: list[tuple[int, int]], budget: int, seqs: int, blocks: int
 ) -> None:
     rules = Rules(blocks, budget, seqs)
-    for number, (prompt, output) in enumerate(loads):
+    for number, (prompt, output) in enumerate(loads, 1):
         rules.add(number, prompt, output)
     served = rules.engine
     while served.running or served.waiting:
@@ -240,7 +243,7 @@ def test_an_aborted_transfer_keeps_its_blocks_until_it_ends(seen: bool) -> None:
     rules.step()
     if seen:
         rules.arrive(remote)
-    rules.engine.abort(1)
+    rules.engine.abort(remote)
     assert rules.free == (6 if seen else 2)
     rules.arrive(remote)
     assert rules.free == 6 and not rules.at(LOADING) and not rules.at(KEPT)
@@ -270,11 +273,11 @@ def test_an_idle_core_looks_every_millisecond_and_reads_it_a_step_later(
     asynchronous: bool, looks: int
 ) -> None:
     decode = served(asynchronous)
-    state = decode.add(GenerateRequest(0, 5600, 2, kv="remote"), 1.0)
+    state = decode.add(GenerateRequest(5600, 2, kv="remote"), 1.0)
     assert decode.begin_step(1.0) is None
     assert decode.loading() == [state] and decode.loading() == []
     assert decode.ready_s() == math.inf and decode.waiting == 1
-    decode.kv_arrived(0, 1.0105)
+    decode.transfer_ends(state, 1.0105)
     while (end_s := decode.begin_step(decode.ready_s())) is None:
         start_s = decode.ready_s()
     assert start_s == pytest.approx(1.011 + looks * IDLE_POLL_S)
@@ -285,22 +288,20 @@ def test_an_idle_core_looks_every_millisecond_and_reads_it_a_step_later(
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_while_blocks_are_held_an_arrival_waits_for_the_next_look(asynchronous: bool) -> None:
     prefill = served(asynchronous)
-    prefill.add(GenerateRequest(0, 1600, 1, kv="held"), 0.0)
+    held = prefill.add(GenerateRequest(1600, 1, kv="held"), 0.0)
     end_s = prefill.begin_step(0.0)
     assert end_s is not None
-    with pytest.raises(ValueError, match="not finished"):
-        prefill.release(0)
     prefill.end_step()
     now_s = end_s
     while now_s < math.inf:
         assert prefill.begin_step(now_s) is None
         now_s = max(now_s, prefill.ready_s())
     assert prefill.kv_usage == pytest.approx(0.05)
-    prefill.add(GenerateRequest(1, 1600, 1), end_s + 0.0205)
+    prefill.add(GenerateRequest(1600, 1), end_s + 0.0205)
     assert prefill.begin_step(end_s + 0.0207) is None
     assert prefill.ready_s() == pytest.approx(end_s + 0.021)
     assert prefill.begin_step(prefill.ready_s()) is not None
-    prefill.release(0)
+    prefill.transfer_ends(held)
     prefill.end_step()
     for _ in range(4):
         prefill.begin_step(prefill.ready_s()) if prefill.ready_s() < math.inf else None
@@ -313,10 +314,10 @@ def test_a_busy_engine_sees_the_kv_when_the_step_behind_the_next_look_is_over(
     asynchronous: bool, computed_in: int
 ) -> None:
     decode = served(asynchronous)
-    decode.add(GenerateRequest(0, 64, 40), 0.0)
-    late = decode.add(GenerateRequest(1, 64, 2, kv="remote"), 0.0)
+    decode.add(GenerateRequest(64, 40), 0.0)
+    late = decode.add(GenerateRequest(64, 2, kv="remote"), 0.0)
     ends = [decode.begin_step(0.0)]
-    decode.kv_arrived(1, 1e-6)  # in the first step
+    decode.transfer_ends(late, 1e-6)  # in the first step
     while late.first_token_s is None:
         decode.end_step()
         ends.append(decode.begin_step(ends[-1] or 0.0))

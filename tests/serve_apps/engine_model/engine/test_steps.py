@@ -36,7 +36,7 @@ def in_steps(engine: Engine) -> float:
 
 def test_all_ranks_end_a_step_together_which_lasts_as_long_as_the_slowest() -> None:
     served = group()
-    long, short = (served.add(GenerateRequest(i, tokens, 2), 0.0) for i, tokens in enumerate((8000, 100)))
+    long, short = (served.add(GenerateRequest(tokens, 2), 0.0) for tokens in (8000, 100))
     assert {rank_of(served, it) for it in (long, short)} == {0, 1}
     now_s = served.ready_s()
     later_s = now_s + 1.0  # both have passed the front end
@@ -56,7 +56,7 @@ def test_all_ranks_end_a_step_together_which_lasts_as_long_as_the_slowest() -> N
 
 def test_a_burst_is_spread_evenly_and_every_token_is_emitted_once() -> None:
     served = group()
-    states = [served.add(GenerateRequest(i, 500, 7), 0.0) for i in range(24)]
+    states = [served.add(GenerateRequest(500, 7), 0.0) for _ in range(24)]
     assert sorted(rank_of(served, it) for it in states) == sorted(list(range(8)) * 3)
     in_steps(served)
     assert all(it.finished for it in states) and served.running == served.waiting == 0
@@ -66,8 +66,8 @@ def test_a_burst_is_spread_evenly_and_every_token_is_emitted_once() -> None:
 
 def test_limits_and_the_cache_are_those_of_one_rank() -> None:
     served = group(max_num_seqs=1, num_gpu_blocks=100)
-    for i in range(16):
-        served.add(GenerateRequest(i, 160, 3, hashes=tuple(range(10))), 0.0)
+    for _ in range(16):
+        served.add(GenerateRequest(160, 3, hashes=tuple(range(10))), 0.0)
     served.begin_step(10.0)
     assert served.running == 8 and served.waiting == 8
     served.end_step()
@@ -75,22 +75,20 @@ def test_limits_and_the_cache_are_those_of_one_rank() -> None:
     # The second request of each rank finds the prefix that the first has left there, less its last block.
     assert served.total("prefix_hits") == 8 * 144
     with pytest.raises(ValueError, match="the engine holds 1600"):
-        served.add(GenerateRequest(99, 1700, 1), 20.0)
+        served.add(GenerateRequest(1700, 1), 20.0)
 
 
 def test_what_is_aborted_or_refused_is_in_flight_nowhere() -> None:
     served = group(max_num_queued_reqs=1)
-    states = [served.add(GenerateRequest(i, 100, 50), 0.0) for i in range(8)]
+    states = [served.add(GenerateRequest(100, 50), 0.0) for _ in range(8)]
     with pytest.raises(QueueFull):
-        served.add(GenerateRequest(8, 100, 50), 0.0)
-    with pytest.raises(ValueError, match="open already"):
-        served.add(GenerateRequest(3, 100, 50), 0.0)
+        served.add(GenerateRequest(100, 50), 0.0)
     rank = rank_of(served, states[5])
-    served.abort(5)
-    served.abort(77)
-    later = served.add(GenerateRequest(9, 100, 50), 0.15)  # after the next publication of the counts
+    served.abort(states[5])
+    served.abort(states[5])
+    later = served.add(GenerateRequest(100, 50), 0.15)  # after the next publication of the counts
     assert rank_of(served, later) == rank
-    served.abort(9)
+    served.abort(later)
     in_steps(served)
     assert served.total("generation_tokens") == 7 * 50
 

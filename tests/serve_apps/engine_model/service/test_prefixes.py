@@ -10,6 +10,7 @@ from conf import load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.http_client import chosen
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss
+from serve_apps.engine_model.service.prefixes import session_pieces
 from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
 from tests.support.prompts.chats import Chats, chats, tokens
 
@@ -25,7 +26,9 @@ def fast(
     asked: Chats, of: Any, policy: str, replicas: int, loss: Loss | None = None, from_s: float = 0.0
 ) -> Any:
     by = Replicas(replicas, Balance(policy, vnodes=100, home=chosen), 3, loss)
-    return serve(kind_of(*of), Requests(asked.due_s, asked.asked, asked.prefixes, from_s), by)
+    return serve(
+        kind_of(*of), Requests(asked.due_s, asked.asked, session_pieces(*asked.prefixes), from_s), by
+    )
 
 
 @pytest.mark.parametrize("cut", [800, 1])
@@ -84,7 +87,8 @@ def test_a_lost_replica_gets_nothing_from_then_on(policy: str) -> None:
 
 def test_pieces_have_names_of_their_own() -> None:
     asked = chats(6.0, 100, seed=2)
-    pieces = asked.prefixes.pieces(16)
-    named = [set(row[blocks > 0].tolist()) for row, blocks in zip(pieces.names, pieces.blocks, strict=True)]
+    names, ends, _ = session_pieces(*asked.prefixes)
+    tokens = np.diff(ends, axis=0, prepend=0)
+    named = [set(row[own > 0].tolist()) for row, own in zip(names, tokens, strict=True)]
     assert not set.intersection(*named[:2]) and not set.intersection(*named[2:])
-    assert (pieces.blocks.sum(axis=0) <= asked.asked[0] // 16).all()
+    assert (tokens >= 0).all() and (ends <= asked.asked[0]).all()

@@ -50,7 +50,7 @@ def step_by_step(asked: SimulatedEngine, sent_s: Any, columns: Any, held: int = 
         number = len(states)
         prompt, output, shared = (int(column[number]) for column in columns)
         hashes = tuple(range(shared // engine.block_size))
-        states.append(engine.add(GenerateRequest(number, prompt, output, hashes), at_s))
+        states.append(engine.add(GenerateRequest(prompt, output, hashes), at_s))
 
     for _ in range(held):
         add(0.0)
@@ -186,7 +186,7 @@ def test_the_times_of_tokens_are_those_of_their_steps(blocks: int) -> None:
     while (start_s := max(now_s, engine.ready_s())) < np.inf or coming < len(sent_s):
         if coming < len(sent_s) and sent_s[coming] <= start_s:
             tokens = int(columns[0][coming]), int(columns[1][coming])
-            engine.add(GenerateRequest(coming, *tokens), float(sent_s[coming]))
+            engine.add(GenerateRequest(*tokens), float(sent_s[coming]))
             coming += 1
             continue
         now_s = engine.begin_step(start_s) or start_s
