@@ -29,7 +29,6 @@ from serve_apps.engine_model.cost import node
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import Pieces, session_pieces, trace_pieces
 from serve_apps.engine_model.service.service import (
-    LATE_GAP,
     Replicas,
     Requests,
     all_work,
@@ -68,35 +67,21 @@ def predict(
     """
     refuse_unknown_bounds(experiment)
     if experiment.is_replay:
-        return replay.predict(experiment, replayed, parallel_map, draws)
+        return replay.predict(experiment, simulate, parallel_map, draws)
     if experiment.rate_qps:
         return answer.at_rate(experiment, MODEL, parallel_map, draws)
     return answer.predict(experiment, MODEL, parallel_map, draws, sensitivity)
-
-
-def replayed(experiment: Experiment, arrivals: ArrivalSchedule, seed: int = 0) -> replay.Replayed:
-    """Times of all requests on the experiment's whole service, which begins empty; `seed` seeds the engine's
-    noise.
-    """
-    tokens = arrivals.input_tokens, arrivals.output_tokens, arrivals.shared_tokens
-    requests = Requests(arrivals.due_ns / NS, tokens)
-    replicas = Replicas(experiment.replicas, balance(experiment), seed)
-    times = serve(kind_of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=True)
-    gap_s = late_gaps_s(times.token_s, np.asarray(arrivals.output_tokens), LATE_GAP)
-    return replay.Replayed(
-        times.sent_s, times.first_token_s, times.last_token_s, gap_s, times.replica, times.cached_tokens
-    )
 
 
 def closed_s(experiment: Experiment) -> float | None:
     """Seconds that a closed loop takes by the engine model; None for an engine that is not simulated."""
     if not isinstance(experiment.engine, SimulatedEngine):
         return None
-    return float(replayed(experiment, replay.planned(experiment)).last_s.max())
+    return float(replay.played(experiment, simulate).last_s.max())
 
 
 def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
-    """All requests through `nodes` nodes of the engine model.
+    """All requests through `nodes` nodes of the engine model, at their times or in a closed loop.
 
     Fewer nodes than the cluster has stand for all of them (`prefix_sharing.scattered`).
     """
@@ -109,10 +94,11 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     from_s = float(served_s.min()) if len(served_s) else 0.0
     replicas = Replicas(engines, by, seed)
     gaps = bool(_metrics(experiment) & set(GAPS))
-    seen = serve(kind_of(*parts(experiment)), Requests(sent_s, tokens, shared, from_s), replicas, tokens=gaps)
+    requests = Requests(sent_s, tokens, shared, from_s)
+    seen = serve(kind_of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=gaps)
     replica = seen.replica if part is None else seen.replica + part * engines
     itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), seen.token_s)
-    times = seen.first_token_s, seen.last_token_s, seen.cached_tokens
+    times = seen.sent_s, seen.first_token_s, seen.last_token_s, seen.cached_tokens
     return Simulated(*times, all_work(seen), replica, itl_s, pooled, seen.queue_s)
 
 

@@ -51,7 +51,7 @@ def checked(words: Sequence[str], config: Path | None, sensitivity: bool = False
     engine_model.refuse_queue_limits(experiment.engine)
     replay.refuse(experiment)
     if experiment.concurrency:
-        engine_model.replayed(experiment, replay.planned(experiment))  # some engines play no closed loop
+        replay.played(experiment, engine_model.simulate)  # some engines play no closed loop
     if not experiment.is_replay and rate_qps and rate_qps > highest_qps:
         raise ConfigError(
             f"rate_qps={rate_qps:g} is above search.highest_qps={highest_qps:g}; raise that too"
@@ -109,7 +109,7 @@ def requests(cells: Sequence[Cell]) -> pa.Table:
     for cell in cells:
         if cell.experiment:
             schedule = replay.planned(cell.experiment)
-            times = engine_model.replayed(cell.experiment, schedule, cell.experiment.seed)
+            times = replay.played(cell.experiment, engine_model.simulate, schedule, cell.experiment.seed)
             table = replay.request_rows(schedule, times)
             for place, (key, value) in enumerate(cell.at.items()):
                 table = table.add_column(place, f"asked.{key}", pa.array([str(value)] * len(table)))
@@ -138,7 +138,7 @@ def level_seconds(experiment: Experiment) -> list[float] | None:
 def played(experiment: Experiment, number: int, level: published_ladder.LevelPlan) -> pa.Table:
     """The request rows of one level, a closed loop on one empty engine."""
     schedule, seed = level.schedule(number, 0, 0), drawn_seed(experiment.seed, number)
-    return replay.progress_rows(schedule, engine_model.replayed(experiment, schedule, seed))
+    return replay.progress_rows(schedule, engine_model.simulate(experiment, schedule, 1, seed))
 
 
 def drawn_seed(seed: int, number: int) -> int:

@@ -63,11 +63,12 @@ class Simulated(NamedTuple):
     """Times of requests that have all ended, in order of arrival, in seconds of the virtual clock.
 
     `cached_tokens` of each prompt were in the prefix cache. `work` holds sums over the engines' steps.
-    Requests of phase `warmup` may have no times (nan).
+    Requests of phase `warmup` may have no times (nan). In a closed loop they are `sent_s` as others end.
     `own_itl_s` is a quantile of each request's gaps between tokens, `gaps` are all of them, where a bound
     asks for it; `queue_s` is its time in the scheduler's queue, None where that is not known.
     """
 
+    sent_s: Floats
     first_s: Floats
     last_s: Floats
     cached_tokens: Floats | Ints

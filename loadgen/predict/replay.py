@@ -4,14 +4,13 @@ The service begins empty and all requests count, as in other tools' benchmarks.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from analysis.results import summary
 from analysis.results.figures import ProbeFigures, Quantile
@@ -26,6 +25,7 @@ from conf.specs.bounds import ITL_WITHIN, JOINT, Limit, Slo, label, metric_of, q
 from loadgen.fleet.rows import plan_table
 from loadgen.predict.answer import base
 from loadgen.predict.draws import drawn
+from loadgen.predict.operating_point import Simulate, Simulated
 from loadgen.predict.uncertainty import DRAWS, ParallelMap, interval_end
 from loadgen.traffic.schedule import NS, ArrivalSchedule, Floats
 from loadgen.traffic.traffic import MOST_SEED, Traffic
@@ -46,24 +46,6 @@ UNSEEN = ("queue", "itl_pooled")
 THROUGHPUT = "output_tokens_per_s"
 Figures = Mapping[str, float | None]
 """Figures by name; None where one does not apply."""
-
-
-class Replayed(NamedTuple):
-    """Times of every request in order of sending, in seconds from the start of the load.
-
-    `gap_s` is the 99 % quantile of the gaps between its tokens, nan if there are none or they are unknown.
-    """
-
-    sent_s: Floats
-    first_s: Floats
-    last_s: Floats
-    gap_s: Floats
-    replica: NDArray[np.int64]
-    cached_tokens: NDArray[np.int64]
-
-
-Play = Callable[[Experiment, ArrivalSchedule, int], Replayed]
-"""(experiment, arrivals, seed of the engine's noise); raises ValueError for what can never be served."""
 
 
 def refuse(experiment: Experiment) -> None:
@@ -118,8 +100,21 @@ def planned(experiment: Experiment, number: int = 0) -> ArrivalSchedule:
     return traffic.first(count, rate_qps, window_index=number, seed=seed)
 
 
+def played(
+    experiment: Experiment, simulate: Simulate, schedule: ArrivalSchedule | None = None, seed: int = 0
+) -> Simulated:
+    """Times of all requests on the experiment's whole service, which begins empty, late gaps included.
+
+    `seed` seeds the engine's noise. Raises ValueError for what can never be served.
+    """
+    # Gaps are seen where a bound asks for them.
+    slo = replace(experiment.slo, at_most_ms={**experiment.slo.at_most_ms, "itl_p99": 1.0})
+    schedule = schedule or planned(experiment)
+    return simulate(replace(experiment, slo=slo), schedule, experiment.cluster.nodes, seed)
+
+
 def predict(
-    experiment: Experiment, play: Play, parallel_map: ParallelMap = map, draws: int = DRAWS
+    experiment: Experiment, simulate: Simulate, parallel_map: ParallelMap = map, draws: int = DRAWS
 ) -> PredictionVerdict:
     """The figures with their 95 % intervals, and each p90 against its bound.
 
@@ -128,7 +123,9 @@ def predict(
     """
     sets = drawn(experiment, draws)
     jobs: list[tuple[Mapping[str, float], int]] = [({}, number) for number in range(SEEDS + 1)]
-    seen = list(parallel_map(partial(_figures, experiment, play), [*jobs, *((values, 0) for values in sets)]))
+    seen = list(
+        parallel_map(partial(_figures, experiment, simulate), [*jobs, *((values, 0) for values in sets)])
+    )
     values, others, varied = seen[0], seen[1 : SEEDS + 1], seen[SEEDS + 1 :]
     figures = {name: _estimate(name, values, varied, others) for name in values}
     slo = experiment.slo
@@ -166,14 +163,14 @@ def predict(
 
 
 def _figures(
-    experiment: Experiment, play: Play, job: tuple[Mapping[str, float], int]
+    experiment: Experiment, simulate: Simulate, job: tuple[Mapping[str, float], int]
 ) -> dict[str, float | None]:
     """All figures by name, under other constants or with another draw of what is left to chance."""
     constants, number = job
     schedule = planned(experiment, number)
-    played = play(replaced(experiment, constants), schedule, experiment.seed + number)
-    latencies = latencies_ms(schedule, played)
-    took_s = float(played.last_s.max())
+    times = played(replaced(experiment, constants), simulate, schedule, experiment.seed + number)
+    latencies = latencies_ms(schedule, times)
+    took_s = float(times.last_s.max())
     outputs, inputs = int(schedule.output_tokens.sum()), int(schedule.input_tokens.sum())
     return {
         **{
@@ -203,36 +200,37 @@ def _of_bounds(slo: Slo, latencies_ms: Mapping[str, Floats]) -> dict[str, float 
     return figures
 
 
-def latencies_ms(schedule: ArrivalSchedule, played: Replayed) -> dict[str, Floats]:
+def latencies_ms(schedule: ArrivalSchedule, times: Simulated) -> dict[str, Floats]:
     """TTFT, TPOT, late gap and E2E of every request in ms, by `analysis.rows.metrics`."""
+    assert times.own_itl_s is not None
     outputs = schedule.output_tokens.astype(np.float64)
     return {
-        "ttft": ttft_ms(played.sent_s, played.first_s),
-        "tpot": tpot_ms(played.first_s, played.last_s, outputs),
-        "itl": played.gap_s * 1e3,
-        "e2e": (played.last_s - played.sent_s) * 1e3,
+        "ttft": ttft_ms(times.sent_s, times.first_s),
+        "tpot": tpot_ms(times.first_s, times.last_s, outputs),
+        "itl": times.own_itl_s * 1e3,
+        "e2e": (times.last_s - times.sent_s) * 1e3,
     }
 
 
-def request_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
+def request_rows(schedule: ArrivalSchedule, times: Simulated) -> pa.Table:
     """A row per request in order of sending, times in seconds; null if a figure does not apply."""
-    latencies = latencies_ms(schedule, played)
+    latencies = latencies_ms(schedule, times)
     columns = {
         "request": schedule.seq,
-        "due_s": played.sent_s,
+        "due_s": times.sent_s,
         "input_tokens": schedule.input_tokens,
         "output_tokens": schedule.output_tokens,
     }
     for metric, values in latencies.items():
         columns[f"{metric}_s"] = pa.array(values / 1e3, pa.float64(), from_pandas=True)
-    return pa.table(columns | {"replica": played.replica})
+    return pa.table(columns | {"replica": times.replica})
 
 
-def progress_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
+def progress_rows(schedule: ArrivalSchedule, times: Simulated) -> pa.Table:
     """Rows of schema `PROGRESS` for a closed loop that has ended; a request is due when it is sent."""
-    due_ns = np.rint(played.sent_s * NS).astype(np.int64)
+    due_ns = np.rint(times.sent_s * NS).astype(np.int64)
     first, last = (
-        pa.array(np.rint(at_s * NS).astype(np.int64) - due_ns) for at_s in (played.first_s, played.last_s)
+        pa.array(np.rint(at_s * NS).astype(np.int64) - due_ns) for at_s in (times.first_s, times.last_s)
     )
     count = len(schedule)
     columns: dict[str, Any] = {
@@ -246,7 +244,7 @@ def progress_rows(schedule: ArrivalSchedule, played: Replayed) -> pa.Table:
         "last_token_offset_ns": last,
         "end_offset_ns": last,
         "prompt_tokens": pa.array(schedule.input_tokens, pa.int32()),
-        "cached_tokens": pa.array(played.cached_tokens, pa.int32()),
+        "cached_tokens": pa.array(times.cached_tokens, pa.int32()),
         "output_tokens": pa.array(schedule.output_tokens, pa.int32()),
     }
     return pa.table(records.empty(records.PROGRESS, count) | columns, schema=records.PROGRESS)

@@ -220,7 +220,8 @@ def hardly_growing(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int
     qps = (len(due_s) - 1) / (due_s[-1] - due_s[0]) / nodes
     is_late = np.random.default_rng(7).random(len(due_s)) < 0.1 * (qps / 5.0) ** 0.02
     last_s = due_s + 0.1 + np.where(is_late, 1.0, 0.01) * (arrivals.output_tokens - 1)
-    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), {"busy_s": 30.0, "kv_token_seconds": 1e6})
+    work = {"busy_s": 30.0, "kv_token_seconds": 1e6}
+    return Simulated(due_s, due_s + 0.1, last_s, np.zeros(len(due_s)), work)
 
 
 def test_a_latency_that_jumps_over_its_bound_has_no_interval() -> None:

@@ -89,7 +89,8 @@ def service(kind: str, knee_qps: float, seed: int) -> Callable[..., Simulated]:
         queued_s = np.maximum(np.arange(len(due_s)) / (knee_qps * nodes) - due_s + due_s[:1], 0.0)
         first_s = due_s + 0.1 * noise + (queued_s if kind == "queue" else 0.0)
         last_s = first_s + 0.1 * slower * noise * (arrivals.output_tokens - 1)
-        return Simulated(first_s, last_s, np.zeros(len(due_s)), {"busy_s": 1.0, "kv_token_seconds": 1e3})
+        work = {"busy_s": 1.0, "kv_token_seconds": 1e3}
+        return Simulated(due_s, first_s, last_s, np.zeros(len(due_s)), work)
 
     return simulate
 

@@ -19,6 +19,7 @@ from conf.specs.experiment import Arrivals
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.predict import grid, replay
+from loadgen.predict.operating_point import Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import bench_arrivals_s
 from tests.support.runs.verdict_trees import cells, grid_screen, text_of
@@ -27,7 +28,7 @@ from tests.support.virtual.known_answer import only_layer
 QUIET = "workload.arrivals.kind=constant"
 
 
-def simple(experiment: Experiment, arrivals: ArrivalSchedule, _seed: int) -> replay.Replayed:
+def simple(experiment: Experiment, arrivals: ArrivalSchedule, _nodes: int, _seed: int) -> Simulated:
     """TTFT is 10 ms x layer_us / 100 x the request's number from 1, TPOT 1 ms x layer_us / 100."""
     slow = experiment.model.step_time.layer_us.value / 100
     sent_s = arrivals.due_ns / NS
@@ -35,12 +36,12 @@ def simple(experiment: Experiment, arrivals: ArrivalSchedule, _seed: int) -> rep
     last_s = first_s + 0.001 * slow * (arrivals.output_tokens - 1)
     gap_s = np.where(arrivals.output_tokens > 1, 0.002 * slow, np.nan)
     none = np.zeros(len(arrivals), np.int64)
-    return replay.Replayed(sent_s, first_s, last_s, gap_s, replica=none, cached_tokens=none)
+    return Simulated(sent_s, first_s, last_s, none, {}, replica=none, own_itl_s=gap_s)
 
 
-def crowded(experiment: Experiment, arrivals: ArrivalSchedule, seed: int) -> replay.Replayed:
+def crowded(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed: int) -> Simulated:
     """A TTFT of how long ago the third last request came: what arrivals make of it, and nothing else."""
-    seen = simple(experiment, arrivals, seed)
+    seen = simple(experiment, arrivals, nodes, seed)
     near_s = np.maximum(0.01, 0.5 - (seen.sent_s - np.concatenate([[0.0] * 3, seen.sent_s[:-3]])))
     return seen._replace(first_s=seen.sent_s + near_s, last_s=seen.sent_s + near_s + 1.0)
 
@@ -182,10 +183,10 @@ def test_a_grid_is_a_table_and_a_row_per_cell() -> None:
 def test_on_the_engine_model_a_burst_is_a_closed_loop_that_nobody_joins() -> None:
     words = ["requests=12", "workload=smoke", "layout=dp2_tp4_ep4"]
     burst = load([*words, "concurrency=12"])
-    seen = engine_model.replayed(burst, replay.planned(burst))
-    assert seen.sent_s.tolist() == [0.0] * 12 and set(seen.replica) == {0, 1}
+    seen = replay.played(burst, engine_model.simulate)
+    assert seen.sent_s.tolist() == [0.0] * 12 and set(seen.replica) == {0, 1}  # type: ignore[arg-type]
     four = load([*words, "concurrency=4"])
-    seen = engine_model.replayed(four, replay.planned(four))
+    seen = replay.played(four, engine_model.simulate)
     assert (seen.sent_s[:4] == 0).all() and (seen.sent_s[4:] > 0).all()
     assert set(seen.sent_s[4:]) <= set(seen.last_s)
 
@@ -215,6 +216,6 @@ def test_a_shared_beginning_is_cached_after_the_first_who_brings_it() -> None:
     cold, warm = (
         load(["rate_qps=.1", "requests=4", f"workload.prefix_hit={hit}", QUIET]) for hit in (0, 0.9)
     )
-    seen = [engine_model.replayed(one, replay.planned(one)) for one in (cold, warm)]
+    seen = [replay.played(one, engine_model.simulate) for one in (cold, warm)]
     cold_s, warm_s = (one.first_s - one.sent_s for one in seen)
     assert warm_s[0] == pytest.approx(cold_s[0]) and (warm_s[1:] < cold_s[1:] / 2).all()

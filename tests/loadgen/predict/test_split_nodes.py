@@ -7,7 +7,7 @@ import pytest
 
 from analysis.results.asked import constants_basis
 from conf import load
-from loadgen.cli.engine_model import MODEL, guess_qps, replayed
+from loadgen.cli.engine_model import MODEL, guess_qps, simulate
 from loadgen.predict import replay
 from loadgen.predict.answer import at_rate
 from loadgen.predict.draws import drawn, layout_name
@@ -67,7 +67,7 @@ def test_a_replay_on_a_split_node_has_the_gaps_of_its_decode_engines(mode: str) 
     words = ["rate_qps=8", "requests=40", "seed=0", "workload.input_tokens.mean=2000"]
     split = load([*words, "layout=1p1d_tp4_ep4", f"layout.transfer_mode={mode}"])
     whole = load([*words, "layout=dp2_tp4_ep4"])
-    times, others = (replayed(one, replay.planned(one)) for one in (split, whole))
+    times, others = (replay.played(one, simulate) for one in (split, whole))
     assert (times.first_s > times.sent_s).all()
     # No prompt is computed between the tokens of an answer.
-    assert np.nanmax(times.gap_s) < 0.5 * np.nanmax(others.gap_s)
+    assert np.nanmax(times.own_itl_s) < 0.5 * np.nanmax(others.own_itl_s)

@@ -33,7 +33,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, _see
     tpot_s = 0.020 * qps * slowness(experiment)
     last_s = due_s + 0.1 + tpot_s * (arrivals.output_tokens - 1)
     work = {"busy_s": 30.0, "kv_token_seconds": 1e6}
-    return Simulated(due_s + 0.1, last_s, np.zeros(len(due_s)), work)
+    return Simulated(due_s, due_s + 0.1, last_s, np.zeros(len(due_s)), work)
 
 
 MODEL = EngineModel(
