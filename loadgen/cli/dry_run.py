@@ -1,9 +1,7 @@
 """The plan of a command as text: what differs from the defaults, the time, an example prompt."""
 
-import itertools
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,9 +13,9 @@ from conf.specs.workload import Conversations
 from loadgen.cli import engine_model, machine
 from loadgen.cli.words import kernel_lines
 from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
-from loadgen.prompts.templates import PromptTemplate, RenderedPart, fitted, parts_of
 from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.prefix_sharing import gap_s, means_of
+from loadgen.traffic.schedule import cut_tokens
 
 NAMING = ("name", "kind", "served_name", "urls")
 """Keys that stand for a whole group that was chosen; `--all` shows the others."""
@@ -230,71 +228,32 @@ def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
 
 
 def prompt_lines(spec: Conversations) -> list[str]:
-    """The parts of an average prompt, and the reusable share under both truncations."""
-    pieces = example(spec)
-    kept, naive = (fitted(pieces, spec.max_prompt_tokens, step) for step in (spec.step_tokens, 1))
-    turn, left_out = round(spec.turns) - 1, sum(piece.left_out for piece in naive)
+    """The parts of a prompt in the middle of a session, each of mean length, and the reusable share."""
+    turns, message = round(spec.turns) - 1, spec.message_tokens.mean
+    parts = {
+        "system": spec.system_tokens,
+        "character": spec.character_tokens.mean,
+        "persona": spec.persona_tokens.mean,
+        "history": turns * (message + spec.answer_tokens.mean),
+        "message": message,
+    }
+    history = parts["history"]
+    room = spec.max_prompt_tokens - sum(parts.values()) + history
+    left_out, naive = (min(history, int(cut_tokens(history, room, step))) for step in (spec.step_tokens, 1))
+    kept = parts | {"history": history - left_out}
+    lines = [f"#   {name:<10} {kept[name]:>6} tokens" for name in parts if name != "history" or turns]
+    if turns:
+        lines[3] += f" of {history}, in {2 * turns} messages"
     other = replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")
     means = means_of(spec)
     cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
     return [
-        f"# an example prompt: turn {turn} of a session, every part and message of mean length",
-        *(f"#   {line}" for line in _part_lines(kept)),
-        f"#   history is cut {cut}; naive truncation would leave out {left_out} and move every turn",
+        f"# an example prompt: turn {turns} of a session, every part and message of mean length",
+        *lines,
+        f"#   {'prompt':<10} {sum(kept.values()):>6} tokens",
+        f"#   history is cut {cut}; naive truncation would leave out {naive} and move every turn",
         f"# a request in the mean: {means.input_tokens:.0f} tokens in, {means.output_tokens:.0f} out",
         f"# of its prompt tokens {means.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
         f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
         "cache can serve more",
     ]
-
-
-def example(spec: Conversations) -> list[RenderedPart]:
-    """The rendered parts of a prompt in the middle of a session, not yet cut, with made-up words."""
-    template = PromptTemplate(parts_of(spec))
-    tokens = {
-        "system": spec.system_tokens,
-        "character": spec.character_tokens.mean,
-        "persona": spec.persona_tokens.mean,
-        "message": spec.message_tokens.mean,
-    }
-    turns = [spec.message_tokens.mean, spec.answer_tokens.mean] * (round(spec.turns) - 1)
-    # The words of the template itself count among a part's tokens.
-    empty = _tokens(template.render(_words(dict.fromkeys(tokens, 0), [0])))
-    history = [max(0, count - empty["history"]) for count in turns]
-    return template.render(_words({name: max(0, tokens[name] - empty[name]) for name in tokens}, history))
-
-
-def _words(tokens: Mapping[str, int], history: Sequence[int]) -> Mapping[str, Any]:
-    """Made-up words for a template: so many for each part, and for each message of the history."""
-    words = {name: " ".join(["word"] * count) for name, count in tokens.items()}
-    authors = itertools.cycle(("User", "Character"))
-    return {
-        "system": words["system"],
-        "character": {"name": "Character", "definition": words["character"]},
-        "user": {"name": "User", "persona": words["persona"]},
-        "history": [
-            {"author": author, "text": " ".join(["word"] * count)}
-            for author, count in zip(authors, history, strict=False)
-        ],
-        "message": words["message"],
-    }
-
-
-def _tokens(pieces: Sequence[RenderedPart]) -> Counter[str]:
-    tokens: Counter[str] = Counter()
-    for piece in pieces:
-        tokens[piece.name] += len(piece.encoded)
-    return tokens
-
-
-def _part_lines(pieces: Sequence[RenderedPart]) -> list[str]:
-    whole, messages = _tokens(pieces), Counter(piece.name for piece in pieces)
-    kept: Counter[str] = Counter()
-    for piece in pieces:
-        kept[piece.name] += len(piece.tokens)
-    lines = [
-        f"{name:<10} {kept[name]:>6} tokens"
-        + (f" of {whole[name]}, in {messages[name]} messages" if messages[name] > 1 else "")
-        for name in whole
-    ]
-    return [*lines, f"{'prompt':<10} {kept.total():>6} tokens"]

@@ -68,3 +68,8 @@ def test_the_time_is_said_before_a_command_begins() -> None:
 def test_a_short_probe_needs_a_short_transition(window_s: float, transition_s: float) -> None:
     assert programs.transition_s(window_s) == transition_s
     assert programs.load_seconds(load(["rate_qps=5", f"duration_s={window_s}"])) == window_s + transition_s
+
+
+def test_the_example_prompt_of_a_chat_has_its_means_and_what_is_cut() -> None:
+    shown = text(PlannedRun(load(["workload=character"]), 1.0))
+    assert "#   character    1200 tokens\n" in shown and " of 15300, in 180 messages\n" in shown
