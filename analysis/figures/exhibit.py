@@ -40,6 +40,9 @@ class Exhibit(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
+    section: ClassVar[tuple[str, str]]
+    """Anchor and heading of its section on the page of a run; `purpose` stands below the heading."""
+    purpose: ClassVar[str]
     height_in: float = canvas.HEIGHT_IN
     """Height of the panels."""
     rows: Sequence[Row]

@@ -46,6 +46,8 @@ class Search(Exhibit):
 
     name = "search"
     title = "The search's path"
+    section = "search", "How it was found"
+    purpose = "Which rates were offered in which order, and what was believed after each."
     source = (
         "windows.parquet: window_start_ns, window_end_ns, rate_qps_per_node, valid; events.jsonl: capacity "
         "of each window_done; sweep.json: capacity"
@@ -182,6 +184,8 @@ class ClientLag(Exhibit):
 
     name = "client_lag"
     title = "The load generator's own lateness"
+    section = "client", "Was the load generator fast enough?"
+    purpose = "A late generator looks like a slow server: did requests leave when they were planned?"
     source = (
         "requests/*.parquet: send_offset_ns, time_scale, status; clients.parquet: clock_ns, cpu_share, "
         "run_share; sweep.json: checks"

@@ -29,6 +29,8 @@ class ReplicaBalance(Exhibit):
 
     name = "replica_balance"
     title = "Balance of the replicas"
+    section = "balance", "Balance of the replicas"
+    purpose = "Whether each replica got its share, and served it alike."
     source = "windows.parquet: by_replica (replica_id, requests, ttft_p90_ms), valid"
     height_in = 3.8
 
@@ -138,6 +140,8 @@ class Pareto(Exhibit):
 
     name = "pareto"
     title = "Throughput per GPU against interactivity"
+    section = "pareto", "Throughput against interactivity"
+    purpose = "On the axes that InferenceX uses, both of them measured."
     source = (
         "requests/*.parquet: token offsets, output_tokens; config.yaml: layout, cluster.nodes; "
         "windows.parquet: rate_qps_per_node, valid"

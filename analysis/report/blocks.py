@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from analysis import figures
 from analysis.figures.exhibit import Exhibit, NoData, RunData
-from analysis.views.shown import Answer, Cell, Table
+from analysis.stats.estimate import UNKNOWN, number
+from analysis.views.shown import Answer, Cell, Fact, Table
 from conf.io.one_line import one_line, reason
 from conf.specs.bounds import JOINT, Limit, Slo, label, metric_of
 
@@ -37,13 +38,6 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Pairs of a name and its value."""
-
-    rows: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Code:
     """Lines to read or copy as they are; `folded` ones open by their title."""
 
@@ -52,7 +46,7 @@ class Code:
     folded: bool = False
 
 
-Block = Table | FigureBlock | Missing | Facts | Code | Answer | str
+Block = Table | FigureBlock | Missing | Code | Answer | tuple[Fact, ...] | str
 """A part of a section; text is a paragraph."""
 
 
@@ -77,7 +71,6 @@ class Page:
     sections: Sequence[Section]
 
 
-UNKNOWN = "unknown"
 MOST_ACROSS = 6
 """Most columns of runs side by side; more fit the page better as rows (our choice)."""
 MOST_LETTERS = 400
@@ -101,16 +94,10 @@ def value(it: Any) -> str:
     return str(it)
 
 
-def figure(number: float | str | None) -> str:
+def figure(it: float | str | None) -> str:
     """A number to four digits, whole above 1000; JSON carries an infinite one as text."""
-    exact = math.nan if number is None else float(number)
-    if math.isnan(exact):
-        return UNKNOWN
-    if math.isinf(exact):
-        return "infinite" if exact > 0 else "-infinite"
-    if isinstance(number, int) or abs(exact) >= 1000:
-        return f"{exact:,.0f}"
-    return f"{exact:.4g}"
+    exact = math.nan if it is None else float(it)
+    return f"{exact:,.0f}" if 1000 <= abs(exact) < math.inf else number(exact)
 
 
 def bound(slo: Slo, limit: Limit) -> str:
@@ -157,38 +144,6 @@ BROKEN = "it could not be drawn"
 ABSENT = "What this page would show of another run, and why it does not of this one."
 FULL = "left out to keep this page under 1 MB"
 
-QUESTIONS = {
-    "latency": (
-        *("latency", "The answer in one picture"),
-        "How both latencies grow with the load, and where the bounds cut.",
-    ),
-    "search": (
-        *("search", "How it was found"),
-        "Which rates were offered in which order, and what was believed after each.",
-    ),
-    "cdf": ("cdf", "How close to the bounds", "All latencies of a rate, not only their 90th percentile."),
-    "client_lag": (
-        *("client", "Was the load generator fast enough?"),
-        "A late generator looks like a slow server: did requests leave when they were planned?",
-    ),
-    "timeseries": (
-        *("time", "Was the service steady?"),
-        "Requests in flight and what the servers reported of themselves, over time.",
-    ),
-    "replica_balance": (
-        *("balance", "Balance of the replicas"),
-        "Whether each replica got its share, and served it alike.",
-    ),
-    "pareto": (
-        *("pareto", "Throughput against interactivity"),
-        "On the axes that InferenceX uses, both of them measured.",
-    ),
-    "share_over": (
-        *("bounds", "Every bound"),
-        "How much of what each bound allows was over it, at each rate.",
-    ),
-}
-"""Anchor, heading and purpose of the section of each figure of a run."""
 MAIN = ("latency", "search", "client_lag")
 """Figures of a run that shares its page."""
 
@@ -211,7 +166,7 @@ class Room:
 def figure_sections(data: RunData, room: Room) -> list[Section]:
     """All figures of a run, by question."""
     return [
-        Section(*QUESTIONS[exhibit.name], (figure_block(exhibit, data, room),))
+        Section(*exhibit.section, exhibit.purpose, (figure_block(exhibit, data, room),))
         for exhibit in figures.EXHIBITS
         if exhibit.applies(data)
     ]

@@ -14,7 +14,6 @@ from analysis.report import provenance, sections
 from analysis.report.blocks import (
     Block,
     Code,
-    Facts,
     Missing,
     Page,
     Room,
@@ -35,8 +34,8 @@ from analysis.results.locations import REPORT
 from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import MATRIX, RunVerdict
+from analysis.views import checks, rates
 from analysis.views import plan as plan_view
-from analysis.views import rates
 from analysis.views import study as view
 from analysis.views.shown import Answer, Cell, Link, Table
 from conf.compose import UNKNOWN
@@ -131,7 +130,7 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     body = []
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
-        trust = [sections.checks_counted(known)] if known else []
+        trust = [tuple(checks.facts(known))] if known else []
         drawn = main_figures(RunData(run), room, f"{place}-")
         blocks = (_answer(run), *trust, *drawn, *provenance.brief(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
@@ -143,7 +142,7 @@ def _checks(verdict: RunVerdict | None) -> tuple[Block, ...]:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
         return (Missing("Checks", why),)
     if verdict.checks:
-        return sections.checks_counted(verdict.checks), sections.checks_table(verdict.checks, verdict.valid)
+        return tuple(checks.facts(verdict.checks)), sections.checks_table(verdict.checks, verdict.valid)
     return (Missing("Checks", "no window was judged"),)
 
 
@@ -205,8 +204,7 @@ def of_plan(plan: Plan | NoPlan) -> Page:
     figure, whole = figure_block(Nodes, plan, Room()), json.dumps(to_tree(plan), indent=1)
     code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
     basis, rules, hours, power = (
-        Facts(tuple(facts(plan)))
-        for facts in (plan_view.basis, plan_view.rules, plan_view.hours, plan_view.power)
+        tuple(facts(plan)) for facts in (plan_view.basis, plan_view.rules, plan_view.hours, plan_view.power)
     )
     rests_on = "The capacity, and the configuration that has it."
     priced = "By the price that you gave, and watts as given or measured."
@@ -246,6 +244,6 @@ def _serve_settings(plan: Plan) -> tuple[Block, ...]:
     if written is None:
         why = PREDICTED if plan.planned_on.found_by == "predicted" else UNWRITTEN
         return (Missing("Ray Serve's settings", why),)
-    settings = Facts(tuple((name, value(it)) for name, it in written.autoscaling_config.items()))
+    settings = tuple((name, value(it)) for name, it in written.autoscaling_config.items())
     where = f"Ray Serve's autoscaling in {written.file}; its comments give each number's reason:"
     return where, settings

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.report.blocks import UNKNOWN, Block, Code, Facts, Section, figure, moment, value
+from analysis.report.blocks import Block, Code, Section, figure, moment, value
 from analysis.results.runs import Run
 from analysis.results.verdicts import StudyVerdict
-from analysis.views.shown import Table
+from analysis.stats.estimate import UNKNOWN
+from analysis.views.shown import Fact, Table
 from conf import ConfigError
 from conf.compose import dump
 from conf.io.terminal import shown
@@ -48,7 +49,7 @@ def of_study(study: StudyVerdict, parts: Sequence[Run]) -> list[Section]:
 
 def brief(run: Run) -> list[Block]:
     """Facts that identify a run, and the command that repeats it."""
-    return [Facts(_facts(run.manifest)), Code("The command that reproduces it", command(run))]
+    return [_facts(run.manifest), Code("The command that reproduces it", command(run))]
 
 
 def command(run: Run) -> str:
@@ -81,11 +82,15 @@ def _shell(lines: Sequence[str]) -> str:
     return CREDENTIALS.sub("", "\n".join(lines)) or UNKNOWN
 
 
-def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _facts(manifest: Mapping[str, Any]) -> tuple[Fact, ...]:
     host, git = manifest.get("host") or {}, manifest.get("git") or {}
     ended = manifest.get("ended_at")
     versions = {"Python": manifest.get("python"), **(manifest.get("versions") or {})}
-    load = [host.get("load_average"), host.get("load_average_at_end")]
+    load = [
+        " / ".join(f"{one:.2f}" for one in host.get(name) or ()) or UNKNOWN
+        for name in ("load_average", "load_average_at_end")
+    ]
+    changes = " with local changes" if git.get("dirty") else ""
     clock = manifest.get("clock") or {}
     return (
         ("run", value(manifest.get("run_id"))),
@@ -93,10 +98,10 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         ("ended", moment(ended) if ended else "did not end"),
         ("sessions", str(1 + len(manifest.get("sessions_before", [])))),
         ("verb", value(manifest.get("verb"))),
-        ("revision", _revision(git)),
+        ("revision", f"{git['commit']}{changes}" if git.get("commit") else UNKNOWN),
         ("versions", ", ".join(f"{name} {value(version)}" for name, version in versions.items())),
         ("host", f"{value(host.get('name'))}, {value(host.get('system'))}, {value(host.get('cpus'))} CPUs"),
-        ("load average", " at the start, ".join(map(_load, load)) + " at the end"),
+        ("load average", " at the start, ".join(load) + " at the end"),
         ("load actors", str(len(manifest.get("load_actors", []))) if "load_actors" in manifest else UNKNOWN),
         ("clock", f"{figure(clock['time_scale'])} x real time" if "time_scale" in clock else UNKNOWN),
         ("seeds", f"{manifest.get('seed', UNKNOWN)}, of the prompts {manifest.get('prompt_salt', UNKNOWN)}"),
@@ -112,29 +117,15 @@ def hosts_table(hosts: Sequence[Mapping[str, Any]]) -> Table:
         (
             " ".join(filter(None, (host.get("name"), host["address"]))),
             value(host.get("role")),
-            _offset(host),
+            f"{figure(host['clock_offset_ms'])} ± {figure(host['clock_within_ms'])}"
+            if "clock_offset_ms" in host
+            else "",
             figure(host.get("lost_s")),
             value(host.get("requests")),
         )
         for host in hosts
     )
     return Table("Hosts, as seen from the driver's", HOSTS, rows)
-
-
-def _offset(host: Mapping[str, Any]) -> str:
-    if "clock_offset_ms" not in host:
-        return ""
-    return f"{figure(host['clock_offset_ms'])} ± {figure(host['clock_within_ms'])}"
-
-
-def _load(averages: Any) -> str:
-    return UNKNOWN if not averages else " / ".join(f"{one:.2f}" for one in averages)
-
-
-def _revision(git: Mapping[str, Any]) -> str:
-    if not git.get("commit"):
-        return UNKNOWN
-    return f"{git['commit']}{' with local changes' if git.get('dirty') else ''}"
 
 
 def _engine(manifest: Mapping[str, Any]) -> str:

@@ -17,7 +17,6 @@ from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
 from analysis.report.blocks import (
-    UNKNOWN,
     Block,
     Missing,
     Room,
@@ -33,64 +32,30 @@ from analysis.results.figures import CapacityFigures
 from analysis.results.studies import Study
 from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
-from analysis.stats.estimate import number
+from analysis.stats.estimate import UNKNOWN, number
 from analysis.stats.quantiles import quantile
+from analysis.views import checks
 from analysis.views import study as view
 from analysis.views.shown import Table
 from conf import load
 from conf.io.one_line import reason
 
-STATES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
-"""Outcomes of a check with the tone of its row. A note does not make a window void."""
 
-
-def checks_table(checks: Sequence[Check], valid: bool) -> Table:
-    """The worst figure of each check, over the windows that count if there are any."""
-    states = [check_state(check) for check in checks]
-    rows = [_check_row(*pair) for pair in zip(checks, states, strict=True)]
-    return Table(
-        f"Every check with its worst figure over {'the windows that count' if valid else 'all windows'}",
-        ("check", "state", "worst figure", "bound", "what it means"),
-        tuple(rows),
-        tones=tuple(STATES[one] for one in states),
-        state=1,
+def checks_table(known: Sequence[Check], valid: bool) -> Table:
+    """The worst figure of each check, over the windows that count if there are any, and its meaning."""
+    table, which = checks.table(known, digits=4), "the windows that count" if valid else "all windows"
+    meanings = (MEANINGS.get(check.name, UNKNOWN) for check in known)
+    return replace(
+        table,
+        title=f"Every check with its worst figure over {which}",
+        heads=(*table.heads, "what it means"),
+        rows=tuple((*row, meaning) for row, meaning in zip(table.rows, meanings, strict=True)),
         words=frozenset({4}),
-        folded="FAILED" not in states,
+        folded="failed" not in table.tones,
         note="FAILED makes a window void. A note informs and decides nothing. Unknown: it does not apply, or "
         "was not reported.",
         stacks=True,
     )
-
-
-def checks_counted(checks: Sequence[Check]) -> str:
-    """The number of checks in each state, as a sentence."""
-    states = [check_state(check) for check in checks]
-    known = [
-        f"{count} {one}{'s' if one == 'note' and count > 1 else ''}"
-        for one in STATES
-        if (count := states.count(one))
-    ]
-    failed = "" if "FAILED" in states else "; none failed"
-    if noted := [check.name for check, one in zip(checks, states, strict=True) if one == "note"]:
-        failed += f" (notes: {', '.join(noted)})"
-    return f"{len(states)} check{'' if len(states) == 1 else 's'}: {', '.join(known)}{failed}."
-
-
-def check_state(check: Check) -> str:
-    """The outcome of a check, one of `STATES`."""
-    if check.passed is None:
-        return UNKNOWN
-    if check.passed:
-        return "ok"
-    return "FAILED" if check.reason else "note"
-
-
-def _check_row(check: Check, outcome: str) -> tuple[str, ...]:
-    unit = f" {check.unit}" if check.unit else ""
-    sign = "at least " if check.least else "at most "
-    worst = UNKNOWN if check.value is None else f"{figure(check.value)}{unit}"
-    bound = UNKNOWN if check.bound is None else f"{sign}{figure(check.bound)}{unit}"
-    return check.name, outcome, worst, bound, MEANINGS.get(check.name, UNKNOWN)
 
 
 MOST_ROWS, MESSAGE_CHARACTERS = 30, 400

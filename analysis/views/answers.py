@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.capacity.rules import REASONS, Check
+from analysis.capacity.rules import REASONS
 from analysis.results import studies, summary
 from analysis.results.asked import AskedExperiment, named
 from analysis.results.energy import PowerFigures
@@ -15,7 +15,7 @@ from analysis.results.runs import Run, load_run
 from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict, Verdict
 from analysis.rows import failures
 from analysis.stats.estimate import certified, interval, middle, number, span
-from analysis.views import ladder, prediction, rates, study
+from analysis.views import checks, ladder, prediction, rates, study
 from analysis.views.shown import Answer, Fact, Table
 
 LONGER = "search longer: search=standard takes 15 minutes, or raise search.budget_s"
@@ -44,7 +44,8 @@ def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
     elif isinstance(verdict, StudyVerdict):
         headline, tables, notes = study.headline(verdict), study.tables(verdict), study.notes(verdict)
     else:
-        headline, tables = _run_headline(verdict), _check_tables(verdict.checks or ())
+        judged = [check for check in verdict.checks or () if check.passed is not None]
+        headline, tables = _run_headline(verdict), [checks.table(judged)] if judged else []
     facts = (*_why(verdict), *_own_facts(verdict), *_rests_on(verdict), *_places(verdict))
     return Answer(
         word,
@@ -68,7 +69,7 @@ def brief(verdict: Verdict, resume: Path | None = None) -> Answer:
         *(list(rates.hold_facts(hold))[:1] if hold and (hold.vetoed or not hold.valid) else ()),
         *(rates.probe_facts(verdict.probe) if verdict.probe else ()),
         *(fact for fact in whole.facts if fact[0] in BRIEF),
-        *_check_facts(verdict.checks or ()),
+        *checks.facts(verdict.checks or ()),
         *_brief_places(verdict),
     )
     tables = (rates.table(verdict.windows, verdict.asked.slo),) if verdict.windows else ()
@@ -244,40 +245,6 @@ def _remedy(verdict: Verdict, resume: Path | None) -> list[str]:
     if verdict.valid and capacity and capacity.claimed.is_bound and not capacity.queue_grew:
         return [LONGER]
     return [verdict.remedy] if isinstance(verdict, StudyVerdict) and verdict.remedy else []
-
-
-def _check_tables(checks: Sequence[Check]) -> list[Table]:
-    """Checks with their worst figures, bounds and outcomes."""
-    rows = tuple(
-        (check.name, *_figures(check), _outcome(check)) for check in checks if check.passed is not None
-    )
-    return [Table("", ("check", "worst figure", "bound", "state"), rows, state=3)] if rows else []
-
-
-def _check_facts(checks: Sequence[Check]) -> Iterator[Fact]:
-    """How many checks are ok, the failed ones with their figures, and the names of the notes."""
-    outcomes = {check: _outcome(check) for check in checks if check.passed is not None}
-    if outcomes:
-        passed = sum(outcome == "ok" for outcome in outcomes.values())
-        failed = [
-            f"FAILED: {check.name} {', bound '.join(_figures(check))}"
-            for check, outcome in outcomes.items()
-            if outcome == "FAILED"
-        ]
-        notes = ", ".join(check.name for check, outcome in outcomes.items() if outcome == "note")
-        counted = f"{passed} of {len(outcomes)} ok"
-        yield "checks", "; ".join([counted, *failed, *([f"notes: {notes}"] if notes else [])])
-
-
-def _outcome(check: Check) -> str:
-    """The outcome of a check; a failed one without a reason is a note, which decides nothing."""
-    return "ok" if check.passed else "FAILED" if check.reason else "note"
-
-
-def _figures(check: Check) -> tuple[str, str]:
-    """The worst figure of a check, and its bound."""
-    bound = f"{'>=' if check.least else '<='} {number(check.bound, 3)} {check.unit}"
-    return f"{number(check.value, 3)} {check.unit}".strip(), bound.strip()
 
 
 def power_facts(asked: AskedExperiment, power: PowerFigures | None) -> Iterator[Fact]:
