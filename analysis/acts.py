@@ -16,15 +16,9 @@ from analysis import report as pages
 from analysis.calibration.fit import calibrate as calibrate_probes
 from analysis.calibration.forward import ForwardWork, calibrate_forward
 from analysis.calibration.observed import RecordedLoad, Served
+from analysis.planning import serve_scaling as scaling
 from analysis.planning.plan import Plan
-from analysis.planning.serve_scaling import (
-    ServeFront,
-    ServeSettings,
-    mean_life,
-    serve_file,
-    serve_scaling,
-    working_qps_per_node,
-)
+from analysis.planning.serve_scaling import ServeFront, ServeSettings
 from analysis.recommendation import ranking
 from analysis.results import locations, recount, studies
 from analysis.results.json_border import json_line
@@ -259,11 +253,12 @@ def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
     """Write the file of a plan on the run in `source`. Raises RunError or ConfigError for what it lacks."""
     run = load_run(source)
     experiment = run.config
-    certified, working = working_qps_per_node(plan)
-    scaling = serve_scaling(plan, mean_life(run, working, certified), experiment.layout.replicas_per_node)
+    certified, working = scaling.working_qps_per_node(plan)
+    life = scaling.mean_life(run, working, certified)
+    settings = scaling.serve_scaling(plan, life, experiment.layout.replicas_per_node)
     application, front = _application(experiment)
-    file.write_text(serve_file(scaling, application, run.name, front))
-    return ServeSettings(str(file), scaling.config, scaling, front.notes)
+    file.write_text(scaling.serve_file(settings, application, run.name, front))
+    return ServeSettings(str(file), settings.config, settings, front.notes)
 
 
 def _application(asked: Experiment) -> tuple[Tree, ServeFront]:

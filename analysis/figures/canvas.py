@@ -243,6 +243,23 @@ def latency_axis(ax: Axes, values: Iterable[float | None], bound_ms: float | Non
     return high / 1.12
 
 
+def qps(value: float) -> str:
+    """A rate without its unit."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun in the right number."""
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
+
+
+def share(value: float) -> str:
+    """A share in per cent; 100 only for all."""
+    if 0.9995 <= value < 1:
+        return "over 99.9 %"
+    return f"{100 * value:.3g} %"
+
+
 def ms(value: float | None) -> str:
     """A latency with its unit, or `infinite`, or `unknown`."""
     if value is None or not math.isfinite(value):

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 
 from analysis.capacity import paired_ratio
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, counted, qps, run_capacity
+from analysis.figures.canvas import Axes, Figure, Look, counted, qps
+from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, run_capacity
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
 from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval

@@ -90,23 +90,6 @@ def plot_of(exhibit: type[Exhibit]) -> Callable[[Any], Figure]:
     return plot
 
 
-def qps(value: float) -> str:
-    """A rate without its unit."""
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun in the right number."""
-    return f"{count:,} {noun if count == 1 else noun + 's'}"
-
-
-def share(value: float) -> str:
-    """A share in per cent; 100 only for all."""
-    if 0.9995 <= value < 1:
-        return "over 99.9 %"
-    return f"{100 * value:.3g} %"
-
-
 COLUMNS = (
     *("due_ns", "window_index", "phase", "status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
     *("end_offset_ns", "first_token_offset_ns", "last_token_offset_ns", "engine_first_token_ns"),

@@ -8,18 +8,8 @@ import numpy as np
 
 from analysis.capacity import window_table
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, Style, ms
-from analysis.figures.exhibit import (
-    Exhibit,
-    NoData,
-    Row,
-    RunData,
-    WindowRows,
-    counted,
-    draw_points,
-    qps,
-    share,
-)
+from analysis.figures.canvas import Axes, Figure, Floats, Look, Style, counted, ms, qps, share
+from analysis.figures.exhibit import Exhibit, NoData, Row, RunData, WindowRows, draw_points
 from analysis.results.figures import WindowRow
 from analysis.stats.dispersion import quantile_interval
 from analysis.stats.quantiles import quantile

@@ -12,20 +12,8 @@ import pyarrow as pa
 from analysis.capacity.checks import CPU_SHARE, RUN_SHARE, lag_gate_ms
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, ms
-from analysis.figures.exhibit import (
-    WORDS,
-    CapacityRow,
-    Exhibit,
-    NoData,
-    Row,
-    RunData,
-    WindowRows,
-    counted,
-    mark,
-    qps,
-    share,
-)
+from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms, qps, share
+from analysis.figures.exhibit import WORDS, CapacityRow, Exhibit, NoData, Row, RunData, WindowRows, mark
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from analysis.views.rates import VOID

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look
-from analysis.figures.exhibit import Exhibit, NoData, counted, qps
+from analysis.figures.canvas import Axes, Figure, Look, counted, qps
+from analysis.figures.exhibit import Exhibit, NoData
 from analysis.planning.money import Day
 from analysis.planning.plan import Plan
 from analysis.planning.sizing import ScalingEfficiency, scaling

@@ -5,8 +5,8 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Look, ms
-from analysis.figures.exhibit import COLUMNS, Exhibit, NoData, Row, RunData, counted, draw_points, qps
+from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps
+from analysis.figures.exhibit import COLUMNS, Exhibit, NoData, Row, RunData, draw_points
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
-from analysis.figures.canvas import Axes, Figure, Floats, Look, ms
-from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData, counted
+from analysis.figures.canvas import Axes, Figure, Floats, Look, counted, ms
+from analysis.figures.exhibit import COLUMNS, LATENCIES, Exhibit, NoData, Row, RunData
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import LIMITS, QUANTILE, Limit

@@ -10,23 +10,8 @@ from analysis.figures.comparison import Comparison
 from analysis.figures.exhibit import RunData
 from analysis.figures.plan import Nodes, Scaling
 from analysis.planning.plan import NoPlan, Plan
-from analysis.report import provenance, sections
-from analysis.report.blocks import (
-    Block,
-    Code,
-    Missing,
-    Page,
-    Room,
-    Section,
-    across,
-    arrow_table,
-    figure_block,
-    figure_sections,
-    main_figures,
-    moment,
-    value,
-    without_empty,
-)
+from analysis.report import blocks, provenance, sections
+from analysis.report.blocks import Block, Code, Missing, Page, Room, Section, figure_block, moment, value
 from analysis.results import locations, tables
 from analysis.results.asked import AskedExperiment, describe
 from analysis.results.json_border import to_tree
@@ -72,13 +57,13 @@ PURPOSE = "How much was seen, and every check with its worst figure."
 def of_run(run: Run) -> Page:
     """The page of one run, ended or not."""
     verdict, claim, asked, data = run.verdict, _answer(run), _asked(run), RunData.whole(run)
-    shown = [*figure_sections(data, Room()), sections.errors(data)]
+    shown = [*blocks.figure_sections(data, Room()), sections.errors(data)]
     every_rate = [rates.table(verdict.windows, verdict.asked.slo)] if verdict and verdict.windows else []
     tables = *(replace(table, title=RATES) for table in every_rate), *sections.percentiles(data)
     main = [replace(one, blocks=(*one.blocks, *tables)) for one in shown[:1]]
     shown += sections.power_sections(verdict.power if verdict else None)
     trust = Section("trust", TRUST, PURPOSE, _checks(verdict))
-    body = [*main, trust, *without_empty(shown[1:]), provenance.of_run(run)]
+    body = [*main, trust, *blocks.without_empty(shown[1:]), provenance.of_run(run)]
     body.append(sections.definitions(asked, verdict.capacity if verdict else None))
     heading = _heading(asked, str(run.manifest.get("verb", "run")))
     return Page(f"{claim.word}: {run.name}", heading, _subtitle(run, asked), claim, body)
@@ -111,11 +96,13 @@ def of_runs(runs: Sequence[Run]) -> Page:
     """The page of several runs: capacities in one table, then the main figures of each."""
     room = Room()
     found = tables.capacity_table(runs).select(list(CAPACITIES)).rename_columns(list(CAPACITIES.values()))
-    known = across(arrow_table("Capacity of each run, as far as one is claimed", found, "not claimed"))
-    blocks = known, *(figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling))
+    known = blocks.across(
+        blocks.arrow_table("Capacity of each run, as far as one is claimed", found, "not claimed")
+    )
+    shown = known, *(figure_block(exhibit, runs, room) for exhibit in (Comparison, Scaling))
     claims = "What each run claims; a run that is void or did not end claims nothing."
     body = [
-        Section("capacities", "Capacities", claims, blocks),
+        Section("capacities", "Capacities", claims, shown),
         *_beside(runs, room),
         sections.definitions(_asked(runs[0]), None),
     ]
@@ -131,9 +118,9 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
         trust = [tuple(checks.facts(known))] if known else []
-        drawn = main_figures(RunData(run), room, f"{place}-")
-        blocks = (_answer(run), *trust, *drawn, *provenance.brief(run))
-        body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), blocks))
+        drawn = blocks.main_figures(RunData(run), room, f"{place}-")
+        shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
+        body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
     return body
 
 

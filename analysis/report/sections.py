@@ -16,16 +16,7 @@ from analysis.figures.exhibit import NoData, RunData, WindowRows
 from analysis.quality import answer_file
 from analysis.quality.answer_file import AnswerRecord
 from analysis.quality.gate import GateVerdict
-from analysis.report.blocks import (
-    Block,
-    Missing,
-    Room,
-    Section,
-    arrow_table,
-    bound,
-    figure,
-    figure_block,
-)
+from analysis.report.blocks import Block, Missing, Room, Section, arrow_table, bound, figure, figure_block
 from analysis.results.asked import AskedExperiment
 from analysis.results.energy import WHOLE, NodeFigures, PowerFigures, WindowEnergy
 from analysis.results.figures import CapacityFigures

@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from analysis.results import predictions
 from analysis.results.asked import AskedExperiment, ConstantsBasis
 from analysis.results.predictions import (
-    LATENCIES,
-    PLACES,
-    RATES,
     GridCell,
     GridVerdict,
     PredictionVerdict,
     RateForecast,
     ReplayForecast,
-    SensitivityRow,
-    SessionForecast,
 )
 from analysis.stats.estimate import UNKNOWN, Estimate, interval, middle, number, span
 from analysis.views import rates
@@ -84,10 +80,10 @@ def tables(verdict: PredictionVerdict) -> list[Table]:
     out = []
     if replay := verdict.replay:
         rows = tuple(
-            (words, *(_figure(replay.figures[f"{name}.{place}"]) for place in PLACES))
-            for name, words in LATENCIES.items()
+            (words, *(_figure(replay.figures[f"{name}.{place}"]) for place in predictions.PLACES))
+            for name, words in predictions.LATENCIES.items()
         )
-        out.append(Table("", ("ms [95 %]", *PLACES), rows))
+        out.append(Table("", ("ms [95 %]", *predictions.PLACES), rows))
     if verdict.sensitivity:
         out.append(_sensitivity(verdict.sensitivity))
     return out
@@ -141,7 +137,9 @@ def _throughput(forecast: RateForecast) -> str:
     return f"{n_in:.0f} input{apart} ({100 * hit:.0f} % cached) and {n_out:.0f} output tok/s, {in_flight}"
 
 
-def _session_facts(seen: SessionForecast, share: float | None, asked: AskedExperiment) -> Iterator[Fact]:
+def _session_facts(
+    seen: predictions.SessionForecast, share: float | None, asked: AskedExperiment
+) -> Iterator[Fact]:
     met, most, blocked = seen.replicas_per_session, seen.reusable_share_of_input, seen.blocked_share
     hit = f"hit rate {'unknown' if share is None else f'{100 * share:.1f} %'} of the prompt tokens"
     hit += "" if most is None else f" (at most {100 * most:.1f} %)"
@@ -186,7 +184,7 @@ def _replay_facts(replay: ReplayForecast, asked: AskedExperiment) -> Iterator[Fa
     whole = f" of all {asked.nodes} nodes" if asked.nodes > 1 else ""
     yield (
         f"throughput{whole}",
-        ", ".join(f"{_figure(figures[name])} {words}" for name, words in RATES.items()),
+        ", ".join(f"{_figure(figures[name])} {words}" for name, words in predictions.RATES.items()),
     )
     yield "makespan", f"{_figure(figures['makespan_s'])} s"
     if asked.replicas > 1:
@@ -223,7 +221,7 @@ def constants_facts(prediction: PredictionVerdict) -> Iterator[Fact]:
     yield "assumed", "; ".join([*known.outside, _assumed(known, prediction.sensitivity or ())])
 
 
-def _assumed(known: ConstantsBasis, sensitivity: Sequence[SensitivityRow]) -> str:
+def _assumed(known: ConstantsBasis, sensitivity: Sequence[predictions.SensitivityRow]) -> str:
     """The assumed constants that matter most, where that is known; else how many there are."""
     if not known.assumed:
         return "nothing"
@@ -240,8 +238,8 @@ def _count(paths: Sequence[str]) -> str:
     return f"{len(paths)} constant{'s' * (len(paths) != 1)}"
 
 
-def _sensitivity(rows: Sequence[SensitivityRow]) -> Table:
-    def cells(row: SensitivityRow) -> tuple[str, ...]:
+def _sensitivity(rows: Sequence[predictions.SensitivityRow]) -> Table:
+    def cells(row: predictions.SensitivityRow) -> tuple[str, ...]:
         ends = "exact"
         if row.at_low_qps is not None and row.at_high_qps is not None:
             ends = f"{number(row.at_low_qps, 3)} to {number(row.at_high_qps, 3)}"

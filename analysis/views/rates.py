@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from analysis.capacity import window_table
 from analysis.capacity.limit_posterior import MUCH
 from analysis.capacity.posterior import LEAST_EFFECT
-from analysis.results import summary
+from analysis.results import figures, summary
 from analysis.results.figures import (
     ALONE,
     JOINT,
@@ -14,7 +14,6 @@ from analysis.results.figures import (
     HoldFigures,
     ProbeFigures,
     Quantile,
-    RateFigures,
     WindowRow,
 )
 from analysis.results.predictions import PredictionVerdict
@@ -198,8 +197,8 @@ def probe_facts(probe: ProbeFigures) -> Iterator[Fact]:
     yield from _limit_facts(probe)
     for piece in probe.pieces or ():
         offered = f"{piece.requests} requests, {number(piece.rate_qps_per_node, 3)} QPS per node"
-        figures = (f"{label(limit)} {_ms(quantile)}" for limit, quantile in piece.limits.items())
-        yield f"{piece.from_s:g} to {piece.to_s:g} s", f"{offered}, {', '.join(figures)}"
+        latencies = (f"{label(limit)} {_ms(quantile)}" for limit, quantile in piece.limits.items())
+        yield f"{piece.from_s:g} to {piece.to_s:g} s", f"{offered}, {', '.join(latencies)}"
 
 
 def hold_facts(hold: HoldFigures) -> Iterator[Fact]:
@@ -214,7 +213,7 @@ def hold_facts(hold: HoldFigures) -> Iterator[Fact]:
     yield from _limit_facts(hold)
 
 
-def _limit_facts(measured: RateFigures) -> Iterator[Fact]:
+def _limit_facts(measured: figures.RateFigures) -> Iterator[Fact]:
     for limit, quantile in measured.limits.items():
         name = "requests" if bounds.metric_of(limit) == bounds.JOINT else "gaps between tokens"
         yield label(limit) if quantile.share is None else name, _against(limit, quantile)
