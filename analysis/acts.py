@@ -211,7 +211,6 @@ def live(arguments: argparse.Namespace) -> int:
 
 
 def _predicted(words: Sequence[str]) -> PredictionVerdict | GridVerdict:
-    """The answer of the engine model to the words, as of `python -m loadgen predict`."""
     from conf.matrix import matrix
     from loadgen.cli import prediction
     from loadgen.predict import grid

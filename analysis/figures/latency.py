@@ -116,7 +116,6 @@ class Latency(Exhibit):
             canvas.note(ax, at, top, "infinite", xytext=(inwards, 0), ha=side, va="center")
 
     def _draw_ramp(self, ax: Axes, p90: str) -> None:
-        """The steps of the ramp that lie on the axis."""
         left, right = ax.get_xlim()
         known = [(step["rate_qps_per_node"], step[p90]) for step in self._ramp() if step[p90] is not None]
         steps = [(rate, np.clip(p90_ms, *ax.get_ylim())) for rate, p90_ms in known if left <= rate <= right]

@@ -102,7 +102,6 @@ class _Snapshot(Collector):
     def _gauge(
         self, name: str, help_: str, values: Iterable[tuple[tuple[str, ...], float | None]], *labels: str
     ) -> Iterator[Metric]:
-        """A gauge with its known values, or nothing if none is known."""
         known = [(more, value) for more, value in values if value is not None and not math.isnan(value)]
         if known:
             family = GaugeMetricFamily(f"maxqps_{name}", help_, labels=(*LABELS, *labels))

@@ -171,7 +171,6 @@ def _windows(windows: Sequence[DoneWindow], width: int) -> list[str]:
 
 
 def _cut(line: str, width: int) -> str:
-    """The line up to the last whole word that fits."""
     return line if len(line) <= width else f"{line[: width - 3].rsplit(' ', 1)[0]} ..."
 
 

@@ -294,7 +294,6 @@ def _watts(power: PowerFigures) -> MeasuredWatts | None:
 
 
 def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigures:
-    """The capacity of a verdict. Raises RunError or NotPlannable if it has none."""
     capacity, code = verdict.capacity, verdict.exit_code
     if code is None:
         raise RunError(f"{name} has not ended; nothing can be planned on it yet")

@@ -252,7 +252,6 @@ def _wrapped(reasons: Iterable[str]) -> list[str]:
 
 
 def _around(front: ServeFront) -> list[str]:
-    """The notes, and the variables as a shell sets them."""
     notes = ["", *(f"note: {note}" for note in front.notes)] if front.notes else []
     if not front.environment:
         return _wrapped(notes)

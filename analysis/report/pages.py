@@ -139,7 +139,6 @@ def _answer(opened: Run | Study) -> Answer:
 
 
 def _altered(found: Sequence[str]) -> Answer:
-    """The answer of a folder whose files changed since they were written."""
     headline = "No capacity is claimed: its files are not as they were written"
     return Answer("ALTERED", "bad", headline, notes=tuple(found[: locations.MOST_NAMED]))
 

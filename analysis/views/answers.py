@@ -161,7 +161,6 @@ def _own_facts(verdict: Verdict) -> Iterator[Fact]:
 
 
 def _planned(verdict: RunVerdict) -> Iterator[Fact]:
-    """What a planner needs beside a capacity."""
     if not verdict.capacity:
         return
     yield from rates.bound_facts(verdict, verdict.capacity)
@@ -172,7 +171,6 @@ def _planned(verdict: RunVerdict) -> Iterator[Fact]:
 
 
 def _rests_on(verdict: Verdict) -> Iterator[Fact]:
-    """The question and the evidence."""
     asked = verdict.asked
     model = f"{named('model', asked.model)} on "
     if asked.engine == "external":
@@ -235,7 +233,6 @@ def _brief_places(verdict: RunVerdict) -> Iterator[Fact]:
 
 
 def _remedy(verdict: Verdict, resume: Path | None) -> list[str]:
-    """How to go on."""
     if isinstance(verdict, PredictionVerdict):
         return []
     goes_on = isinstance(verdict, StudyVerdict) or verdict.verb == "sweep"

@@ -42,7 +42,6 @@ def answer(plan: Plan | NoPlan) -> Answer:
 
 
 def _fleet(plan: Plan) -> str:
-    """The nodes and GPUs for the peak."""
     upper, nodes = plan.nodes_at.get("high"), _nodes(plan.nodes)
     counted = f"{nodes} ({'unknown' if upper is None else f'{upper:,}'} at the upper bound)"
     if plan.planned_on.open_above:
@@ -187,7 +186,6 @@ def power(plan: Plan) -> Iterator[Fact]:
 
 
 def _service(plan: Plan) -> Iterator[Fact]:
-    """Ray Serve's autoscaling, where a file has it."""
     if settings := plan.into_service:
         scaling = settings.rests_on
         target = f"{number(scaling.target_ongoing_requests.value)} requests on each by Little's law"

@@ -124,7 +124,6 @@ def _forecast_facts(verdict: PredictionVerdict, forecast: RateForecast) -> Itera
 
 
 def _throughput(forecast: RateForecast) -> str:
-    """Tokens per second and requests in flight."""
     n_in, hit = forecast.input_tokens_per_s_per_node, forecast.cached_share_of_input
     n_out, images = forecast.output_tokens_per_s_per_node, forecast.image_tokens_per_s_per_node
     if n_in is None or n_out is None or hit is None:
@@ -336,7 +335,6 @@ def _replay_row(cell: GridCell) -> list[str] | None:
 
 
 def _over(missed: Sequence[Limit]) -> str:
-    """The limits over their bound, as a cell of text."""
     return ", ".join(map(short, missed)) or "-"
 
 

@@ -149,7 +149,6 @@ def node_facts(spread: NodeSpread) -> Iterator[Fact]:
 
 
 def _doubts(capacity: CapacityFigures) -> Iterator[Fact]:
-    """Reasons not to believe the interval of a search."""
     limit, allowed = (capacity.limits or {}).get(capacity.binding), allowed_over(capacity.binding)
     if limit and limit.slope_unusual:
         what = "hardly follows the load, or jumps with it"
@@ -220,7 +219,6 @@ def _limit_facts(measured: figures.RateFigures) -> Iterator[Fact]:
 
 
 def _against(limit: Limit, quantile: Quantile) -> str:
-    """A limited quantile with its interval against its bound."""
     if quantile.passed is None:
         return "does not apply or is unknown"
     if quantile.share is not None:

@@ -83,7 +83,6 @@ def _headline(verdict: RecommendationVerdict, ranking: ShapeRanking) -> str:
 
 
 def _close(ranking: ShapeRanking) -> list[RankedShape]:
-    """The shapes that are not told from the first."""
     return [shape for shape in ranking.shapes if not shape.told_apart and shape is not ranking.first]
 
 

@@ -99,7 +99,6 @@ def foreign_answer(foreign: Foreign, bounds_ms: Mapping[str, float] | None = Non
 
 
 def _tool(foreign: Foreign) -> str:
-    """The tool, its version and its model."""
     model = f", model {foreign.asked.model}" if foreign.asked.model else ""
     return f"{foreign.tool}, version {foreign.version}{model}"
 
@@ -136,7 +135,6 @@ def _judged(values: Floats, bound_ms: float, seconds: float) -> str:
 
 
 def _latency(ms: float | None) -> str:
-    """A latency in ms, infinite of a failed request."""
     return "unknown" if ms is None else f"{ms:.1f}"
 
 
@@ -168,7 +166,6 @@ def answer(paths: Sequence[Path]) -> Answer:
 
 
 def _headline(side: ComparedResult) -> str:
-    """Verdict and capacity, the first line of `show`."""
     if side.foreign:
         return f"FOREIGN  {_tool(side.foreign)}"
     if side.verdict is None:

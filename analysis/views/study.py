@@ -71,7 +71,6 @@ def facts(study: StudyVerdict) -> Iterator[Fact]:
 
 
 def _ratio_facts(ratio: Ratio) -> Iterator[Fact]:
-    """The evidence of a paired ratio."""
     correlation = "unknown" if ratio.correlation is None else f"{ratio.correlation:.2f}"
     pairs = f"B got A's arrivals and lengths, scaled in time; correlation {correlation}"
     yield f"{ratio.pairs} pairs of windows", pairs

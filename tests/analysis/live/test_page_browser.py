@@ -142,8 +142,8 @@ def test_a_strangers_words_are_words(tab: Browser, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(told))
     done = next(json.loads(line) for line in LINES if b"window_done" in line)
     events = [
-        {"event": "window", "index": 0, "kind": evil, "reason": evil, "rate_qps_per_node": 1.0},
         done | {"kind": evil, "verdict": evil, "void": True, f"{evil}_p90_ms": 3.0, f"over_{evil}_pct": 1.0},
+        {"event": "window", "index": 8, "kind": evil, "reason": evil, "rate_qps_per_node": 1.0},
         {"event": evil, "text": evil},
     ]
     (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
