@@ -83,7 +83,7 @@ REASONS: Mapping[str, Reason] = {
     ),
     "path_slow": Reason(
         "Time was lost between the client and the engine, which reports its own times.",
-        "Time was lost before the engine: see what stood still or lacked CPU, replica or proxy.",
+        "Time was lost before the engine: look for a replica or proxy that lacked CPU, and at the network.",
     ),
     "replica_lost": Reason(
         "A replica was replaced, or one answered that was not deployed for this run.",

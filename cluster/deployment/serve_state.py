@@ -234,8 +234,10 @@ MARK = re.compile(r":(job_id|actor_name|task_name):")
 
 CAUSES = Path(__file__).with_name("causes.yaml")
 SAYS_WHY = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*\S|Fatal Python error|\*\*\* SIG[A-Z]+ received")
-NO_CAUSE = re.compile(r"Some common causes include|See (the )?(stack trace|root cause|controller logs)")
-"""Ray lists possible causes, memory among them, for every death."""
+NO_CAUSE = re.compile(
+    r"Some common causes include|See (the )?(stack trace|root cause|controller logs)|: Traceback \("
+)
+"""Ray lists possible causes, memory among them, for every death, and wraps one traceback in another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,6 +355,8 @@ class LoadFeed:
         began_ns = self.target.now_ns()
         if why := silent or ", ".join(self._silent):
             self.emit("fault", text=f"{why}: waiting until it is back")
+        elif lost := ", ".join(map(str, self._lost[self._replaced :])):
+            self.emit("fault", text=f"lost {lost}: it is replaced where there is room")
         if not self.target.heal():
             self.refresh()
             missing = ", ".join(map(str, self._lost[self._replaced :])) or why

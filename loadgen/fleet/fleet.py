@@ -6,7 +6,8 @@ host has no network for a while is waited for: it goes on sending, and reports a
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -41,7 +42,8 @@ READY_TIMEOUT_S = 60.0
 LAST_WORDS_S = 3.0
 POLL_S = 0.5
 MOST_REPLACED = 3
-"""Most load actors replaced in one run; if more die, something is wrong with their nodes."""
+"""Most times that one load actor is replaced in a run; if it dies more often, something is wrong with the
+nodes. A host that dies takes several with it."""
 
 
 _NOTHING = records.PROGRESS.empty_table()
@@ -80,7 +82,8 @@ class LoadFleet:
 
     The run's clock starts at `from_ns`, which a resumed run sets after everything it has seen, and runs
     `plan.time_scale` times as fast as the real one. An actor that does not answer is waited for, as
-    long as `hosts` says, if its host could not be reached meanwhile; else it is lost.
+    long as `hosts` says, if its host could not be reached meanwhile; else it is lost. `cannot_start` gets
+    each new reason why its replacement does not start yet.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class LoadFleet:
         from_ns: int = 0,
     ) -> None:
         self.hosts: HostSource = NoHosts()
+        self.cannot_start: Callable[[str], None] = lambda _: None
         self._count, self._actors, self._plan, self._folder = count, actors, plan, folder
         self._next_client = first_client
         real_ns = int(from_ns / plan.time_scale)
@@ -186,14 +190,18 @@ class LoadFleet:
         self._await_silent(deadline)
         for member in self._silent():
             self._lose(member, f"its host cannot be reached for {self.hosts.patience_s:g} s")
-        if len(self.lost) > MOST_REPLACED:
+        if max(Counter(actor.index for actor in self.lost).values(), default=0) > MOST_REPLACED:
             return False
         missing = sorted(set(range(self._count)) - {member.index for member in self._alive()})
+        reasons = set[str]()
         while missing:
             try:
-                self._add(missing)
-                break
-            except (ActorError, TimeoutError, FleetError):  # no room now; a host that is back soon has some
+                self._add(missing[:1])  # one by one: a host that takes none must not hinder the others
+                del missing[0]
+            except (ActorError, TimeoutError, FleetError) as error:  # a host that is back soon has room
+                if (reason := str(error) or f"no room within {READY_TIMEOUT_S:g} s") not in reasons:
+                    reasons.add(reason)
+                    self.cannot_start(reason)
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(POLL_S)

@@ -87,14 +87,17 @@ class LoadActor(Worker):
 
     async def prepare(self, client_id: int, plan: ClientPlan, folder: Path) -> Place:
         """Build what is slow, freeze the garbage collector, and return where this actor is."""
+        node, address = self.node()
         try:
             prompts = Prompts(plan.workload, plan.model, plan.vocab, plan.salt, plan.target)
+            self._shards = [
+                ArrowStream(folder / f"{name(client_id)}.arrow"),
+                ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
+            ]
         except ConfigError as error:
             raise ConfigError(f"on node {platform.node()}: {error}") from error
-        self._shards = [
-            ArrowStream(folder / f"{name(client_id)}.arrow"),
-            ArrowStream(folder / f"{name(client_id)}.health.arrow", time_series.CLIENTS),
-        ]
+        except OSError as error:
+            raise OSError(f"on {platform.node()} ({address}): {error}") from error
         super().__init__(client_id, plan, prompts, *self._shards)
         raise_files()
         plan.driver.watch(self._orphaned)
@@ -102,7 +105,6 @@ class LoadActor(Worker):
         gc.collect()
         gc.freeze()
         gc.disable()
-        node, address = self.node()
         return Place(
             client_id, node, platform.node(), address, os.getpid(), wall_less_monotonic_ns(), limits()
         )

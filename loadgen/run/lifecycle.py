@@ -263,6 +263,7 @@ class RunLifecycle:
             from_ns=self._past.end_ns if self._past else 0,
         )
         fleet.hosts = service.hosts
+        fleet.cannot_start = lambda why: self.emit("fault", text=f"a load actor does not start yet: {why}")
         self._manifest["load_actors"] = [member.described() for member in fleet.members]
         self._manifest["clock"] = {"time_scale": experiment.time_scale, "zero_wall_ns": fleet.zero_wall_ns}
         self.folder.write_json("manifest.json", self._manifest)

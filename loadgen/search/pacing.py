@@ -60,8 +60,11 @@ def paced(spec: Search, answer_s: float, longest_s: float) -> Search:
 
 
 def longest_answer_s(outcomes: Sequence[MeasuredWindow]) -> float:
-    """Longest median life of an answer in any window; 0 while nothing is known."""
-    return max([outcome.counts.median_e2e_s or 0.0 for outcome in outcomes], default=0.0)
+    """Longest median life of an answer in any window; 0 while nothing is known.
+
+    An outage holds answers up, which says nothing of the service's pace.
+    """
+    return max([o.counts.median_e2e_s or 0.0 for o in outcomes if not o.felt_a_loss], default=0.0)
 
 
 def lasting_s(start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
@@ -69,7 +72,8 @@ def lasting_s(start: Start, outcomes: Sequence[MeasuredWindow]) -> float:
 
     Within the bounds no answer lasts longer than `Start.answer_s`: one that does is part of an overload.
     """
-    seen = [o.counts.median_e2e_s for o in outcomes if not o.bad and o.counts.median_e2e_s is not None]
+    steady = [outcome.counts for outcome in outcomes if not (outcome.bad or outcome.felt_a_loss)]
+    seen = [counts.median_e2e_s for counts in steady if counts.median_e2e_s is not None]
     return min(seen[-1], start.answer_s or math.inf) if seen else 0.0
 
 

@@ -63,6 +63,12 @@ class MeasuredWindow:
         """True if it was ended early."""
         return self.counts.aborted
 
+    @property
+    def felt_a_loss(self) -> bool:
+        """True if the service was lost in it, or a host could not be reached."""
+        evidence = self.evidence
+        return bool(evidence.loss or evidence.lost_load_hosts or evidence.lost_nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:

@@ -190,6 +190,7 @@ CAUSES = {
     "OSError: /models/x does not appear to have a file named config.json": "model folder",
     "Repo id must be in the form 'repo_name' or 'namespace/repo_name'": "model folder",
     "OSError: [Errno 28] No space left on device": "disk full",
+    "(Worker pid=263) ERROR RuntimeError: Insufficient space in /dev/shm for": "shared memory full",
     "RuntimeError: Failed to infer device type": "no GPU",
 }
 GUESS = "Some common causes include: (1) the process was killed by the OOM killer due to out of memory"
@@ -202,7 +203,8 @@ def test_a_usual_cause_is_named_with_the_line_that_shows_it(line: str) -> None:
 
 
 def test_of_other_ends_the_last_error_is_told_and_of_none_nothing() -> None:
-    assert words.why(["ValueError: first", "KeyError: 'last'", "  in f"]) == "KeyError: 'last'"
+    wrapped = "RuntimeError: Traceback (most recent call last):"
+    assert words.why(["ValueError: first", "KeyError: 'last'", wrapped, "  in f"]) == "KeyError: 'last'"
     assert words.why(["loading", GUESS]) == ""
 
 

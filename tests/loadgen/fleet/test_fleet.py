@@ -1,6 +1,7 @@
 """`loadgen.fleet.fleet` with local processes and with Ray against a scripted server; what ends a process."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -182,6 +183,19 @@ def test_a_wall_clock_that_is_set_moves_no_request_of_a_replacement(
     target.finish(PATIENCE_S)
     check_sent(folder.collect(target.zero_wall_ns))
     assert target.members[-1].offset == ClockOffset(0, 0)
+
+
+@pytest.mark.slow
+def test_a_host_on_which_no_replacement_starts_is_said_with_its_name(
+    url: str, tmp_path: Path, actors: Actors
+) -> None:
+    target, said = fleet(url, RunFolder.create(tmp_path, "full"), actors, count=1), list[str]()
+    target.members[0].actor.kill()
+    until(lambda: target.run(None, target.now_ns()).lost_actors)
+    target.cannot_start, target._folder = said.append, tmp_path / "file" / "shards"
+    (tmp_path / "file").touch()
+    assert not target.heal()
+    assert len(said) == 1 and f"on {platform.node()} (" in said[0] and "Not a directory" in said[0]
 
 
 @pytest.mark.slow

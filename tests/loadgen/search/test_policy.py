@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from analysis.capacity.posterior import posterior
+from analysis.capacity.rules import WindowEvidence
 from analysis.capacity.window_counts import LOOK_AHEAD, LOOK_BACK, NS, LimitCount, WindowCounts
 from conf import load
 from conf.specs.bounds import allowed_over
@@ -20,10 +21,12 @@ S2 = Slo("s2", ttft_p90_ms=2000.0, tpot_p90_ms=60.0)
 SPEC = Search("test", budget_s=900.0)
 
 
-def done(plan, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, start_s=0.0, offered=1.0):
+def done(
+    plan, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, start_s=0.0, offered=1.0, loss=""
+):
     """The outcome of a window in whose 300 requests `over` were over the TPOT limit.
 
-    It began at `start_s`, and `offered` times its load came.
+    It began at `start_s`, and `offered` times its load came. In it the service was lost by `loss`.
     """
     spread = tuple(int(part) for part in np.diff(np.round(np.linspace(0, over, 10))))
     seen = (33, 33, 34) * 3
@@ -39,7 +42,7 @@ def done(plan, over=0, *, bad=False, void=False, aborted=False, e2e_s=None, star
         median_e2e_s=e2e_s,
         limits={"ttft": LimitCount(0, 300, (0,) * 9, seen), "tpot": LimitCount(over, 300, spread, seen)},
     )
-    return MeasuredWindow(plan, counts, void=void, bad=bad)
+    return MeasuredWindow(plan, counts, void=void, bad=bad, evidence=WindowEvidence(loss=loss))
 
 
 def played(start, *events, spec=SPEC, elapsed_s=0.0):
@@ -75,6 +78,8 @@ def test_a_ramp_does_not_begin_so_low_that_its_first_requests_take_all_its_time(
 def test_a_ramp_step_lasts_for_answers_and_for_the_ttft_bound():
     assert played(GUESS, {"e2e_s": 10.0})[1].window_s == pytest.approx(12.0)
     assert played(replace(GUESS, ttft_s=5.0))[1].window_s == pytest.approx(8.0)
+    held_up = {"void": True, "loss": "no answer", "e2e_s": 100.0}
+    assert played(GUESS, {"e2e_s": 10.0}, held_up)[1].window_s == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("event", [BAD, VOID])
