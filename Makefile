@@ -81,15 +81,20 @@ test-stutter: $(STAMP)  ## what may trust a clock, where processes stand still f
 	@$(BIN)/python -m tests.support.machine.stutter --burners 1 -- \
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(if $(filter tests/%,$(ARGS)),,$(STUTTERED)) $(ARGS)
 
-test-hosts: $(STAMP)  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, a quarter of an hour
-	$(PYTEST) hosts tests/hosts $(ARGS)
+# Hosts mostly wait: two clusters of them run side by side.
+HOSTS := cluster faults
+test-hosts: $(STAMP)  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, eight minutes
+	$(SIDE_BY_SIDE)=2 $(HOSTS:%=test-hosts-%)
+
+test-hosts-cluster test-hosts-faults: $(STAMP)
+	$(PYTEST) hosts tests/hosts/$(@:test-hosts-%=test_%).py $(ARGS)
 
 # --- everything: each lane leaves its output in LOGS, and a line of each is printed at the end ---
 LOGS := build/tests
 # Two lanes of real time would make each other's clocks late: one runs after the other, and what computes gives way.
-REAL_TIME := all-hosts all-ray-end-to-end all-ray-loadgen all-ray-others all-vllm-deployed all-vllm-emulated all-vllm-older
+REAL_TIME := all-hosts all-ray-end-to-end all-ray-loadgen all-ray-others all-vllm-deployed all-vllm-hosts all-vllm-emulated all-vllm-older
 COMPUTING := all-engine all-others all-vllm-answers all-planted all-stutter all-check
-LANES := $(REAL_TIME) $(COMPUTING)
+LANES := $(HOSTS:%=all-hosts-%) $(filter-out all-hosts,$(REAL_TIME)) $(COMPUTING)
 RUN_LANES = $(subst @,,$(SIDE_BY_SIDE))
 
 test-all: $(STAMP) $(VLLM_STAMP) $(VLLM_VENV)/vllm-$(VLLM_OLDER) browser  ## everything, half an hour or more: every fault, two vLLMs, browsers, planted faults; before an issue is called done
@@ -102,7 +107,7 @@ $(LANES): | $(LOGS)
 $(LOGS):
 	mkdir -p $@
 
-.PHONY: $(LANES) $(addsuffix -engine,quick test) $(addsuffix -others,quick test) test-ray
+.PHONY: $(LANES) all-hosts $(HOSTS:%=test-hosts-%) $(addsuffix -engine,quick test) $(addsuffix -others,quick test) test-ray
 all-%: SHELL := /bin/bash
 all-%: .SHELLFLAGS := -o pipefail -c
 EVERYTHING = --no-skips 2>&1 | tee $(LOGS)/$@.log
@@ -119,7 +124,10 @@ all-ray-others: $(STAMP)
 	$(PYTEST) "$(REAL)" $(call REAL_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
 
 all-hosts: $(STAMP)
-	$(PYTEST) hosts tests/hosts $(EVERYTHING)
+	@$(RUN_LANES)=2 --keep-going $(HOSTS:%=$@-%)
+
+all-hosts-cluster all-hosts-faults: $(STAMP)
+	$(PYTEST) hosts tests/hosts/$(@:all-hosts-%=test_%).py $(EVERYTHING)
 
 all-stutter all-check: $(STAMP)
 	@$(MAKE) --no-print-directory $(if $(filter %-check,$@),check,test-stutter) 2>&1 | tee $(LOGS)/$@.log
@@ -140,6 +148,9 @@ all-vllm-answers: $(VLLM_STAMP)
 
 all-vllm-deployed: $(VLLM_STAMP)
 	@$(VLLM_TEST) vllm $(DEPLOYED) $(EVERYTHING)
+
+all-vllm-hosts: $(VLLM_STAMP)
+	@$(VLLM_TEST) vllm tests/hosts/test_vllm.py $(EVERYTHING)
 
 all-vllm-emulated: $(VLLM_STAMP)
 	@$(VLLM_TEST) vllm tests/vllm $(addprefix --ignore=,$(ANSWERS) $(DEPLOYED)) $(EVERYTHING)

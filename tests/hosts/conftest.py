@@ -4,25 +4,25 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from conf import load
+from tests.hosts.machine import CLOCK
 from tests.hosts.network import DATA, NOT_HERE, ROOT, Host, Network, allowed
 from tests.hosts.units import read_environment, read_unit
 from tests.support.machine.patience import START_S, until
 from tests.support.virtual.virtual_drivers import engines
 
 BIN = Path(sys.executable).parent
-CLOCK = Path(__file__).parent / "clock"
+CLOCK_FOLDER = Path(__file__).parent / "clock"
 NODES = {11: "node1", 12: "node2"}
 LOADS = {21: "load1", 22: "load2"}
-ADDRESSES = [f"{DATA}.{number}" for number in (1, *NODES, *LOADS)]
 CLUSTER = ("cluster=mi325x_4n", "cluster.nodes=2", "fleet.actors=2", "fleet.cpus_per_actor=0.5")
-RENDER = ("cluster", "render", "systemd", *CLUSTER, "engine=simulated", "--load-nodes=2", "--gpu-node-cpus=1")
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 SMALL = {
     # Ray would take a third of the machine's memory for the object store of each host.
@@ -30,8 +30,8 @@ SMALL = {
     # Machine code of the engine is compiled once, and not by each replica.
     "XDG_CACHE_HOME": CACHE,
 }
-WRONG_CLOCK = {"load2": "3"}
-"""Seconds by which a host's wall clock is ahead, by `clock/sitecustomize.py`: time namespaces cannot."""
+AHEAD_S = {"load2": 3.0}
+"""Seconds by which a host's wall clock is ahead from its start."""
 STARTED = "Ray runtime started"
 """What `ray start` prints when its node is one of the cluster's."""
 ALIVE = "[node['NodeManagerAddress'] for node in ray.nodes() if node['Alive']]"
@@ -53,7 +53,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """The environment of a user's commands, as the runbook sets it."""
         here = {"HOME": "/tmp/home", "PATH": f"{BIN}:/usr/bin:/bin", "XDG_CACHE_HOME": CACHE}
-        address = {"RAY_ADDRESS": f"{ADDRESSES[0]}:6379"}
+        address = {"RAY_ADDRESS": f"{self.host('head').address}:6379"}
         return read_environment(self.units / "ray.env") | here | address
 
     def start(self, role: str, hosts: Mapping[int, str]) -> None:
@@ -68,9 +68,11 @@ class Cluster:
 
     def _begin_host(self, name: str, number: int, role: str) -> Host:
         unit = read_unit(self.units / f"maxqps-{role}@.service", f"{DATA}.{number}")
-        clock = {"PYTHONPATH": str(CLOCK), "MAXQPS_TEST_CLOCK_S": WRONG_CLOCK.get(name, "0")}
+        clock = {"PYTHONPATH": str(CLOCK_FOLDER), "MAXQPS_TEST_CLOCK": str(CLOCK)}
         service = unit.service(read_environment(self.units / "ray.env"), SMALL | clock)
-        return self.network.add(name, number, service, self._etc(), [ROOT])
+        host = self.network.add(name, number, service, self._etc(), [ROOT])
+        host.step_clock(AHEAD_S.get(name, 0.0))
+        return host
 
     def await_ray_again(self, name: str) -> None:
         """Wait until the node of a host counts for Ray, which may have given it up and begun it anew."""
@@ -108,17 +110,32 @@ def compile_engine() -> None:
     service.advance(10.0)
 
 
+@contextmanager
+def running(
+    units: Path, render: Sequence[str], nodes: Mapping[int, str], loads: Mapping[int, str]
+) -> Iterator[Cluster]:
+    """A head with these serving nodes and load hosts, by their numbers; `units` gets the rendered files."""
+    if not allowed():
+        pytest.skip(NOT_HERE)
+    where = ("--hosts", ",".join(addresses(nodes, loads)), "--venv", str(BIN.parent), "--out", str(units))
+    command = [sys.executable, "-m", "cluster", "render", "systemd", *render, "--gpu-node-cpus=1", *where]
+    subprocess.run(command, cwd=ROOT, check=True)
+    with Network() as network:
+        made = Cluster(network, units, secrets.token_hex(32))
+        for role, hosts in (("head", {1: "head"}), ("gpu", nodes), ("load", loads)):
+            made.start(role, hosts)
+        yield made
+
+
+def addresses(nodes: Mapping[int, str], loads: Mapping[int, str]) -> list[str]:
+    """Of the head and these hosts, on the network of the data."""
+    return [f"{DATA}.{number}" for number in (1, *nodes, *loads)]
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Five hosts: a head, two serving nodes, two load hosts."""
-    if not allowed():
-        pytest.skip(NOT_HERE)
-    units = tmp_path_factory.mktemp("units")
-    where = ("--hosts", ",".join(ADDRESSES), "--venv", str(BIN.parent), "--out", str(units))
-    subprocess.run([sys.executable, "-m", *RENDER, *where], cwd=ROOT, check=True)
     compile_engine()
-    with Network() as network:
-        made = Cluster(network, units, secrets.token_hex(32))
-        for role, hosts in (("head", {1: "head"}), ("gpu", NODES), ("load", LOADS)):
-            made.start(role, hosts)
+    render = (*CLUSTER, "engine=simulated", "--load-nodes=2")
+    with running(tmp_path_factory.mktemp("units"), render, NODES, LOADS) as made:
         yield made
