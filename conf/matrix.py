@@ -24,13 +24,13 @@ class Matrix:
     shared: tuple[str, ...]
     axes: Mapping[str, tuple[Any, ...]]
 
-    def cells(self) -> list[dict[str, Any]]:
+    def cells(self) -> list[Mapping[str, object]]:
         """Every combination as `{key: value}`, the last axis innermost; one empty cell without axes."""
         return [
             dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values())
         ]
 
-    def words(self, cell: Mapping[str, Any]) -> list[str]:
+    def words(self, cell: Mapping[str, object]) -> list[str]:
         """The words of one cell's experiment."""
         return [*self.shared, *(f"{key}={_text(value)}" for key, value in cell.items())]
 

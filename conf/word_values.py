@@ -51,7 +51,7 @@ def are_listed(words: Sequence[str]) -> bool:
 
 def nested(slo: Mapping[str, Any]) -> dict[str, Any]:
     """The tree of a file's `slo` with short keys moved to where the spec has them."""
-    short = {key: match[1] for key in slo if (match := _SHORT.fullmatch(str(key))) and key not in _OWN}
+    short = {key: limit for key in slo if (limit := _limit(str(key)))}
     rest = {key: value for key, value in slo.items() if key not in short}
     others = rest.get("at_most_ms", {})
     if not short or not isinstance(others, dict):
@@ -59,12 +59,16 @@ def nested(slo: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"at_most_ms": others | {limit: slo[key] for key, limit in short.items()}}
 
 
+def _limit(key: str) -> str:
+    """The bound that a short key of `slo` names; empty for every other key."""
+    match = _SHORT.fullmatch(key)
+    return match[1] if match and key not in _OWN else ""
+
+
 def _spelled(word: str) -> str:
     key, _, value = word.partition("=")
-    match = _SHORT.fullmatch(key.removeprefix("slo."))
-    if not key.startswith("slo.") or match is None or key.removeprefix("slo.") in _OWN:
-        return word
-    return f"slo.at_most_ms.{match[1]}={value}"
+    limit = _limit(key.removeprefix("slo.")) if key.startswith("slo.") else ""
+    return f"slo.at_most_ms.{limit}={value}" if limit else word
 
 
 def _listed(word: str) -> list[str]:

@@ -52,11 +52,6 @@ class PairFigures:
     flips: int
     at_risk: int
 
-    @property
-    def flips_per_position(self) -> float:
-        """Chance of another token at a position at risk; 0 without any."""
-        return self.flips / self.at_risk if self.at_risk else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class PositionFigures:

@@ -217,8 +217,14 @@ def itl(requests: pa.Table) -> Floats:
 
 
 def own_itl(requests: pa.Table) -> Floats:
-    """A quantile of the request's own gaps, per row; nan for fewer than 2 tokens, and while in flight."""
-    return _of_tokens(requests, numbers(requests, "own_itl_us") / 1e3)
+    """A quantile of the request's own gaps, per row; nan for fewer than 2 tokens, and while in flight.
+
+    Of a failed request the tokens that were asked for count.
+    """
+    tokens = numbers(requests, "output_tokens")
+    tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
+    applies = (tokens >= 2) & ~burst(requests) & ~hidden(requests)
+    return np.where(applies, _judged(requests, numbers(requests, "own_itl_us") / 1e3), np.nan)
 
 
 def gaps_over(requests: pa.Table) -> tuple[Floats, Floats]:
@@ -237,14 +243,6 @@ def gaps_over(requests: pa.Table) -> tuple[Floats, Floats]:
 def queue(requests: pa.Table) -> Floats:
     """Time in the server's queue by the server's word, per row; nan where it tells none."""
     return _judged(requests, numbers(requests, "queue_us") / 1e3)
-
-
-def _of_tokens(requests: pa.Table, latency_ms: Floats) -> Floats:
-    """A latency of answers of 2 tokens or more (asked for, if the request failed); nan of others."""
-    tokens = numbers(requests, "output_tokens")
-    tokens = np.where(status_in(requests, records.OK), tokens, numbers(requests, "requested_output_tokens"))
-    applies = (tokens >= 2) & ~burst(requests) & ~hidden(requests)
-    return np.where(applies, _judged(requests, latency_ms), np.nan)
 
 
 def _judged(requests: pa.Table, latency_ms: Floats) -> Floats:

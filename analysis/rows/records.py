@@ -312,23 +312,19 @@ def _batches(path: Path) -> tuple[list[pa.RecordBatch], bool]:
     """
     if not path.stat().st_size:
         return [], True
+    batches, end = [], 0
     with pa.memory_map(str(path)) as file:
-        return _read_stream(file)
-
-
-def _read_stream(file: pa.MemoryMappedFile) -> tuple[list[pa.RecordBatch], bool]:
-    found, end = [], 0
-    try:
-        stream = pa.ipc.open_stream(file)
-        end = file.tell()
-        for batch in stream:
-            batch.validate(full=True)  # offsets that lead out of the file would end the process
-            found.append(batch)
+        try:
+            stream = pa.ipc.open_stream(file)
             end = file.tell()
-    except (pa.ArrowException, OSError, EOFError):
-        pass  # what came before is whole
-    file.seek(end)
-    return found, _is_torn_end(file.read_buffer())
+            for batch in stream:
+                batch.validate(full=True)  # offsets that lead out of the file would end the process
+                batches.append(batch)
+                end = file.tell()
+        except (pa.ArrowException, OSError, EOFError):
+            pass  # what came before is whole
+        file.seek(end)
+        return batches, _is_torn_end(file.read_buffer())
 
 
 def _is_torn_end(rest: pa.Buffer) -> bool:

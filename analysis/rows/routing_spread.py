@@ -3,8 +3,6 @@
 An unknown figure, as without sessions or replica ids, is None.
 """
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,7 +53,7 @@ def max_over_mean_share(rows: pa.Table, replicas: int | None = None) -> float | 
     return float(counts.max() * (replicas or len(counts)) / counts.sum()) if len(counts) else None
 
 
-def by_replica(rows: pa.Table) -> list[dict[str, Any]]:
+def by_replica(rows: pa.Table) -> list[dict[str, str | int | float | None]]:
     """Requests and p90 TTFT in ms of each replica that answered, in order of their ids."""
     ids = _words(rows).to_numpy(zero_copy_only=False)
     ttft = metrics.ttft(rows)
