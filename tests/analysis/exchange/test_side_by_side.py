@@ -19,23 +19,21 @@ from analysis.stats.estimate import Estimate, span
 from analysis.views import side_by_side
 from conf import Experiment
 from conf.compose import dump
+from tests.support.runs.golden import GOLDEN, changed, sweep_json
 
-DATA = Path(__file__).parents[2] / "data"
-GOLDEN, FOREIGN = DATA / "golden_run", DATA / "foreign"
+FOREIGN = Path(__file__).parents[2] / "data" / "foreign"
 RATIO = to_tree(Ratio(Estimate(1.25, 1.2, 1.3), {}, 6, None, unlike=False))
 OTHER = {"value": 9.0, "low": 8.5, "high": 9.5, "certified": 8.6}
 
 
 def made(path: Path, asked: Any = None, **sweep: Any) -> Path:
     """A copy of the golden run with another configuration and another conclusion."""
-    shutil.copytree(GOLDEN, path)
+    if "qps_per_node" in sweep:
+        unjoined = {"qps_per_node": sweep.pop("qps_per_node"), "by_noise": None, "constants": None}
+        sweep["capacity"] = sweep_json(GOLDEN)["capacity"] | unjoined
+    changed(path, **sweep)
     if asked:
         (path / "config.yaml").write_text(dump(asked(load_run(path).config)))
-    tree = json.loads((path / "sweep.json").read_text())
-    if "qps_per_node" in sweep:
-        tree["capacity"]["qps_per_node"] = sweep.pop("qps_per_node")
-        del tree["capacity"]["by_noise"], tree["capacity"]["constants"]
-    (path / "sweep.json").write_text(json.dumps(tree | sweep))
     return path
 
 

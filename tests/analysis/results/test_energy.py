@@ -1,7 +1,6 @@
 """analysis.results.energy by known answers: on the screen, in the report and a plan; runs without power."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from analysis.results.verdicts import RunVerdict
 from analysis.rows import records, time_series
 from analysis.views import answers
 from analysis.views.plan import answer
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, changed
 from tests.support.runs.planned_sweeps import sweep
 from tests.support.runs.run_in_memory import request
 from tests.support.runs.verdict_trees import screen
@@ -189,13 +188,6 @@ def test_figures_survive_their_file() -> None:
     assert from_tree(PowerFigures, json.loads(json.dumps(to_tree(KNOWN))), "a test") == KNOWN
 
 
-def with_power(tmp_path: Path, found: PowerFigures) -> Path:
-    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "run")))
-    tree = json.loads((path / "sweep.json").read_text())
-    (path / "sweep.json").write_text(json.dumps(tree | {"power": to_tree(found)}))
-    return path
-
-
 def test_the_report_has_a_section_or_says_why_not(tmp_path: Path) -> None:
     """Of the page only the parts that power has a share in: no figure is drawn."""
 
@@ -214,11 +206,8 @@ def test_the_report_has_a_section_or_says_why_not(tmp_path: Path) -> None:
 def test_a_plan_takes_the_watts_of_the_run_unless_others_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        str(with_power(tmp_path, KNOWN)),
-        "demand.peak_qps=200",
-        "demand.mean_qps=100",
-    ]
+    run = changed(tmp_path / "known", power=to_tree(KNOWN))
+    words = [str(run), "demand.peak_qps=200", "demand.mean_qps=100"]
     assert main(["plan", *words]) == 0
     assert (
         "power at 4,800 W per node, measured, of GPUs alone, at 10.00 QPS per node, all the time"
@@ -226,5 +215,6 @@ def test_a_plan_takes_the_watts_of_the_run_unless_others_are_given(
     )
     assert main(["plan", *words, "plan.node_watts=9000"]) == 0
     assert "power at 9,000 W per node, as given, all the time" in capsys.readouterr().out
-    tree = planning.command([with_power(tmp_path / "other", PowerFigures("nobody"))], words[1:])
+    unknown = changed(tmp_path / "unknown", power=to_tree(PowerFigures("nobody")))
+    tree = planning.command([unknown], words[1:])
     assert tree.power is None and "no node told its watts" in str(answer(tree))

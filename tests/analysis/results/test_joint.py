@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from analysis.results.figures import NOT_RECORDED, CapacityFigures
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
 from analysis.views import side_by_side
-from tests.support.runs.golden import GOLDEN, unsealed, write_json
+from tests.support.runs.golden import GOLDEN, changed, sweep_json
 from tests.support.runs.verdict_trees import screen, screen_of_folder
 
 SAMPLING = Estimate(3.0, 2.9, 3.2, 2.92)
@@ -84,7 +83,7 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
     monkeypatch.setattr(figures, "EXHIBITS", ())  # they take seconds
     page = tmp_path / "page.html"
     report.command([GOLDEN], page)
-    other = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "other")))
+    other = changed(tmp_path / "other")
     shown = {
         "show": screen_of_folder(GOLDEN),
         "report": page.read_text(),
@@ -104,11 +103,9 @@ def test_one_run_has_one_certified_value_wherever_it_is_shown(
 def test_the_joint_figures_are_recomputed_from_the_recorded_constants(tmp_path: Path) -> None:
     text, agrees = recount.text(load_run(GOLDEN))
     assert agrees and "not drawn again" in text
-    run = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "changed")))
-    tree = json.loads((run / "sweep.json").read_text())
-    tree["capacity"]["constants"]["certified"] = 0.9
-    write_json(run / "sweep.json", tree)
-    text, agrees = recount.text(load_run(run))
+    capacity = sweep_json(GOLDEN)["capacity"]
+    capacity["constants"]["certified"] = 0.9
+    text, agrees = recount.text(load_run(changed(tmp_path / "changed", capacity=capacity)))
     assert not agrees and "qps_per_node.certified recorded 2.5" in text
 
 

@@ -29,7 +29,7 @@ from loadgen.run.resumption import past
 from loadgen.run.run_folder import RunFolder
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from tests.support.runs.golden import GOLDEN, sweep_json, unsealed
+from tests.support.runs.golden import GOLDEN, changed, sweep_json
 from tests.support.virtual.toy_services import OneAtATime
 from tests.support.virtual.virtual_drivers import altered
 from tests.support.virtual.virtual_fleet import HoldRate, VirtualFleet, site
@@ -228,7 +228,7 @@ def test_what_a_required_rate_rests_on_is_recomputed(
 
 
 def test_a_figure_that_does_not_follow_from_the_rows_is_named(tmp_path: Path, capsys: Any) -> None:
-    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "changed")))
+    path = changed(tmp_path / "changed")
     rows = records.read(path / "requests")
     last = load_run(path).windows().to_pylist()[-1]
     # Without its record an answer is lost, and its request late.
@@ -241,7 +241,7 @@ def test_a_figure_that_does_not_follow_from_the_rows_is_named(tmp_path: Path, ca
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: Any) -> None:
-    path = unsealed(Path(shutil.copytree(GOLDEN, tmp_path / "broken")))
+    path = changed(tmp_path / "broken")
     window_table.write([], {"ttft_p90_ms": 1}, path / "windows.parquet")
     assert window_table.basis_of(load_run(path).windows()) is None
     for name in ("windows.parquet", "requests/part-000.parquet"):

@@ -1,9 +1,7 @@
 """analysis.rejudge: a search under other bounds, from its rows alone."""
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,20 +9,12 @@ from analysis import Run, RunError, load_run, rejudge
 from analysis.__main__ import main
 from analysis.results.json_border import from_tree
 from analysis.results.verdicts import RunVerdict
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, changed
 
 
 @pytest.fixture(scope="module")
 def run() -> Run:
     return load_run(GOLDEN)
-
-
-def copied(path: Path, **changes: Any) -> Run:
-    """The golden run with another conclusion."""
-    unsealed(Path(shutil.copytree(GOLDEN, path)))
-    tree = json.loads((path / "sweep.json").read_text())
-    (path / "sweep.json").write_text(json.dumps({**tree, **changes}))
-    return load_run(path)
 
 
 def test_by_its_own_bounds_a_search_has_its_own_answer(run: Run) -> None:
@@ -74,10 +64,10 @@ def test_what_was_not_offered_or_not_recorded_is_refused_in_one_line(run: Run, w
 
 
 def test_a_run_that_claims_nothing_claims_nothing_by_other_bounds(tmp_path: Path) -> None:
-    void = copied(tmp_path / "void", valid=False, exit_code=4, reason="client_limited")
+    void = load_run(changed(tmp_path / "void", valid=False, exit_code=4, reason="client_limited"))
     with pytest.raises(RunError, match="is void .client_limited.: no bound makes it valid"):
         rejudge(void, "slo.tpot_p90_ms=80")
-    probe = copied(tmp_path / "probe", capacity=None)
+    probe = load_run(changed(tmp_path / "probe", capacity=None))
     with pytest.raises(RunError, match="searched for no capacity"):
         rejudge(probe, "slo.tpot_p90_ms=80")
     (tmp_path / "void" / "sweep.json").unlink()

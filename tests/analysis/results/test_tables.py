@@ -1,8 +1,6 @@
 """analysis.results.tables: percentiles by any column, one row per run, and what they do not claim."""
 
-import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from analysis.results import tables
 from analysis.results.runs import RunError
 from analysis.rows import metrics, records
 from analysis.stats.quantiles import quantile
-from tests.support.runs.golden import GOLDEN, unsealed
+from tests.support.runs.golden import GOLDEN, changed, sweep_json
 
 MS = 1_000_000
 
@@ -131,15 +129,6 @@ GOLDEN_LINE = {
 CLAIMS = {"estimate": "value", "low": "low", "high": "high", "certified": "certified"}
 
 
-def changed(folder: Path, **changes: Any) -> Path:
-    """The golden run with another conclusion; None takes sweep.json away."""
-    path = unsealed(Path(shutil.copytree(GOLDEN, folder / "golden_run")))
-    tree = json.loads((path / "sweep.json").read_text())
-    tree["capacity"] |= changes.pop("capacity", {})
-    (path / "sweep.json").write_text(json.dumps(tree | changes))
-    return path
-
-
 def claimed(path: Path) -> set[str]:
     (line,) = tables.capacity_table([load_run(path)]).to_pylist()
     assert line.keys() == set(tables.CAPACITIES.names)
@@ -166,11 +155,12 @@ def test_a_run_is_one_row() -> None:
     ],
 )
 def test_nothing_is_claimed_beyond_what_was_found(tmp_path: Path, changes: Any, claims: set[str]) -> None:
-    assert claimed(changed(tmp_path, **changes)) == claims
+    changes = changes | {"capacity": sweep_json(GOLDEN)["capacity"] | changes.get("capacity", {})}
+    assert claimed(changed(tmp_path / "golden_run", **changes)) == claims
 
 
 def test_a_run_that_did_not_end_has_a_row_without_figures(tmp_path: Path) -> None:
-    path = changed(tmp_path)
+    path = changed(tmp_path / "golden_run")
     (path / "sweep.json").unlink()
     (line,) = tables.capacity_table([load_run(path)]).to_pylist()
     unclaimed = (*(f"{name}_qps_per_node" for name in CLAIMS), "interval_of", "binding", "windows_used")

@@ -120,6 +120,13 @@ def unsealed(run: Path) -> Path:
     return run
 
 
+def changed(path: Path, **changes: Any) -> Path:
+    """A copy of the golden run at `path`, without its sums and with other values in its sweep.json."""
+    run = unsealed(Path(shutil.copytree(GOLDEN, path)))
+    write_json(run / "sweep.json", json.loads((run / "sweep.json").read_text()) | changes)
+    return run
+
+
 def write_json(path: Path, tree: dict[str, Any]) -> None:
     path.write_text(json.dumps(tree, indent=2) + "\n")
 
