@@ -11,7 +11,6 @@ from conf import ConfigError, load
 from conf.compose import dump
 from conf.specs.experiment import Experiment
 from loadgen import __main__ as root
-from loadgen.cli import measuring
 from loadgen.cli.words import experiment_of as asked
 from tests.support.runs.golden import GOLDEN
 
@@ -54,10 +53,7 @@ def test_a_word_that_conversations_overrule_is_refused_and_their_own_named(
         assert f"or set workload.conversations.{instead}" in str(refused.value)
 
 
-def test_the_refusal_is_a_line_and_nothing_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(measuring, "opened", None)
+def test_the_refusal_is_a_line_and_nothing_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert root.main(["sweep", CHATS, f"out={tmp_path}", BESIDE[0][0]]) == summary.EXIT_USAGE
     assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
 
