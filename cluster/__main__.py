@@ -154,21 +154,25 @@ def _target(arguments: argparse.Namespace) -> str:
 
 def _render(arguments: argparse.Namespace, target: str) -> int:
     """Print or write the files of a real cluster."""
+    from serve_apps.vllm_engine import config_file
+
     experiment = load(arguments.words)
+    engine, routing = experiment.engine, experiment.routing
     load_nodes = 1 if arguments.load_nodes is None else arguments.load_nodes
     gpu_cpus = 64 if arguments.gpu_node_cpus is None else arguments.gpu_node_cpus
     if load_nodes < 0 or gpu_cpus < 1:
         raise ConfigError(
             f"--load-nodes={load_nodes} must not be negative, and --gpu-node-cpus={gpu_cpus} at least 1"
         )
-    parts = experiment.cluster, experiment.hardware, experiment.engine, experiment.fleet
+    parts = experiment.cluster, experiment.hardware, engine, experiment.fleet
     nodes = nodes_of(*parts, load_nodes, gpu_cpus)
-    env = environment(_serve_environment(experiment))
+    real = config_file.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
+    env = environment(serve_environment(routing) | real)
     heading = f"python -m cluster {shlex.join(arguments.typed)}\nFor {experiment.model.served_name}, layout "
     heading += f"{experiment.layout.name}; render again instead of editing."
     name, venv = arguments.name or "maxqps", arguments.venv or "/opt/maxqps"
     if target == "kuberay":
-        site = _site(arguments, name)
+        site = _site(arguments)
         config, notes = _serve_config(experiment, site) if arguments.service else (None, ())
         heading = "\n".join([heading, *(f"Note: {note}" for note in notes)])
         return _deliver(kuberay(site, nodes, experiment.hardware, env, heading, config), arguments.out)
@@ -184,7 +188,7 @@ def _render(arguments: argparse.Namespace, target: str) -> int:
     return _deliver(files, arguments.out)
 
 
-def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
+def _site(arguments: argparse.Namespace) -> KubernetesSite:
     if not arguments.image:
         raise ConfigError(
             "render kuberay needs --image REPO:TAG@sha256:DIGEST: vllm/vllm-openai-rocm with ray 2.60.0 and "
@@ -195,30 +199,16 @@ def _site(arguments: argparse.Namespace, name: str) -> KubernetesSite:
             "render kuberay --service needs --token-secret NAME (key auth_token): KubeRay would name its own "
             "after each cluster that it makes for the service"
         )
-    try:
-        gids = tuple(int(gid) for gid in (arguments.groups or "44,109").split(","))
-    except ValueError as error:
-        raise ConfigError(
-            f"--groups={arguments.groups}: ids, as `getent group video render` says on the nodes"
-        ) from error
-    return KubernetesSite(
-        arguments.image,
-        arguments.weights or "pvc:weights",
-        name,
-        arguments.namespace or "default",
-        arguments.token_secret or "",
-        gids,
-        arguments.memory or "512Gi",
-    )
-
-
-def _serve_environment(experiment: Experiment) -> dict[str, str]:
-    """Variables that Serve's processes read on every node."""
-    from serve_apps.vllm_engine import config_file
-
-    engine, routing = experiment.engine, experiment.routing
-    real = config_file.environment(engine, routing) if isinstance(engine, VllmEngine) else {}
-    return serve_environment(routing) | real
+    keys = "name", "weights", "namespace", "token_secret", "memory"
+    given: dict[str, Any] = {key: word for key in keys if (word := getattr(arguments, key))}
+    if arguments.groups:
+        try:
+            given["groups"] = tuple(map(int, arguments.groups.split(",")))
+        except ValueError as error:
+            raise ConfigError(
+                f"--groups={arguments.groups}: ids, as `getent group video render` says on the nodes"
+            ) from error
+    return KubernetesSite(arguments.image, **given)
 
 
 def _serve_config(experiment: Experiment, site: KubernetesSite) -> tuple[dict[str, Any], Sequence[str]]:

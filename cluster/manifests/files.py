@@ -206,7 +206,7 @@ CLAIM = "pvc:"
 class KubernetesSite:
     """Facts of one Kubernetes cluster. `weights` is `pvc:NAME` or a folder that is on every node.
 
-    `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `gpu_memory` is
+    `groups` are the numeric ids of the groups video and render on the nodes (AMD only); `memory` is
     the limit of a pod with GPUs. `token_secret` is a Secret with the key auth_token; KubeRay makes one if it
     is empty.
     """
@@ -217,7 +217,7 @@ class KubernetesSite:
     namespace: str = "default"
     token_secret: str = ""
     groups: tuple[int, ...] = (44, 109)
-    gpu_memory: str = "512Gi"
+    memory: str = "512Gi"
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -241,8 +241,8 @@ class KubernetesSite:
             raise ValueError(f"--weights={self.weights}: pvc:NAME of a claim, or /FOLDER of every node")
         if min(self.groups, default=0) < 0:
             raise ValueError(f"--groups={self.groups}: ids of groups are not negative")
-        if not MEMORY.fullmatch(self.gpu_memory):
-            raise ValueError(f"--memory={self.gpu_memory} is no amount of memory; write it as 512Gi")
+        if not MEMORY.fullmatch(self.memory):
+            raise ValueError(f"--memory={self.memory} is no amount of memory; write it as 512Gi")
 
     @property
     def claim(self) -> str:

@@ -112,7 +112,7 @@ class LocalActors:
 async def answer_calls(pipe: Connection) -> None:
     """Be a load actor until the driver hangs up; calls run side by side, as Ray's do."""
     actor, loop, calls = LoadActor(), asyncio.get_running_loop(), set[asyncio.Task[None]]()
-    sending, over = ThreadPoolExecutor(1), asyncio.Event()
+    sending, receiving = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     async def answer(number: int, method: str, words: tuple[Any, ...]) -> None:
         reply: Answer
@@ -124,19 +124,11 @@ async def answer_calls(pipe: Connection) -> None:
         with suppress(OSError):
             await loop.run_in_executor(sending, pipe.send, reply)
 
-    def begin(call: Call) -> None:
-        task = loop.create_task(answer(*call))
-        calls.add(task)
-        task.add_done_callback(calls.discard)
-
-    def receive() -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                loop.call_soon_threadsafe(begin, pipe.recv())
-        loop.call_soon_threadsafe(over.set)
-
-    threading.Thread(target=receive, daemon=True).start()
-    await over.wait()
+    with suppress(EOFError, OSError):
+        while True:
+            task = loop.create_task(answer(*await loop.run_in_executor(receiving, pipe.recv)))
+            calls.add(task)
+            task.add_done_callback(calls.discard)
     # The actor watches its driver too, and ends this process as soon as all is written.
     await asyncio.sleep(AFTERLIFE_S)
 
