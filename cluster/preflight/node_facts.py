@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from cluster.preflight.gpus import IMPORT_TIMEOUT_S, Gpu, file_integer, file_text, read_gpus, run_tool
 from conf.io.one_line import version
@@ -85,6 +86,8 @@ def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) ->
     root = Path("/")
     gpus = read_gpus(root)
     env = {**os.environ, **engine_env}
+    disk = _usage(Path(env.get("RAY_TMPDIR", "/tmp"))) or _usage(Path("/"))
+    shared = _usage(root / "dev/shm")
     smt = file_integer(root / "sys/devices/system/cpu/smt/active")
     drivers = sorted({gpu.driver for gpu in gpus or () if gpu.driver})
     return Host(
@@ -97,10 +100,10 @@ def read_host(model_path: str, http_port: int, engine_env: Mapping[str, str]) ->
         image=image_digest(root, env),
         weights=weights(Path(model_path)) if model_path else None,
         ports_taken=taken_ports([*REPLICA_PORTS, *([http_port] if http_port else [])]),
-        disk_free=_free_share(Path(env.get("RAY_TMPDIR", "/tmp"))),
+        disk_free=disk.free / disk.total,
         open_files=_limit(resource.RLIMIT_NOFILE),
         locked_memory_bytes=_limit(resource.RLIMIT_MEMLOCK),
-        shared_memory_bytes=_size(root / "dev/shm"),
+        shared_memory_bytes=shared and shared.total,
         listen_backlog=file_integer(root / "proc/sys/net/core/somaxconn"),
         numa_balancing=file_integer(root / "proc/sys/kernel/numa_balancing"),
         governors=governors(root),
@@ -228,13 +231,9 @@ def _limit(kind: int) -> float:
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
-def _size(folder: Path) -> int | None:
+def _usage(folder: Path) -> Any:
+    """Total, used and free bytes of a folder's disk; None if there is no such folder."""
     try:
-        return shutil.disk_usage(folder).total
+        return shutil.disk_usage(folder)
     except OSError:
         return None
-
-
-def _free_share(folder: Path) -> float:
-    usage = shutil.disk_usage(folder if folder.exists() else Path("/"))
-    return usage.free / usage.total

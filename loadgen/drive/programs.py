@@ -119,7 +119,10 @@ def require(driver: Driver, rate_qps: float, longest_s: float) -> Required:
     whole_s = windows_s(longest_s, transition_s, _window_s(rate_qps), driver.feed.bridge_ns / NS)
     why = "the required rate"
     while True:
-        if stop := driver.loss.await_load_hosts() or _voided(driver.windows.outcomes):
+        stop, last = driver.loss.await_load_hosts(), driver.windows.outcomes[-VOID_IN_A_ROW:]
+        if not stop and len(last) == VOID_IN_A_ROW and all(outcome.void for outcome in last):
+            stop = Stop("void", f"{VOID_IN_A_ROW} windows in a row were void")
+        if stop:
             driver.drain()
             return Required(analyse(driver, rate_qps, whole_s), analyses, whole_s, stop)
         index = len(driver.windows.outcomes)
@@ -169,13 +172,6 @@ def _at_quantile(driver: Driver, outcomes: Sequence[MeasuredWindow]) -> list[Win
         return []
     bounds = slo.scaled(factor)
     return [count(driver.windows.requests(w.index), w, bounds, driver.plan.workload, now_ns) for w in windows]
-
-
-def _voided(outcomes: Sequence[MeasuredWindow]) -> Stop | None:
-    last = outcomes[-VOID_IN_A_ROW:]
-    if len(last) == VOID_IN_A_ROW and all(outcome.void for outcome in last):
-        return Stop("void", f"{VOID_IN_A_ROW} windows in a row were void")
-    return None
 
 
 def _lasting_s(driver: Driver) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from conf import Experiment
@@ -67,9 +66,6 @@ class ClientPlan:
         )
 
 
-Protocol = TypeVar("Protocol", bound=asyncio.Protocol)
-
-
 def chosen(seq: int, count: int) -> int:
     """One of `count` URLs for request (or session) `seq`: as good as random, and the same in every run.
 
@@ -95,11 +91,11 @@ class Server:
     port: int
     tls: ssl.SSLContext | None
 
-    async def connected(self, protocol: Callable[[], Protocol]) -> Protocol:
+    async def connected(self, protocol: Callable[[], Connection]) -> Connection:
         """A connection to the first address that takes one. Raises what the last one was refused with."""
         loop, name = asyncio.get_running_loop(), self.host if self.tls else None
 
-        async def connect(address: str) -> Protocol:
+        async def connect(address: str) -> Connection:
             _, made = await loop.create_connection(
                 protocol, address, self.port, ssl=self.tls, server_hostname=name
             )

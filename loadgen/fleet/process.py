@@ -34,18 +34,14 @@ class Limits:
     open_files: int
     ports: int
 
-    @property
-    def streams_by_files(self) -> int:
-        """Streams for which there are files."""
-        return max(0, self.soft_files - self.open_files - SPARE_FILES)
-
     def shortage(self, endpoints: int, wanted: int, sharing: int = 1) -> str | None:
         """The limit too small for `wanted` streams of one of `sharing` actors, with the remedy; or None."""
-        most = min(self.streams_by_files, self.ports * endpoints // sharing)
+        by_files = max(0, self.soft_files - self.open_files - SPARE_FILES)
+        most = min(by_files, self.ports * endpoints // sharing)
         if wanted <= most:
             return None
         short = f"a load actor can hold {most} of {wanted} streams open"
-        if most == self.streams_by_files:
+        if most == by_files:
             return (
                 f"{short}: raise `ulimit -n` (hard limit {self.hard_files}) where load actors are started, "
                 "or use more fleet.actors"

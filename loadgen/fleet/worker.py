@@ -147,7 +147,8 @@ class Worker:
         """
         self._raise_dead()
         ended, samples = self._log.take(received)
-        in_flight, pending = [*self._in_flight.values(), *map(_unsent, self._turns.waiting())], []
+        waiting = [(plan, Exchange(plan.seq, plan.output_tokens)) for plan in self._turns.waiting()]
+        in_flight, pending = [*self._in_flight.values(), *waiting], []
         for start in range(0, len(in_flight), SLICE):
             pending.append(self._log.rows(in_flight[start : start + SLICE]))
             await asyncio.sleep(0)
@@ -248,7 +249,7 @@ class Worker:
 
     def _refuse(self, plan: Planned, status: str, kind: str) -> None:
         """Record a request that is not sent: missed, or a turn that no longer waits."""
-        _, exchange = _unsent(plan)
+        exchange = Exchange(plan.seq, plan.output_tokens)
         exchange.fail(status, kind)
         if status != "missed":
             exchange.end_ns = time.monotonic_ns()
@@ -288,7 +289,3 @@ class Worker:
             self._launch(follower, 0)
         if not self._in_flight:
             self._empty.set()
-
-
-def _unsent(plan: Planned) -> Attempt:
-    return plan, Exchange(plan.seq, plan.output_tokens)

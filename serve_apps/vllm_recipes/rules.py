@@ -335,10 +335,9 @@ def backend_of(deployment: VllmDeployment) -> str:
         return ""
     if deployment.version >= REFINED:
         return "ROCM_ATTN"
-    return _by_environment(deployment) if early else UNNAMED
+    if not early:
+        return UNNAMED
 
-
-def _by_environment(deployment: VllmDeployment) -> str:
     def chosen(name: str, otherwise: str) -> bool:
         return is_on(deployment.env.get(name, otherwise))
 

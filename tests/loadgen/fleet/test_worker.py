@@ -314,30 +314,6 @@ def test_a_disk_that_stays_full_is_told_and_again_at_the_end(
     assert not recovers or sorted(seqs) == schedule.seq.tolist()
 
 
-def test_a_disk_that_is_full_for_a_moment_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "FLUSH_S", 0.05)
-    monkeypatch.setattr(worker_log, "FULL_DISK_S", PATIENCE_S)
-    schedule = plan(40, 120.0)
-    shard, disk = on_disk(tmp_path / "s.arrow")
-
-    async def main() -> None:
-        async with MockServer() as server:
-            worker = await started(server, shard, schedule)
-            await until(lambda: records.read_shard(shard.path).num_rows)
-            disk.room_bytes = 100
-            await until(lambda: disk.refused > 1)
-            await worker.observe()
-            disk.room_bytes = 1 << 30
-            before = records.read_shard(shard.path).num_rows
-            await until(lambda: records.read_shard(shard.path).num_rows > before)
-            await worker.finish(PATIENCE_S)
-
-    asyncio.run(main())
-    assert sorted(records.read_shard(shard.path)["seq"].to_pylist()) == schedule.seq.tolist()
-
-
 def test_a_broken_send_loop_is_told_and_what_flies_lands(tmp_path: Path) -> None:
     schedule = plan(100, 0.3)
 

@@ -114,11 +114,6 @@ def test_certificates_are_read_once_and_by_their_absolute_path(
     assert access_to(asked).ca.startswith("-----BEGIN CERTIFICATE-----")
 
 
-def test_nobody_there() -> None:
-    with pytest.raises(TargetError, match="refused"):
-        models_of("http://127.0.0.1:9", DEFAULT_ACCESS)
-
-
 def listing(*names: str) -> Any:
     return serving(lambda *_: reply({"data": [{"id": name} for name in names]}))
 

@@ -14,7 +14,7 @@ from conf import ConfigError, load
 from loadgen.cli import two_sides
 from loadgen.fleet.rows import plan_table, planned
 from loadgen.studies import comparison, matrix_study
-from loadgen.traffic.population import TURN, Rows, SessionPopulation
+from loadgen.traffic.population import Rows, SessionPopulation
 from loadgen.traffic.prefix_sharing import means_of, with_mean_lengths
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, cut_tokens
 from loadgen.traffic.traffic import Traffic
@@ -208,14 +208,6 @@ def test_what_is_seen_of_a_time_does_not_depend_on_what_was_asked_before() -> No
         inside = (whole["due_s"] >= start_s) & (whole["due_s"] < end_s)
         assert_array_equal(asked.turns(3.0, start_s, end_s), whole[inside])
         assert_array_equal(SessionPopulation(QUICK, 1).turns(3.0, start_s, end_s), whole[inside])
-
-
-@pytest.mark.slow
-def test_a_low_rate_draws_little_and_a_very_high_one_is_possible() -> None:
-    assert SessionPopulation(QUICK, 1).turns(0.01, 0.0, 3600.0).dtype == TURN
-    turns = SessionPopulation(QUICK, 1).turns(30_000.0, 0.0, 1.0)
-    assert len(turns) == pytest.approx(30_000, rel=0.04)
-    assert len(np.unique(turns["session"])) > 20_000 and turns["session"].max() < 2**31
 
 
 # --- the schedule ---------------------------------------------------------------------------------------

@@ -59,14 +59,6 @@ def test_without_sessions_a_schedule_has_none() -> None:
     assert set(table["session_id"].to_pylist()) == {-1} and set(table["turn"].to_pylist()) == {0}
 
 
-@pytest.mark.parametrize("shards", [1, 3, 8])
-def test_shards_together_have_every_session_and_turn_once(shards: int) -> None:
-    whole = drawn(CHATS)
-    parts = [whole.shard(i, shards) for i in range(shards)]
-    tables = [plan_table(part) for part in parts]
-    assert pa.concat_tables(tables).sort_by("seq") == plan_table(whole)
-
-
 def test_sessions_do_not_depend_on_the_rate_and_differ_between_windows_and_seeds() -> None:
     slow, fast = sessions_of(drawn(CHATS, 2.0)), sessions_of(drawn(CHATS, 20.0))
     assert len(fast) > 5 * len(slow) > 50

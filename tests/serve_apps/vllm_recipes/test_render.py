@@ -210,27 +210,14 @@ def test_render_prints_both_sides_of_a_split_node(mode: str, capsys: pytest.Capt
         ("decode", "4,5,6,7", 8001),
     ]
     common = {"read_mode": mode == "read", "proxy_ip": "127.0.0.1", "proxy_ping_port": "36367"}
-    assert transfer_of(prefill) == {
-        "kv_connector": "MoRIIOConnector",
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {
-            **common,
-            "http_port": "8000",
-            "handshake_port": "6301",
-            "notify_port": "61005",
-        },
-    }
-    assert transfer_of(decode) == {
-        "kv_connector": "MoRIIOConnector",
-        "kv_role": "kv_consumer",
-        "kv_connector_extra_config": {
-            **common,
-            "http_port": "8001",
-            "handshake_port": "7301",
-            "notify_port": "62005",
-        },
-    }
-    for one in (prefill, decode):
+    ports = "http_port", "handshake_port", "notify_port"
+    for one, role, *own in (
+        (prefill, "kv_producer", "8000", "6301", "61005"),
+        (decode, "kv_consumer", "8001", "7301", "62005"),
+    ):
+        extra = common | dict(zip(ports, own, strict=True))
+        told = {"kv_connector": "MoRIIOConnector", "kv_role": role, "kv_connector_extra_config": extra}
+        assert transfer_of(one) == told
         words = one["command"]
         assert "--no-enable-prefix-caching" in words and "--enable-expert-parallel" in words
         assert words[words.index("--max-num-batched-tokens") + 1] == "4096"
