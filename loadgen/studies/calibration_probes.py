@@ -5,7 +5,7 @@ Each part is an ordinary probe; one that was cut short is measured anew.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from analysis.results.runs import RECORDED
 from analysis.results.studies import Parts
@@ -30,26 +30,8 @@ LOOSE = Slo("recipe", ttft_p90_ms=60_000, tpot_p90_ms=1_000)
 """Bounds that no probe of the recipe misses: it measures and judges nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationProbe:
-    """A closed loop of `concurrency`, or a share of the expected rate."""
-
-    workload: str
-    concurrency: int = 0
-    share: float = 0.0
-
-    @property
-    def name(self) -> str:
-        short = self.workload.partition("_")[0]
-        return f"{short}-c{self.concurrency}" if self.concurrency else f"{short}-{100 * self.share:.0f}pct"
-
-
 CLOSED = {"r1_prefill": (1, 2, 4), "r2_decode": (1, 4, 16, 64, 256), "r3_context": (1, 4, 16, 64, 256)}
 """Concurrencies of the closed loops of each workload."""
-PARTS = (
-    *(CalibrationProbe(workload, count) for workload, counts in CLOSED.items() for count in counts),
-    *(CalibrationProbe(CHECK, share=share) for share in CHECKED),
-)
 
 
 class CalibrationStudy(Study):
@@ -78,15 +60,12 @@ class CalibrationStudy(Study):
                 "leave it out"
             )
         rate_qps, duration_s = float(f"{expected:.3g}"), experiment.duration_s or CHECK_S
-        super().__init__(
-            replace(experiment, rate_qps=rate_qps, duration_s=duration_s), [part.name for part in PARTS]
-        )
-        self._probes = {part.name: part for part in PARTS}
-        self._workloads = {name: _workload(name, experiment) for name in {part.workload for part in PARTS}}
+        experiment = replace(experiment, rate_qps=rate_qps, duration_s=duration_s)
+        self._probes = _probes(experiment, rate_qps)
+        super().__init__(experiment, tuple(self._probes))
 
     def part(self, name: str, done: Parts) -> Experiment:
-        part = self._probes[name]
-        return probe_experiment(self.experiment, part, self._workloads[part.workload])
+        return self._probes[name]
 
     def job(self, name: str, experiment: Experiment) -> Job:
         return OfferLoad(experiment)
@@ -119,20 +98,27 @@ def total_line(parts: Sequence[Experiment], closed_s: Callable[[Experiment], flo
     )
 
 
-def probe_experiment(study: Experiment, part: CalibrationProbe, workload: Workload) -> Experiment:
-    """The experiment of one part."""
-    seed = seed_of(study.seed, part.name)
-    probe = replace(study, workload=workload, slo=LOOSE, run=part.name, seed=seed)
-    if not part.concurrency:
-        return replace(probe, rate_qps=part.share * (study.rate_qps or 0.0))
-    return replace(
-        probe,
-        fleet=replace(study.fleet, actors=min(study.fleet.actors, part.concurrency)),
-        rate_qps=None,
-        duration_s=None,
-        concurrency=part.concurrency,
-        requests=max(WAVES * part.concurrency, LEAST_REQUESTS),
-    )
+def _probes(study: Experiment, rate_qps: float) -> dict[str, Experiment]:
+    """The experiment of every part by name: closed loops, and shares of the expected rate."""
+    probes = {}
+    for name, counts in CLOSED.items():
+        workload, short = _workload(name, study), name.partition("_")[0]
+        for count in counts:
+            probes[f"{short}-c{count}"] = replace(
+                study,
+                workload=workload,
+                fleet=replace(study.fleet, actors=min(study.fleet.actors, count)),
+                rate_qps=None,
+                duration_s=None,
+                concurrency=count,
+                requests=max(WAVES * count, LEAST_REQUESTS),
+            )
+    for share in CHECKED:
+        probes[f"r4-{100 * share:.0f}pct"] = replace(check_experiment(study), rate_qps=share * rate_qps)
+    return {
+        name: replace(probe, slo=LOOSE, run=name, seed=seed_of(study.seed, name))
+        for name, probe in probes.items()
+    }
 
 
 def _workload(name: str, experiment: Experiment) -> Workload:

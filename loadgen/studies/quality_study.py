@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import warm_up
 from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError
-from loadgen.run.jobs import Job, Service
+from loadgen.run.jobs import Job
 from loadgen.studies.gate_questions import (
     AskedPrompt,
     AskedService,
@@ -68,9 +68,9 @@ class QualityStudy(TwoSides):
 
 
 class AskSide(Job):
-    """The job of one side: ask its questions in its run folder `path`; `base` is that of the side A.
+    """The job of one side: ask its questions in its run folder `path`, beside the load of `quality.load`.
 
-    `seed` decides the prompts of both sides.
+    `base` is the folder of side A; `seed` decides the prompts of both sides.
     """
 
     verb = KIND
@@ -80,37 +80,40 @@ class AskSide(Job):
         self._path, self._base, self._seed = path, base, seed
 
     def load(self, driver: Driver) -> None:
-        """Only ask: the deployment has warmed the service up, and nothing is timed."""
+        """Only ask: the deployment has warmed the service up, and nothing is timed.
+
+        The answers are written whatever ends the asking. Raises TargetError for a service whose answers
+        cannot be compared, also not with A's to the first question, before it is loaded.
+        """
         driver.replan(warmup_requests=0)
         warm_up(driver)
-        experiment = replace(self.experiment, seed=self._seed)
-        assert self.service is not None
-        enough: Callable[[AnswerRecord], bool] = _never_enough
-        if self._path == self._base:
-            questions, first = base_questions(experiment), None
-        else:
-            base_answers = by_prompt(answer_file.read(self._base / answer_file.FILE))
-            questions, first = candidate_questions(experiment), base_answers.get((0, 0))
-            enough = _until_decided(Gate(experiment.quality), base_answers)
-        self._said = ask(experiment, driver, self.service, self._path, questions, enough, first)
+        experiment, service, is_base = self.experiment, self.service, self._path == self._base
+        assert service is not None
+        tokens, model = experiment.quality.answer_tokens, experiment.model.served_name
+        asked = AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
+        base_answers = {} if is_base else by_prompt(answer_file.read(self._base / answer_file.FILE))
+        questions = (base_questions if is_base else candidate_questions)(replace(experiment, seed=self._seed))
+        _refuse_unfit(asked, questions[0], base_answers.get((0, 0)))
+        pace, answers, decided = gate_pace(experiment), list[AnswerRecord](), Gate(experiment.quality)
+
+        def answered(_: AskedPrompt, answer: AnswerRecord) -> bool:
+            answers.append(answer)
+            if not is_base and not decided.ended:
+                decided.add(evidence_on(answer, base_answers))
+            return decided.ended
+
+        began_s = time.monotonic()
+        try:
+            with Asking(questions, pace, asked.ask, answered) as asking:
+                _load(driver, pace, asking.is_over, lambda: len(answers))
+        finally:
+            answer_file.write(answers, self._path / answer_file.FILE)
+        failed, took_s = sum(answer.answer is None for answer in answers), time.monotonic() - began_s
+        counted = f"{len(answers)} answers, {failed} of them failed"
+        self._evidence = f"{counted}, in {took_s:.0f} s; questions {pace.words}"
 
     def verdict(self, driver: Driver) -> RunVerdict:
-        return verdicts.answers_verdict(self.experiment, driver, self._said)
-
-
-def _never_enough(_: AnswerRecord) -> bool:
-    return False
-
-
-def _until_decided(
-    begun: Gate, base_answers: Mapping[tuple[int, int], AnswerRecord]
-) -> Callable[[AnswerRecord], bool]:
-    def enough(answer: AnswerRecord) -> bool:
-        if not begun.ended:
-            begun.add(evidence_on(answer, base_answers))
-        return begun.ended
-
-    return enough
+        return verdicts.answers_verdict(self.experiment, driver, self._evidence)
 
 
 def candidate_questions(experiment: Experiment) -> list[AskedPrompt]:
@@ -125,40 +128,6 @@ def base_questions(experiment: Experiment) -> list[AskedPrompt]:
         chunk = once[begin : begin + CHUNK]
         questions += [*chunk, *(replace(question, repeat=1) for question in chunk)]
     return questions
-
-
-def ask(
-    experiment: Experiment,
-    driver: Driver,
-    service: Service,
-    path: Path,
-    questions: Sequence[AskedPrompt],
-    enough: Callable[[AnswerRecord], bool],
-    base: AnswerRecord | None = None,
-) -> str:
-    """Ask questions beside the load of `quality.load` until `enough`; returns the evidence in words.
-
-    The answers are written to the run folder `path` whatever ends the asking. Raises TargetError for a
-    service whose answers cannot be compared, also not with that of the `base` to the first question, before
-    it is loaded.
-    """
-    tokens, model = experiment.quality.answer_tokens, experiment.model.served_name
-    asked = AskedService(service.urls, service.access, model, tokens, experiment.request_timeout_s)
-    pace, answers = gate_pace(experiment), list[AnswerRecord]()
-    _refuse_unfit(asked, questions[0], base)
-
-    def answered(_: AskedPrompt, answer: AnswerRecord) -> bool:
-        answers.append(answer)
-        return enough(answer)
-
-    began_s = time.monotonic()
-    try:
-        with Asking(questions, pace, asked.ask, answered) as asking:
-            _load(driver, pace, asking.is_over, lambda: len(answers))
-    finally:
-        answer_file.write(answers, path / answer_file.FILE)
-    failed, took_s = sum(answer.answer is None for answer in answers), time.monotonic() - began_s
-    return f"{len(answers)} answers, {failed} of them failed, in {took_s:.0f} s; questions {pace.words}"
 
 
 def _refuse_unfit(service: AskedService, question: AskedPrompt, base: AnswerRecord | None) -> None:

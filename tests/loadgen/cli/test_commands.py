@@ -1,0 +1,203 @@
+"""loadgen/cli: what words stand for, the plan of a command, what is deployed, and processes that predict."""
+
+import json
+import threading
+import time
+from multiprocessing import Process
+from typing import Any
+
+import pytest
+
+from conf import ConfigError, load
+from loadgen.__main__ import main
+from loadgen.cli.deployment import service_plan
+from loadgen.cli.dry_run import PlannedRun, duration, minutes, text, tree
+from loadgen.cli.prediction import processes
+from loadgen.cli.words import COMMON_VOCAB, spelled
+from loadgen.drive import programs
+
+URL = "http://10.0.0.7:8000/team/v1"
+
+
+def test_a_url_alone_is_an_external_endpoint_of_which_nothing_is_assumed() -> None:
+    experiment = load(spelled([URL]))
+    assert experiment.engine.kind == "external" and experiment.target.bases == ["http://10.0.0.7:8000/team"]
+    unnamed = (experiment.model, experiment.hardware, experiment.layout, experiment.routing)
+    assert {spec.name for spec in unnamed} == {"unknown"}
+    assert (experiment.cluster.nodes, experiment.model.vocab) == (1, COMMON_VOCAB)
+
+
+def test_several_urls_ipv6_and_the_users_own_words_stand() -> None:
+    urls = ["http://[::1]:8000", "https://gateway.example/a"]
+    experiment = load(spelled([urls[0], "cluster.nodes=2", "model.vocab=500", urls[1]]))
+    assert experiment.target.urls == urls
+    assert (experiment.cluster.nodes, experiment.model.vocab) == (2, 500)
+
+
+def test_a_model_is_a_file_of_ours_or_the_name_in_the_requests() -> None:
+    other = load(spelled([URL, "model=my-org/My-Model"])).model
+    assert (other.name, other.served_name, other.vocab) == (
+        "my-org/My-Model",
+        "my-org/My-Model",
+        COMMON_VOCAB,
+    )
+    ours = load(spelled([URL, "model=llama31_405b_fp8"])).model
+    assert ours.name == "Llama-3.1-405B-Instruct-FP8" and ours.vocab == 128256
+    assert spelled(["model=nothing_of_ours"]) == ["model=nothing_of_ours"]  # without a URL as before
+
+
+@pytest.mark.parametrize(
+    ("word", "full"),
+    [
+        ("isl=512", "workload.input_tokens.mean=512"),
+        ("osl=64", "workload.output_tokens.mean=64"),
+        ("duration=20s", "duration_s=20"),
+        ("duration=90", "duration_s=90"),
+        ("search.budget_s=15m", "search.budget_s=900"),
+        ("budget=.5h", "search.budget_s=1800"),
+        ("search.window_s=2500ms", "search.window_s=2.5"),
+        ("run=20s", "run=20s"),
+        ("slo.ttft_p90_ms=1500", "slo.ttft_p90_ms=1500"),
+    ],
+)
+def test_short_words_stand_for_full_keys_and_times_for_seconds(word: str, full: str) -> None:
+    assert spelled([word]) == [full]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([URL, "engine=vllm"], r"is measured as it is, but engine=vllm deploys a service; leave one out"),
+        ([URL, f"target.urls={json.dumps([URL])}"], r"both name the endpoint; leave one out"),
+    ],
+)
+def test_a_url_beside_another_service_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spelled(words)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--dry-run", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    plan: dict[str, Any] = json.loads(line)
+    assert plan.pop("event") == "plan"
+    return plan
+
+
+def test_json_has_what_differs_and_the_times(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = printed(capsys, "probe", "rate_qps=2", "duration_s=60", "engine.time_scale=2")
+    assert plan["changed"]["rate_qps"] == {"default": None, "value": 2}
+    assert plan["config"]["slo.ttft_p90_ms"] == 2000 and plan["requests"] == 2 * plan["load_s"]
+    assert plan["load_s"] < plan["longest_s"] == 2 * plan["longest_real_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["compare", "b.layout=dp2_tp4_ep4"], "A is below; B differs in layout.name"),
+        (["recommend", "demand.peak_qps=20", "recommend.layouts=[dp1_tp8_ep8]"], "the first one is below"),
+        (["quality", "b.engine.defect=.02"], "A is below; B differs in engine.defect"),
+        (["sweep", "matrix.layout=[dp1_tp8_ep8,dp2_tp4_ep4]"], "the first one is below"),
+    ],
+)
+def test_every_verb_has_its_plan_as_json(
+    words: list[str], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert any(line.startswith(note) for line in printed(capsys, *words)["notes"])
+
+
+def test_a_closed_loop_and_a_virtual_clock_have_no_time() -> None:
+    closed = PlannedRun(load(["concurrency=4", "requests=100"]), None)
+    assert (tree(closed)["load_s"], tree(closed)["longest_s"]) == (None, None)
+    assert "as long as that takes" in text(closed)
+    virtual = PlannedRun(load([]), 0)
+    assert tree(virtual)["longest_s"] == 0 and text(virtual).endswith("no load: a virtual clock")
+
+
+def test_the_time_is_said_before_a_command_begins() -> None:
+    words = ["rate_qps=5", "duration_s=20", "fleet.warmup_requests=12"]
+    probe = load(words)
+    assert duration(PlannedRun(probe, programs.load_seconds(probe))) == (
+        "about 28 s of load after the start, at most 2 min 58 s if answers are late"
+    )
+    fast = load([*words, "engine.time_scale=2"])
+    assert duration(PlannedRun(fast, 25.0)) == (
+        "about 14 s of load after the start, at most 1 min 29 s if answers are late (simulated clock x2)"
+    )
+    closed = PlannedRun(load(["concurrency=4", "requests=100"]), None)
+    assert duration(closed) == "100 requests in a closed loop: as long as that takes"
+    assert [minutes(s) for s in (34.2, 95, 511, 7400)] == ["34 s", "1 min 35 s", "8 min 31 s", "2 h 3 min"]
+
+
+@pytest.mark.parametrize(("window_s", "transition_s"), [(20.0, 5.0), (60.0, 15.0), (600.0, 15.0)])
+def test_a_short_probe_needs_a_short_transition(window_s: float, transition_s: float) -> None:
+    assert programs.transition_s(window_s) == transition_s
+    assert programs.load_seconds(load(["rate_qps=5", f"duration_s={window_s}"])) == window_s + transition_s
+
+
+def test_the_example_prompt_of_a_chat_has_its_means_and_what_is_cut() -> None:
+    shown = text(PlannedRun(load(["workload=character"]), 1.0))
+    assert "#   character    1200 tokens\n" in shown and " of 15300, in 180 messages\n" in shown
+
+
+SIMULATED = ["engine=simulated", "cluster=laptop_4n", "layout.quick_reduce=none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "replicas", "prefill_replicas", "gpus"),
+    [
+        (["layout=dp1_tp8_ep8"], 4, 0, [8.0]),
+        (["layout=dp2_tp4_ep4"], 8, 0, [4.0]),
+        (["layout=dp2_tp4_ep4", "cluster.nodes=3"], 6, 0, [4.0]),
+        (["layout=dp8_attention_ep8"], 4, 0, [8.0]),
+        (["layout=2p1d"], 4, 8, [4.0, 2.0]),
+    ],
+)
+def test_each_replica_takes_the_gpus_of_its_layout_on_one_node(
+    words: list[str], replicas: int, prefill_replicas: int, gpus: list[float]
+) -> None:
+    plan = service_plan(load([*SIMULATED, *words]))
+    assert (plan.replicas, plan.prefill_replicas) == (replicas, prefill_replicas)
+    decode = plan.build()._bound_deployment
+    prefill = [it._bound_deployment for it in decode.init_args if hasattr(it, "_bound_deployment")]
+    assert [deployment.num_replicas for deployment in (decode, *prefill)] == [
+        count for count in (replicas, prefill_replicas) if count
+    ]
+    for deployment, share in zip((decode, *prefill), gpus, strict=True):
+        placed = deployment._replica_config
+        assert placed.placement_group_bundles == [{"GPU": share, "CPU": 0.1}]
+        assert placed.placement_group_strategy == "STRICT_PACK"
+
+
+def test_ranks_of_one_vllm_engine_are_replicas_of_serve() -> None:
+    plan = service_plan(load(["engine=vllm", "cluster=mi325x_4n", "layout=dp8_attention_ep8"]))
+    assert plan.replicas == 4 * 8 and plan.built_in_cluster
+
+
+LOCK = threading.Lock()
+
+
+def lock_is_free(_: int) -> bool:
+    return LOCK.acquire(timeout=0.1)
+
+
+@pytest.mark.slow
+def test_workers_do_not_inherit_the_locks_of_threads() -> None:
+    with LOCK, processes() as parallel_map:
+        assert list(parallel_map(lock_is_free, [1])) == [True]
+
+
+@pytest.mark.slow
+def test_an_error_ends_the_workers_and_no_other_process() -> None:
+    other = Process(target=time.sleep, args=(60,))
+    other.start()
+    try:
+        began_s = time.monotonic()
+        with pytest.raises(ZeroDivisionError), processes() as parallel_map:
+            parallel_map(time.sleep, [60.0])
+            raise ZeroDivisionError
+        assert time.monotonic() - began_s < 50, "the worker would sleep for a minute"
+        assert other.is_alive()
+    finally:
+        other.kill()
+        other.join()
