@@ -144,7 +144,7 @@ def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None
         row, count = rows.get((phase, concurrency)), it.requests_per_user * concurrency
         count = count or _times(it, published_tables.requests(concurrency, burst=phase == SATURATION))
         answers = published_tables.outputs(shape, row, count) if row else mixed(count, limit)
-        beside = subject.level(row) if subject and row else None
+        beside = row.level if subject and row else None
         return level(phase=phase, concurrency=concurrency, answers=answers, published=beside)
 
     yield level(phase=WARM_UP, answers=mixed(_times(it, FEW), short))

@@ -7,7 +7,7 @@ from Little's law (docs/engine_checks.md): `saturation` rows are one burst of mi
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -48,21 +48,14 @@ class PublishedModel(RequestShape):
 
     `name` is the paper's, of its rows. `words` choose the model and its node here; their facts alone decide
     whether an experiment is the paper's. `fit_rms` is the training error of the constants that were fitted to
-    all rows but those `left_out` (docs/engine_checks.md).
+    all rows but those left out (docs/engine_checks.md).
     """
 
     name: str
     words: tuple[str, ...]
     fit_rms: float
-    left_out: Mapping[tuple[str, int], str] = field(default_factory=dict)
-
-    def level(self, row: "PublishedRow") -> PublishedLevel:
-        """A row of this model as it stands beside our level."""
-        left_out = self.left_out.get((row.table, row.concurrency), "")
-        return PublishedLevel(row.table, row.total_tok_s, row.output_tok_s, row.p99_s, row.status, left_out)
 
 
-_ONCE = "its answers have 100 tokens, the others' 199"
 AGAIN = "is the row of table 23 again"
 _MLA = "engine.block_size=1"
 PUBLISHED_MODELS = (
@@ -81,9 +74,6 @@ PUBLISHED_MODELS = (
         limits={SCALING: 200, SATURATION: 200},
         fit_rms=0.020,
         image_tokens=1024,
-        left_out={
-            ("23", 150): "8.5 s between 6.3 s at 100 and 9.0 s at 200: a first burst's image fetch or JIT"
-        },
     ),
     PublishedModel(
         name="DeepSeek V3.2",
@@ -101,14 +91,16 @@ PUBLISHED_MODELS = (
         limits={SCALING: 199, SATURATION: 199, f"{SCALING}/1": 100},
         fit_rms=0.078,
         image_tokens=1369,
-        left_out={("17", 1): _ONCE, ("17", 500): AGAIN},
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """One line of the tables; `total` and `output` in tokens/s, `p99_s` of the whole answer."""
+    """One line of the tables; `total` and `output` in tokens/s, `p99_s` of the whole answer.
+
+    `left_out` says why it is not fitted.
+    """
 
     table: str
     concurrency: int
@@ -117,6 +109,13 @@ class PublishedRow:
     output_tok_s: float | None
     p99_s: float
     status: str = ""
+    left_out: str = ""
+
+    @property
+    def level(self) -> PublishedLevel:
+        """The row as it stands beside our level."""
+        figures = self.total_tok_s, self.output_tok_s, self.p99_s
+        return PublishedLevel(self.table, *figures, self.status, self.left_out)
 
     @property
     def phase(self) -> str:
@@ -149,6 +148,7 @@ def published_rows(path: Path = TABLES) -> dict[str, list[PublishedRow]]:
                 float(line["output_tok_s"]) if line["output_tok_s"] else None,
                 float(line["p99_latency_s"]),
                 line["status"],
+                line.get("left_out") or "",
             )
             rows.setdefault(line["model"], []).append(row)
     return rows
@@ -202,13 +202,7 @@ def spread(count: int, limit: int, mean: float, whole: float = 1.0) -> Ints:
 
 def played(subject: PublishedModel) -> list[PublishedRow]:
     """The rows of a model that are levels of their own."""
-    rows = published_rows()[subject.name]
-    return [row for row in rows if subject.left_out.get((row.table, row.concurrency)) != AGAIN]
-
-
-def fitted_rows(subject: PublishedModel, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
-    """The rows that are fitted."""
-    return [row for row in rows if (row.table, row.concurrency) not in subject.left_out]
+    return [row for row in published_rows()[subject.name] if row.left_out != AGAIN]
 
 
 _NAMING = ("name", "served_name", "source", "config_json")

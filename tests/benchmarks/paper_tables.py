@@ -31,7 +31,6 @@ from loadgen.studies.published_tables import (
     TABLES,
     PublishedModel,
     PublishedRow,
-    fitted_rows,
     outputs,
     published_rows,
 )
@@ -186,12 +185,11 @@ def print_rows(tables: Tables, rows: Sequence[PublishedRow], at: Floats) -> None
     print("  table     C    N |  tok/s   model   error | p99 s   model   error")
     predicted = np.exp(tables.predict(rows, at)).reshape(-1, 2)
     for row, (total, p99_s) in zip(rows, predicted, strict=True):
-        why = tables.subject.left_out.get((row.table, row.concurrency))
         print(
             f"  {row.table:>5} {row.concurrency:>5} {row.requests:>4} | "
             f"{row.total_tok_s:>6.0f} {total:>7.0f} {_percent(total / row.total_tok_s)} | "
             f"{row.p99_s:>6.2f} {p99_s:>6.2f} {_percent(p99_s / row.p99_s)}"
-            f"{f'  not fitted: {why}' if why else ''}"
+            f"{f'  not fitted: {row.left_out}' if row.left_out else ''}"
         )
 
 
@@ -206,7 +204,7 @@ def report(tables: Tables, rows: Sequence[PublishedRow], yaml: bool = False) -> 
     """
     subject, used, goal_rms = (
         tables.subject,
-        fitted_rows(tables.subject, rows),
+        [row for row in rows if not row.left_out],
         FITTED[tables.subject.name].goal_rms,
     )
     found = tables.fit(used)
@@ -272,7 +270,7 @@ def hold_out(tables: Tables, rows: Sequence[PublishedRow], training: float) -> b
     What counts is all rows held out against `training`, the error of the fit to all rows: beside it a half's
     own says mostly whether its outlying rows are in it. Both are printed.
     """
-    parts = [fitted_rows(tables.subject, half) for half in halves(rows)]
+    parts = [[row for row in half if not row.left_out] for half in halves(rows)]
     fitted, held = [], []
     for half, others in (parts, parts[::-1]):
         found = tables.fit(half)

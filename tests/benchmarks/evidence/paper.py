@@ -55,12 +55,9 @@ def curves(path: Path, skipped: list[str]) -> list[Curve]:
     for name, rows in known.items():
         if name not in subjects:
             continue
-        left = subjects[name].left_out
         skipped += [
-            f"{name}, table {row.table}, C={row.concurrency}: {left[row.table, row.concurrency]}"
-            for row in rows
-            if (row.table, row.concurrency) in left
+            f"{name}, table {row.table}, C={row.concurrency}: {row.left_out}" for row in rows if row.left_out
         ]
-        kept = tuple(row for row in rows if (row.table, row.concurrency) not in left)
+        kept = tuple(row for row in rows if not row.left_out)
         found.append(Curve(subjects[name], kept))
     return found

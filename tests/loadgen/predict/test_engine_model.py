@@ -94,9 +94,8 @@ def test_a_layout_whose_engines_are_alike_shares_their_pace() -> None:
 
 
 def test_an_answer_says_what_it_takes_for_the_transfer_with_its_intervals() -> None:
-    split = at_rate(
-        load(["layout=3p1d_tp2_ep2", "search.budget_s=60", "rate_qps=3"]), engine_model.MODEL, draws=0
-    )
+    asked = load(["layout=3p1d_tp2_ep2", "search.budget_s=60", "rate_qps=3"])
+    split = at_rate(asked, engine_model.MODEL, draws=0)
     said = screen(split)
     assert "50 [20, 64] GB/s per GPU and 5 [1, 25] ms per prompt, pulled" in said and "assumed" in said
     assert "prefill engines" in said
