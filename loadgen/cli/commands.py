@@ -21,7 +21,7 @@ from conf.io.one_line import reason
 from conf.matrix import matrix
 from loadgen.cli import arguments as typed
 from loadgen.cli import engine_model, machine, output, prediction, recommending, two_sides
-from loadgen.cli.dry_run import PlannedRun, planned_run
+from loadgen.cli.output import PlannedRun, planned_run
 from loadgen.cli.words import checked_experiment, experiment_of, refuse_misfit
 from loadgen.drive import programs
 from loadgen.drive.programs import refuse_requirement, required_s

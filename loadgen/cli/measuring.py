@@ -22,7 +22,7 @@ from analysis.views import answers
 from conf import ConfigError, Experiment, load
 from conf.io import terminal
 from conf.specs.experiment import SimulatedEngine
-from loadgen.cli import dry_run, engine_model, machine, output
+from loadgen.cli import engine_model, machine, output
 from loadgen.cli.arguments import LIVE
 from loadgen.cli.service import service
 from loadgen.cli.words import all_kernels, checked_experiment
@@ -66,7 +66,7 @@ def measured(
     arguments: argparse.Namespace,
     act: Act[Measured],
     experiments: Iterable[Experiment] = (),
-    planned: dry_run.PlannedRun | None = None,
+    planned: output.PlannedRun | None = None,
 ) -> Measured:
     """The verdict of `act`, with the path of its report; progress and perhaps a page show how it goes on.
 
@@ -88,7 +88,7 @@ def measured(
             progress_show(kind, **facts)
 
         if planned:
-            show("plan", text=dry_run.duration(planned))
+            show("plan", text=output.duration(planned))
         verdict = act(Site(engine_model.start, service, engine_model.constants_ratio), show)
         if arguments.verb != "resume":
             verdict = without_failed_start(verdict)

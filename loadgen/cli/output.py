@@ -1,9 +1,9 @@
-"""What every command ends with: a plan or a result on the screen, the file of `--out`, the report."""
+"""How a command answers: the plan of a dry run, its result, the file of `--out`, the report."""
 
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,25 +21,38 @@ from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
 from analysis.rows import parquet
 from analysis.views import answers
 from analysis.views import recommend as recommend_view
+from conf import Experiment, load
+from conf.compose import UNKNOWN, dump
 from conf.io import terminal
-from conf.io.one_line import reason
-from loadgen.cli import dry_run
+from conf.io.one_line import one_line, reason
+from conf.keys import differences, flat
+from conf.specs.workload import Conversations
+from loadgen.cli import engine_model, machine
+from loadgen.cli.words import kernel_lines
+from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
 from loadgen.run.run_folder import finite
+from loadgen.search.pacing import longer_at, longest_search
+from loadgen.traffic.prefix_sharing import gap_s, means_of
+from loadgen.traffic.schedule import cut_tokens
 
 Measured = TypeVar("Measured", bound=RunVerdict | StudyVerdict)
 TABLES = (".parquet", ".csv")
 SUFFIXES = (*TABLES, ".json")
+NAMING = ("name", "kind", "served_name", "urls")
+"""Keys that stand for a whole group that was chosen; `--all` shows the others."""
+MOST_LETTERS = 80
+"""Most letters of a value (our choice)."""
 
 
-def plan(arguments: argparse.Namespace, planned: dry_run.PlannedRun | None, lines: Sequence[str] = ()) -> int:
+def plan(arguments: argparse.Namespace, planned: "PlannedRun | None", lines: Sequence[str] = ()) -> int:
     """Print the plan of a dry run, after `lines` about all of its runs; without one they are the plan."""
     if planned is None:
         tree: dict[str, Any] = {"notes": [line.removeprefix("# ") for line in lines]}
         text = "\n".join(lines)
     else:
-        tree = dry_run.tree(planned)
+        tree = plan_tree(planned)
         tree["notes"] = [*lines, *tree["notes"]]
-        text = "\n".join([*(f"# {line}" for line in lines), dry_run.text(planned, arguments.all)])
+        text = "\n".join([*(f"# {line}" for line in lines), plan_text(planned, arguments.all)])
     if arguments.json:
         event("plan", tree)
     else:
@@ -134,3 +147,242 @@ def _without_nan(table: pa.Table) -> pa.Table:
             column = table.column(index)
             table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
     return table
+
+
+# The plan of a run.
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """What a command would do.
+
+    `load_s` is the time under load: 0 on a virtual clock, None if the service decides (a closed loop). So
+    many `services` are deployed one after the other (0: one for each sweep), for so many `runs` (0: one
+    each). `kernels` are lines about kernels of unknown speed. The run chooses the speed of its `clock`, at
+    most this one; None is that of the experiment.
+    """
+
+    experiment: Experiment
+    load_s: float | None
+    guess_qps: float | None = None
+    services: int = 0
+    runs: int = 0
+    kernels: Sequence[str] = ()
+    clock: float | None = None
+
+    @property
+    def deployments(self) -> int:
+        """Services that are deployed one after the other."""
+        return self.services or self.experiment.search.parts
+
+    @property
+    def time_scale(self) -> float:
+        """Seconds of the engine per real second."""
+        return self.clock or self.experiment.time_scale
+
+    @property
+    def longer(self) -> float:
+        """Factor on the time under load at rates so low that a search counts requests."""
+        searched = not (self.experiment.rate_qps or self.experiment.profile_qps)
+        return longer_at(self.guess_qps) if self.guess_qps and searched else 1.0
+
+    @property
+    def expected_s(self) -> float | None:
+        """Seconds of load and warm-up if none is late, on the engine's clock; None in a closed loop."""
+        if not self.load_s:
+            return self.load_s
+        warmup_s = self.experiment.fleet.warmup_requests / WARMUP_QPS
+        return self.load_s * self.longer + (self.runs or self.deployments) * warmup_s
+
+    @property
+    def longest_s(self) -> float | None:
+        """Seconds at most with warm-up and drain, on the engine's clock; None in a closed loop."""
+        if not self.expected_s:
+            return self.expected_s
+        after_s = self.experiment.search.settle_s + self.experiment.fleet.drain_s
+        return self.expected_s + (self.runs or self.deployments) * after_s
+
+    @property
+    def requests(self) -> float | None:
+        """Requests in all where the rate is known or guessed and does not vary."""
+        experiment = self.experiment
+        rate_qps = experiment.rate_qps or self.guess_qps
+        if not rate_qps or experiment.profile_qps or experiment.workload.arrivals.kind == "trace":
+            return None
+        return rate_qps * experiment.cluster.nodes * (self.load_s or 0.0) * self.longer
+
+
+def planned_run(experiment: Experiment, load_s: float | None, **how: Any) -> PlannedRun:
+    """The plan of a command; `how` are further fields of it."""
+    is_known = experiment.hardware.name != UNKNOWN
+    guess_qps = engine_model.guess_qps(experiment) if is_known else None
+    return PlannedRun(experiment, load_s, guess_qps, kernels=kernel_lines(experiment), **how)
+
+
+def plan_tree(planned: PlannedRun) -> dict[str, Any]:
+    """The plan for programs: keys whose value is not the default, all keys, times in seconds."""
+    longest_s, changed = planned.longest_s, differences(load([]), planned.experiment)
+    return {
+        "changed": {key: {"default": before, "value": now} for key, (before, now) in changed.items()},
+        "config": flat(asdict(planned.experiment)),
+        "service": _service(planned.experiment),
+        "load_s": None if planned.load_s is None else planned.load_s * planned.longer,
+        "longest_s": longest_s,
+        "time_scale": planned.time_scale,
+        "longest_real_s": None if longest_s is None else longest_s / planned.time_scale,
+        "requests": planned.requests,
+        "notes": list(planned.kernels),
+    }
+
+
+def plan_text(planned: PlannedRun, whole: bool = False) -> str:
+    """The plan for people, after what differs from the defaults or the `whole` configuration."""
+    experiment = planned.experiment
+    chats = experiment.workload.conversations
+    lines = [
+        *([dump(experiment).rstrip()] if whole else changed_lines(experiment)),
+        *(prompt_lines(chats) if chats else []),
+        *(f"# {line}" for line in planned.kernels),
+        f"# {_service(experiment)}",
+    ]
+    if planned.load_s == 0:
+        return "\n".join([*lines, "# no load: a virtual clock"])
+    warm = experiment.fleet.warmup_requests
+    actors, joined = experiment.fleet.actors, experiment.cluster.session == "address"
+    shared = "" if joined else machine.shared(actors, machine.cores())
+    lines.append(f"# {actors} load actor(s){shared}, {warm} warm-up requests")
+    return "\n".join([*lines, *_load(planned)])
+
+
+def duration(planned: PlannedRun) -> str:
+    """The time that a command takes, in one line before it begins."""
+    if planned.longest_s is None or planned.expected_s is None:
+        return f"{planned.experiment.closed_requests} requests in a closed loop: as long as that takes"
+    clock = "" if planned.time_scale == 1 else f" (simulated clock x{planned.time_scale:g})"
+    expected, longest = (minutes(s / planned.time_scale) for s in (planned.expected_s, planned.longest_s))
+    return f"about {expected} of load after the start, at most {longest} if answers are late{clock}"
+
+
+def minutes(seconds: float) -> str:
+    """A time for people.
+
+    >>> minutes(34.2), minutes(95), minutes(511.0), minutes(7400)
+    ('34 s', '1 min 35 s', '8 min 31 s', '2 h 3 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return (
+        f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )
+
+
+def changed_lines(experiment: Experiment) -> list[str]:
+    """A line for each key with another value than the default, or for a whole group that was chosen."""
+    changed = differences(load([]), experiment)
+    chosen = {key.partition(".")[0] for key in changed if key.endswith((".name", "engine.kind"))}
+    shown = {
+        key: values
+        for key, values in changed.items()
+        if key.partition(".")[0] not in chosen or key.rpartition(".")[2] in NAMING
+    }
+    values = {
+        key: [one_line(json.dumps(value), MOST_LETTERS) for value in values] for key, values in shown.items()
+    }
+    lines = [f"{key}: {now}  # default {before}" for key, (before, now) in values.items()]
+    return lines or ["# every key has its default"]
+
+
+def _service(experiment: Experiment) -> str:
+    nodes, layout = experiment.cluster.nodes, experiment.layout
+    if experiment.engine.kind == "external":
+        return f"{len(experiment.target.urls)} endpoint(s), {nodes} node(s) behind them"
+    shape = layout.shape if nodes == 1 else f"{layout.shape} on each"
+    return f"{experiment.replicas} replica(s) on {nodes} node(s): {shape}"
+
+
+def _load(planned: PlannedRun) -> list[str]:
+    experiment, guess_qps, parts = planned.experiment, planned.guess_qps, planned.experiment.search.parts
+    if planned.load_s is None or planned.longest_s is None:
+        count, held = experiment.closed_requests, experiment.concurrency
+        return [f"# closed loop: {count} requests, {held} in flight; as long as that takes"]
+    load_s, longest_s = planned.load_s * planned.longer, planned.longest_s
+    longest = f"at most about {longest_s:.0f} s with warm-up and drain"
+    count = planned.deployments
+    deployed = "after deployment" if count == 1 else f"and {count} deployments"
+    lines = [f"# {load_s:.0f} s of load; {longest}, {deployed}"]
+    if planned.time_scale != 1:
+        clock, real_s = f"simulated clock x{planned.time_scale:g}", longest_s / planned.time_scale
+        lines.append(f"# {clock}: these are the engine's seconds, {real_s:.0f} real ones")
+    lines += _long_answers(experiment)
+    if planned.longer > 1:
+        lines.append(
+            f"# below 1 QPS per node a search counts requests: {planned.longer:.1f} times its budget"
+        )
+    if parts > 1:
+        each = f"{load_s / parts:.0f} s, each of a service deployed anew, with its own seed"
+        lines = [f"# {parts} sweeps of {each}", *lines]
+    if planned.requests is not None:
+        without = " without hits of its sessions" if experiment.workload.has_sessions else ""
+        if_so = "" if experiment.rate_qps else f", if a node serves about {guess_qps:.1f} QPS{without}"
+        lines.append(f"# about {planned.requests:.0f} requests{if_so}")
+    return [*lines, *_cache_warmup(experiment, guess_qps)]
+
+
+def _long_answers(experiment: Experiment) -> list[str]:
+    tokens, search = experiment.workload.output_tokens.mean, longest_search(experiment)
+    may = f"# answers of {tokens:g} tokens may last {experiment.answer_s:.0f} s within the bounds"
+    if experiment.rate_qps or experiment.profile_qps:
+        return [f"{may}: up to {STEADY_E2E * experiment.answer_s:.0f} s of load first fill the service"]
+    if experiment.workload.arrivals.kind == "trace" or search.window_s == experiment.search.window_s:
+        return []
+    return [f"{may}: windows of {search.window_s:.0f} s, and a budget of {search.budget_s:.0f} s for them"]
+
+
+def _cache_warmup(experiment: Experiment, guess_qps: float | None) -> list[str]:
+    if not experiment.workload.wants_hits:
+        return []
+    when, ramp = "before the first window", ""
+    if experiment.workload.has_sessions:
+        ramp = f"{CACHE_PIECE_S:.0f} s at each rate on the way there and "
+    if experiment.workload.conversations:
+        when = "before each window above all rates so far"
+        if guess_qps:
+            gap = gap_s(experiment.workload, 1.0, experiment.cluster.nodes) or 0.0
+            ramp = f"{pace_s(guess_qps, gap):.0f} s for each QPS per node on the way there and "
+    return [
+        f"# cache warm-up comes on top, {when}: {ramp}at most about {LONGEST_S:.0f} s at its rate; "
+        "no budget is spent on it"
+    ]
+
+
+def prompt_lines(spec: Conversations) -> list[str]:
+    """The parts of a prompt in the middle of a session, each of mean length, and the reusable share."""
+    turns, message = round(spec.turns) - 1, spec.message_tokens.mean
+    parts = {
+        "system": spec.system_tokens,
+        "character": spec.character_tokens.mean,
+        "persona": spec.persona_tokens.mean,
+        "history": turns * (message + spec.answer_tokens.mean),
+        "message": message,
+    }
+    history = parts["history"]
+    room = spec.max_prompt_tokens - sum(parts.values()) + history
+    left_out, naive = (min(history, int(cut_tokens(history, room, step))) for step in (spec.step_tokens, 1))
+    kept = parts | {"history": history - left_out}
+    lines = [f"#   {name:<10} {kept[name]:>6} tokens" for name in parts if name != "history" or turns]
+    if turns:
+        lines[3] += f" of {history}, in {2 * turns} messages"
+    other = replace(spec, truncation="naive" if spec.truncation == "cache_aware" else "cache_aware")
+    means = means_of(spec)
+    cut = f"in steps of {spec.step_tokens}" if spec.truncation == "cache_aware" else "as little as fits"
+    return [
+        f"# an example prompt: turn {turns} of a session, every part and message of mean length",
+        *lines,
+        f"#   {'prompt':<10} {sum(kept.values()):>6} tokens",
+        f"#   history is cut {cut}; naive truncation would leave out {naive} and move every turn",
+        f"# a request in the mean: {means.input_tokens:.0f} tokens in, {means.output_tokens:.0f} out",
+        f"# of its prompt tokens {means.reusable:.1%} begin an earlier one (truncation={spec.truncation}), "
+        f"{means_of(other).reusable:.1%} would with truncation={other.truncation}: no routing and no "
+        "cache can serve more",
+    ]

@@ -28,7 +28,7 @@ from conf import ConfigError, Experiment
 from conf.io import terminal
 from conf.matrix import matrix
 from loadgen.cli import engine_model, output
-from loadgen.cli.dry_run import planned_run
+from loadgen.cli.output import planned_run
 from loadgen.cli.words import all_kernels, checked_experiment
 from loadgen.predict import grid, replay
 from loadgen.predict.capacity import quiet

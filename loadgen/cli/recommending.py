@@ -30,7 +30,7 @@ from analysis.views import recommend as recommend_view
 from conf import ConfigError, Experiment
 from conf.io import terminal
 from loadgen.cli import engine_model, machine, output, prediction, two_sides
-from loadgen.cli.dry_run import planned_run
+from loadgen.cli.output import planned_run
 from loadgen.cli.shape_words import Shape, ShapeQuestion
 from loadgen.cli.words import checked_experiment
 from loadgen.predict import grid

@@ -11,7 +11,7 @@ import pytest
 from conf import ConfigError, load
 from loadgen.__main__ import main
 from loadgen.cli.deployment import service_plan
-from loadgen.cli.dry_run import PlannedRun, duration, minutes, text, tree
+from loadgen.cli.output import PlannedRun, duration, minutes, plan_text, plan_tree
 from loadgen.cli.prediction import processes
 from loadgen.cli.words import COMMON_VOCAB, spelled
 from loadgen.drive import programs
@@ -108,10 +108,10 @@ def test_every_verb_has_its_plan_as_json(
 
 def test_a_closed_loop_and_a_virtual_clock_have_no_time() -> None:
     closed = PlannedRun(load(["concurrency=4", "requests=100"]), None)
-    assert (tree(closed)["load_s"], tree(closed)["longest_s"]) == (None, None)
-    assert "as long as that takes" in text(closed)
+    assert (plan_tree(closed)["load_s"], plan_tree(closed)["longest_s"]) == (None, None)
+    assert "as long as that takes" in plan_text(closed)
     virtual = PlannedRun(load([]), 0)
-    assert tree(virtual)["longest_s"] == 0 and text(virtual).endswith("no load: a virtual clock")
+    assert plan_tree(virtual)["longest_s"] == 0 and plan_text(virtual).endswith("no load: a virtual clock")
 
 
 def test_the_time_is_said_before_a_command_begins() -> None:
@@ -136,7 +136,7 @@ def test_a_short_probe_needs_a_short_transition(window_s: float, transition_s: f
 
 
 def test_the_example_prompt_of_a_chat_has_its_means_and_what_is_cut() -> None:
-    shown = text(PlannedRun(load(["workload=character"]), 1.0))
+    shown = plan_text(PlannedRun(load(["workload=character"]), 1.0))
     assert "#   character    1200 tokens\n" in shown and " of 15300, in 180 messages\n" in shown
 
 

@@ -14,7 +14,7 @@ from analysis.capacity.window_counts import e2e_so_far
 from analysis.results.json_border import to_tree
 from analysis.rows import records
 from conf import load
-from loadgen.cli import dry_run
+from loadgen.cli import output
 from loadgen.drive import programs
 from loadgen.drive.programs import require, required_s, sweep
 from loadgen.run import verdicts
@@ -121,7 +121,7 @@ def test_long_answers_are_searched_for_as_long_as_they_need(words: list[str]) ->
 def test_a_dry_run_says_how_long_answers_may_last() -> None:
     long = load([*EDGES["L2000"], "search=standard"])
     assert pacing.swept_s(long) > pacing.swept_s(load(["search=standard"])) == 900
-    text = dry_run.text(dry_run.PlannedRun(long, pacing.swept_s(long)))
+    text = output.plan_text(output.PlannedRun(long, pacing.swept_s(long)))
     assert "answers of 2000 tokens may last 122 s within the bounds: windows of 183 s" in text
     assert long.request_timeout_s == 4 * 122 and load([]).request_timeout_s == 120
     assert load(["fleet.request_timeout_s=3"]).request_timeout_s == 3
@@ -132,7 +132,7 @@ def test_below_one_request_a_second_a_budget_counts_requests(rate_qps: float, ti
     quick = load(["search=quick"])
     fitted = pacing.fitted(quick.search, Start(prediction_qps=rate_qps), [])
     assert fitted.budget_s == times * quick.search.budget_s
-    text = dry_run.text(dry_run.PlannedRun(quick, 240.0, rate_qps))
+    text = output.plan_text(output.PlannedRun(quick, 240.0, rate_qps))
     assert f"# {times * 240} s of load" in text
     assert (f"a search counts requests: {times}.0 times its budget" in text) == (times > 1)
 
