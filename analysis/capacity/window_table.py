@@ -22,7 +22,6 @@ from analysis.capacity.window_counts import (
     parts_over,
 )
 from analysis.rows import metrics, parquet, records, routing_spread
-from analysis.rows.parquet import Column, schema
 from analysis.stats.quantiles import quantile
 from conf.specs.bounds import ITL_WITHIN, LIMITS, PER_REQUEST, Bound, Limit, Slo, metric_of, quantile_of
 from conf.specs.experiment import Arrivals, Lengths, Workload
@@ -42,98 +41,7 @@ _BOUND = pa.struct(
         ("phi", pa.float64()),
     ]
 )
-_COLUMNS: tuple[Column, ...] = (
-    ("index", pa.int32(), "", "ramp step or window, from 0: `counts` of the request table"),
-    ("kind", pa.string(), "", "ramp, counts (window) or hold"),
-    ("rate_qps", pa.float64(), "requests/s", "offered to the whole service"),
-    ("rate_qps_per_node", pa.float64(), "requests/s", "offered per node"),
-    ("nodes", pa.int32(), "", "nodes that served it"),
-    ("concurrency", pa.int32(), "requests", "kept in flight by a closed loop; 0 is an open one"),
-    ("start_ns", pa.int64(), "ns", "first arrival at this rate, since the start of the run's clock"),
-    ("window_start_ns", pa.int64(), "ns", "start of the counted window"),
-    ("window_end_ns", pa.int64(), "ns", "its end"),
-    ("planned_end_ns", pa.int64(), "ns", "its planned end"),
-    ("aborted", pa.bool_(), "", "the window was ended early"),
-    ("bad", pa.bool_(), "", "a ramp step that was overloaded when it ended"),
-    ("valid", pa.bool_(), "", "false: the window is void"),
-    ("void_reason", pa.string(), "", "reason if void, else empty"),
-    ("weight", pa.float64(), "", "weight of the counts in the posterior"),
-    ("requests", pa.int64(), "requests", "due in the window"),
-    ("completed", pa.int64(), "requests", "of these, answered"),
-    ("failed", pa.int64(), "requests", "of these, failed: over every bound"),
-    ("pending", pa.int64(), "requests", "of these, still in flight"),
-    ("waiting_at_start", pa.int64(), "requests", "without a first token when the step or window began"),
-    ("log_work", pa.float64(), "", "ln of work_qps_per_node"),
-    (
-        "work_qps_per_node",
-        pa.float64(),
-        "requests/s",
-        "realised load, in requests of mean work",
-    ),
-    (
-        "goodput_qps_per_node",
-        pa.float64(),
-        "requests/s",
-        "answered within all bounds on a request",
-    ),
-    (
-        "prompt_token_rate_per_node",
-        pa.float64(),
-        "tokens/s",
-        "prompt tokens of the answers, as the server counts them, else as planned",
-    ),
-    ("output_token_rate_per_node", pa.float64(), "tokens/s", "output tokens of the answers"),
-    *(
-        (f"{limit}_p{q}_ms", pa.float64(), "ms", f"{q} % quantile of {limit.upper()}; a failure is infinite")
-        for limit in LIMITS
-        for q in QUANTILES
-    ),
-    ("prefix_hit", pa.float64(), "", "share of prompt tokens from the prefix cache; null if not reported"),
-    (
-        "prefix_hit_intended",
-        pa.float64(),
-        "",
-        "the same if each prompt hit all that it shares; null with sessions",
-    ),
-    (
-        "replicas_per_session",
-        pa.float64(),
-        "",
-        "mean number of replicas per session with two answers or more; null without sessions",
-    ),
-    (
-        "max_over_mean_share",
-        pa.float64(),
-        "",
-        "requests of the busiest replica over the mean; null if replicas are not reported",
-    ),
-    (
-        "turns_blocked",
-        pa.float64(),
-        "",
-        "share of turns due before the previous turn had ended; null without sessions",
-    ),
-    (
-        "turn_blocked_max_ms",
-        pa.float64(),
-        "ms",
-        "longest wait of a turn for the previous one; else null",
-    ),
-    ("by_replica", pa.list_(_REPLICA), "", "each replica that answered, by id"),
-    ("lag_p99_ms", pa.float64(), "ms", "99 % quantile of the send lag"),
-    *((f"{limit}_over", pa.int64(), "requests", f"over the {limit.upper()} bound") for limit in LIMITS),
-    *((f"{limit}_determined", pa.int64(), "requests", "of which this is known") for limit in LIMITS),
-    *((f"{limit}_phi", pa.float64(), "", "dispersion: n requests count as n / phi") for limit in LIMITS),
-    (
-        "bounds",
-        pa.list_(_BOUND),
-        "",
-        "bounds but p90 TTFT and p90 TPOT: name, quantile in ms, and counts like the columns above",
-    ),
-    ("reason", pa.string(), "", "reason for this rate"),
-)
-
-WINDOWS = schema(_COLUMNS)
+WINDOWS = parquet.described("windows", kinds={"replica": _REPLICA, "bound": _BOUND})
 """Arrow schema of windows.parquet. `*_phi` is the dispersion of the final fit; null if the window was not
 used."""
 

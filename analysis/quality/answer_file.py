@@ -13,25 +13,13 @@ import pyarrow.parquet as pq
 
 from analysis.quality.answers import PAIRS, Answer, PromptEvidence, Side, evidence
 from analysis.rows import parquet
-from analysis.rows.parquet import Column, schema
 
 FILE = "answers.parquet"
 MOST_ANSWERS = 100_000
 """Most answers of a file that are read: a hundred default budgets (our choice)."""
 
-_COLUMNS: tuple[Column, ...] = (
-    ("prompt", pa.int32(), "", "number of the prompt, from 0"),
-    ("digest", pa.int64(), "", "CRC-32 of the prompt's token ids: equal prompts have equal ones"),
-    ("repeat", pa.int8(), "", "0 for the first answer to the prompt, 1 for the second"),
-    ("error", pa.string(), "", "why there is no answer; null where there is one"),
-    ("text", pa.string(), "", "the answer as the server writes it, printable; null where there is none"),
-    ("tokens", pa.list_(pa.int32()), "", "token ids of the answer"),
-    ("alternatives", pa.list_(pa.int32()), "", "number of alternatives at each position"),
-    ("alternative_ids", pa.list_(pa.int32()), "", "their token ids, position after position"),
-    ("log_probabilities", pa.list_(pa.float32()), "nats", "log probability of each"),
-)
 SCHEMA_VERSION = 1
-ANSWERS = schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
+ANSWERS = parquet.described("answers", SCHEMA_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +92,7 @@ def _answer(row: dict[str, Any]) -> Answer:
 
 EVIDENCE_FILE = "quality-b.parquet"
 """The evidence on B in a study's folder, for other readers: ours compare the answers again."""
-_EVIDENCE_COLUMNS: tuple[Column, ...] = (
-    ("prompt", pa.int32(), "", "number of the prompt, from 0; the order in which prompts count"),
-    ("pair", parquet.WORD, "", "side beside the base: again or candidate; null in a row of a failure"),
-    ("position", pa.int16(), "", "token of the answer, from 0, up to the first that differs; null likewise"),
-    ("base_token", pa.int32(), "", "token id of the base"),
-    ("token", pa.int32(), "", "token id of the other side"),
-    (
-        "divergence_nats",
-        pa.float64(),
-        "nats",
-        "Jensen-Shannon divergence over the alternatives in both and the rest",
-    ),
-    ("differs", pa.bool_(), "", "the tokens differ"),
-    ("unanswered", parquet.WORD, "", "side whose request failed: base, again, candidate; else null"),
-)
-EVIDENCE = schema(_EVIDENCE_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
+EVIDENCE = parquet.described("quality-b", SCHEMA_VERSION)
 """Arrow schema of the evidence: a row per compared position, and one per failed request."""
 
 

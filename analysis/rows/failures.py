@@ -4,71 +4,29 @@ A kind is the status of a request and its finer kind, as in `http_error 429` and
 """
 
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from analysis.rows import metrics, records
 from analysis.rows.metrics import Bools
+from conf.io import bounded_yaml
 from conf.io.one_line import one_line
 
 MOST_KINDS = 4
 """Most kinds that a line names; the others are summed up (our choice)."""
 
 
-class KindWords(NamedTuple):
-    """The meaning of a kind of failure in a few words, empty where its name says it, and the remedy."""
+@cache
+def _tables() -> dict[str, Any]:
+    """Kinds with their words, and the remedies of those that are not listed."""
+    tables: dict[str, Any] = bounded_yaml.read(Path(__file__).with_suffix(".yaml").read_text())
+    return tables
 
-    meaning: str
-    remedy: str
-
-
-LOGS = "Look at the logs of the server and of the gateway before it."
-ADDRESS = "Check that the server is up and that the address, its scheme and its port are right."
-PASS_ON = "Let the server, and every gateway before it, hand on the whole stream"
-KINDS: Mapping[str, KindWords] = {
-    "truncated no_usage": KindWords(
-        "no count of the tokens", f"{PASS_ON}: stream_options.include_usage asks for the usage."
-    ),
-    "truncated no_done": KindWords("no [DONE] at the end", f"{PASS_ON}, `data: [DONE]` included."),
-    "truncated no_finish_reason": KindWords("no finish_reason", f"{PASS_ON}, finish_reason included."),
-    "truncated token_count": KindWords(
-        "another length than requested",
-        "Every answer must have the planned length: the server must honour ignore_eos and min_tokens.",
-    ),
-    "truncated no_token": KindWords("a stream without a token", LOGS),
-    "truncated not_a_stream": KindWords(
-        "no stream of events", "The server must answer `stream: true` with events: check the address and API."
-    ),
-    "truncated connection_lost": KindWords("cut off within the answer", LOGS),
-    "http_error in_band": KindWords("an error inside the stream", LOGS),
-    "http_error bad_event": KindWords(
-        "an event that OpenAI's API does not have", "Check that the server speaks OpenAI's streaming API."
-    ),
-    "http_error content_encoding": KindWords(
-        "a compression that cannot be read as a stream",
-        "Switch the compression of streams off in the gateway.",
-    ),
-    "http_error endless": KindWords("an answer without an end", LOGS),
-    "http_error 401": KindWords("", "Name the variable that holds the key with target.api_key_env."),
-    "http_error 403": KindWords("", "Check the key (target.api_key_env) and what it may use."),
-    "http_error 404": KindWords("", "Check target.urls and the name of the model (model.served_name)."),
-    "http_error 429": KindWords(
-        "", "Raise the rate limit of the key or the gateway: a limit is not the capacity of a node."
-    ),
-    "timeout deadline": KindWords("no end within fleet.request_timeout_s", LOGS),
-    "conn_error bad_http": KindWords("no answer of HTTP/1.1", ADDRESS),
-    "conn_error long_head": KindWords("no answer of HTTP/1.1", ADDRESS),
-}
-OF_STATUS: Mapping[str, str] = {
-    "3": "Give the address behind the redirect as target.urls.",
-    "4": "The server refuses the request itself: leave out the field that it names with target.omit=[FIELD].",
-    "5": LOGS,
-    "conn_error": ADDRESS,
-}
-"""Remedies of kinds that have none of their own: by the first digit of an HTTP status, or by the status."""
 
 ANSWERED = ("truncated", "http_error")
 """Statuses of answers that came and were not whole."""
@@ -121,7 +79,7 @@ def line(counts: Mapping[str, int], requests: int) -> str:
 
 def described(kind: str) -> str:
     """A kind of failure with its meaning, as far as it does not say that itself."""
-    meaning = KINDS[kind].meaning if kind in KINDS else ""
+    meaning = _tables()["kinds"].get(kind, {}).get("meaning", "")
     code = kind.removeprefix("http_error ")
     if not meaning and code.isascii() and code.isdigit() and int(code) in set(HTTPStatus):
         meaning = HTTPStatus(int(code)).phrase.lower()
@@ -130,10 +88,11 @@ def described(kind: str) -> str:
 
 def remedy(kind: str) -> str:
     """Advice to the user for a kind of failure, as a sentence."""
-    if kind in KINDS:
-        return KINDS[kind].remedy
+    tables = _tables()
+    if kind in tables["kinds"]:
+        return str(tables["kinds"][kind]["remedy"])
     status, _, detail = kind.partition(" ")
-    return OF_STATUS.get(detail[:1] if status == "http_error" else status, LOGS)
+    return str(tables["by_status"].get(detail[:1] if status == "http_error" else status, tables["other"]))
 
 
 def malformed(rows: pa.Table) -> Bools:

@@ -6,10 +6,12 @@ Arrow's own `take` joins all chunks of a list into one, which fails beyond 2^31 
 of 140 tokens a second. `tests/benchmarks/parquet.py` measures what is chosen beside Parquet's own choice.
 """
 
+import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +26,36 @@ MOST_ROWS = 32_768
 """Rows of a row group of Parquet, and of a piece: 18 MB of the gaps of answers of 140 tokens."""
 MOST_ELEMENTS = 2**26
 """Elements of the lists of a piece: where answers are long it has fewer rows (our choice)."""
-Column = tuple[str, pa.DataType, str, str]
-"""Name, type, unit (may be empty) and meaning."""
+COLUMNS = Path(__file__).with_name("columns.csv")
+"""The columns of all Parquet files: file, name, type, unit (may be empty) and meaning."""
+LIST = "list of "
 Ints = npt.NDArray[np.int64]
 
 
-def schema(columns: Iterable[Column], metadata: Mapping[str, str] | None = None) -> pa.Schema:
-    """The schema of `columns`, with unit and meaning in each field's metadata."""
+def described(
+    file: str, version: int | None = None, kinds: Mapping[str, pa.DataType] = MappingProxyType({})
+) -> pa.Schema:
+    """The schema of a file by its columns in columns.csv, with unit and meaning in each field's metadata.
+
+    `version` is that which the file states; `kinds` are types that only this file has.
+    """
+    with COLUMNS.open(newline="") as table:
+        rows = [row for row in csv.DictReader(table) if row["file"] == file]
     fields = [
-        pa.field(name, type_, metadata={"unit": unit, "doc": doc} if unit else {"doc": doc})
-        for name, type_, unit, doc in columns
+        pa.field(
+            row["column"],
+            _type(row["type"], kinds),
+            metadata={"unit": row["unit"], "doc": row["meaning"]} if row["unit"] else {"doc": row["meaning"]},
+        )
+        for row in rows
     ]
-    return pa.schema(fields, metadata=metadata)
+    return pa.schema(fields, metadata=version and {"schema_version": str(version)})
+
+
+def _type(name: str, kinds: Mapping[str, pa.DataType]) -> pa.DataType:
+    if name.startswith(LIST):
+        return pa.list_(_type(name.removeprefix(LIST), kinds))
+    return WORD if name == "word" else kinds.get(name) or pa.type_for_alias(name)
 
 
 def refuse_version(path: Path, written: pa.Schema, known: int) -> None:

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.rows import parquet
-from analysis.rows.parquet import Column
 
 SCHEMA_VERSION = 4
 """Files of another version are refused."""
@@ -38,119 +37,7 @@ MOST_HEAD_BYTES = 2**20
 KEYS_OF_ROWS = ("seq", "due_ns")
 """Columns that no row of a shard of requests lacks."""
 
-_COLUMNS: tuple[Column, ...] = (
-    ("seq", pa.int64(), "", "position in the run's master schedule; the key"),
-    ("client_id", pa.int16(), "", "load actor that owned the request"),
-    ("window_index", pa.int16(), "", "ramp step or window, from 0; -1 is the warm-up"),
-    (
-        "phase",
-        parquet.WORD,
-        "",
-        "part of the plan: warmup, ramp, transition, window, bridge; or retracted",
-    ),
-    ("status", parquet.WORD, "", "ok, or a kind of failure: " + ", ".join(FAILURES)),
-    ("error_kind", parquet.WORD, "", "finer kind of failure; null when ok"),
-    ("error", pa.string(), "", "message of a failure; null when ok"),
-    ("http_status", pa.int16(), "", "status code of the answer; null without one"),
-    ("finish_reason", parquet.WORD, "", "as the server reports it"),
-    ("stream", pa.int16(), "", "node of this stream, from 0; null where nodes share one"),
-    ("session_id", pa.int32(), "", "chat user's session; -1 without sessions"),
-    (
-        "turn",
-        pa.int16(),
-        "",
-        "earlier requests of its session in this window, at most 32767; 0 without sessions",
-    ),
-    ("replica_id", parquet.WORD, "", "x-replica-id of the answer; null if unknown"),
-    ("due_ns", pa.int64(), "ns", "planned send time since the start of the run's clock"),
-    ("scheduled_at", pa.timestamp("us"), "", "planned send time on the wall clock, in UTC"),
-    (
-        "turn_blocked_ns",
-        pa.int64(),
-        "ns",
-        "end of the session's previous turn, from due, if the request waited for it; else null",
-    ),
-    (
-        "send_offset_ns",
-        pa.int64(),
-        "ns",
-        "send begun, from due (connecting, if a new connection is needed); null if never sent",
-    ),
-    ("first_byte_offset_ns", pa.int64(), "ns", "first byte of the answer, from due"),
-    ("first_token_offset_ns", pa.int64(), "ns", "first read that carries an output token, from due"),
-    ("last_token_offset_ns", pa.int64(), "ns", "last read that carries an output token, from due"),
-    ("end_offset_ns", pa.int64(), "ns", "answer complete or failed, from due"),
-    ("requested_input_tokens", pa.int32(), "tokens", "planned prompt length"),
-    ("requested_output_tokens", pa.int32(), "tokens", "planned answer length"),
-    ("shared_tokens", pa.int32(), "tokens", "planned prompt tokens that every prompt begins with"),
-    ("image_tokens", pa.int32(), "tokens", "planned prompt tokens of images"),
-    (
-        "reusable_tokens",
-        pa.int32(),
-        "tokens",
-        "planned prompt tokens that an earlier prompt began with; null without a trace",
-    ),
-    ("prompt_tokens", pa.int32(), "tokens", "server usage, images included; null if not reported"),
-    ("cached_tokens", pa.int32(), "tokens", "server usage: prompt tokens from the prefix cache"),
-    ("output_tokens", pa.int32(), "tokens", "server usage; tokens seen if the answer is unfinished"),
-    ("events", pa.int32(), "", "streamed events with text"),
-    (
-        "reads",
-        pa.int32(),
-        "",
-        "socket reads with output; fewer than output_tokens if several came together",
-    ),
-    (
-        "first_read_tokens",
-        pa.int32(),
-        "tokens",
-        "output tokens of the first such read; null is 1",
-    ),
-    (
-        "streamed_tokens",
-        pa.int32(),
-        "tokens",
-        "output tokens that the streamed text accounts for; null is all",
-    ),
-    ("engine_steps", pa.int32(), "", "simulated engine: steps that gave a token; else null"),
-    ("engine_late_steps", pa.int32(), "", "of these, steps delivered later than half a step"),
-    (
-        "time_scale",
-        pa.float64(),
-        "",
-        "speed of the run's clock: offset / time_scale is real ns; null is 1",
-    ),
-    (
-        "engine_first_token_ns",
-        pa.int64(),
-        "ns",
-        "first token on the simulated engine's clock, from when it has the request; else null",
-    ),
-    ("engine_last_token_ns", pa.int64(), "ns", "last token on that clock"),
-    (
-        "queue_us",
-        pa.int64(),
-        "us",
-        "time in the server's queue as the answer reports it (vLLM's `metrics.queue_time_ms`), on the "
-        "run's clock; else null",
-    ),
-    (
-        "own_itl_us",
-        pa.int32(),
-        "us",
-        "quantile `slo.itl_within` of the request's gaps; null unless a bound needs it",
-    ),
-    ("gaps", pa.int32(), "", "number of gaps; null unless a bound on pooled gaps needs it"),
-    ("gaps_over", pa.int32(), "", "of these, gaps over that bound"),
-    (
-        "itl_us",
-        pa.list_(pa.int32()),
-        "us",
-        "gaps between reads with output, on the run's clock; null if not recorded",
-    ),
-)
-
-REQUESTS = parquet.schema(_COLUMNS, {"schema_version": str(SCHEMA_VERSION)})
+REQUESTS = parquet.described("requests", SCHEMA_VERSION)
 """Arrow schema of a request table. Offsets count from `due_ns`, so latency is measured from the plan."""
 
 SHARD = parquet.with_words(REQUESTS, pa.string())
