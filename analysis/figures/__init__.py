@@ -3,12 +3,11 @@
 Nothing of matplotlib is imported before something is drawn.
 """
 
-from analysis.figures.comparison import Comparison
+from analysis.figures.comparison import Comparison, Nodes
 from analysis.figures.exhibit import Exhibit, NoData, RunData, plot_of
 from analysis.figures.latency import Cdf, Latency, ShareOver
 from analysis.figures.load import ClientLag, Search
-from analysis.figures.plan import Nodes, Scaling
-from analysis.figures.service import Pareto, ReplicaBalance
+from analysis.figures.service import Pareto, ReplicaBalance, Scaling
 from analysis.figures.timeline import Timeline
 
 __all__ = ["EXHIBITS", "Exhibit", "NoData", "RunData"]

@@ -1,4 +1,4 @@
-"""Figures of what a study compares: capacities side by side with their ratios, and the answers of a gate."""
+"""Figures of several runs and of plans: capacities with their ratios, the answers of a gate, nodes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,6 +8,8 @@ from analysis.capacity import paired_ratio
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look, counted, qps
 from analysis.figures.exhibit import CapacityRow, Exhibit, NoData, Row, run_capacity
+from analysis.planning.money import HOURS, Day
+from analysis.planning.plan import Plan
 from analysis.quality import gate
 from analysis.quality.answers import PromptEvidence
 from analysis.quality.gate import GateMoment, GateVerdict, MeanInterval
@@ -15,6 +17,7 @@ from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import PAIRED, UNPAIRED, MatrixCell, PartRow, StudyVerdict
 from analysis.stats.estimate import Estimate, interval, middle, span
+from analysis.views.plan import BASES
 from conf.io.one_line import one_line
 from conf.specs.search import Quality
 
@@ -226,7 +229,15 @@ class GateIntervals(Exhibit):
         if not self.verdict.compared:
             raise NoData("no prompt was compared")
         self.moments = gate.moments(subject.found, subject.rule)
-        self.rows = [_moment_row(moment) for moment in self.moments]
+        self.rows = [
+            {"prompts": moment.prompts}
+            | {
+                f"excess_{name}_{end}": getattr(getattr(moment, name), end)
+                for name in ("nats", "broken")
+                for end in ("low", "high")
+            }
+            for moment in self.moments
+        ]
 
     def draw(self, figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
@@ -291,11 +302,64 @@ class GatePositions(Exhibit):
         )
 
 
-def _moment_row(moment: GateMoment) -> Row:
-    return {
-        "prompts": moment.prompts,
-        "excess_nats_low": moment.nats.low,
-        "excess_nats_high": moment.nats.high,
-        "excess_broken_low": moment.broken.low,
-        "excess_broken_high": moment.broken.high,
-    }
+class Nodes(Exhibit):
+    """Nodes against demand (QPS): as planned, at the upper end of the capacity, and by plain division.
+
+    With a day's demand a second panel has the nodes of each hour beside the fixed fleet.
+    """
+
+    name = "nodes"
+    title = "Nodes for a demand"
+    source = "the plan: by_demand, nodes, day"
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rows = [asdict(point) for point in plan.by_demand]
+        self.height_in = 4.6 if plan.day else 3.2
+
+    def draw(self, figure: Figure) -> None:
+        heights = (1.4, 1) if self.plan.day else (1,)
+        demand, *hours = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+        self._draw_demand(demand)
+        if self.plan.day:
+            self._draw_day(hours[0], self.plan.day)
+
+    def alt(self) -> str:
+        """The nodes at the peak and by plain division, and of the quietest and the busiest hour."""
+        plan = self.plan
+        said = f"{counted(plan.nodes, 'node')} at {plan.demand.peak_qps:,.6g} QPS; "
+        said += f"plain division by the estimate gives {plan.naive_nodes:,}."
+        return said + (
+            f" By the hour {min(plan.day.nodes)} to {max(plan.day.nodes)} are needed." if plan.day else ""
+        )
+
+    def _draw_demand(self, ax: Axes) -> None:
+        nodes, peak = self.plan.nodes, self.plan.demand.peak_qps
+        series = (
+            (f"planned ({BASES[self.plan.basis]}, headroom, spares)", "nodes", canvas.STYLES[0]),
+            ("at the upper end of the interval", "nodes_at_high", canvas.STYLES[2]),
+            ("plain division by the estimate", "naive_nodes", canvas.STYLES[1]),
+        )
+        for name, key, style in series:
+            canvas.series(ax, [(row["demand_qps"], row[key]) for row in self.rows], **style.drawn, label=name)
+        ax.axvline(peak, color=canvas.PALE, linewidth=0.9, linestyle=":")
+        ax.plot([peak], [nodes], **canvas.dots(canvas.INK, "*", 14))
+        words = f"{counted(nodes, 'node')} at {peak:,.6g} QPS"
+        canvas.note(ax, peak, nodes, words, xytext=(-8, 8), ha="right", va="bottom")
+        ax.set_xlim(0, None)
+        ax.set_ylim(0, None)
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.yaxis.set_major_formatter("{x:,.0f}")
+        canvas.label(ax, "peak demand of the whole service (QPS)", "nodes")
+
+    def _draw_day(self, ax: Axes, day: Day) -> None:
+        needed, fixed = day.nodes, self.plan.nodes
+        bars: Look = {"facecolor": canvas.SKY, "edgecolor": canvas.BLUE, "linewidth": 0.8}
+        ax.bar([hour + 0.5 for hour in range(HOURS)], needed, width=1.0, label="needed in the hour", **bars)
+        look = canvas.line(canvas.VERMILLION, "--")
+        ax.axhline(fixed, **look, label=f"fixed fleet, {counted(fixed, 'node')}")
+        ax.set_xlim(0, HOURS)
+        ax.set_ylim(0, 1.1 * max(fixed, *needed))
+        ax.yaxis.set_major_formatter("{x:,.0f}")
+        ax.set_xticks(range(0, HOURS + 1, 3))
+        canvas.label(ax, "hour of the day", "nodes")

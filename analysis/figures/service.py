@@ -1,4 +1,6 @@
-"""Figures of what served: each replica's part of the requests, and throughput per GPU of interactivity."""
+"""Figures of what served: each replica's part of the requests, throughput per GPU, efficiency of many nodes."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -7,6 +9,8 @@ from analysis.capacity.window_counts import NS
 from analysis.figures import canvas
 from analysis.figures.canvas import Axes, Figure, Look, counted, ms, qps
 from analysis.figures.exhibit import COLUMNS, Exhibit, NoData, Row, RunData, draw_points
+from analysis.planning.sizing import ScalingEfficiency, scaling
+from analysis.results.runs import Run, RunError
 from analysis.rows import metrics
 from analysis.stats.quantiles import quantile
 
@@ -220,3 +224,59 @@ def output_tokens(requests: pa.Table, start_s: float, end_s: float) -> float:
     part = np.where(span > 0, np.clip(inside, 0, None) / np.where(span > 0, span, 1), 0.0)
     began = (first >= start_s) & (first < end_s)
     return float(np.nansum(metrics.numbers(rows, "output_tokens") * np.where(span > 0, part, began)))
+
+
+BEYOND = 2.0
+"""The assumption beyond the last measured count is shown up to so many times that count."""
+
+
+class Scaling(Exhibit):
+    """E(n), capacity per node at n nodes over that at the fewest measured, with 95 % intervals; n is log.
+
+    Between the points the line is what a plan uses, beyond them it is ASSUMED and dashed. Raises NoData
+    where one node count was measured, or where runs differ in more than it.
+    """
+
+    name = "scaling"
+    title = "Scaling efficiency"
+    source = "sweep.json of each run: asked.nodes, capacity"
+
+    def __init__(self, subject: ScalingEfficiency | Sequence[Run]) -> None:
+        try:
+            efficiency = subject if isinstance(subject, ScalingEfficiency) else scaling(subject)
+        except RunError as error:
+            raise NoData(str(error)) from error
+        if efficiency.assumed:
+            only = counted(efficiency.fewest, "node")
+            raise NoData(f"only {only} was measured, so that E(n) = 1 is an assumption")
+        self.efficiency = efficiency
+        rates = (point.qps_per_node for point in efficiency.points)
+        self.rows = [
+            {"nodes": nodes, "qps_per_node": rate, "e": e.value, "e_low": e.low, "e_high": e.high}
+            for (nodes, e), rate in zip(efficiency.measured(), rates, strict=True)
+        ]
+
+    def draw(self, figure: Figure) -> None:
+        ax = figure.subplots()
+        rows, most = self.rows, self.efficiency.most
+        end = round(BEYOND * most)
+        ax.set_xlim(self.efficiency.fewest / 1.1, end * 1.03)
+        ax.axhline(1, color=canvas.PALE, linewidth=1, linestyle=":", label="E = 1")
+        nodes, beyond = [row["nodes"] for row in rows], np.geomspace(most, end, 20)
+        measured = canvas.line(canvas.BLUE)
+        ax.plot(nodes, [row["e"] for row in rows], marker="o", **measured, label="measured, 95 % interval")
+        ax.plot(beyond, self.efficiency.at(beyond), **canvas.line(canvas.PURPLE, "--"), label="ASSUMED")
+        at, low, high = zip(*((row["nodes"], row["e_low"], row["e_high"]) for row in rows[1:]), strict=True)
+        ax.vlines(at, low, high, color=canvas.INK, linewidth=1.1)
+        canvas.log_axis(ax, "x")
+        ax.set_xticks([*nodes, end])
+        canvas.label(ax, "nodes n", "E(n)")
+
+    def alt(self) -> str:
+        """E at the most nodes measured, with its interval."""
+        first, *_, last = self.rows
+        return (
+            f"At {last['nodes']} nodes a node serves {qps(last['qps_per_node'])} QPS, {last['e']:.3f} of"
+            f" what it serves at {counted(first['nodes'], 'node')} (95 % interval {last['e_low']:.3f} to"
+            f" {last['e_high']:.3f})."
+        )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.figures.comparison import Comparison
+from analysis.figures.comparison import Comparison, Nodes
 from analysis.figures.exhibit import RunData
-from analysis.figures.plan import Nodes, Scaling
+from analysis.figures.service import Scaling
 from analysis.planning.plan import NoPlan, Plan
 from analysis.report import blocks, provenance, sections
 from analysis.report.blocks import Block, Code, Missing, Page, Room, Section, figure_block, moment, value

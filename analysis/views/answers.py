@@ -15,7 +15,7 @@ from analysis.results.runs import Run, load_run
 from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict, Verdict
 from analysis.rows import failures
 from analysis.stats.estimate import certified, interval, middle, number, span
-from analysis.views import checks, ladder, prediction, rates, study
+from analysis.views import checks, prediction, rates, study
 from analysis.views.shown import Answer, Fact, Table
 
 LONGER = "search longer: search=standard takes 15 minutes, or raise search.budget_s"
@@ -36,7 +36,7 @@ def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
     word = f"{_lead(verdict)}{summary.word(verdict)}"
     tone = "bad" if not verdict.valid else "good" if verdict.exit_code == summary.EXIT_OK else "short"
     if verdict.progressive:
-        return ladder.answer(verdict, verdict.progressive, word, tone)
+        return study.ladder_answer(verdict, verdict.progressive, word, tone)
     tables: Sequence[Table]
     notes: list[str] = []
     if isinstance(verdict, PredictionVerdict):

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.figures import NoData
 from analysis.figures.comparison import Comparison, capacity_rows
-from analysis.figures.plan import Scaling
+from analysis.figures.service import Scaling
 from analysis.planning.sizing import ScalingEfficiency, ScalingPoint
 from analysis.results.asked import describe
 from analysis.results.json_border import from_tree, to_tree

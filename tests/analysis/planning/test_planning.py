@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import RunError, planning
-from analysis.figures.plan import Nodes
+from analysis.figures.comparison import Nodes
 from analysis.planning import Plan
 from analysis.planning.evidence import MeanLengths
 from analysis.planning.money import cost_of, day, fleet_cost, read_hourly
