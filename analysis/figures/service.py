@@ -1,4 +1,4 @@
-"""Figures of what served: each replica's part of the requests, throughput per GPU, efficiency of many nodes."""
+"""Figures of what served: each replica's part of the requests, throughput per GPU, efficiency of nodes."""
 
 from collections.abc import Sequence
 

@@ -186,42 +186,19 @@ def of_plan(plan: Plan | NoPlan) -> Page:
     if isinstance(plan, NoPlan):
         claim = replace(answer, headline="Nothing is planned", notes=(f"{answer.headline}.",))
         return Page("no plan", "Plan", "The run allows no plan", claim, [])
-    on, cost = plan.planned_on, tuple(plan_view.cost_tables(plan)) or (plan_view.NO_PRICE,)
-    figure, whole = figure_block(Nodes, plan, Room()), json.dumps(to_tree(plan), indent=1)
+    on, whole = plan.planned_on, json.dumps(to_tree(plan), indent=1)
     code = Code("The plan as JSON, every figure with its unit", whole, folded=True)
-    basis, rules, hours, power = (
-        tuple(facts(plan)) for facts in (plan_view.basis, plan_view.rules, plan_view.hours, plan_view.power)
+    shown, served = (
+        (figure_block(Nodes, plan, Room()), code),
+        "Ray Serve's autoscaling for the planned nodes.",
     )
-    rests_on = "The capacity, and the configuration that has it."
-    priced = "By the price that you gave, and watts as given or measured."
-    fewest = "The fewest nodes that each rule is content with."
-    served = "Ray Serve's autoscaling for the planned nodes."
     body = [
-        Section("nodes", "How many nodes", "What grows with the demand.", (figure, code)),
-        Section("basis", "What it rests on", rests_on, (basis,)),
-        Section("rules", "Which rule asks for them", fewest, (rules,)),
-        *([Section("hours", "Over the day", "Nodes by the hour.", (hours,))] if plan.day else []),
-        Section("cost", "Cost and power", priced, (*cost, power)),
+        Section("nodes", "How many nodes", "What grows with the demand.", shown),
+        *([Section("cost", "Cost", "By the price that you gave.", answer.tables)] if plan.cost else []),
         Section("service", "Taken into service", served, _serve_settings(plan)),
     ]
     subtitle = f"Planned on {on.name}, {on.found_by}: {on.asked.load}"
-    title = f"{answer.word}: {on.name}"
-    return Page(title, "Plan of a service", subtitle, _plan_answer(plan, answer), body)
-
-
-def _plan_answer(plan: Plan, answer: Answer) -> Answer:
-    """The answer at the head of the page; its facts have sections of their own."""
-    figures = (
-        ("Planned per node", f"{plan.service.qps_per_node:.2f} QPS"),
-        ("Headroom", f"{100 * plan.care.headroom:g} %"),
-        ("Spare nodes", str(plan.care.spare_nodes)),
-    )
-    fleet, _, efficiency = answer.headline.partition("; ")
-    reason = [f"{plan.reason}."] if plan.reason else []
-    caution = [plan.planned_on.caution] if plan.planned_on.caution else []
-    return replace(
-        answer, headline=fleet, facts=figures, tables=(), notes=(f"{efficiency}.", *reason, *caution)
-    )
+    return Page(f"{answer.word}: {on.name}", "Plan of a service", subtitle, answer, body)
 
 
 def _serve_settings(plan: Plan) -> tuple[Block, ...]:

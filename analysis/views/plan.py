@@ -35,8 +35,8 @@ def answer(plan: Plan | NoPlan) -> Answer:
         word="PLAN" if plan.planned_on.found_by == "measured" else plan.planned_on.found_by.upper(),
         tone="short" if plan.exit_code else "good",
         headline=f"{_fleet(plan)}; {_efficiency(plan)}",
-        facts=(*basis(plan), *rules(plan), *hours(plan), *power(plan), *_service(plan)),
-        tables=tuple(cost_tables(plan)),
+        facts=(*_basis(plan), *_rules(plan), *_hours(plan), *_power(plan), *_service(plan)),
+        tables=tuple(_cost_tables(plan)),
         notes=(*([] if plan.cost else [NO_PRICE]), *(plan.into_service.notes if plan.into_service else ())),
     )
 
@@ -60,7 +60,7 @@ def _efficiency(plan: Plan) -> str:
     return f"{value} ASSUMED ({found_by} up to {most})" if e.assumed else value
 
 
-def basis(plan: Plan) -> Iterator[Fact]:
+def _basis(plan: Plan) -> Iterator[Fact]:
     """The capacity, and the service that has it."""
     on, asked, q = plan.planned_on, plan.planned_on.asked, plan.planned_on.qps_per_node
     capacity = f"{span(q)} QPS per node"
@@ -70,7 +70,8 @@ def basis(plan: Plan) -> Iterator[Fact]:
     noise = on.sampling_qps_per_node
     alone = f"; sampling noise of this run alone {interval(noise)}" if noise else ""
     yield on.name, f"{on.found_by} {capacity}{alone}"
-    yield "planned with", f"{BASES[plan.basis]}, {_planned(plan)} QPS per node"
+    margins = f"{100 * plan.care.headroom:g} % headroom, {plan.care.spare_nodes} spare"
+    yield "planned with", f"{BASES[plan.basis]}, {_planned(plan)} QPS per node; {margins}"
     named_in = (("model", asked.model), ("hardware", asked.hardware), ("layout", asked.layout))
     model, hardware, layout = (named(kind, name) for kind, name in named_in)
     yield "service", f"{model} on {hardware}, {layout}, {asked.engine} engine, routing {asked.routing}"
@@ -83,7 +84,7 @@ def basis(plan: Plan) -> Iterator[Fact]:
         yield "caution", on.caution
 
 
-def rules(plan: Plan) -> Iterator[Fact]:
+def _rules(plan: Plan) -> Iterator[Fact]:
     """The fewest nodes by each rule, the efficiency, and what is kept when nodes are lost."""
     sizing, k, nodes = plan.rules, plan.care.spare_nodes, plan.planned_on.nodes
     # E(n) is relative to the run's nodes, if these were not the fewest.
@@ -131,7 +132,7 @@ def _lost(plan: Plan) -> Iterator[Fact]:
         )
 
 
-def hours(plan: Plan) -> Iterator[Fact]:
+def _hours(plan: Plan) -> Iterator[Fact]:
     """Nodes by the hour of a day; none where the hours are unknown."""
     day = plan.day
     if day is None:
@@ -149,7 +150,7 @@ def hours(plan: Plan) -> Iterator[Fact]:
     yield "node-hours a day", f"{day.fixed_node_hours:,.0f} fixed, {autoscaled}{usd}"
 
 
-def cost_tables(plan: Plan) -> Iterator[Table]:
+def _cost_tables(plan: Plan) -> Iterator[Table]:
     """The cost per request and token, at full use and at the rate that is served; none without a price."""
     cost = plan.cost
     if cost is None:
@@ -169,7 +170,7 @@ def cost_tables(plan: Plan) -> Iterator[Table]:
     yield Table(title, ("per", "at full use", use), rows, note="; ".join(notes))
 
 
-def power(plan: Plan) -> Iterator[Fact]:
+def _power(plan: Plan) -> Iterator[Fact]:
     """Power and energy of the fleet, or why they are unknown."""
     drawn = plan.power
     if drawn is None:
