@@ -230,11 +230,12 @@ def _forward_s(experiment: Experiment, work: ForwardWork) -> float:
 
 def _serve(experiment: Experiment, asked: RecordedLoad) -> Served:
     """The engine model; a closed loop over several replicas is one on each, of its share."""
-    from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve, serve_closed
+    from serve_apps.engine_model.engine.kinds import EngineKind
+    from serve_apps.engine_model.service.service import Replicas, Requests, serve, serve_closed
 
     spec, replicas = experiment.engine, experiment.replicas
     assert isinstance(spec, SimulatedEngine)
-    machine = kind_of(spec, experiment.model, experiment.hardware, experiment.layout)
+    machine = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
     tokens = [asked.input_tokens, asked.output_tokens, asked.shared_tokens]
     if not asked.concurrency:
         times = serve(machine, Requests(asked.due_s, tokens), Replicas(replicas, seed=experiment.seed))

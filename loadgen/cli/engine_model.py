@@ -26,13 +26,13 @@ from loadgen.search.window_plan import FIRST_BELOW_PREDICTION, FIRST_BELOW_SESSI
 from loadgen.traffic.prefix_sharing import scattered, shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule, Floats, Ints
 from serve_apps.engine_model.cost import node
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import POLICIES, Balance
 from serve_apps.engine_model.service.prefixes import Pieces, session_pieces, trace_pieces
 from serve_apps.engine_model.service.service import (
     Replicas,
     Requests,
     all_work,
-    kind_of,
     late_gaps_s,
     serve,
 )
@@ -95,7 +95,7 @@ def simulate(experiment: Experiment, arrivals: ArrivalSchedule, nodes: int, seed
     replicas = Replicas(engines, by, seed)
     gaps = bool(_metrics(experiment) & set(GAPS))
     requests = Requests(sent_s, tokens, shared, from_s)
-    seen = serve(kind_of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=gaps)
+    seen = serve(EngineKind.of(*parts(experiment)), requests, replicas, arrivals.concurrency, tokens=gaps)
     replica = seen.replica if part is None else seen.replica + part * engines
     itl_s, pooled = _gaps(experiment, np.asarray(arrivals.output_tokens), seen.token_s)
     times = seen.sent_s, seen.first_token_s, seen.last_token_s, seen.cached_tokens

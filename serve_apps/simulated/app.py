@@ -21,10 +21,10 @@ from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.engine_model.engine.kinds import EngineKind, split_sides
 from serve_apps.routing.serve_routers import behind_router, engine_options, listener, stay_on_loopback
-from serve_apps.simulated.openai_answers import ServedModel
+from serve_apps.simulated.openai_answers import ApiRequest, ServedModel
 from serve_apps.simulated.realtime_engine import RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
-from serve_apps.simulated.split_engines import Answers, PrefillSide, Prompt, RemotePrompts
+from serve_apps.simulated.split_engines import Answers, RemotePrompts, compute
 
 HEALTH_CHECK_PERIOD_S = 2.0
 SHUTDOWN_GRACE_S = 5.0
@@ -86,14 +86,12 @@ def build_app(
     Without `routing` the proxy's own default chooses between them. Raises ValueError for an engine that does
     not fit the hardware.
     """
-    decode, other = specs.sides
-    EngineKind.of(*decode)  # refuses an engine that cannot run here, not in every replica
+    EngineKind.of(*specs)  # refuses an engine that cannot run here, not in every replica
     options = _options(ENGINES, Engines(replicas, bundles), routing)
     deployment = serve.deployment(**options)(serve.ingress()(SimulatedReplica))
-    if other is None:
+    if specs.layout.prefill is None:
         app = deployment.bind(specs, seed)
     else:
-        EngineKind.of(*other)
         assert prefill is not None
         began_s = time.time()
         prompts = serve.deployment(**_options(PREFILL, prefill, None))(SimulatedPrefill)
@@ -169,10 +167,10 @@ class SimulatedReplica:
         if self._engine and self._engine.failure:
             raise RuntimeError(self._engine.failure)
 
-    async def _answers(self, prompt: Prompt) -> Answers:
+    async def _answers(self, request: ApiRequest, came_s: float) -> Answers:
         """The answers of the prefill replica that Serve chooses; closing this ends the call there."""
         assert self._prefill is not None
-        response = self._prefill.options(stream=True).compute.remote(prompt)
+        response = self._prefill.options(stream=True).compute.remote(request, came_s)
         try:
             async for answer in response:
                 yield answer
@@ -204,7 +202,6 @@ class SimulatedPrefill:
         assert side is not None
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._engine = _started(side, seed, began_s)
-        self._side = PrefillSide(self._engine)
         host = ray.util.get_node_ip_address()
         socket = listener(host)
         self._url = f"http://{host}:{socket.getsockname()[1]}"
@@ -212,9 +209,9 @@ class SimulatedPrefill:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
         self._serving = asyncio.create_task(server.serve([socket]))
 
-    async def compute(self, prompt: Prompt) -> Answers:
+    async def compute(self, request: ApiRequest, came_s: float) -> Answers:
         """The prompt's one token, once; the KV is held until the call ends."""
-        async with aclosing(self._side.compute(prompt)) as answers:
+        async with aclosing(compute(self._engine, request, came_s)) as answers:
             async for answer in answers:
                 yield answer
 

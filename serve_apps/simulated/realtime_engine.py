@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from serve_apps.engine_model.engine.engine import Engine, GenerateRequest, RequestState
-from serve_apps.simulated.openai_answers import EngineSteps
+from serve_apps.engine_model.engine.engine import Engine, GenerateRequest, Kv, RequestState
+from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
+from serve_apps.simulated.openai_request import SeenImages
 
 US = 1_000_000
 MOST_US = 2**31 - 1
@@ -31,7 +32,6 @@ class Stream:
         self.accepted_s = accepted_s
         self.emitted_s: list[float] = []
         self.late_steps = 0
-        self.finished = False
         self.taken_s: float | None = None
         self.prompt: EngineSteps | None = None
         self._changed = asyncio.Event()
@@ -68,9 +68,8 @@ class Stream:
         self.taken_s = taken_s
         self._changed.set()
 
-    def put(self, emitted_s: float, finished: bool, late: bool) -> None:
+    def put(self, emitted_s: float, late: bool) -> None:
         self.emitted_s.append(emitted_s)
-        self.finished = finished
         self.late_steps += late
         self._changed.set()
 
@@ -113,6 +112,7 @@ class RealtimeEngine:
         self._epoch_s = clock() if epoch_s is None else epoch_s
         self._least_sleep_s = TIMER_S if time_scale <= 1 else SPIN_S
         self._streams: dict[RequestState, Stream] = {}
+        self._seen = SeenImages()
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._steps = self._late_steps = self._finished = self._aborted = 0
@@ -133,15 +133,20 @@ class RealtimeEngine:
         """The engine's own time, in seconds."""
         return (self._real_clock() - self._epoch_s) * self.time_scale
 
-    def open(self, request: GenerateRequest, at_s: float | None = None) -> Stream:
+    async def open(self, request: ApiRequest) -> Stream:
+        """Hand a request to the engine, which computes its prompt itself. Raises as `hand`."""
+        return self.hand(request)
+
+    def hand(self, request: ApiRequest, kv: Kv = "own", at_s: float | None = None) -> Stream:
         """Hand a request to the engine, as of now or of `at_s`, a moment ago.
 
         Raises EngineDead, QueueFull, ValueError for what never fits.
         """
         if self.failure:
             raise EngineDead(self.failure)
-        came_s = self.now_s() if at_s is None else at_s
-        state = self._engine.add(request, came_s)
+        came_s, images = self.now_s() if at_s is None else at_s, self._seen.new_tokens(request.images)
+        tokens = request.input_tokens, request.output_tokens
+        state = self._engine.add(GenerateRequest(*tokens, request.hashes, images, kv), came_s)
         stream = self._streams[state] = Stream(state, came_s)
         self._arrived.set()
         return stream
@@ -159,7 +164,7 @@ class RealtimeEngine:
         """Forget a stream; one that is unfinished is aborted. No transfer needs its blocks any more."""
         if not self._streams.pop(stream.state, None):
             return
-        if not stream.finished:
+        if not stream.state.over:
             self._engine.abort(stream.state)
             self._aborted += 1
         self._engine.transfer_ends(stream.state)
@@ -225,7 +230,7 @@ class RealtimeEngine:
         self._finished += len(self._engine.end_step())
         for state in emitting:
             if stream := self._streams.get(state):
-                stream.put(end_s, state.finished, late)
+                stream.put(end_s, late)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Fail all open streams, whatever ended the loop."""

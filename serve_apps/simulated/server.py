@@ -5,33 +5,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
-from serve_apps.engine_model.engine.engine import GenerateRequest, QueueFull
+from serve_apps.engine_model.engine.engine import QueueFull
 from serve_apps.routing.asgi import Message, Receive, Scope, Send, lifespan
 from serve_apps.simulated import openai_answers, openai_request
 from serve_apps.simulated.openai_answers import ApiError, ApiRequest, OpenAiAnswer, ServedModel
-from serve_apps.simulated.openai_request import SeenImages
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
 from serve_apps.simulated.revealed_answers import RevealedAnswer
 from serve_apps.simulated.split_engines import RemotePrompts
 
 NS = 1_000_000_000
-
-
-class OwnPrompts:
-    """The engine computes its prompts itself; `RemotePrompts` has them computed elsewhere."""
-
-    def __init__(self, engine: RealtimeEngine) -> None:
-        self._engine = engine
-        self._seen = SeenImages()
-
-    async def open(self, request: ApiRequest) -> Stream:
-        """Hand a request to the engine. Raises EngineDead, QueueFull, ValueError for what never fits."""
-        images = self._seen.new_tokens(request.images)
-        tokens = request.input_tokens, request.output_tokens
-        return self._engine.open(GenerateRequest(*tokens, request.hashes, images))
-
-    def close(self, stream: Stream) -> None:
-        self._engine.close(stream)
 
 
 Page = Callable[[], Awaitable[bytes]]
@@ -49,13 +31,13 @@ class SimulatedApp:
         engine: RealtimeEngine,
         served: ServedModel,
         replica_id: str,
-        prompts: OwnPrompts | RemotePrompts | None = None,
+        prompts: RemotePrompts | None = None,
         pages: Mapping[str, Page] | None = None,
     ) -> None:
         self._engine = engine
         self._served = served
         self._replica_id = replica_id.encode()
-        self._prompts = prompts or OwnPrompts(engine)
+        self._prompts = prompts or engine
         self._pages = pages or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

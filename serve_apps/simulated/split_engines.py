@@ -8,28 +8,18 @@ gives the blocks back, whoever ends it and why, so that a client that leaves can
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from conf.io.one_line import last_line
 from serve_apps.engine_model.cost.links import KvLink
-from serve_apps.engine_model.engine.engine import GenerateRequest, QueueFull
-from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps, Image
-from serve_apps.simulated.openai_request import SeenImages
+from serve_apps.engine_model.engine.engine import QueueFull
+from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Stream
 
 HELD_S = 480.0
 """Longest time that a prompt's blocks are held for an engine that never fetches them (vLLM's default of
 VLLM_NIXL_ABORT_REQUEST_TIMEOUT): the process of a decode engine may die with its calls open."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt for a prefill engine to compute; it came to the decode side at `at_s`."""
-
-    input_tokens: int
-    hashes: tuple[int, ...]
-    images: tuple[Image, ...]
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +37,30 @@ class PromptComputed:
 Answers = AsyncGenerator[PromptComputed | Exception, None]
 """One answer to a prompt, or QueueFull, ValueError for one that never fits, or EngineDead: raised behind a
 handle of Serve's an error would not keep its class."""
+Ask = Callable[[ApiRequest, float], Answers]
+"""Has the prompt of a request computed, which came at a time (s)."""
 
 
-class PrefillSide:
-    """Computes prompts for other engines, and holds their KV as long as a call lasts."""
+async def compute(engine: RealtimeEngine, prompt: ApiRequest, came_s: float) -> Answers:
+    """Compute the prompt of a request that came to the decode side at `came_s`, and hold its KV.
 
-    def __init__(self, engine: RealtimeEngine) -> None:
-        self._engine = engine
-        self._seen = SeenImages()
-
-    async def compute(self, prompt: Prompt) -> Answers:
-        """One answer, then nothing until the caller ends the call; its end gives the blocks back."""
-        engine = self._engine
-        # Where clocks run at another speed a way of some milliseconds would be multiplied: it is left out.
-        at_s = None if engine.time_scale == 1 else prompt.at_s
-        try:
-            images = self._seen.new_tokens(prompt.images)
-            stream = engine.open(GenerateRequest(prompt.input_tokens, 1, prompt.hashes, images, "held"), at_s)
-        except (QueueFull, EngineDead, ValueError) as error:
-            yield _told(error)
-            return
-        try:
-            await stream.more_than(0)
-            yield PromptComputed(stream.state.begun_s or stream.accepted_s, stream.emitted_s[0], stream.steps)
-            await engine.until(stream.emitted_s[0] + HELD_S)
-        except EngineDead as error:
-            yield _told(error)
-        finally:
-            engine.close(stream)
+    One answer, then nothing until the caller ends the call; its end gives the blocks back.
+    """
+    # Where clocks run at another speed a way of some milliseconds would be multiplied: it is left out.
+    at_s = None if engine.time_scale == 1 else came_s
+    try:
+        stream = engine.hand(replace(prompt, output_tokens=1), "held", at_s)
+    except (QueueFull, EngineDead, ValueError) as error:
+        yield _told(error)
+        return
+    try:
+        await stream.more_than(0)
+        yield PromptComputed(stream.state.begun_s or stream.accepted_s, stream.emitted_s[0], stream.steps)
+        await engine.until(stream.emitted_s[0] + HELD_S)
+    except EngineDead as error:
+        yield _told(error)
+    finally:
+        engine.close(stream)
 
 
 def _told(error: Exception) -> Exception:
@@ -83,35 +69,28 @@ def _told(error: Exception) -> Exception:
 
 
 class PrefillCall:
-    """One call to the prefill side, from its beginning on; closing `answers` ends it there."""
+    """One call to the prefill side, from its beginning on: the prompt is `computed`, and may be `lost` later.
+
+    The error of a prompt that is never computed is QueueFull, ValueError, or EngineDead for a lost engine.
+    """
 
     def __init__(self, answers: Answers) -> None:
-        self._computed: asyncio.Future[PromptComputed] = asyncio.get_running_loop().create_future()
-        self._tell_lost: Callable[[str], None] = lambda _: None
+        loop = asyncio.get_running_loop()
+        self.computed: asyncio.Future[PromptComputed] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()
         self._task = asyncio.create_task(self._read(answers))
-
-    async def computed(self) -> PromptComputed:
-        """Wait for the prompt's token. Raises QueueFull, ValueError, and EngineDead for a lost engine."""
-        return await asyncio.shield(self._computed)
-
-    def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell` with the reason if the prefill engine loses or refuses the prompt."""
-        self._tell_lost = tell
-        if self._computed.done() and (error := self._computed.exception()):
-            tell(str(error))
 
     def end(self) -> None:
         """The prompt is not needed there any more: its blocks are given back."""
-        self._tell_lost = lambda _: None
-        self._task.cancel()
-        self._computed.cancel()
+        for each in (self._task, self.computed, self.lost):
+            each.cancel()
 
     async def _read(self, answers: Answers) -> None:
         try:
             async with aclosing(answers):
                 async for answer in answers:
                     if isinstance(answer, PromptComputed):
-                        self._computed.set_result(answer)
+                        self.computed.set_result(answer)
                     else:
                         self._lose(answer)
             self._lose(EngineDead("the prefill engine has given the prompt's blocks back too early"))
@@ -119,10 +98,16 @@ class PrefillCall:
             self._lose(EngineDead(f"the prefill engine is lost: {last_line(error)}"))
 
     def _lose(self, error: Exception) -> None:
-        if not self._computed.done():
-            self._computed.set_exception(error)
-            self._computed.exception()  # it may be told by `when_lost` only
-        self._tell_lost(str(error))
+        if not self.computed.done():
+            self.computed.set_exception(error)
+            self.computed.exception()  # `lost` may be all that is looked at
+        if not self.lost.done():
+            self.lost.set_result(str(error))
+
+
+def _fail(stream: Stream, lost: asyncio.Future[str]) -> None:
+    if not lost.cancelled():
+        stream.fail(lost.result())
 
 
 class RemotePrompts:
@@ -132,14 +117,11 @@ class RemotePrompts:
     the decode engine gets it, and fetches the KV, when the prompt has been computed.
     """
 
-    def __init__(
-        self, engine: RealtimeEngine, ask: Callable[[Prompt], Answers], link: KvLink, write: bool
-    ) -> None:
+    def __init__(self, engine: RealtimeEngine, ask: Ask, link: KvLink, write: bool) -> None:
         self._engine = engine
         self._ask = ask
         self._link = link
         self._write = write
-        self._seen = SeenImages()
         self._fetches: dict[Stream, tuple[PrefillCall, asyncio.Task[None]]] = {}
 
     async def open(self, request: ApiRequest) -> Stream:
@@ -149,21 +131,18 @@ class RemotePrompts:
         """
         engine = self._engine
         engine.check(request.input_tokens, request.output_tokens)
-        came_s = engine.now_s()
-        call = PrefillCall(self._ask(Prompt(request.input_tokens, request.hashes, request.images, came_s)))
+        at_s = came_s = engine.now_s()
+        call = PrefillCall(self._ask(replace(request, reveal=None), came_s))
         try:
-            at_s = came_s
             if not self._write:
-                computed = await call.computed()
+                computed = await asyncio.shield(call.computed)
                 at_s = engine.now_s() if engine.time_scale == 1 else computed.at_s
-            tokens = request.input_tokens, request.output_tokens
-            images = self._seen.new_tokens(request.images)
-            stream = engine.open(GenerateRequest(*tokens, request.hashes, images, "remote"), at_s)
+            stream = engine.hand(request, "remote", at_s)
         except BaseException:  # also a client that has left
             call.end()
             raise
         stream.accepted_s = came_s
-        call.when_lost(stream.fail)
+        call.lost.add_done_callback(partial(_fail, stream))
         self._fetches[stream] = call, asyncio.create_task(self._fetch(stream, call))
         return stream
 
@@ -178,12 +157,9 @@ class RemotePrompts:
         """Wait for blocks and the prompt, let the KV come, then release the prefill engine's blocks."""
         try:
             taken_s, tokens = await stream.blocks_taken()
-            computed = await call.computed()
+            computed = await asyncio.shield(call.computed)
             stream.prompt = computed.steps
-            if self._write:
-                end_s = self._link.written_s(computed.begun_s, computed.at_s, taken_s, tokens)
-            else:
-                end_s = self._link.end_s(taken_s, tokens)
+            end_s = self._link.end_s(computed.begun_s, computed.at_s, taken_s, tokens)
             self._engine.kv_arrived(stream, end_s)
             await self._engine.until(end_s)
         except Exception as error:  # noqa: BLE001  whatever it is, the client must not wait for ever

@@ -125,7 +125,7 @@ class Transfers:
                 self._taken[load.key] = _Taken(load, now_s)
                 self._heard_early(COMPUTED, load.key, now_s)
             else:
-                self._arrive(load, self._link.end_s(now_s, load.tokens), now_s)
+                self._arrive(load, self._link.end_s(now_s, now_s, now_s, load.tokens), now_s)
 
     def step(self, samples: Mapping[str, bool], begin_s: float, end_s: float, now_s: float) -> None:
         """Note the prompts of a step from `begin_s` to `end_s`; `samples` says of each if it completes it.
@@ -176,7 +176,7 @@ class Transfers:
             self._held[notice.key] = self._held[notice.key]._replace(until_s=notice.until_s)
             return
         load, at_s = self._taken.pop(notice.key)
-        end_s = self._link.written_s(notice.since_s, notice.until_s, at_s, load.tokens)
+        end_s = self._link.end_s(notice.since_s, notice.until_s, at_s, load.tokens)
         self._arrive(load, end_s, now_s)
 
     def _arrive(self, load: Load, end_s: float, now_s: float) -> None:

@@ -21,7 +21,7 @@ from analysis.rows import metrics
 from conf import Experiment
 from conf.specs.experiment import SimulatedEngine
 from loadgen.traffic.schedule import NS
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from tests.support.virtual.virtual_service import VirtualService
 
 RATE_QPS = 4.0
@@ -105,7 +105,7 @@ def virtual(rows: pa.Table, experiment: Experiment) -> tuple[np.ndarray, np.ndar
     spec = experiment.engine
     assert isinstance(spec, SimulatedEngine)
     parts = experiment.model, experiment.hardware, experiment.layout
-    service = VirtualService(kind_of(spec, *parts), experiment.replicas, seed=experiment.seed)
+    service = VirtualService(EngineKind.of(spec, *parts), experiment.replicas, seed=experiment.seed)
     due_s = metrics.numbers(rows, "due_ns") / NS
     names = ("requested_input_tokens", "requested_output_tokens", "shared_tokens")
     prompt, output, shared = (metrics.numbers(rows, name) for name in names)

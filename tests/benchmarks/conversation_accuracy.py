@@ -30,9 +30,8 @@ from loadgen.fleet.target import Observation
 from loadgen.traffic.prefix_sharing import shared_prefixes
 from loadgen.traffic.schedule import NS, PHASES, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.service.prefixes import session_pieces
-from serve_apps.engine_model.service.service import AnyKind
 from tests.benchmarks._brute_force import root
 from tests.benchmarks.search_accuracy import HEADS, row
 from tests.support.search.searches import Found, answer
@@ -58,7 +57,7 @@ OFF = 0.10
 class Chats(VirtualTarget):
     """A node of one replica that knows what prompts share, and tells what of each it had in its cache."""
 
-    def __init__(self, kind: AnyKind, workload: Workload) -> None:
+    def __init__(self, kind: EngineKind, workload: Workload) -> None:
         self._chats, self._workload = VirtualService(kind), workload
         self._number: dict[int, int] = {}
         super().__init__(self._chats)
@@ -94,7 +93,7 @@ def searched(scenario: str, search: str, seed: int) -> Found:
     guessed = replace(one.search, expected_qps=TRUTHS[scenario] * math.exp(OFF * (-1) ** seed))
     start, _ = engine_model.start(replace(one, search=guessed), "sweep", lambda _, /, **__: None)
     plan = LoadPlan(one.search, one.slo, one.workload, 1, seed, start)
-    target = Chats(kind_of(*engine_model.parts(one)), one.workload)
+    target = Chats(EngineKind.of(*engine_model.parts(one)), one.workload)
     found = sweep(Driver(target, plan, lambda _, /, **__: None))
     return answer(found.capacity, found.elapsed_s / 60)
 

@@ -30,8 +30,9 @@ from loadgen.predict.grid import Asked, ratio
 from loadgen.predict.uncertainty import drawn_quantile
 from loadgen.traffic.schedule import Floats
 from loadgen.traffic.traffic import bench_arrivals_s
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import Balance
-from serve_apps.engine_model.service.service import LATE_GAP, Replicas, Requests, kind_of, late_gaps_s, serve
+from serve_apps.engine_model.service.service import LATE_GAP, Replicas, Requests, late_gaps_s, serve
 
 COUNT, INPUT, OUTPUT = 100, 2000, 1000
 """Requests of the blog's experiment, and their tokens."""
@@ -72,7 +73,7 @@ def seen(experiment: Experiment, rate_qps: float) -> tuple[Floats, Floats]:
     sent_s = bench_arrivals_s(COUNT, rate_qps)
     asked = [np.full(COUNT, tokens) for tokens in (INPUT, OUTPUT, 0)]
     replicas = Replicas(experiment.replicas, Balance("roundrobin"))
-    times = serve(kind_of(*parts(experiment)), Requests(sent_s, asked), replicas, tokens=True)
+    times = serve(EngineKind.of(*parts(experiment)), Requests(sent_s, asked), replicas, tokens=True)
     gap_s = late_gaps_s(times.token_s, np.asarray(asked[1]), LATE_GAP)
     return times.first_token_s - sent_s, gap_s
 

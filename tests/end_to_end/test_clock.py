@@ -34,7 +34,7 @@ from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
-from serve_apps.simulated.openai_answers import stamped
+from serve_apps.simulated.openai_answers import ApiRequest, stamped
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers import mock_exchanges
 from tests.support.servers.mock_server import END, Script, answer, event, head, token, usage
@@ -56,7 +56,7 @@ def test_a_fast_engine_emits_the_same_tokens_at_the_same_times_of_its_own() -> N
         begin_s = served.loop.time()
         for at_s, input_tokens, output_tokens in ARRIVALS:
             await asyncio.sleep(begin_s + at_s / FAST - served.loop.time())
-            streams.append(served.engine.open(GenerateRequest(input_tokens, output_tokens)))
+            streams.append(served.engine.hand(ApiRequest(False, input_tokens, output_tokens, True)))
         for stream, (_, _, output_tokens) in zip(streams, ARRIVALS, strict=True):
             await stream.more_than(output_tokens - 1)
         return served.loop.time() - begin_s, [stream.emitted_s for stream in streams]
@@ -76,7 +76,7 @@ def test_a_fast_engine_is_late_by_its_own_steps() -> None:
 
     async def story(time_scale: float) -> int:
         served = Service(time_scale)
-        stream = served.engine.open(GenerateRequest(64, 100))
+        stream = served.engine.hand(ApiRequest(False, 64, 100, True))
         await asyncio.sleep(0.04)
         served.loop.now_s += 0.4 * step_s  # type: ignore[attr-defined]
         await stream.more_than(99)

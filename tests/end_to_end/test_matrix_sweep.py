@@ -31,7 +31,7 @@ from loadgen.search.window_plan import Start
 from loadgen.studies import matrix_study, study
 from loadgen.studies.comparison import PairedReplays
 from loadgen.studies.matrix_study import MatrixStudy, cells_of_words
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import screen_of_folder as concluded
 from tests.support.virtual.virtual_drivers import silent
@@ -64,7 +64,7 @@ class NamedFleet(VirtualFleet):
         self, _count: int, _cpus: float, plan: Any, *_: Any, from_ns: int = 0, first_client: int = 0
     ) -> None:
         spec: Any = ASKED.engine
-        kind = kind_of(spec, ASKED.model, ASKED.hardware, ASKED.layout)
+        kind = EngineKind.of(spec, ASKED.model, ASKED.hardware, ASKED.layout)
         virtual = VirtualService(kind, seed=len(plan.urls[0]))
         service: Any = Faster(virtual, float(plan.urls[0].removeprefix("http://")))
         VirtualTarget.__init__(self, service)

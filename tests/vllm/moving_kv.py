@@ -198,10 +198,7 @@ def run_pair(
         if name not in computed_s or name not in taken:
             return
         taken_s, tokens = taken[name]
-        if writes:
-            end_s = link.written_s(prefill.begun_s[name], computed_s[name], taken_s, tokens)
-        else:
-            end_s = link.end_s(taken_s, tokens)
+        end_s = link.end_s(prefill.begun_s[name], computed_s[name], taken_s, tokens)
         prefill.sent[name] = decode.received[name] = end_s
 
     def computed(name: str, at_s: float) -> None:

@@ -20,7 +20,7 @@ from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
 from serve_apps.engine_model.cost.links import KvLink, TransferSeconds
 from serve_apps.engine_model.engine import steps
-from serve_apps.engine_model.engine.kinds import EngineKind, SplitKind, empty_arrays
+from serve_apps.engine_model.engine.kinds import EngineKind, PrefillKind, empty_arrays
 from serve_apps.engine_model.service import loop
 from serve_apps.engine_model.service.balancer import Balance, choice
 from serve_apps.engine_model.service.service import Replicas, Service
@@ -45,8 +45,8 @@ def run_ours(case: Case) -> tuple[Log, Log]:
         EngineKind.of(spec_of(limits), MODEL, SPECS.hardware, case.layout.decode_side)
         for limits in case.limits
     )
-    link = SplitKind.of(spec_of(case.limits[0]), MODEL, SPECS.hardware, case.layout).seconds
-    kind = SplitKind(decode, prefill, link, case.layout.transfer_mode == "write", 1, 1)
+    seconds, writes = TransferSeconds.of(MODEL, case.layout), case.layout.transfer_mode == "write"
+    kind = replace(decode, prefill=PrefillKind(prefill, seconds, writes, 1, 1))
     tokens = [
         np.array([getattr(it, name) for it in case.prompts]) for name in ("input_tokens", "output_tokens")
     ]

@@ -94,7 +94,8 @@ def figure(hardware: Hardware, name: str) -> float:
 class TransferSeconds:
     """Seconds that a transfer works per token, and its latency, which delays no other transfer.
 
-    `last_share` of a prompt's work is left when its last layer is computed, if KV flows layer by layer.
+    `last_share` of a prompt's work is left at least when the prompt is computed: less than all of it where KV
+    flows layer by layer.
     """
 
     per_token_s: float
@@ -108,8 +109,9 @@ class TransferSeconds:
             raise ValueError(f"layout {layout.name} has no prefill engines: no KV is transferred")
         narrower = min(layout.tensor_parallel, layout.prefill.tensor_parallel)
         bytes_per_token = architecture.kv_bytes_per_token(model, narrower)
-        latency_s = layout.transfer.latency_ms.value * 1e-3
-        return cls(bytes_per_token / layout.transfer.gpu_bytes_per_s.value, latency_s, 1 / model.layers)
+        per_token_s = bytes_per_token / layout.transfer.gpu_bytes_per_s.value
+        last_share = 1 / model.layers if layout.transfer_mode == "write" else 1.0
+        return cls(per_token_s, layout.transfer.latency_ms.value * 1e-3, last_share)
 
     def work_s(self, tokens: int) -> float:
         """Time for which the KV of so many tokens occupies the link."""
@@ -119,8 +121,9 @@ class TransferSeconds:
 def left_s(work_s: float, last_share: float, begun_s: float, computed_s: float, taken_s: float) -> float:
     """Work left at `computed_s` of a transfer of `work_s`, whose layers are pushed while they are computed.
 
-    They can be pushed since `begun_s`, and since `taken_s`, when there are blocks for them. The last layer
-    always is left. Of plain numbers, so that numba can compile it.
+    They can be pushed since `begun_s`, and since `taken_s`, when there are blocks for them; `last_share` of
+    them is left at least. What flows before the end of the computation is taken to hinder no other prompt.
+    Of plain numbers, so that numba can compile it.
     """
     flown_s = max(0.0, computed_s - max(begun_s, taken_s))
     return max(work_s - flown_s, work_s * last_share)
@@ -133,20 +136,9 @@ class KvLink:
         self._seconds = seconds
         self._free_s = -math.inf
 
-    def end_s(self, start_s: float, tokens: int) -> float:
-        """End of a transfer that may begin at `start_s`, when its KV exists and there are blocks for it."""
-        return self._carry(start_s, self._seconds.work_s(tokens))
-
-    def written_s(self, begun_s: float, computed_s: float, taken_s: float, tokens: int) -> float:
-        """End of a transfer that goes on while the prompt is computed, from `begun_s` to `computed_s`.
-
-        `taken_s` is when the decode engine has blocks. Alone on the link it ends at the later of the
-        computation and what is left then, and of `taken_s` and the whole transfer. What flows before the
-        end of the computation is taken to hinder no other prompt.
-        """
+    def end_s(self, begun_s: float, computed_s: float, taken_s: float, tokens: int) -> float:
+        """End of the transfer of a prompt, computed from `begun_s` to `computed_s`, into blocks `taken_s`."""
         work_s, last_share = self._seconds.work_s(tokens), self._seconds.last_share
-        return self._carry(max(computed_s, taken_s), left_s(work_s, last_share, begun_s, computed_s, taken_s))
-
-    def _carry(self, ready_s: float, work_s: float) -> float:
-        self._free_s = max(self._free_s, ready_s) + work_s
+        work_s = left_s(work_s, last_share, begun_s, computed_s, taken_s)
+        self._free_s = max(self._free_s, computed_s, taken_s) + work_s
         return self._free_s + self._seconds.latency_s

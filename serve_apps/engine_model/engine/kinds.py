@@ -4,7 +4,7 @@ empty."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +34,21 @@ class EngineKind:
     front_end_s: float
     latency_s: float
     image_token_s: float
+    prefill: "PrefillKind | None" = None
 
     @classmethod
     def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "EngineKind":
-        """One replica of `layout`, of a split one a decode engine.
+        """One replica of `layout`, of a split one a decode engine with its `prefill` engines.
 
         Raises ValueError if the weights do not fit, a hardware figure that is needed is unknown, or the ranks
         of a model without experts should share some.
         """
-        spec, layout = replace(spec, **layout.step_limits), layout.decode_side
+        if layout.prefill is not None:
+            decode, prompts = (cls.of(it, model, hardware, side) for it, side in split_sides(spec, layout))
+            seconds, writes = TransferSeconds.of(model, layout), layout.transfer_mode == "write"
+            counts = layout.prefill.per_node, layout.replicas_per_node
+            return replace(decode, prefill=PrefillKind(prompts, seconds, writes, *counts))
+        spec = replace(spec, **layout.step_limits)
         if layout.data_parallel > 1:
             if spec.prefill_schedule_interval > 1:
                 raise ValueError(
@@ -87,29 +93,17 @@ class EngineKind:
                 self.refuse_impossible("a request", int(input_tokens[at]), int(output_tokens[at]))
 
 
-@dataclass(frozen=True, slots=True)
-class SplitKind:
-    """Prefill and decode engines of a split node, and the way of the KV between them.
+class PrefillKind(NamedTuple):
+    """The engines of a split node that only compute prompts, and the way of the KV from them.
 
-    With `writes` KV flows while its prompt is computed.
+    With `writes` KV flows while its prompt is computed. `per_node` of them stand beside `decode_per_node`.
     """
 
-    decode: EngineKind
-    prefill: EngineKind
+    engine: EngineKind
     seconds: TransferSeconds
     writes: bool
+    per_node: int
     decode_per_node: int
-    prefill_per_node: int
-
-    @classmethod
-    def of(cls, spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> "SplitKind":
-        """Raises as `EngineKind.of`, and for a layout that is not split."""
-        seconds = TransferSeconds.of(model, layout)
-        decode, prefill = (
-            (EngineKind.of(engine, model, hardware, side), side.replicas_per_node)
-            for engine, side in split_sides(spec, layout)
-        )
-        return cls(decode[0], prefill[0], seconds, layout.transfer_mode == "write", decode[1], prefill[1])
 
 
 def split_sides(spec: SimulatedEngine, layout: Layout) -> Iterator[tuple[SimulatedEngine, Layout]]:

@@ -197,8 +197,7 @@ def _transfer(arrays: Any, i: Any) -> None:
         return
     prompt = state.request(arrays, request.mate)
     work_s, engine = request.to_load * service.token_s, state.engine(arrays, request.engine)
-    if service.writes:
-        work_s = _left_s(work_s, service.last_share, prompt.begun_s, request.computed_s, request.taken_s)
+    work_s = _left_s(work_s, service.last_share, prompt.begun_s, request.computed_s, request.taken_s)
     engine.link_free_s = max(engine.link_free_s, ready_s) + work_s
     end_s = engine.link_free_s + service.latency_s
     steps.transfer_ends(arrays, request.engine, i, end_s)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.specs.experiment import Hardware, Layout, Model, SimulatedEngine
 from serve_apps.engine_model.cost.node import PREFILL
 from serve_apps.engine_model.engine import kinds, state
-from serve_apps.engine_model.engine.kinds import EngineKind, Ints, SplitKind
+from serve_apps.engine_model.engine.kinds import EngineKind, Ints
 from serve_apps.engine_model.engine.native import NONE, native
 from serve_apps.engine_model.service import loop
 from serve_apps.engine_model.service.balancer import FEWER, GIVEN, Balance, Choice, Loss, choice
@@ -27,7 +26,6 @@ STANDSTILL = (
 )
 SPARE_RUNS = 4
 """Runs of blocks beside those of the pieces that a request shares, of which it may need room for."""
-AnyKind = EngineKind | SplitKind
 
 
 class Work(NamedTuple):
@@ -90,12 +88,6 @@ class Replicas:
     loss: Loss | None = None
 
 
-def kind_of(spec: SimulatedEngine, model: Model, hardware: Hardware, layout: Layout) -> AnyKind:
-    """The engines of a layout; raises ValueError as `EngineKind.of` does."""
-    kind = EngineKind if layout.prefill is None else SplitKind
-    return kind.of(spec, model, hardware, layout)
-
-
 class Service:
     """`replicas` of a kind, of a split node its decode engines, on the clock of `loop`.
 
@@ -106,19 +98,18 @@ class Service:
 
     def __init__(
         self,
-        kind: AnyKind,
+        kind: EngineKind,
         replicas: Replicas,
         requests: int,
         longest_output: int,
         runs: int,
         tokens: int = 0,
     ) -> None:
-        self.replicas, self.split = replicas, isinstance(kind, SplitKind)
-        self.answering = _answering(kind)
-        sides = [(self.answering, replicas.count)]
-        if isinstance(kind, SplitKind):
-            prefill = replicas.count // kind.decode_per_node * kind.prefill_per_node
-            sides.append((kind.prefill, prefill))
+        self.replicas, self.kind, prefill = replicas, kind, kind.prefill
+        sides = [(kind, replicas.count)]
+        if prefill is not None:
+            nodes = replicas.count // prefill.decode_per_node
+            sides.append((prefill.engine, nodes * prefill.per_node))
         self._counts = [count for _, count in sides]
         self.rows_each = len(sides)  # of a request: one on each side
         seeds = range(replicas.seed, replicas.seed + sum(self._counts))
@@ -131,10 +122,10 @@ class Service:
             tokens=np.zeros(1 + tokens if tokens else 0),
         )
         service = self.arrays.service
-        service["coupled"] = self.split
-        if isinstance(kind, SplitKind):
-            service["token_s"], service["latency_s"] = kind.seconds.per_token_s, kind.seconds.latency_s
-            service["last_share"], service["writes"] = kind.seconds.last_share, kind.writes
+        service["coupled"] = prefill is not None
+        if prefill is not None:
+            service["token_s"], service["latency_s"] = prefill.seconds.per_token_s, prefill.seconds.latency_s
+            service["last_share"], service["writes"] = prefill.seconds.last_share, prefill.writes
         self._pieces: list[Ints] = []  # the arrays have their addresses
         self.count, self._tokens = 0, int(tokens > 0)
 
@@ -159,10 +150,10 @@ class Service:
 
     def append(self, prompt: Ints, output: Ints, names: Ints, ends: Ints) -> None:
         """More requests, and the pieces of each prompt that others share, a row for each level (`Pieces`)."""
-        self.answering.refuse_any(prompt, output)
+        self.kind.refuse_any(prompt, output)
         first = self.count * self.rows_each
         each = np.repeat(np.arange(len(prompt)), self.rows_each)
-        blocks = np.minimum(ends, prompt) // self.answering.spec.block_size
+        blocks = np.minimum(ends, prompt) // self.kind.spec.block_size
         levels = len(blocks) if blocks.any() else 0
         pieces = np.ascontiguousarray(np.stack([names[:levels].T, blocks[:levels].T], axis=-1), np.int64)
         self._pieces.append(pieces)
@@ -174,7 +165,7 @@ class Service:
         if self._tokens:
             requests["token"][:: self.rows_each] = self._tokens + np.cumsum(output) - output
             self._tokens += int(output.sum())
-        if self.split:
+        if self.kind.prefill:
             decode, prefill = requests[::2], requests[1::2]
             decode["mate"], prefill["mate"] = prefill["serial"], decode["serial"]
             decode["kv"], prefill["kv"] = state.REMOTE, state.HELD
@@ -189,7 +180,7 @@ class Service:
         columns = np.zeros((4, len(numbers)), np.int64)
         for row, column in enumerate((routed.one, routed.other)):
             columns[row, : len(column)] = column
-        if self.split:
+        if self.kind.prefill:
             seed = self.replicas.seed + PREFILL_STREAM
             columns[2:] = choice(PREFILL_BALANCE, self._counts[1], seed, due_s, first=first)[1:3]
         rows = numbers * self.rows_each
@@ -211,7 +202,7 @@ class Service:
 
 
 def serve(
-    kind: AnyKind,
+    kind: EngineKind,
     requests: Requests,
     replicas: Replicas = Replicas(),  # noqa: B008  # frozen
     concurrency: int = 0,
@@ -223,7 +214,7 @@ def serve(
     ValueError for a request that can never be served, a standstill of a split node, and for limits of the
     queue, whose refusals it does not model.
     """
-    spec = _answering(kind).spec
+    spec = kind.spec
     if spec.max_num_queued_reqs is not None or spec.max_num_queued_tokens is not None:
         raise ValueError(
             "the engine model does not predict refusals: leave out engine.max_num_queued_reqs and "
@@ -237,14 +228,15 @@ def serve(
     else:
         names, ends, session = requests.pieces
     routed = choice(replicas.balance, replicas.count, replicas.seed, due_s, session, replicas.loss)
-    room = count * (1 + isinstance(kind, SplitKind)) * (len(names) + SPARE_RUNS) + 64
+    room = count * (1 if kind.prefill is None else 2) * (len(names) + SPARE_RUNS) + 64
     while True:
         service = Service(kind, replicas, count, longest, room, int(output.sum()) if tokens else 0)
         service.append(prompt, output, names, ends)
+        split = kind.prefill is not None
         shared, one_way = service.arrays.service, routed.mode == GIVEN or replicas.count == 1
         shared["closed"] = concurrency
-        shared["coupled"] = service.split or (concurrency > 0 and replicas.count > 1)
-        shared["apart"] = one_way and not service.split and not concurrency and service.answering.width == 1
+        shared["coupled"] = split or (concurrency > 0 and replicas.count > 1)
+        shared["apart"] = one_way and not split and not concurrency and service.kind.width == 1
         if requests.pieces is not None and not concurrency:
             shared["from_s"] = requests.from_s
         try:
@@ -255,14 +247,10 @@ def serve(
             return _times(service)
 
 
-def serve_closed(kind: AnyKind, concurrency: int, lengths: Sequence[Ints], seed: int = 0) -> Times:
+def serve_closed(kind: EngineKind, concurrency: int, lengths: Sequence[Ints], seed: int = 0) -> Times:
     """A closed loop over one engine; `lengths`: prompt, output and shared tokens."""
     requests = Requests(np.zeros(len(lengths[0])), lengths)
     return serve(kind, requests, Replicas(seed=seed), concurrency)
-
-
-def _answering(kind: AnyKind) -> EngineKind:
-    return kind.decode if isinstance(kind, SplitKind) else kind
 
 
 def _times(service: Service) -> Times:
@@ -275,10 +263,10 @@ def _times(service: Service) -> Times:
         first_s,
         last_s,
         np.maximum(prompts["cached"], 0).astype(np.int64),
-        rows["engine"] // service.answering.width,
+        rows["engine"] // service.kind.width,
         service.work(),
-        service.work(1) if service.split else None,
-        None if service.split else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"]),
+        service.work(1) if each == 2 else None,
+        None if each == 2 else np.where(before, np.nan, rows["scheduled_s"] - rows["queued_s"]),
         arrays.tokens[1:],
     )
 

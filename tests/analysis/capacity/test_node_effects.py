@@ -38,7 +38,7 @@ from loadgen.run import verdicts
 from loadgen.search.window_plan import MeasuredWindow, Start, WindowPlan, counted_windows
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Profile, Traffic
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.cost.step_time import Roofline
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.runs.verdict_trees import text_of
@@ -65,7 +65,7 @@ def driver(words: list[str], *factors: float) -> tuple[Driver, Experiment]:
     """A driver over one virtual node for each factor, which knows about where the capacity is."""
     experiment = load([*FOUR, f"cluster.nodes={len(factors)}", "search.start=prediction", *words])
     spec: Any = experiment.engine
-    kind = kind_of(spec, experiment.model, experiment.hardware, experiment.layout)
+    kind = EngineKind.of(spec, experiment.model, experiment.hardware, experiment.layout)
     virtual = VirtualService(kind, len(factors))
     arrays = virtual.service.arrays
     names = [field.name for field in fields(Roofline)]

@@ -15,8 +15,9 @@ from conf.specs.engine import FITTED_BACKEND
 from loadgen.predict.draws import LAYOUT_SCALE
 from loadgen.traffic.traffic import bench_arrivals_s
 from serve_apps.engine_model.cost.architecture import weight_bytes_on_gpu
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service import service
-from serve_apps.engine_model.service.service import LATE_GAP, AnyKind, late_gaps_s, serve, serve_closed
+from serve_apps.engine_model.service.service import LATE_GAP, late_gaps_s, serve, serve_closed
 from tests.benchmarks.evidence.figures import Figure, Team, Values, loaded, machine, service_kind
 
 FOLDER = Path(__file__).parent.with_name("published")
@@ -89,7 +90,7 @@ def _node(name: str) -> Experiment:
     return loaded((*_SPLIT, *words))
 
 
-def replayed(served: AnyKind, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
+def replayed(served: EngineKind, replicas: int, rate_qps: float) -> tuple[Floats, Floats]:
     """TTFT and p99 gap (s) of each request of the blog's experiment at a rate, over replicas in turn."""
     sent_s = bench_arrivals_s(COUNT, rate_qps)
     ttft_s, gap_s = np.empty(COUNT), np.empty(COUNT)
@@ -99,7 +100,7 @@ def replayed(served: AnyKind, replicas: int, rate_qps: float) -> tuple[Floats, F
     return ttft_s, gap_s
 
 
-def _alone(served: AnyKind, sent_s: Floats) -> tuple[Floats, Floats]:
+def _alone(served: EngineKind, sent_s: Floats) -> tuple[Floats, Floats]:
     count = len(sent_s)
     columns = [np.full(count, tokens) for tokens in (INPUT, OUTPUT, 0)]
     seen = serve(served, service.Requests(sent_s, columns), tokens=True)
@@ -169,7 +170,7 @@ class Attainment:
         return np.array([attained(served, replicas, rate) for rate in self.rates_qps])
 
 
-def attained(served: AnyKind, replicas: int, rate_qps: float) -> float:
+def attained(served: EngineKind, replicas: int, rate_qps: float) -> float:
     """The share of requests within both of the blog's bounds."""
     ttft_s, gap_s = replayed(served, replicas, rate_qps)
     return float(np.mean((ttft_s < TTFT_BOUND_S) & (gap_s < GAP_BOUND_S)))

@@ -17,7 +17,6 @@ from conf.constants import replaced
 from conf.specs.experiment import SimulatedEngine
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from serve_apps.engine_model.engine.kinds import EngineKind
-from serve_apps.engine_model.service.service import AnyKind, kind_of
 
 NORMAL = NormalDist()
 Z95 = NORMAL.inv_cdf(0.975)
@@ -132,11 +131,11 @@ def machine(experiment: Experiment, values: Values) -> EngineKind:
     return kind
 
 
-def service_kind(experiment: Experiment, values: Values) -> AnyKind:
+def service_kind(experiment: Experiment, values: Values) -> EngineKind:
     """The engines of a layout, also of a split one, with other constants."""
     changed = replaced(experiment, values)
     assert isinstance(changed.engine, SimulatedEngine)
-    return kind_of(changed.engine, changed.model, changed.hardware, changed.layout)
+    return EngineKind.of(changed.engine, changed.model, changed.hardware, changed.layout)
 
 
 def answers(study: Study, draws: int, sets: Sequence[Values] | None = None) -> list[Answer]:

@@ -24,7 +24,7 @@ from loadgen.prompts.bodies import Prompts
 from loadgen.run.samplers import page_figures
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from loadgen.traffic.traffic import Traffic
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from serve_apps.simulated.openai_answers import ServedModel
 from serve_apps.simulated.openai_request import block_hashes, parse_chat, parse_completion
 from tests.support.machine.patience import PATIENCE_S
@@ -132,7 +132,7 @@ def test_half_of_every_prompt_comes_from_the_prefix_cache(tmp_path: Path) -> Non
 def test_the_engines_of_a_virtual_target_share_the_same_prefix() -> None:
     spec = HALF.engine
     assert isinstance(spec, SimulatedEngine)
-    virtual = VirtualService(kind_of(spec, HALF.model, HALF.hardware, HALF.layout))
+    virtual = VirtualService(EngineKind.of(spec, HALF.model, HALF.hardware, HALF.layout))
     target = VirtualTarget(virtual)
     schedule = drawn(HALF.workload)
     seen = target.run(schedule, 60 * NS)

@@ -8,9 +8,9 @@ import pytest
 
 from conf.specs.request_sizes import MOST_IMAGES, MOST_PX, Images
 from loadgen.prompts.bodies import ImageParts
-from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
+from serve_apps.engine_model.engine.engine import Engine
 from serve_apps.simulated import openai_request
-from serve_apps.simulated.openai_answers import EngineSteps
+from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
 from serve_apps.simulated.realtime_engine import EngineDead, Stream
 from tests.support.virtual.engines import check_integrity
 from tests.support.virtual.simulated_service import (
@@ -37,7 +37,7 @@ async def open_all(
     begin_s, tasks = served.loop.time(), []
     for at_s, input_tokens, output_tokens in arrivals:
         await asyncio.sleep(begin_s + at_s - served.loop.time())
-        stream = served.engine.open(GenerateRequest(input_tokens, output_tokens))
+        stream = served.engine.hand(ApiRequest(False, input_tokens, output_tokens, True))
         tasks.append(asyncio.create_task(token_times(stream, output_tokens)))
     return tasks
 
@@ -61,7 +61,7 @@ def test_a_process_that_sleeps_too_long_delivers_late_but_never_slows_the_engine
     async def story(stall_s: float) -> tuple[list[float], EngineSteps, int]:
         served = Service()
         begin_s = served.loop.time()
-        stream = served.engine.open(GenerateRequest(5600, 60))
+        stream = served.engine.hand(ApiRequest(False, 5600, 60, True))
         waiting = asyncio.create_task(token_times(stream, 60))
         await asyncio.sleep(0.3)
         served.loop.now_s += stall_s  # type: ignore[attr-defined]
@@ -146,10 +146,10 @@ def test_a_client_that_leaves_frees_its_place() -> None:
 def test_a_client_that_leaves_before_its_prompt_is_scheduled_is_forgotten() -> None:
     async def story() -> int:
         served = Service()
-        stream = served.engine.open(GenerateRequest(64, 5))
+        stream = served.engine.hand(ApiRequest(False, 64, 5, True))
         served.engine.close(stream)
         await asyncio.sleep(1.0)
-        tokens = await token_times(served.engine.open(GenerateRequest(64, 5)), 5)
+        tokens = await token_times(served.engine.hand(ApiRequest(False, 64, 5, True)), 5)
         return len(tokens) + len(stream.emitted_s)
 
     assert run(story()) == 5
@@ -173,7 +173,7 @@ def test_when_the_engine_dies_everybody_is_told() -> None:
         await asyncio.gather(streamed.done(), whole.done())
         late = await served.call("/v1/completions", prompt=[1], stream=True).done()
         with pytest.raises(EngineDead):
-            served.engine.open(GenerateRequest(1, 1))
+            served.engine.hand(ApiRequest(False, 1, 1, True))
         return streamed, whole, late, await served.call("/health").done()
 
     streamed, whole, late, health = run(story())

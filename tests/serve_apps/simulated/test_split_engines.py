@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +18,7 @@ from serve_apps.simulated.app import SimulatedPrefill
 from serve_apps.simulated.openai_answers import ApiRequest, EngineSteps
 from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine
 from serve_apps.simulated.server import SimulatedApp
-from serve_apps.simulated.split_engines import (
-    Answers,
-    PrefillSide,
-    Prompt,
-    PromptComputed,
-    RemotePrompts,
-)
+from serve_apps.simulated.split_engines import Answers, Ask, PromptComputed, RemotePrompts, compute
 from tests.support.virtual.engines import check_integrity
 from tests.support.virtual.simulated_service import SERVED, SPECS, Call, run
 
@@ -47,7 +41,7 @@ class Node:
         mode: str = "read",
         time_scale: float = 1.0,
         connector: str = "moriio",
-        ask: Callable[[Prompt], Answers] | None = None,
+        ask: Ask | None = None,
         **spec: Any,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -61,9 +55,9 @@ class Node:
         )
         self.prefill.start()
         self.decode.start()
-        self.side = PrefillSide(self.prefill)
         self.seconds = TransferSeconds.of(SPECS.model, layout)
-        prompts = RemotePrompts(self.decode, ask or self.side.compute, KvLink(self.seconds), mode == "write")
+        ask = ask or partial(compute, self.prefill)
+        prompts = RemotePrompts(self.decode, ask, KvLink(self.seconds), mode == "write")
         self.app = SimulatedApp(self.decode, SERVED, "decode-1", prompts)
         self.prompts = prompts
 
@@ -206,7 +200,7 @@ def test_a_prefill_engine_lost_after_the_prompt_fails_what_still_waits_for_its_k
         raise ConnectionError("actor died")
 
     async def story() -> str:
-        node = Node(ask=lambda _: one_then_lost())
+        node = Node(ask=lambda *_: one_then_lost())
         stream = await node.prompts.open(ApiRequest(False, 5000, 3, True))
         with pytest.raises(EngineDead) as lost:
             await stream.more_than(0)
@@ -236,7 +230,7 @@ def test_blocks_that_nobody_fetches_are_given_back_in_the_end(monkeypatch: pytes
 
     async def story() -> tuple[list[Any], float, float]:
         node = Node()
-        answers: Answers = node.side.compute(Prompt(1000, (), (), 0.0))
+        answers: Answers = compute(node.prefill, ApiRequest(False, 1000, 9, True), 0.0)
         found: list[Any] = [await anext(answers)]
         held = node.plain[0].kv_usage
         with suppress(StopAsyncIteration):

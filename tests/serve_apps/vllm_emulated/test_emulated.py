@@ -246,7 +246,7 @@ class Pair:
 
 
 def end_s(start_s: float, tokens: int = TOKENS) -> float:
-    return KvLink(SECONDS).end_s(start_s, tokens)
+    return KvLink(SECONDS).end_s(*3 * (start_s,), tokens)
 
 
 def test_a_prompt_that_is_read_arrives_when_the_link_says_and_releases_its_blocks() -> None:
@@ -302,7 +302,7 @@ def test_a_prompt_that_is_written_ends_by_the_links_rule_whoever_knows_first(dec
     for act in acts if decode_first else acts[::-1]:
         assert pair.decode.finished(200.0) == NOTHING
         act()
-    end = KvLink(SECONDS).written_s(100.0, 100.6, 100.0, TOKENS)
+    end = KvLink(SECONDS).end_s(100.0, 100.6, 100.0, TOKENS)
     assert end >= 100.6
     assert pair.decode.finished(end - 1e-6) == NOTHING
     assert pair.decode.finished(end + 1e-9).recving == {"d"}

@@ -13,7 +13,7 @@ from loadgen.drive.load_feed import LoadPlan
 from loadgen.fleet.target import LostActor, Observation
 from loadgen.search.policy import Start
 from loadgen.traffic.schedule import NS, ArrivalSchedule
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from tests.support.virtual.virtual_service import VirtualService
 from tests.support.virtual.virtual_target import Patient, VirtualTarget
 
@@ -27,7 +27,7 @@ def engines(experiment: Experiment, seed: int = 0) -> VirtualService:
     """The simulated engines of an experiment behind their balancer, on a virtual clock."""
     spec: Any = experiment.engine
     parts = experiment.model, experiment.hardware, experiment.layout
-    return VirtualService(kind_of(spec, *parts), experiment.replicas, seed=seed)
+    return VirtualService(EngineKind.of(spec, *parts), experiment.replicas, seed=seed)
 
 
 def virtual(experiment: Experiment, seed: int = 0) -> VirtualTarget:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from serve_apps.engine_model.engine.engine import RequestState
-from serve_apps.engine_model.engine.kinds import SplitKind
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.engine.native import NONE
 from serve_apps.engine_model.service.balancer import GIVEN, Balance, Choice, choice
-from serve_apps.engine_model.service.service import AnyKind, Replicas, Service
+from serve_apps.engine_model.service.service import Replicas, Service
 
 ROOM = 1 << 17
 """Requests of a service; memory is taken as they come."""
@@ -56,7 +56,7 @@ class VirtualService:
 
     def __init__(
         self,
-        kind: AnyKind,
+        kind: EngineKind,
         replicas: int = 1,
         policy: str | Balance = "leastconn",
         seed: int = 0,
@@ -65,9 +65,13 @@ class VirtualService:
         if replicas < 1:
             raise ValueError("a service needs at least one engine")
         balance = Balance(policy) if isinstance(policy, str) else policy
-        longest = (kind.decode if isinstance(kind, SplitKind) else kind).spec.max_model_len
         self.service = Service(
-            kind, Replicas(replicas, balance, seed), ROOM, longest, 8 * ROOM, tokens * 8 * ROOM
+            kind,
+            Replicas(replicas, balance, seed),
+            ROOM,
+            kind.spec.max_model_len,
+            8 * ROOM,
+            tokens * 8 * ROOM,
         )
         self._arrivals: list[_Arrival] = []
         self._open: dict[int, int] = {}
@@ -93,7 +97,7 @@ class VirtualService:
         if at_s < self.now_s:
             raise ValueError(f"arrival at {at_s} s lies before the virtual now, {self.now_s} s")
         number = self.service.count
-        self.service.answering.refuse_impossible(f"request {key}", input_tokens, output_tokens)
+        self.service.kind.refuse_impossible(f"request {key}", input_tokens, output_tokens)
         pieces = list(begins.pieces) or [(0, shared_tokens)]
         names, ends = (np.array([[each[k]] for each in pieces]) for k in (0, 1))
         self.service.append(np.array([input_tokens]), np.array([output_tokens]), names, ends)
@@ -139,8 +143,8 @@ class VirtualService:
         service, row = self.service, number * self.service.rows_each
         request, requests = RequestState(service.arrays, row), service.arrays.requests
         tokens, finished = request.emitted, request.finished
-        replica = int(requests["engine"][row]) // service.answering.width
-        cached = int(requests["cached"][row + 1]) if service.split else -1
-        queue_s = request.queue_s if finished and not service.split else None
+        replica = int(requests["engine"][row]) // service.kind.width
+        cached = int(requests["cached"][row + 1]) if service.kind.prefill else -1
+        queue_s = request.queue_s if finished and not service.kind.prefill else None
         last_s = request.last_token_s if tokens else None
         return RequestProgress(key, replica, request.first_token_s, last_s, tokens, finished, cached, queue_s)

@@ -35,9 +35,9 @@ def test_only_a_split_layout_transfers() -> None:
 
 def test_prompts_come_one_after_the_other_and_latency_delays_no_other() -> None:
     link = KvLink(TransferSeconds(0.01, 0.5))
-    assert link.end_s(1.0, 100) == pytest.approx(2.5)
-    assert link.end_s(1.2, 50) == pytest.approx(3.0)
-    assert link.end_s(9.0, 50) == pytest.approx(10.0)
+    assert link.end_s(0.0, 1.0, 1.0, 100) == pytest.approx(2.5)
+    assert link.end_s(0.0, 1.2, 1.2, 50) == pytest.approx(3.0)
+    assert link.end_s(0.0, 7.0, 9.0, 50) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_prompts_come_one_after_the_other_and_latency_delays_no_other() -> None:
 )
 def test_written_while_it_is_computed(computed_s: float, taken_s: float, end_s: float) -> None:
     seconds = TransferSeconds(0.01, 0.25, last_share=0.1)
-    written_s = KvLink(seconds).written_s(5.0, computed_s, taken_s, 100)
+    times = 5.0, computed_s, taken_s
+    written_s = KvLink(seconds).end_s(*times, 100)
     assert written_s == pytest.approx(end_s + 0.25)
-    assert written_s <= KvLink(seconds).end_s(max(computed_s, taken_s), 100)
+    assert written_s <= KvLink(replace(seconds, last_share=1.0)).end_s(*times, 100)

@@ -9,9 +9,10 @@ import pytest
 from conf import load
 from conf.specs.experiment import SimulatedEngine
 from loadgen.fleet.http_client import chosen
+from serve_apps.engine_model.engine.kinds import EngineKind
 from serve_apps.engine_model.service.balancer import POLICIES, Balance, Loss
 from serve_apps.engine_model.service.prefixes import session_pieces
-from serve_apps.engine_model.service.service import Replicas, Requests, kind_of, serve
+from serve_apps.engine_model.service.service import Replicas, Requests, serve
 from tests.support.prompts.chats import Chats, chats, tokens
 
 ASKED = load(["engine=simulated"])
@@ -27,7 +28,7 @@ def fast(
 ) -> Any:
     by = Replicas(replicas, Balance(policy, vnodes=100, home=chosen), 3, loss)
     return serve(
-        kind_of(*of), Requests(asked.due_s, asked.asked, session_pieces(*asked.prefixes), from_s), by
+        EngineKind.of(*of), Requests(asked.due_s, asked.asked, session_pieces(*asked.prefixes), from_s), by
     )
 
 

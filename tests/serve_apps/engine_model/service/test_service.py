@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import Engine, GenerateRequest, kind_of
+from serve_apps.engine_model import Engine, EngineKind, GenerateRequest
 from serve_apps.engine_model.service.balancer import Balance
 from serve_apps.engine_model.service.service import (
     LATE_GAP,
@@ -99,7 +99,7 @@ def test_one_call_serves_as_the_engine_does_step_by_step(
         **noise,
     )
     sent_s, columns = traffic(seed, 40, rate_qps, shared)
-    served = serve(kind_of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3))
+    served = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3))
     assert_allclose(of_times(served), of_states(step_by_step(asked, sent_s, columns)), rtol=1e-12)
 
 
@@ -107,7 +107,7 @@ def test_one_call_serves_as_the_engine_does_step_by_step(
 def test_a_closed_loop_sends_the_next_request_when_one_ends(ahead: bool) -> None:
     asked = spec(async_scheduling=ahead, max_num_seqs=6)
     _, columns = traffic(9, 60, 1.0)
-    served = serve_closed(kind_of(asked, *PARTS), 8, columns, seed=3)
+    served = serve_closed(EngineKind.of(asked, *PARTS), 8, columns, seed=3)
     assert_allclose(of_times(served), of_states(step_by_step(asked, None, columns, held=8)), rtol=1e-12)
 
 
@@ -122,7 +122,7 @@ def test_in_a_closed_loop_each_engine_serves_what_it_got_and_as_many_are_in_flig
 ) -> None:
     rng = np.random.default_rng(0)
     lengths = [rng.integers(100, 6000, 60), rng.integers(1, 200, 60), np.zeros(60, np.int64)]
-    kind = kind_of(spec(async_scheduling=ahead, step_noise_cv=cv), *PARTS)
+    kind = EngineKind.of(spec(async_scheduling=ahead, step_noise_cv=cv), *PARTS)
     times = serve(kind, Requests(np.zeros(60), lengths), Replicas(3, Balance(policy)), HELD)
     assert (np.diff(times.sent_s) >= 0).all() and set(times.replica) == {0, 1, 2}
     in_flight = [
@@ -145,8 +145,8 @@ def test_the_kv_in_use_is_that_of_the_blocks_held() -> None:
     asked, count = spec(), 300
     sent_s = np.cumsum(np.random.default_rng(1).exponential(0.05, count))
     columns = np.full(count, 5600), np.full(count, 14), np.full(count, 5320)
-    work = serve(kind_of(asked, *PARTS), Requests(sent_s, columns)).work
-    service = VirtualService(kind_of(asked, *PARTS))
+    work = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns)).work
+    service = VirtualService(EngineKind.of(asked, *PARTS))
     for key, at_s in enumerate(sent_s.tolist()):
         service.submit(key, at_s, 5600, 14, shared_tokens=5320)
     held, (engine,) = 0.0, service.service.arrays.engines
@@ -160,11 +160,11 @@ def test_what_can_never_be_served_is_refused() -> None:
     sent_s, (inputs, outputs, shared) = traffic(4, 50, 1000.0)
     requests = Requests(sent_s, (inputs + 4000, outputs, shared))
     with pytest.raises(ValueError, match="asks for"):
-        serve(kind_of(spec(num_gpu_blocks=200), *PARTS), requests)
+        serve(EngineKind.of(spec(num_gpu_blocks=200), *PARTS), requests)
     with pytest.raises(ValueError, match="does not predict refusals"):
-        serve(kind_of(spec(max_num_queued_reqs=3), *PARTS), requests)
+        serve(EngineKind.of(spec(max_num_queued_reqs=3), *PARTS), requests)
     with pytest.raises(ValueError, match="num_gpu_blocks"):
-        serve(kind_of(spec(num_gpu_blocks=0), *PARTS), requests)
+        serve(EngineKind.of(spec(num_gpu_blocks=0), *PARTS), requests)
 
 
 @pytest.mark.parametrize("count", [2, 5, 101, 140])
@@ -180,7 +180,7 @@ def test_the_times_of_tokens_are_those_of_their_steps(blocks: int) -> None:
     asked = spec(num_gpu_blocks=blocks)
     sent_s, (inputs, outputs, shared) = traffic(2, 40, 30.0)
     columns = inputs // 3, outputs * 9, shared
-    times = serve(kind_of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3), tokens=True)
+    times = serve(EngineKind.of(asked, *PARTS), Requests(sent_s, columns), Replicas(seed=3), tokens=True)
     engine, now_s, coming = Engine(asked, *PARTS, seed=3), 0.0, 0
     seen: list[list[float]] = [[] for _ in sent_s]
     while (start_s := max(now_s, engine.ready_s())) < np.inf or coming < len(sent_s):

@@ -9,7 +9,7 @@ import pytest
 
 from conf.specs.experiment import Constant, Layout, SimulatedEngine
 from conf.specs.layout import PrefillEngines, TransferTime
-from serve_apps.engine_model import SplitKind
+from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.cost.links import TransferSeconds
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from serve_apps.engine_model.engine.steps import IDLE_POLL_S
@@ -45,7 +45,7 @@ def layout(prefill: int = 1, decode: int = 1, **changes: Any) -> Layout:
 
 
 def service(asked: Layout, **engine: Any) -> VirtualService:
-    kind = SplitKind.of(SimulatedEngine(**engine), MODEL, ASKED.hardware, asked)
+    kind = EngineKind.of(SimulatedEngine(**engine), MODEL, ASKED.hardware, asked)
     return VirtualService(kind, asked.replicas_per_node)
 
 
@@ -94,7 +94,7 @@ def test_writing_while_the_prompt_is_computed_saves_the_transfer_and_a_front_end
         finished(service(replace(asked, transfer_mode=mode)), [(0.0, 5600, 3)])[0]
         for mode in ("read", "write")
     )
-    seconds = TransferSeconds.of(MODEL, asked)
+    seconds = TransferSeconds.of(MODEL, replace(asked, transfer_mode="write"))
     saved_s = ttft(read) - ttft(written)
     assert saved_s == pytest.approx(FRONT_S + seconds.work_s(5600) * (1 - seconds.last_share), abs=2e-3)
 
@@ -134,7 +134,7 @@ def test_engines_that_wait_for_each_other_for_ever_are_an_error() -> None:
 @pytest.mark.parametrize("policy", ["leastconn", "roundrobin", "pow2"])
 def test_in_one_call_or_in_many_the_same_engines_serve_alike(policy: str, mode: str) -> None:
     asked = layout(3, 2, transfer_mode=mode)
-    kind = SplitKind.of(SimulatedEngine(num_gpu_blocks=1500), MODEL, ASKED.hardware, asked)
+    kind = EngineKind.of(SimulatedEngine(num_gpu_blocks=1500), MODEL, ASKED.hardware, asked)
     rng = np.random.default_rng(5)
     sent_s = np.cumsum(rng.exponential(0.05, 80))
     lengths = [rng.integers(1, 3000, 80), rng.integers(1, 60, 80), np.zeros(80, np.int64)]
@@ -151,7 +151,7 @@ def test_in_one_call_or_in_many_the_same_engines_serve_alike(policy: str, mode: 
 
 
 def test_work_adds_up_on_both_sides() -> None:
-    kind = SplitKind.of(SimulatedEngine(), MODEL, ASKED.hardware, layout())
+    kind = EngineKind.of(SimulatedEngine(), MODEL, ASKED.hardware, layout())
     inputs, outputs = np.arange(100, 150) * 10, np.arange(1, 51)
     found = serve(kind, Requests(np.arange(50) / 10, [inputs, outputs, np.zeros(50, np.int64)]))
     own, prompts = found.work, found.prefill_work

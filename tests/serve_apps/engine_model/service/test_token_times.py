@@ -11,8 +11,8 @@ import numpy as np
 
 from conf import load
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import kind_of
-from serve_apps.engine_model.service.service import AnyKind, Replicas, Requests, serve
+from serve_apps.engine_model import EngineKind
+from serve_apps.engine_model.service.service import Replicas, Requests, serve
 
 RECORDED = Path(__file__).parents[3] / "data" / "token_times.csv"
 SERVICES = {
@@ -29,11 +29,11 @@ def digests() -> Iterator[str]:
     for name, words in SERVICES.items():
         experiment = load(words)
         assert isinstance(experiment.engine, SimulatedEngine)
-        kind = kind_of(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
+        kind = EngineKind.of(experiment.engine, experiment.model, experiment.hardware, experiment.layout)
         yield from (f"{name},{seed},{digest(kind, seed):08x}" for seed in range(SEEDS))
 
 
-def digest(kind: AnyKind, seed: int) -> int:
+def digest(kind: EngineKind, seed: int) -> int:
     draw = np.random.default_rng(seed)
     sent_s = np.cumsum(draw.exponential(0.1, REQUESTS))
     prompt, output = draw.integers(1, 3000, REQUESTS), draw.integers(1, 80, REQUESTS)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.specs.experiment import SimulatedEngine
-from serve_apps.engine_model import kind_of
+from serve_apps.engine_model import EngineKind
 from serve_apps.engine_model.cost.step_time import Batch, roofline
 from tests.support.virtual.engines import specs
 from tests.support.virtual.virtual_service import RequestProgress, VirtualService
@@ -19,7 +19,9 @@ SPECS = specs()
 def service(replicas: int = 1, policy: str = "leastconn", seed: int = 0, cv: float = 0.0) -> VirtualService:
     assert isinstance(SPECS.engine, SimulatedEngine)
     spec = replace(SPECS.engine, step_noise_cv=cv)
-    return VirtualService(kind_of(spec, SPECS.model, SPECS.hardware, SPECS.layout), replicas, policy, seed)
+    return VirtualService(
+        EngineKind.of(spec, SPECS.model, SPECS.hardware, SPECS.layout), replicas, policy, seed
+    )
 
 
 def poisson(served: VirtualService, qps: float, count: int, seed: int = 1) -> list[float]:
@@ -97,7 +99,7 @@ def test_all_arrivals_of_an_instant_join_the_step_that_starts_there() -> None:
     no_front_end = replace(SPECS.model.step_time, front_end_ms=instant, front_end_latency_ms=instant)
     model = replace(SPECS.model, step_time=no_front_end)
     assert isinstance(SPECS.engine, SimulatedEngine)
-    served = VirtualService(kind_of(SPECS.engine, model, SPECS.hardware, SPECS.layout))
+    served = VirtualService(EngineKind.of(SPECS.engine, model, SPECS.hardware, SPECS.layout))
     for key in (1, 2):
         served.submit(key, 1.0, 100, 5)
     served.advance(1.0)
