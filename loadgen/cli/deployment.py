@@ -1,7 +1,7 @@
 """Deployment of the engine under test, up and warm. A composition root."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -102,7 +102,9 @@ def deployed(experiment: Experiment, emit: Emit) -> Iterator[Service]:
         preflight = _preflight(experiment, plan, session, emit)
         deployment = deploy(plan, session.url, lambda line: emit("deploy", text=line))
         try:
-            with _metered(experiment) as meter, watched(experiment) as hosts:
+            # It follows no node yet.
+            metered = closing(PowerMeter({})) if real_gpus else nullcontext()
+            with metered as meter, watched(experiment) as hosts:
                 yield _served(experiment, emit, session, deployment, preflight, meter, hosts)
         finally:
             deployment.teardown()
@@ -115,11 +117,6 @@ def _target_errors() -> Iterator[None]:
         yield
     except DeployError as error:
         raise TargetError(str(error), error.last_words) from error
-
-
-def _metered(experiment: Experiment) -> AbstractContextManager[PowerMeter | None]:
-    """A meter for the nodes of a service that uses GPUs; it follows none yet."""
-    return closing(PowerMeter({})) if experiment.engine.kind == "vllm" else nullcontext()
 
 
 def _preflight(experiment: Experiment, plan: ServicePlan, session: Session, emit: Emit) -> dict[str, Any]:
@@ -160,7 +157,9 @@ def _served(
             back = deployment.recovered(limit_s, lambda line: emit("deploy", text=line))
             return _served(experiment, emit, session, back, preflight, meter, hosts)
 
-    nodes = _named_nodes(deployment.described)
+    described = deployment.described
+    replicas = [*described["replicas"].values(), *described["prefill"].values()]
+    nodes = {replica["node"]: replica["host"] for replica in replicas}
     hosts.follow({urlsplit(front).hostname or "", *nodes.values()})
     unknown = "" if meter else NO_GPU.format(experiment.engine.kind)
     if meter and len(set(nodes.values())) < len(nodes):
@@ -178,7 +177,7 @@ def _served(
             "urls": list(deployment.urls),
             "shape": experiment.layout.shape,
             "replica_nodes": deployment.replica_nodes,
-            **deployment.described,
+            **described,
             **preflight,
         },
         metrics_urls=(deployment.metrics_urls or {url: f"{url}/metrics" for url in deployment.urls})
@@ -190,12 +189,6 @@ def _served(
         power_unknown=unknown,
         hosts=hosts,
     )
-
-
-def _named_nodes(described: Mapping[str, Any]) -> dict[str, str]:
-    """Ray's ids of the nodes that serve, each with its address."""
-    replicas = [*described["replicas"].values(), *described["prefill"].values()]
-    return {one["node"]: one["host"] for one in replicas}
 
 
 def _targets(experiment: Experiment, urls: Sequence[str], metrics_urls: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,7 @@ Ray is imported only for a service of ours and for a cluster that is joined.
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,20 +34,15 @@ LEAST_ASK_S = 1.0
 @contextmanager
 def service(experiment: Experiment, emit: Emit) -> Iterator[Service]:
     """The service under test; everything started for it ends with the block. Raises TargetError."""
+    up = _external
+    if experiment.engine.kind != "external":
+        # Ray, Serve and the engines take longer to import than all else; an endpoint needs none of them.
+        from loadgen.cli.deployment import deployed as up
     try:
-        with _up(experiment)(experiment, emit) as served:
+        with up(experiment, emit) as served:
             yield served
     except (PlacementError, SessionError) as error:
         raise TargetError(str(error)) from error
-
-
-def _up(experiment: Experiment) -> Callable[[Experiment, Emit], AbstractContextManager[Service]]:
-    if experiment.engine.kind == "external":
-        return _external
-    # Ray, Serve and the engines take longer to import than all else; an endpoint needs none of them.
-    from loadgen.cli.deployment import deployed
-
-    return deployed
 
 
 @dataclass(frozen=True, slots=True)

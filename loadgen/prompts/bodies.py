@@ -90,7 +90,7 @@ class Prompts:
         self, workload: Workload, model: str, vocab: int, salt: int, target: Endpoints | None = None
     ) -> None:
         self._source = (text_pool.source if workload.tokenizer else synthetic)(workload, vocab, salt)
-        self._separator, self._pool = self._source.separator, self._source.pool
+        self._separator, self._text = self._source.separator, PromptLevel(self._source.pool)
         self._head, self._close = ENVELOPES[workload.prompt]
         self.path = "/v1/chat/completions" if workload.prompt == "chat" else "/v1/completions"
         self._begins = _beginnings(self._source.levels, self._head, workload.prompt == "chat")
@@ -122,22 +122,21 @@ class Prompts:
             shared_tokens = min(shared_tokens, input_tokens)
             images = [self._album.part(seq, place) for place in range(image_tokens // self._image_tokens)]
             head, close = IMAGES_HEAD, b",".join([IMAGES_CLOSE, *images]) + b"]}]"
-        pieces: list[TokenBytes] = [self._pool.slice(0, shared_tokens)] if shared_tokens else []
+        pieces: list[TokenBytes] = [self._text.pool.slice(0, shared_tokens)] if shared_tokens else []
         begun = shared_tokens
         if session is not None:
-            history = self._history(session, input_tokens, shared_tokens)
-            begun += sum(tokens for tokens, _ in history)
-            pieces += [piece for _, piece in history]
+            history = self._history_tokens(input_tokens, shared_tokens)
+            pieces += self._text.pieces(self._source.name(SESSIONS_FROM + session), session * STRIDE, history)
+            begun += history
         for owner, end in (*begins, (seq, input_tokens)):
-            pieces += self._own(owner, end - begun)
+            pieces += self._text.pieces(self._source.name(owner), owner * STRIDE, end - begun)
             begun = end
         return self._joined(head, pieces, close, output_tokens)
 
-    def _own(self, seq: int, tokens: int) -> list[TokenBytes]:
-        """The first `tokens` tokens of a request's own text: its name, and a slice of the pool."""
-        name = self._source.name(seq)[:tokens]
-        rest = self._pool.slice(seq * STRIDE, tokens - len(name))
-        return [*name, rest] if rest else [*name]
+    def _history_tokens(self, input_tokens: int, shared_tokens: int) -> int:
+        """Tokens that a session's prompts share after the common ones: more than its name has, or none."""
+        most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
+        return most - shared_tokens if most - shared_tokens > UNIQUE_TOKENS else 0
 
     def turn(
         self,
@@ -178,17 +177,6 @@ class Prompts:
             own[2].pieces(name(numbers[1]), numbers[1] * STRIDE, persona),
             own[3].pieces(name(numbers[2]), (numbers[2] + session) * STRIDE, history),
         ]
-
-    def _history(self, session: int, input_tokens: int, shared_tokens: int) -> list[tuple[int, TokenBytes]]:
-        """Tokens that a session's prompts share after the common ones, if there is room: its name, and a
-        slice.
-        """
-        most = min(round(self._session_hit * input_tokens), input_tokens - UNIQUE_TOKENS)
-        rest = most - shared_tokens - UNIQUE_TOKENS
-        if rest < 1:
-            return []
-        name = self._separator.join(self._source.name(SESSIONS_FROM + session))
-        return [(UNIQUE_TOKENS, name), (rest, self._pool.slice(session * STRIDE, rest))]
 
 
 def _after_prompt(model: str, target: Endpoints) -> tuple[bytes, bytes]:

@@ -38,10 +38,6 @@ RunPart = Callable[[Job, RunFolder, Past | None], RunVerdict]
 """Does the job of one run in its folder; the last is what earlier sessions of it left."""
 
 
-Failed = tuple[PartRow, PartVerdict | None]
-"""The part that ended a study; it has no verdict if it was interrupted between two runs."""
-
-
 class Study(ABC):
     """Several runs that answer one question: the experiments of the parts, and how their verdicts become one.
 
@@ -174,29 +170,44 @@ def run(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> StudyVer
             if not (folder.path / name).exists():
                 (folder.path / name).parent.mkdir(exist_ok=True)
                 folder.write_text(name, text)
-        done, failed = _parts(study, folder, run_part, show)
-        verdict = _ended(study, folder, done, failed)
+        verdict = _measured(study, folder, run_part, show)
         folder.write_json(studies.FILE, to_tree(verdict))
         folder.write_json(SUMS, {"files": checksums(folder.path, "*")})
         tell(folder, show, f"end of study: {verdict.reason or 'every part has its result'}")
         return verdict
 
 
-def _parts(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> tuple[Parts, Failed | None]:
-    """The parts in order until one has no result; that one apart."""
+def _measured(study: Study, folder: Folder, run_part: RunPart, show: Emit) -> StudyVerdict:
+    """The verdict of the parts in order, until one has no result."""
     done: dict[str, PartVerdict] = {}
     for name in study.names:
         try:
             folder.write_json(studies.FILE, to_tree(_running(study, folder, done)))
             tell(folder, show, f"part {len(done) + 1} of {len(study.names)}: {name}")
-            verdict = _part(study, name, done, folder, run_part, show)
+            part = _part(study, name, done, folder, run_part, show)
         except KeyboardInterrupt:
             why = "interrupted between two runs"
-            return done, (PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why), None)
-        if verdict.exit_code not in study.ends:
-            return done, (studies.part_row(name, verdict), verdict)
-        done[name] = verdict
-    return done, None
+            row = PartRow(name=name, exit_code=summary.EXIT_INTERRUPTED, reason=why)
+            return _cut(_running(study, folder, done, row), done, row)
+        if part.exit_code not in study.ends:
+            running = _running(study, folder, done | {name: part})
+            cut = replace(_cut(running, done, studies.part_row(name, part)), valid=part.valid)
+            return replace(cut, hold=part.hold)
+        done[name] = part
+    good = replace(_running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK)
+    return replace(study.conclude(replace(good, reason=""), done), state="ended")
+
+
+def _cut(running: StudyVerdict, done: Parts, row: PartRow) -> StudyVerdict:
+    """The verdict of a study that ended with the part of `row`."""
+    good = sum(part.valid for part in done.values())
+    return replace(
+        running,
+        state="ended",
+        evidence=f"{good} of {len(running.names)} parts have a result",
+        exit_code=row.exit_code,
+        reason=f"{row.name}: {row.reason}",
+    )
 
 
 def result(path: Path) -> PartVerdict | None:
@@ -260,22 +271,3 @@ def _running(study: Study, folder: Folder, parts: Parts, cut: PartRow | None = N
         reason="not ended",
     )
     return study.with_parts(verdict, parts, cut)
-
-
-def _ended(study: Study, folder: Folder, done: Parts, failed: Failed | None) -> StudyVerdict:
-    if failed is None:
-        good = replace(
-            _running(study, folder, done), valid=True, passed=True, exit_code=summary.EXIT_OK, reason=""
-        )
-        return replace(study.conclude(good, done), state="ended")
-    row, verdict = failed
-    begun = done if verdict is None else {**done, row.name: verdict}
-    return replace(
-        _running(study, folder, begun, None if verdict else row),
-        state="ended",
-        evidence=f"{sum(part.valid for part in done.values())} of {len(study.names)} parts have a result",
-        valid=verdict is not None and verdict.valid,
-        exit_code=row.exit_code,
-        reason=f"{row.name}: {row.reason}",
-        hold=verdict.hold if verdict else None,
-    )
