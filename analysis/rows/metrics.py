@@ -109,15 +109,19 @@ def blocked_ns(requests: pa.Table) -> Floats:
 
 
 def path(requests: pa.Table) -> Floats:
-    """Real time to the first token outside the engine, per row; nan where the engine reported no time."""
+    """Real time to the first token outside an engine that told its own: client, network, Serve.
+
+    Per row; nan where the engine reported no time.
+    """
     outside = numbers(requests, "first_token_offset_ns") - numbers(requests, "engine_first_token_ns")
     return (outside - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
 
 
 def send_lag(requests: pa.Table) -> Floats:
-    """Send lag per row; +inf if the client never sent it, nan while it is planned but not sent.
+    """The client's own lateness, in real time: send begun, from due or the end of the turn waited for.
 
-    Not a latency of the service: a request that was sent in time and then failed keeps its lag.
+    Per row; +inf if the client never sent it, nan while it is planned but not sent. Not a latency of the
+    service: a request that was sent in time and then failed keeps its lag.
     """
     lag = (numbers(requests, "send_offset_ns") - blocked_ns(requests)) / time_scale(requests) / NS_PER_MS
     return np.where(status_in(requests, *UNSENT), np.inf, lag)
@@ -169,23 +173,25 @@ def _too_fast(requests: pa.Table) -> Bools:
 
 
 def ttft(requests: pa.Table) -> Floats:
-    """Time to first token from the due time, per row."""
+    """First read with an output token, from the due time."""
     return _judged(requests, token_offset_ns(requests, "first") / NS_PER_MS)
 
 
 def ttft_from_send(requests: pa.Table) -> Floats:
-    """Time to first token from the actual send, per row."""
+    """The same from the actual send: blind to a late client, for comparison with other tools."""
     sent = numbers(requests, "send_offset_ns") / time_scale(requests)
     return _judged(requests, (token_offset_ns(requests, "first") - sent) / NS_PER_MS)
 
 
 def tpot(requests: pa.Table) -> Floats:
-    """Time per output token, per row: of the streamed tokens that came after the first read of output.
+    """Mean time per token after the first read (mostly 1 token), of one request; unknown if held back or
+    hidden.
 
-    That read is one token of most servers; with more in it, it says nothing of the time before it. nan for
-    fewer than 2 tokens (planned ones, if the request failed), and of an answer that was held back or hides
-    tokens: theirs may have taken any time, and what is left would flatter. Where the engine reports its own
-    time, only the way to the first read is real: the tokens that came with it count less on a fast clock.
+    Of the streamed tokens that came after the first read of output. That read is one token of most servers;
+    with more in it, it says nothing of the time before it. nan for fewer than 2 tokens (planned ones, if the
+    request failed), and of an answer that was held back or hides tokens: theirs may have taken any time, and
+    what is left would flatter. Where the engine reports its own time, only the way to the first read is real:
+    the tokens that came with it count less on a fast clock.
     """
     failed = status_in(requests, *records.FAILURES)
     tokens = np.where(failed, numbers(requests, "requested_output_tokens"), streamed_tokens(requests))
@@ -198,12 +204,13 @@ def tpot(requests: pa.Table) -> Floats:
 
 
 def e2e(requests: pa.Table) -> Floats:
-    """End to end from the due time to the last token, per row."""
+    """Last read with an output token, from the due time."""
     return _judged(requests, token_offset_ns(requests, "last") / NS_PER_MS)
 
 
 def itl(requests: pa.Table) -> Floats:
-    """Inter-token latencies pooled over the requests, not per row.
+    """Gaps between reads with output, pooled over all requests; where a server sends several tokens an
+    event, gaps between events; in seconds of the run's clock.
 
     A failed request stands for one +inf per gap it was asked for. Empty if gaps were not recorded.
     """
@@ -241,7 +248,10 @@ def gaps_over(requests: pa.Table) -> tuple[Floats, Floats]:
 
 
 def queue(requests: pa.Table) -> Floats:
-    """Time in the server's queue by the server's word, per row; nan where it tells none."""
+    """Time in the server's queue up to the first step that computes the request, by the server's word.
+
+    Per row; nan where it tells none.
+    """
     return _judged(requests, numbers(requests, "queue_us") / 1e3)
 
 
@@ -292,13 +302,21 @@ def reused(requests: pa.Table) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A latency in ms: its meaning, formula, the columns it needs, and its function."""
+    """A latency in ms: its function, whose docstring begins with the meaning, formula, and columns needed."""
 
-    name: str
-    meaning: str
+    of: Callable[[pa.Table], Floats]
     formula: str
     columns: tuple[str, ...]
-    of: Callable[[pa.Table], Floats]
+
+    @property
+    def name(self) -> str:
+        return self.of.__name__
+
+    @property
+    def meaning(self) -> str:
+        """The first paragraph of the function's docstring as part of a sentence."""
+        words = " ".join(str(self.of.__doc__).partition("\n\n")[0].split()).removesuffix(".")
+        return words[0].lower() + words[1:]
 
 
 _FIRST = ("status", "time_scale", "turn_blocked_ns", "first_token_offset_ns", "engine_first_token_ns")
@@ -306,59 +324,25 @@ _LAST = ("status", "time_scale", "turn_blocked_ns", "last_token_offset_ns", "eng
 TOKEN_COUNTS = ("output_tokens", "requested_output_tokens", "reads", "first_read_tokens", "streamed_tokens")
 METRICS = (
     Metric(
-        "send_lag",
-        "the client's own lateness, in real time: send begun, from due or the end of the turn waited for",
+        send_lag,
         "(send_offset_ns - turn_blocked_ns) / time_scale / 1e6",
         ("status", "time_scale", "turn_blocked_ns", "send_offset_ns"),
-        send_lag,
     ),
+    Metric(ttft, "first_token_offset_ns / 1e6", _FIRST),
     Metric(
-        "ttft",
-        "first read with an output token, from the due time",
-        "first_token_offset_ns / 1e6",
-        _FIRST,
-        ttft,
-    ),
-    Metric(
-        "ttft_from_send",
-        "the same from the actual send: blind to a late client, for comparison with other tools",
+        ttft_from_send,
         "(first_token_offset_ns - send_offset_ns) / 1e6",
         (*_FIRST, "send_offset_ns"),
-        ttft_from_send,
     ),
     Metric(
-        "tpot",
-        "mean time per token after the first read (mostly 1 token), of one request; unknown if held back or "
-        "hidden",
+        tpot,
         "(last_token_offset_ns - first_token_offset_ns) / (streamed_tokens - first_read_tokens) / 1e6",
         (*_FIRST, *_LAST[3:], *TOKEN_COUNTS),
-        tpot,
     ),
-    Metric(
-        "path",
-        "real time to the first token outside an engine that told its own: client, network, Serve",
-        "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6",
-        _FIRST[1:],
-        path,
-    ),
-    Metric(
-        "e2e", "last read with an output token, from the due time", "last_token_offset_ns / 1e6", _LAST, e2e
-    ),
-    Metric(
-        "queue",
-        "time in the server's queue up to the first step that computes the request, by the server's word",
-        "queue_us / 1e3",
-        ("status", "queue_us"),
-        queue,
-    ),
-    Metric(
-        "itl",
-        "gaps between reads with output, pooled over all requests; where a server sends several tokens an "
-        "event, gaps between events; in seconds of the run's clock",
-        "itl_us / 1e3",
-        ("status", "itl_us", "requested_output_tokens"),
-        itl,
-    ),
+    Metric(path, "(first_token_offset_ns - engine_first_token_ns) / time_scale / 1e6", _FIRST[1:]),
+    Metric(e2e, "last_token_offset_ns / 1e6", _LAST),
+    Metric(queue, "queue_us / 1e3", ("status", "queue_us")),
+    Metric(itl, "itl_us / 1e3", ("status", "itl_us", "requested_output_tokens")),
 )
 """Definitions, the method, section 1.
 
