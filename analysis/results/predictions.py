@@ -9,6 +9,7 @@ import pyarrow as pa
 from analysis.results.asked import AskedExperiment, ConstantsBasis
 from analysis.results.figures import CapacityFigures, ProbeFigures, WindowRow
 from analysis.results.published_ladder import LadderFigures
+from analysis.rows import parquet
 from analysis.stats.estimate import Estimate
 from conf.specs.bounds import LIMITS, Limit, column
 from conf.specs.experiment import Constant
@@ -206,8 +207,6 @@ class GridVerdict:
 
 
 ASKED = ("model", "hardware", "layout", "routing", "workload", "tokens", "arrivals", "nodes", "seed")
-TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-RATIO = dict.fromkeys(("ratio_to_first", "ratio_to_first_low", "ratio_to_first_high"), FIGURE)
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "gap_ms": "p99 gap of a request", "e2e_ms": "E2E"}
 PLACES = ("p50", "p90", "p99")
 RATES = {
@@ -216,55 +215,15 @@ RATES = {
     "total_tokens_per_s": "total tok/s",
 }
 """Figures of a replay, with their words in a text."""
-FORECAST = {
-    **dict.fromkeys(("model", "hardware", "layout", "routing", "workload", "tokens"), TEXT),
-    **dict.fromkeys(("nodes", "seed"), COUNT),
-    **dict.fromkeys(("ttft_p90_bound_ms", "tpot_p90_bound_ms", "qps_per_node"), FIGURE),
-    **{f"qps_per_node_{end}": FIGURE for end in ("low", "high", "certified")},
-    "binding": TEXT,
-    "binding_probability": FIGURE,
-    **dict.fromkeys(("open_above", "open_below"), TRUTH),
-    **RATIO,
-    "rate_qps_per_node": FIGURE,
-    "steady": TRUTH,
-    **{column(limit): FIGURE for limit in LIMITS},
-    **{f"{kind}_tokens_per_s_per_node": FIGURE for kind in ("input", "image", "output")},
-    **dict.fromkeys(
-        ("cached_share_of_input", "in_flight_per_node", "kv_used", "busy", "prefill_busy"), FIGURE
-    ),
-    **dict.fromkeys(("replicas_per_session", "max_over_mean_share", "blocked_share"), FIGURE),
-    **dict.fromkeys(("reusable_share_of_input", "sessions_per_node", "sessions_over_kv"), FIGURE),
-    "simulated_nodes": COUNT,
-    **dict.fromkeys(("fill_s", "mfu"), FIGURE),
-    "requests": COUNT,
-    **dict.fromkeys(("simulated_node_s", "noise_pct"), FIGURE),
-    "varied_nodes": COUNT,
-    "varied_node_s": FIGURE,
-    **dict.fromkeys(("draws", "open_draws_below", "open_draws_above"), COUNT),
-    "kept_probability": FIGURE,
-    "exit_code": COUNT,
-    "reason": TEXT,
-}
-"""Columns of the Parquet file behind those of the grid's axes."""
-NAMES = (*(f"{name}.{place}" for name in LATENCIES for place in PLACES), *RATES, "makespan_s")
-REPLAY = {
-    **{name: COUNT if name in ("nodes", "seed") else TEXT for name in ASKED},
-    **dict.fromkeys(("requests", "concurrency"), COUNT),
-    "rate_qps_per_node": FIGURE,
-    **{f"{name.replace('.', '_')}{end}": FIGURE for name in NAMES for end in ("", "_low", "_high")},
-    "kept_probability": FIGURE,
-    **RATIO,
-    "exit_code": COUNT,
-    "reason": TEXT,
-}
-"""Columns of the file behind those of the grid's axes."""
+FORECASTS, REPLAYS = parquet.described("forecasts"), parquet.described("replays")
+"""Columns of a file of predictions, behind those of the grid's axes."""
 
 
 def grid_rows(cells: Sequence[GridCell], are_replays: bool) -> pa.Table:
     """A row per cell: its words as text, then its figures; null where there is no figure."""
-    types, columns = (REPLAY, _replay_columns) if are_replays else (FORECAST, _forecast_columns)
-    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), TEXT)
-    schema = pa.schema([*axes.items(), *types.items()])
+    known, columns = (REPLAYS, _replay_columns) if are_replays else (FORECASTS, _forecast_columns)
+    axes = dict.fromkeys((f"asked.{key}" for cell in cells for key in cell.at), pa.string())
+    schema = pa.schema([*axes.items(), *known])
     return pa.Table.from_pylist([_row(cell, columns) for cell in cells], schema=schema)
 
 
@@ -290,7 +249,9 @@ def _forecast_columns(one: PredictionVerdict) -> dict[str, object]:
     if forecast:
         parts = forecast, forecast.sessions, forecast.noise, forecast.of_capacity, forecast.of_rate
         row |= {column(limit): ms for limit, ms in forecast.limits_ms.items()}
-        row |= {name: getattr(part, name) for part in parts for name in FORECAST if hasattr(part, name)}
+        row |= {
+            name: getattr(part, name) for part in parts for name in FORECASTS.names if hasattr(part, name)
+        }
     if one.capacity is None:
         return row
     q = one.capacity.qps_per_node
@@ -302,7 +263,9 @@ def _forecast_columns(one: PredictionVerdict) -> dict[str, object]:
 def _replay_columns(one: PredictionVerdict) -> dict[str, object]:
     if one.replay is None:
         return {}
-    row: dict[str, object] = {name: getattr(one.replay, name) for name in REPLAY if hasattr(one.replay, name)}
+    row: dict[str, object] = {
+        name: getattr(one.replay, name) for name in REPLAYS.names if hasattr(one.replay, name)
+    }
     for name, figure in one.replay.figures.items():
         row |= _with_ends(name.replace(".", "_"), figure) if figure else {}
     return row

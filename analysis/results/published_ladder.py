@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analysis.results.json_border import to_tree
-from analysis.rows import metrics, records
+from analysis.rows import metrics, parquet, records
 from analysis.stats.estimate import Estimate
 from analysis.stats.pooling import repeated
 from analysis.stats.quantiles import Floats, quantile
@@ -233,34 +233,18 @@ def rms(lines: Sequence[LadderLevel]) -> float | None:
     return math.sqrt(float(np.mean(np.square(errors)))) if errors else None
 
 
-TYPES = {
-    "model": pa.string(),
-    "phase": pa.string(),
-    "shape": pa.string(),
-    **dict.fromkeys(("concurrency", "requests", "prompt_tokens", "image_tokens"), pa.int64()),
-    **dict.fromkeys(("total_tok_s", "total_tok_s_low", "total_tok_s_high", "total_tok_s_cov"), pa.float64()),
-    **dict.fromkeys(("output_tok_s", "image_tok_s"), pa.float64()),
-    **dict.fromkeys(("p99_s", "p99_s_low", "p99_s_high", "p99_s_cov"), pa.float64()),
-    **dict.fromkeys(("success", "in_flight", "prefix_hit", "seconds"), pa.float64()),
-    **dict.fromkeys(("answers", "status"), pa.string()),
-    **dict.fromkeys(("plateau", "capacity"), pa.bool_()),
-    **dict.fromkeys(("void",), pa.string()),
-    **dict.fromkeys(("published_table", "published_status", "published_left_out"), pa.string()),
-    **dict.fromkeys(("published_total_tok_s", "published_output_tok_s", "published_p99_s"), pa.float64()),
-    **dict.fromkeys(("error_total", "error_p99"), pa.float64()),
-}
+LEVELS = parquet.described("levels")
 """Columns of the Parquet file; units are those of the names, errors are shares of the published figure."""
 
 
 def rows(ladders: Sequence[tuple[str, LadderFigures]]) -> pa.Table:
     """All levels of all models, each ladder by the name of its model, as columns."""
     flat = [{"model": model, **_flat(line)} for model, ladder in ladders for line in ladder.levels]
-    columns = {name: pa.array([line.get(name) for line in flat], kind) for name, kind in TYPES.items()}
-    return pa.table(columns)
+    return pa.Table.from_pylist(flat, schema=LEVELS)
 
 
 def _flat(line: LadderLevel) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(line, name) for name in TYPES if hasattr(line, name)}
+    row: dict[str, Any] = {name: getattr(line, name) for name in LEVELS.names if hasattr(line, name)}
     for name, spread in (("total_tok_s", line.total_tok_s_spread), ("p99_s", line.p99_s_spread)):
         if spread:
             row |= {f"{name}_{end}": getattr(spread.mean, end) for end in ("low", "high")}

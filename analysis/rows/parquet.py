@@ -27,7 +27,7 @@ MOST_ROWS = 32_768
 MOST_ELEMENTS = 2**26
 """Elements of the lists of a piece: where answers are long it has fewer rows (our choice)."""
 COLUMNS = Path(__file__).with_name("columns.csv")
-"""The columns of all Parquet files: file, name, type, unit (may be empty) and meaning."""
+"""The columns of all Parquet files: file, name, type, unit and meaning, empty where the name says them."""
 LIST = "list of "
 Ints = npt.NDArray[np.int64]
 
@@ -41,14 +41,10 @@ def described(
     """
     with COLUMNS.open(newline="") as table:
         rows = [row for row in csv.DictReader(table) if row["file"] == file]
-    fields = [
-        pa.field(
-            row["column"],
-            _type(row["type"], kinds),
-            metadata={"unit": row["unit"], "doc": row["meaning"]} if row["unit"] else {"doc": row["meaning"]},
-        )
-        for row in rows
-    ]
+    fields = []
+    for row in rows:
+        said = {key: row[name] for key, name in (("unit", "unit"), ("doc", "meaning")) if row[name]}
+        fields.append(pa.field(row["column"], _type(row["type"], kinds), metadata=said or None))
     return pa.schema(fields, metadata=version and {"schema_version": str(version)})
 
 

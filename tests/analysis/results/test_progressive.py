@@ -427,7 +427,7 @@ def test_the_verb_prints_tables_and_writes_them(tmp_path: Path, capsys: pytest.C
     assert "saturation" in shown.out and "rms of ln error" in shown.out
     assert "saturation, C = 1000" in shown.err and "saturation, C" not in shown.out
     table = pq.read_table(parquet)
-    assert table.schema.names == list(judged.TYPES) and table.num_rows == 16
+    assert table.schema.names == judged.LEVELS.names and table.num_rows == 16
     assert main([*words, "--json", "--out", str(tree)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(tree.read_text()) | {"event": "result"}
@@ -440,7 +440,7 @@ def test_the_suffix_of_a_file_says_how_levels_are_written(
     assert main([*words, "--json", "--out", str(tmp_path / "a.csv")]) == 0
     (tree,) = json.loads(capsys.readouterr().out)["models"]
     lines = list(csv.DictReader((tmp_path / "a.csv").open()))
-    assert [*lines[0]] == list(judged.TYPES) and len(lines) == 16
+    assert [*lines[0]] == judged.LEVELS.names and len(lines) == 16
     assert [float(line["p99_s"]) for line in lines] == [
         line["p99_s"] for line in tree["progressive"]["levels"]
     ]
