@@ -119,9 +119,9 @@ class Exchange:
 
     `sent_ns` is when the client wrote the request to a kept connection, or began to open a new one: the time
     that server and network take to accept is not its lateness. `gaps_us` are between consecutive socket reads
-    that carried output. A simulated engine whose clock runs `time_scale` times as fast reports its own times:
-    `accepted_virtual_ns`, first and last token. `queue_ms` is the server's own figure. Of reads with events
-    that have no text `silent_reads` is the number, `silent_end_ns` the one with the finish reason.
+    that carried output. The server's clock runs `time_scale` times as fast as the real one; `engine` are the
+    counts that a simulated engine reports of itself, `queue_ms` is the server's own figure. Of reads with
+    events that have no text `silent_reads` is the number, `silent_end_ns` the one with the finish reason.
     """
 
     seq: int
@@ -140,9 +140,6 @@ class Exchange:
     usage: dict[str, int] | None = None
     engine: dict[str, int] | None = None
     time_scale: float = 1.0
-    accepted_virtual_ns: int | None = None
-    first_virtual_ns: int | None = None
-    last_virtual_ns: int | None = None
     queue_ms: float | None = None
     text: StreamedText = field(default_factory=StreamedText)
     silent_reads: int = 0
@@ -191,12 +188,6 @@ class Exchange:
             return
         self.first_silent_ns = self.first_silent_ns or now_ns
         self.last_silent_ns = now_ns
-
-    def stamped(self, virtual_ns: int) -> None:
-        """Take note of a token's time on the engine's clock."""
-        if self.first_virtual_ns is None:
-            self.first_virtual_ns = virtual_ns
-        self.last_virtual_ns = virtual_ns
 
     def fail(self, status: str, kind: str, error: str | None = None) -> None:
         """Record the first reason of a failure; a later one never replaces it."""

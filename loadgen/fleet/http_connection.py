@@ -13,7 +13,7 @@ import httptools
 from conf.io.http_get import NOWHERE, PLAIN, REDIRECTS, Inflater, is_packed, redirect_text
 from conf.io.one_line import printable
 from loadgen.fleet.exchange import WORD_CHARS, Exchange
-from loadgen.fleet.sse import STAMP_DIGITS, ErrorReader, EventReader, StampedReader
+from loadgen.fleet.sse import ErrorReader, EventReader
 
 if TYPE_CHECKING:
     from loadgen.fleet.http_client import Client
@@ -123,8 +123,6 @@ class Connection(asyncio.Protocol):
             self._encoding = self._client.redact(value.decode(errors="replace"))[:WORD_CHARS]
         elif name == b"location":
             self._location = self._client.redact(value.decode(errors="replace"))
-        elif name == b"x-accepted-virtual-ns" and self.exchange and value.isdigit():
-            self.exchange.accepted_virtual_ns = int(value[:STAMP_DIGITS])
         elif name == b"x-time-scale" and self.exchange:
             self.exchange.time_scale = _positive(value)
 
@@ -142,8 +140,7 @@ class Connection(asyncio.Protocol):
                 self._reader = ErrorReader(self.exchange, self._client.redact)
                 return
             self._client.check_clock(self.exchange)
-            stamped = self.exchange.accepted_virtual_ns is not None
-            self._reader = (StampedReader if stamped else EventReader)(self.exchange, self._client.redact)
+            self._reader = EventReader(self.exchange, self._client.redact)
 
     def _expect_packed(self, exchange: Exchange) -> None:
         """Prepare for a compressed body, which was not asked for; give the answer up if it cannot be read."""

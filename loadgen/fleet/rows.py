@@ -247,9 +247,6 @@ def batch(
 
 def _engine_ns(exchange: Exchange, which: str) -> int | None:
     """The engine's time of the `first` or `last` token, since it had the request; None if it reports none."""
-    virtual_ns: int | None = getattr(exchange, f"{which}_virtual_ns")
-    if virtual_ns is not None and exchange.accepted_virtual_ns is not None:
-        return virtual_ns - exchange.accepted_virtual_ns
     at_us = (exchange.engine or {}).get(f"{which}_token_us")
     return None if at_us is None else at_us * 1000
 

@@ -20,9 +20,6 @@ ENGINE_COUNTS = ("steps", "late_steps", "first_token_us", "last_token_us")
 """Counts that a simulated engine reports at the end of an answer."""
 MOST_QUEUE_MS = 1e9
 """Eleven days: a server that tells a longer time in its queue is not believed (our choice)."""
-STAMP_DIGITS = 18
-"""Most digits of a time in ns: thirty years, which fit into 64 bits."""
-_STAMP = b'data: {"virtual_ns":'
 _TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 _T = TypeVar("_T")
 
@@ -151,20 +148,6 @@ class EventReader:
             exchange.text.silent_end = 1
         elif output is not None:
             exchange.text.silent += 1
-
-
-class StampedReader(EventReader):
-    """The same for events that begin with the engine's own time: cut off, it leaves them alike again."""
-
-    __slots__ = ()
-
-    def _event(self, event: bytes) -> None:
-        if event.startswith(_STAMP):
-            digits, _, rest = event[len(_STAMP) :].partition(b",")
-            if digits.isdigit() and len(digits) <= STAMP_DIGITS:
-                self._exchange.stamped(int(digits))
-                event = b"data: {" + rest
-        super()._event(event)
 
 
 @lru_cache(maxsize=16)

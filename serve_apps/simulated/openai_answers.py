@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 JSON_TYPE = b"application/json"
 SSE_TYPE = b"text/event-stream; charset=utf-8"
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-TIME_SCALE, ACCEPTED_NS = b"x-time-scale", b"x-accepted-virtual-ns"
+TIME_SCALE = b"x-time-scale"
 """Headers of an engine whose clock is not the real one: its speed, and its time at the request's arrival."""
 
 
@@ -190,11 +190,6 @@ class OpenAiAnswer:
         """The usage at the end, with the details that vLLM reports only there."""
         details = {"prompt_tokens_details": {"cached_tokens": steps.cached_tokens}}
         return self._usage(self.request.output_tokens) | details
-
-
-def stamped(events: bytes, virtual_ns: int) -> bytes:
-    """Token events with the engine's own time as a field of each; no text of ours looks like one's head."""
-    return events.replace(b"data: {", b'data: {"virtual_ns":%d,' % virtual_ns)
 
 
 def error_events(error: ApiError) -> bytes:

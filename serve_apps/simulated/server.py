@@ -13,8 +13,6 @@ from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Str
 from serve_apps.simulated.revealed_answers import RevealedAnswer
 from serve_apps.simulated.split_engines import RemotePrompts
 
-NS = 1_000_000_000
-
 
 Page = Callable[[], Awaitable[bytes]]
 """A further answer to GET, as JSON."""
@@ -101,31 +99,15 @@ class SimulatedApp:
             raise openai_answers.server_error(str(error)) from error
         await self._answer(send, answer.whole(stream.steps))
 
-    def _tokens(self, stream: Stream, answer: OpenAiAnswer, seen: int, count: int) -> bytes:
-        """The events of tokens `seen` to `count` - 1, with the engine's time where that is not the real."""
-        if self._engine.time_scale == 1:
-            return answer.tokens(seen, count)
-        return b"".join(
-            openai_answers.stamped(answer.tokens(index, index + 1), round(stream.emitted_s[index] * NS))
-            for index in range(seen, count)
-        )
-
-    def _clock_headers(self, stream: Stream) -> list[tuple[bytes, bytes]]:
-        if self._engine.time_scale == 1:
-            return []
-        accepted_ns = round(stream.accepted_s * NS)
-        return [
-            (openai_answers.TIME_SCALE, b"%.17g" % self._engine.time_scale),
-            (openai_answers.ACCEPTED_NS, b"%d" % accepted_ns),
-        ]
-
     async def _stream(self, stream: Stream, answer: OpenAiAnswer, send: Send) -> None:
-        await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *self._clock_headers(stream)))
+        scale = self._engine.time_scale
+        clock = [] if scale == 1 else [(openai_answers.TIME_SCALE, b"%.17g" % scale)]
+        await send(self._start(HTTPStatus.OK, openai_answers.SSE_TYPE, *clock))
         seen = 0
         try:
             while seen < answer.request.output_tokens:
                 tokens = await stream.more_than(seen)
-                await send(_part(self._tokens(stream, answer, seen, tokens)))
+                await send(_part(answer.tokens(seen, tokens)))
                 seen = tokens
         except EngineDead as error:
             await send(_part(openai_answers.error_events(openai_answers.server_error(str(error)))))

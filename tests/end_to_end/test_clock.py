@@ -23,7 +23,6 @@ from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.fleet.exchange import Exchange
 from loadgen.fleet.process import ClockOffset, whose_clock
 from loadgen.fleet.rows import EVERY_GAP, Clock, Planned, ServerWords, batch, plan_table
-from loadgen.fleet.sse import StampedReader
 from loadgen.fleet.target import FleetError
 from loadgen.fleet.worker import Worker
 from loadgen.fleet.worker_log import HealthSampler
@@ -34,10 +33,10 @@ from loadgen.search.window_plan import Start, WindowPlan
 from loadgen.traffic.schedule import NS
 from loadgen.traffic.traffic import Traffic
 from serve_apps.engine_model.engine.engine import Engine, GenerateRequest
-from serve_apps.simulated.openai_answers import ApiRequest, stamped
+from serve_apps.simulated.openai_answers import ApiRequest
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers import mock_exchanges
-from tests.support.servers.mock_server import END, Script, answer, event, head, token, usage
+from tests.support.servers.mock_server import END, Script, answer, head, token, usage
 from tests.support.servers.plans import client_plan
 from tests.support.virtual.engines import run_step
 from tests.support.virtual.simulated_prefix import simulated
@@ -86,33 +85,11 @@ def test_a_fast_engine_is_late_by_its_own_steps() -> None:
     assert run(story(FAST)) > 0
 
 
-@pytest.mark.parametrize("cut", [1000, 1, 7, 64])
-def test_stamps_are_read_wherever_the_stream_is_cut(cut: int) -> None:
-    plain = [
-        b'data: {"id":"c","choices":[{"index":0,"text":"%s"}]}\n\n' % text for text in (b"a", b"bc", b"d")
-    ]
-    told = b"".join(stamped(part, 10**17 + k) for k, part in enumerate(plain)) + b"data: [DONE]\n\n"
-    exchange = Exchange(0, 3)
-    reader = StampedReader(exchange)
-    for start in range(0, len(told), cut):
-        reader.feed(told[start : start + cut])
-    assert (exchange.events, exchange.done) == (3, True)
-    assert (exchange.first_virtual_ns, exchange.last_virtual_ns) == (10**17, 10**17 + 2)
-
-
-@pytest.mark.parametrize("stamp", [b"-5", b'"soon"', b"1.5", b"9" * 40, b"null"])
-def test_a_stamp_that_is_none_is_not_believed_and_spoils_nothing(stamp: bytes) -> None:
-    exchange = Exchange(0, 1)
-    StampedReader(exchange).feed(b'data: {"virtual_ns":%s,"choices":[{"text":"a"}]}\n\n' % stamp)
-    assert (exchange.events, exchange.first_virtual_ns, exchange.status) == (1, None, None)
-
-
 def fast(body: dict[str, Any]) -> list[bytes | float | None]:
     """An answer of three tokens by a server whose clock runs five times as fast."""
-    extra = f"x-time-scale: {FAST:g}\r\nx-accepted-virtual-ns: {7 * MS}\r\n"
-    tokens = [event(b'{"virtual_ns":%d,"choices":[{"text":"a","finish_reason":"length"}]}' % at)
-              for at in (50 * MS, 60 * MS, 80 * MS)]  # fmt: skip
-    return [head(extra=extra), *tokens, usage(len(body["prompt"]), 3), END]
+    own = {"maxqps": {"steps": 3, "late_steps": 0, "first_token_us": 43_000, "last_token_us": 73_000}}
+    tokens = [*[token()] * 2, token(finish="length")]
+    return [head(extra=f"x-time-scale: {FAST:g}\r\n"), *tokens, usage(len(body["prompt"]), 3, **own), END]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +110,7 @@ def test_a_server_with_another_clock_is_refused(script: Script, time_scale: floa
             f"; start that server with engine.time_scale={time_scale:g}"
         )
     if seen.status == "ok":
-        assert (seen.accepted_virtual_ns, seen.first_virtual_ns) == (7 * MS, 50 * MS)
+        assert seen.engine is not None and seen.engine["first_token_us"] == 43_000
 
 
 def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
@@ -144,7 +121,7 @@ def test_the_runs_clock_and_the_real_one_are_both_in_the_row() -> None:
         3, 2, sent_ns=3 * NS + MS, first_token_ns=3 * NS + 20 * MS, last_token_ns=3 * NS + 30 * MS
     )
     seen.status, seen.end_ns, seen.text.events = "ok", 3 * NS + 31 * MS, 2
-    seen.accepted_virtual_ns, seen.first_virtual_ns, seen.last_virtual_ns = 7 * MS, 77 * MS, 120 * MS
+    seen.engine = {"first_token_us": 70_000, "last_token_us": 113_000}
     seen.gaps_us.append(10_000)
     assert clock.run_ns(clock.monotonic_ns(plan.due_ns)) == plan.due_ns
     rows = batch([(plan, seen)], clock, 0, gaps=EVERY_GAP, words=ServerWords())
