@@ -13,7 +13,6 @@ from serve_apps.simulated.realtime_engine import EngineDead, RealtimeEngine, Str
 from serve_apps.simulated.revealed_answers import RevealedAnswer
 from serve_apps.simulated.split_engines import RemotePrompts
 
-
 Page = Callable[[], Awaitable[bytes]]
 """A further answer to GET, as JSON."""
 
