@@ -1,7 +1,4 @@
-"""Grids of experiments: words `matrix.KEY=[a,b]` become the lists of words of every combination.
-
-`load` decides if a combination makes an experiment.
-"""
+"""Grids of experiments: words `matrix.KEY=[a,b]` become the lists of words of every combination."""
 
 import itertools
 import json

@@ -1,8 +1,4 @@
-"""Evidence of a recorded run on the engine that served it: its requests, and a few figures of their
-latencies.
-
-The engine model that serves the same requests is handed in.
-"""
+"""Evidence of a recorded run on the engine that served it: requests, and a few figures of their latencies."""
 
 import math
 from collections.abc import Callable

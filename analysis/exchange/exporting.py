@@ -22,7 +22,7 @@ from analysis.results import studies
 from analysis.results.locations import local
 from analysis.results.runs import Run, RunError, load_run, refuse_out
 from analysis.rows import metrics, records
-from conf.io import terminal
+from conf.io import durable, terminal
 from conf.io.one_line import reason
 
 FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson")}
@@ -59,13 +59,8 @@ def export(run: Run | Path | str, format: str, out: Path | str | None = None) ->
         # Exact data for a file or a pipe; a terminal must not obey it.
         sys.stdout.writelines(map(terminal.shown, blocks) if sys.stdout.isatty() else blocks)
         return
-    part = out.with_name(out.name + ".tmp")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(blocks)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with durable.replacing(out) as file:
+        file.writelines(block.encode() for block in blocks)
 
 
 def csv(run: Run) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Studies: a study's folder read, and the verdict of several runs together.
-
-The statistics are those of `analysis.stats.pooling`.
-"""
+"""Studies: a study's folder read, and the verdict of several runs together."""
 
 import math
 from collections import Counter

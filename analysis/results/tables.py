@@ -1,7 +1,4 @@
-"""Answers about runs as Arrow tables, with the unit in every column's name.
-
-Joins rows, metrics, quantiles and verdicts; defines none of them.
-"""
+"""Answers about runs as Arrow tables, with the unit in every column's name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,10 +89,10 @@ def _metric(name: str, by: str) -> Metric:
     """A metric by its name. Raises RunError for an unknown one, and for a column `by` of other rows."""
     if by not in BY:
         raise RunError(f"no percentiles by '{by}'; by one of {', '.join(BY)}")
-    for metric in METRICS:
-        if metric.name == name:
-            return metric
-    raise RunError(f"no metric '{name}'; one of {', '.join(metric.name for metric in METRICS)}")
+    known = {metric.name: metric for metric in METRICS}
+    if name not in known:
+        raise RunError(f"no metric '{name}'; one of {', '.join(known)}")
+    return known[name]
 
 
 def groups(rows: pa.Table, by: str) -> Iterator[tuple[Any, pa.Table]]:

@@ -1,7 +1,4 @@
-"""Reads untrusted YAML within bounds of time and memory, also if it refers to itself.
-
-Every YAML file is read through this module.
-"""
+"""Reads YAML, any of it, within bounds of time and memory, also if it refers to itself."""
 
 import re
 from collections import Counter

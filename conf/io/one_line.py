@@ -1,7 +1,4 @@
-"""Printable text on one line, suggestions of nearest names, and argparse's errors with them.
-
-Every room shows foreign text through this module: a server's answer, a file's content, an exception.
-"""
+"""Foreign text on one printable line, suggestions of nearest names, and argparse's errors with them."""
 
 import argparse
 import difflib

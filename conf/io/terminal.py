@@ -1,7 +1,4 @@
-"""Writes printable text to stdout and stderr, fitted to the terminal's width; stdout is for results alone.
-
-Every package prints through this module.
-"""
+"""Writes printable text to stdout and stderr, fitted to the terminal's width; stdout is for results alone."""
 
 import io
 import os
