@@ -83,7 +83,7 @@ test-stutter: $(STAMP)  ## what may trust a clock, where processes stand still f
 
 # Hosts mostly wait: two clusters of them run side by side.
 HOSTS := cluster faults
-test-hosts: $(STAMP)  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, eight minutes
+test-hosts: $(STAMP) $(VENV)/.compiled  ## Ray on five hosts of network namespaces, whose cables are cut: Linux and root, eight minutes
 	$(SIDE_BY_SIDE)=2 $(HOSTS:%=test-hosts-%)
 
 test-hosts-cluster test-hosts-faults: $(STAMP)
@@ -123,7 +123,7 @@ ELSEWHERE := tests/loadgen tests/end_to_end tests/vllm tests/hosts
 all-ray-others: $(STAMP)
 	$(PYTEST) "$(REAL)" $(call REAL_IN,$(filter-out $(ELSEWHERE),$(wildcard tests/*))) $(EVERYTHING)
 
-all-hosts: $(STAMP)
+all-hosts: $(STAMP) $(VENV)/.compiled
 	@$(RUN_LANES)=2 --keep-going $(HOSTS:%=$@-%)
 
 all-hosts-cluster all-hosts-faults: $(STAMP)

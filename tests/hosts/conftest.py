@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.hosts.units import read_environment, read_unit
 from tests.support.machine.patience import START_S, until
 from tests.support.virtual.virtual_drivers import engines
 
+collect_ignore = [] if find_spec("vllm") else ["test_vllm.py"]
 BIN = Path(sys.executable).parent
 CLOCK_FOLDER = Path(__file__).parent / "clock"
 NODES = {11: "node1", 12: "node2"}
@@ -70,7 +72,7 @@ class Cluster:
         unit = read_unit(self.units / f"maxqps-{role}@.service", f"{DATA}.{number}")
         clock = {"PYTHONPATH": str(CLOCK_FOLDER), "MAXQPS_TEST_CLOCK": str(CLOCK)}
         service = unit.service(read_environment(self.units / "ray.env"), SMALL | clock)
-        host = self.network.add(name, number, service, self._etc(), [ROOT])
+        host = self.network.add(name, number, service, self._etc())
         host.step_clock(AHEAD_S.get(name, 0.0))
         return host
 

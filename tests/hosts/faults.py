@@ -33,17 +33,15 @@ class Fault:
 
 
 def cut(seconds: float, *names: str) -> Callable[[Cluster], None]:
-    """Cut hosts from everything, the first for so long and each other for half of it."""
+    """Cut hosts from everything."""
 
     def strike(cluster: Cluster) -> None:
         hosts = [cluster.host(name) for name in names]
         for host in hosts:
             host.cut()
-        time.sleep(seconds / 2)
-        for host in hosts[1:]:
+        time.sleep(seconds)
+        for host in hosts:
             host.plug()
-        time.sleep(seconds / 2)
-        hosts[0].plug()
 
     return strike
 
@@ -81,15 +79,15 @@ def strikes(
 def check(ended: Ended, faults: Sequence[Fault], windows: Sequence[int]) -> None:
     """Each fault has the windows until the next, whose outage may have begun in the last of them.
 
-    A busy machine may make windows void, for its own reasons and no other.
+    Ray may give up a host some seconds after its network is back. A busy machine may make windows void, for
+    its own reasons and no other.
     """
     assert ended.is_whole(), ended.tree["requests"]
-    nothing = Fault(lambda _: None)
-    for number, (fault, following) in enumerate(zip(faults, [*faults[1:], nothing], strict=True)):
-        indices = range(windows[number], windows[number + 1])
+    for number, fault in enumerate(faults):
+        indices, near = range(windows[number], windows[number + 1]), faults[max(0, number - 1) : number + 2]
         reasons = {window["void_reason"] for window in ended.windows(indices) if not window["valid"]}
         hosts = set().union(*(ended.lost_hosts(index) for index in indices))
-        allowed = {*BUSY, *fault.reasons, *fault.also, *following.reasons, *following.also}
+        allowed = {*BUSY, *(reason for each in near for reason in (*each.reasons, *each.also))}
         where = (number, list(indices), reasons, hosts, ended.said)
         assert set(fault.reasons) <= reasons <= allowed, where
-        assert set(fault.hosts) <= hosts <= {*fault.hosts, *following.hosts}, where
+        assert set(fault.hosts) <= hosts <= {host for each in near for host in each.hosts}, where

@@ -36,11 +36,11 @@ def own_files(host: dict[str, Any]) -> None:
     for name in ("tmp", "etc", "work"):
         (STAGE / name).mkdir()
     (STAGE / "tmp").chmod(0o1777)
-    for path in map(Path, host["kept"]):
-        if path.is_relative_to("/tmp"):
-            inside = STAGE / path.relative_to("/")
-            inside.mkdir(parents=True)
-            mount("--bind", str(path), str(inside))
+    kept = Path(host["kept"])
+    if kept.is_relative_to("/tmp"):
+        inside = STAGE / kept.relative_to("/")
+        inside.mkdir(parents=True)
+        mount("--bind", str(kept), str(inside))
     write_etc(STAGE / "etc", host["etc"])
     mount(
         "-t", "overlay", "-o", f"lowerdir=/etc,upperdir={STAGE}/etc,workdir={STAGE}/work", "overlay", "/etc"

@@ -116,21 +116,13 @@ class Network:
         for process in (*(host.process for host in self.hosts), self._switch):
             process.wait()
 
-    def add(
-        self,
-        name: str,
-        number: int,
-        unit: dict[str, Any],
-        etc: dict[str, str],
-        kept: Sequence[Path],
-        disk_mb: int = 1024,
-    ) -> Host:
-        """Switch on a host with one unit; of the caller's files below /tmp it sees those in `kept`."""
+    def add(self, name: str, number: int, unit: dict[str, Any], etc: dict[str, str]) -> Host:
+        """Switch on a host with one unit; of the caller's files below /tmp it sees those of this checkout."""
         facts = {
             "name": name,
-            "disk_bytes": disk_mb * 2**20,
+            "disk_bytes": 512 * 2**20,
             "shm_bytes": 384 * 2**20,
-            "kept": [str(path) for path in kept],
+            "kept": str(ROOT),
             "etc": etc,
             "unit": unit,
         }

@@ -90,12 +90,11 @@ def measure(
     verb: str,
     words: Sequence[str],
     then: Callable[[Callable[[], int]], None],
-    on: str = "head",
 ) -> Ended:
-    """Run a command to its end; `then` disturbs it, and gets the wait for its next window."""
+    """Run a command on the head to its end; `then` disturbs it, and gets the wait for its next window."""
     command = ["python", "-m", "loadgen", verb, RUNS, f"run={name}", *words]
-    process = cluster.begin(*command, on=on)
-    folder = cluster.host(on).disk / "runs" / name
+    process = cluster.begin(*command)
+    folder = cluster.host("head").disk / "runs" / name
     try:
         then(partial(await_new_window, folder, process))
         said, _ = process.communicate(timeout=START_S)

@@ -79,15 +79,15 @@ def lost_s(ended: Ended, address: str) -> float:
 
 FAULTS = (
     Fault(cut(10, "load2"), (LOAD,), (LOAD2,)),
-    Fault(cut(15, "node2"), (NODE,), (NODE2,), ("replica_lost",)),
+    Fault(cut(10, "node2"), (NODE,), (NODE2,), ("replica_lost",)),
+    Fault(cut(10, "head"), (), (NODE1, NODE2, LOAD1, LOAD2), (NODE, LOAD, "replica_lost", "actor_lost")),
+    Fault(cut(30, "load2", "node2"), (LOAD,), (LOAD2, NODE2), (NODE, "replica_lost", "actor_lost")),
     Fault(delayed_with_stepped_clocks),
     Fault(bad_paths(0.25, 0.2, 0.02, 60.0)),
-    Fault(cut(30, "load2", "node2"), (LOAD,), (LOAD2, NODE2), (NODE, "replica_lost")),
-    Fault(cut(10, "head"), (), (NODE1, NODE2, LOAD1, LOAD2), (NODE, LOAD, "replica_lost", "actor_lost")),
     Fault(full_disk_below_a_load_actor, ("actor_lost",)),
     Fault(full_disks("load1", "load2"), ("actor_lost",)),
 )
-DELAYED, JITTERED = 2, 3
+DELAYED, JITTERED = 4, 5
 
 
 def test_faults_in_turn_are_named_and_the_sweep_goes_on(cluster: Cluster) -> None:
@@ -110,7 +110,7 @@ def test_faults_in_turn_are_named_and_the_sweep_goes_on(cluster: Cluster) -> Non
     check_path(ended, windows)
     check_hosts_and_clocks(ended)
     full_disk = r"replaced .*load actor \d+ on load[12] \([0-9.]+\) \(OSError.*No space left on device"
-    assert len(re.findall(full_disk, ended.said)) == 2, ended.said
+    assert len(re.findall(full_disk, ended.said)) >= 2, ended.said
     not_fetched = [event["text"] for event in ended.events if event["event"] == "left"]
     assert all("are on load" in text for text in not_fetched), not_fetched
 

@@ -15,7 +15,8 @@ def test_vllm_answers_another_host(tmp_path_factory: pytest.TempPathFactory) -> 
     words = over(WORDS, "cluster=mi325x_1n", "slo.ttft_p90_ms=3000", "slo.tpot_p90_ms=500")
     units, render = tmp_path_factory.mktemp("units"), [*words, "--load-nodes=1"]
     with running(units, render, {11: "node1"}, {21: "load1"}) as cluster:
-        ended = measure(cluster, "vllm", "sweep", words, lambda _: None)
+        load = ["search.expected_qps=null", "rate_qps=3", "duration_s=8"]
+        ended = measure(cluster, "vllm", "probe", [*words, *load], lambda _: None)
     assert ended.code in GOES_ON and ended.is_whole() and set(ended.reasons) <= set(BUSY), ended.said
     (replica,) = ended.manifest["server"]["replicas"].values()
     assert replica["host"] == "10.88.0.11" and replica["told"]["engine"], "vLLM's own settings, read back"
