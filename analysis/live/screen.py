@@ -162,20 +162,13 @@ def _windows(windows: Sequence[DoneWindow], width: int) -> list[str]:
     """A line for each window, with the p90s of the two bounds that all runs have, where it has them."""
     lines = [f"{'#':>3} {'kind':<8} {'QPS/node':>8} {'n':>6} {'TTFT ms':>8} {'TPOT ms':>8} verdict"]
     for one in windows:
-        ttft, tpot = (_p90(one, metric) for metric in LIMITS)
+        p90s = one.latencies_p90_ms
+        ttft, tpot = (next((p90s[key] for key in p90s if key.startswith(each)), None) for each in LIMITS)
         latencies = f"{figure(ttft):>8} {figure(tpot, 1):>8}"
         rate = figure(one.rate_qps_per_node, 3)
         line = f"{one.index:>3} {one.kind[:8]:<8} {rate:>8} {one.requests:>6} {latencies} {one.judged}"
-        lines.append(_cut(line, width))
+        lines.append(line if len(line) <= width else f"{line[: width - 3].rsplit(' ', 1)[0]} ...")
     return lines
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 3].rsplit(' ', 1)[0]} ..."
-
-
-def _p90(one: DoneWindow, metric: str) -> float | None:
-    return next((value for key, value in one.latencies_p90_ms.items() if key.startswith(metric)), None)
 
 
 def _words(key: str) -> str:

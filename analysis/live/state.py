@@ -151,40 +151,33 @@ class LiveState:
             return LiveState(str(event.get("run_id", "")), str(event.get("verb", "")))
         if kind == "window":
             return replace(self, phase=_phase(event), now=None)
-        if kind == "window_done":
-            return self._done(event)
-        if kind == "window_final":
-            return self._final(event)
+        if kind in ("window_done", "window_final"):
+            return self._over(event)
         if kind == "end":
             return replace(self, now=None, ended=True, exit_code=_count(event.get("exit_code")))
         if not isinstance(text, str):
             return self
         return replace(self, phase=text, now=None if kind in OVER else self.now, log=self._with(text))
 
-    def _done(self, event: Mapping[str, Any]) -> "LiveState":
-        window = done_window(event)
+    def _over(self, event: Mapping[str, Any]) -> "LiveState":
+        """With a window that is over, or with the final figures of one."""
+        window, belief = done_window(event), _belief(event.get("capacity"))
         if window is None:
             return self
-        windows = (*(one for one in self.windows if one.index < window.index), window)
-        belief = _belief(event.get("capacity"))
-        line = f"{window.kind} {window.index}: {window.judged}"
+        beliefs, newest = self.beliefs, (belief,) if belief else ()
+        if event["event"] == "window_final":
+            windows = tuple(window if one.index == window.index else one for one in self.windows)
+            beliefs = (*(beliefs[:-1] if belief else beliefs), *newest)
+            return replace(self, windows=windows, belief=belief or self.belief, beliefs=beliefs)
         return replace(
             self,
-            phase=line,
+            phase=(line := f"{window.kind} {window.index}: {window.judged}"),
             now=None,
-            windows=windows,
+            windows=(*(one for one in self.windows if one.index < window.index), window),
             belief=belief or self.belief,
-            beliefs=(*self.beliefs, belief) if belief else self.beliefs,
+            beliefs=(*beliefs, *newest),
             log=self._with(line),
         )
-
-    def _final(self, event: Mapping[str, Any]) -> "LiveState":
-        final, belief = done_window(event), _belief(event.get("capacity"))
-        if final is None:
-            return self
-        windows = tuple(final if one.index == final.index else one for one in self.windows)
-        beliefs = (*self.beliefs[:-1], belief) if belief else self.beliefs
-        return replace(self, windows=windows, belief=belief or self.belief, beliefs=beliefs)
 
     def _with(self, line: str) -> tuple[str, ...]:
         return (*self.log, line)[-MOST_LINES:]
@@ -271,7 +264,7 @@ class Snapshot:
         return replace(self, state=state, ending=ending)
 
     @property
-    def tree(self) -> dict[str, Any]:
+    def tree(self) -> Mapping[str, object]:
         """The snapshot as values that JSON can carry, without its clock."""
         tree = to_tree(self)
         del tree["heard_s"]

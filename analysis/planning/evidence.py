@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.capacity.window_table import CountingBasis
 from analysis.results import locations, studies, summary
 from analysis.results.asked import AskedExperiment, describe
 from analysis.results.energy import PowerFigures
@@ -28,7 +27,6 @@ from analysis.rows import metrics, records
 from analysis.stats.estimate import Estimate
 from conf import ConfigError
 from conf.compose import UNKNOWN
-from conf.specs.engine import Engine
 
 FoundBy = Literal["measured", "simulated", "predicted"]
 
@@ -94,18 +92,15 @@ class Evidence:
         return self.asked.nodes
 
     @property
-    def service(self) -> dict[str, Any]:
+    def service(self) -> Mapping[str, object]:
         """Properties that two capacities of one service have in common, whatever its size and load."""
         same = ("engine", "model", "hardware", "layout", "routing", "data_path", "slo", "arrivals")
+        known = {name: getattr(self.asked, name) for name in same}
         return {
             "predicted": self.found_by == "predicted",
-            **{name: _said(getattr(self.asked, name)) for name in same},
+            **{name: None if value == UNKNOWN else value or None for name, value in known.items()},
             "engine settings": self.engine_settings,
         }
-
-
-def _said(value: Any) -> Any:
-    return None if value == UNKNOWN else value or None
 
 
 COLUMNS = (
@@ -220,11 +215,8 @@ def of_run(run: Run) -> Evidence:
         experiment = run.config
     except (ConfigError, RunError):
         return evidence  # this version cannot read it
-    return replace(
-        evidence,
-        engine_settings=_fingerprint(experiment.engine),
-        gpus_per_node=describe(experiment).gpus_per_node,
-    )
+    settings = hashlib.sha256(json.dumps(asdict(experiment.engine), sort_keys=True).encode()).hexdigest()[:16]
+    return replace(evidence, engine_settings=settings, gpus_per_node=describe(experiment).gpus_per_node)
 
 
 def of_measured(verdict: Measured, name: str = "") -> Evidence:
@@ -236,17 +228,23 @@ def of_measured(verdict: Measured, name: str = "") -> Evidence:
         if capacity.queue_grew:
             remedy = "measure with longer windows (search.window_s), for the queue still grew in them"
         raise NotPlannable(f"{name} shows only an upper bound of the capacity; {remedy}", summary.EXIT_OPEN)
+    basis, power = (verdict.basis, verdict.power) if isinstance(verdict, RunVerdict) else (None, None)
+    kind, lengths = capacity.kind(verdict.asked), None
+    caution = f"simulated, not measured; the interval is {kind}: {capacity.held}" if kind else ""
+    if basis:
+        n_in, n_out = float(basis.input_tokens), float(basis.output_tokens)
+        lengths = MeanLengths(n_in, n_out, basis.prefix_hit, "means of the workload")
     return Evidence(
         name=name,
         asked=verdict.asked,
         found_by="simulated" if verdict.asked.is_modelled else "measured",
-        caution=_simulated(verdict, capacity) or summary.engine_label(verdict),
+        caution=caution or summary.engine_label(verdict),
         qps_per_node=capacity.claimed,
         sampling_qps_per_node=capacity.claimed_of(capacity.sampling) if capacity.constants else None,
         open_above=capacity.open_above,
         gpus_per_node=verdict.asked.gpus_per_node,
-        lengths=_asked(verdict.basis) if isinstance(verdict, RunVerdict) and verdict.basis else None,
-        node_watts=_watts(verdict.power) if isinstance(verdict, RunVerdict) and verdict.power else None,
+        lengths=lengths,
+        node_watts=_watts(power) if power else None,
     )
 
 
@@ -265,8 +263,7 @@ def of_predicted(source: Predicted) -> Evidence:
     if kept is not None:
         caution += f"; the bounds are kept at that rate in {100 * kept:.0f} % of the draws of the constants"
     # The ratio to the first cell, draw by draw; of the first cell its noise.
-    ratio = cell.ratio if cell else None
-    own_ln_sd = max((forecast.noise_pct or 0.0) / 100, ratio.ln_sd) if ratio else None
+    ratio, noise = cell.ratio if cell else None, (forecast.noise_pct or 0.0) / 100
     return Evidence(
         name=name,
         asked=verdict.asked,
@@ -276,14 +273,8 @@ def of_predicted(source: Predicted) -> Evidence:
         open_above=capacity.qps_per_node.is_lower_bound,
         gpus_per_node=verdict.asked.gpus_per_node,
         lengths=_predicted_lengths(forecast),
-        own_ln_sd=own_ln_sd,
+        own_ln_sd=max(noise, ratio.ln_sd) if ratio else None,
     )
-
-
-def _simulated(verdict: Measured, capacity: CapacityFigures) -> str:
-    """The caution on a simulated capacity; empty for a measured one."""
-    kind = capacity.kind(verdict.asked)
-    return f"simulated, not measured; the interval is {kind}: {capacity.held}" if kind else ""
 
 
 def _watts(power: PowerFigures) -> MeasuredWatts | None:
@@ -305,23 +296,12 @@ def _capacity(verdict: Measured | PredictionVerdict, name: str) -> CapacityFigur
     return capacity
 
 
-def _asked(basis: CountingBasis) -> MeanLengths:
-    n_in, n_out = float(basis.input_tokens), float(basis.output_tokens)
-    return MeanLengths(n_in, n_out, basis.prefix_hit, "means of the workload")
-
-
 def _predicted_lengths(forecast: RateForecast) -> MeanLengths | None:
     rate, hit = forecast.rate_qps_per_node, forecast.cached_share_of_input
     n_in, n_out = forecast.input_tokens_per_s_per_node, forecast.output_tokens_per_s_per_node
     if not forecast.steady or not rate or n_in is None or n_out is None or hit is None:
         return None
     return MeanLengths(n_in / rate, n_out / rate, hit, "means of the predicted requests")
-
-
-def _fingerprint(engine: Engine) -> str:
-    """A short name for all settings of an engine: equal for equal settings."""
-    settings = json.dumps(asdict(engine), sort_keys=True)
-    return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def expanded(sources: Sequence[Source]) -> list[Source]:

@@ -216,20 +216,15 @@ def demand_rates(demand: Demand) -> DemandRates:
 
 
 def _efficiency(on: Evidence, others: Sequence[Evidence]) -> ScalingEfficiency:
-    for other in others:
-        if difference := sizing.unlike(on, other):
-            raise RunError(
-                f"{other.name} differs from {on.name} in {difference}; beside the first run plan takes "
-                "others of the same service and lengths, at other node counts"
-            )
     if not others:
         return sizing.alone(on)
+    efficiency = sizing.scaling([on, *others])
     if all(other.nodes == on.nodes for other in others):
         raise RunError(
             f"{others[0].name} has the nodes of {on.name} and adds nothing to its plan; leave it out (a "
             "study of several deployments pools repeats)"
         )
-    return sizing.scaling([on, *others])
+    return efficiency
 
 
 def _planning_qps(on: Evidence, basis: Basis) -> float:

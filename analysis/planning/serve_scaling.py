@@ -178,10 +178,8 @@ def mean_life(run: Run, working_qps: float, certified_qps: float) -> RequestLife
 
 
 def _of_windows(rows: pa.Table, windows: Sequence[WindowRow], how: str) -> RequestLife:
-    inside = pc.is_in(
-        rows.column("window_index"), value_set=pa.array([w["index"] for w in windows], pa.int16())
-    )
-    life_s = metrics.e2e(rows.filter(inside)) / 1e3
+    of_windows = pa.array([row["index"] for row in windows], pa.int16())
+    life_s = metrics.e2e(rows.filter(pc.is_in(rows.column("window_index"), value_set=of_windows))) / 1e3
     rates = sorted(row["rate_qps_per_node"] for row in windows)
     span = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"
     counted = f"{len(windows)} window{'' if len(windows) == 1 else 's'}"
@@ -243,12 +241,8 @@ def _with(tree: Any, config: Tree) -> Any:
 
 
 def _wrapped(reasons: Iterable[str]) -> list[str]:
-    lines = []
-    for reason in reasons:
-        lines += textwrap.wrap(printable(reason), WIDTH, subsequent_indent="  ", break_long_words=False) or [
-            ""
-        ]
-    return lines
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False)
+    return [line for reason in reasons for line in wrapper.wrap(printable(reason)) or [""]]
 
 
 def _around(front: ServeFront) -> list[str]:

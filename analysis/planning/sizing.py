@@ -102,7 +102,8 @@ def scaling(runs: Sequence[Source]) -> ScalingEfficiency:
     for other in evidence[1:]:
         if difference := unlike(evidence[0], other):
             raise RunError(
-                f"{other.name} differs from {evidence[0].name} in {difference}; scaling compares node counts"
+                f"{other.name} differs from {evidence[0].name} in {difference}; the efficiency of more nodes "
+                "is that of one service and its lengths, at several node counts"
             )
     counts = sorted({one.nodes for one in evidence})
     return ScalingEfficiency(tuple(_measured(n, [one for one in evidence if one.nodes == n]) for n in counts))
