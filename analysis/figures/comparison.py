@@ -43,7 +43,7 @@ class Comparison(Exhibit):
 
     def __init__(self, subject: Study | StudyOrRuns) -> None:
         subject = subject.verdict if isinstance(subject, Study) else subject
-        self.parts, self.together = _with_ratios(subject), pooled_rows(subject)
+        self.parts, self.together = capacity_rows(subject), pooled_rows(subject)
         self.all_parts = [*self.parts, *self.together]
         self.rows = [_row(part) for part in self.all_parts]
         self.height_in = max(canvas.HEIGHT_IN, MARGIN_IN + ROW_IN * len(self.all_parts))
@@ -137,20 +137,6 @@ def _within(estimate: Estimate, left: float, right: float) -> tuple[float, float
     return left if low is None else low, right if high is None else high
 
 
-def _with_ratios(subject: StudyOrRuns) -> list[CapacityRow]:
-    """The parts, with their ratios to the first: the study's, or those of two closed intervals of runs."""
-    parts = capacity_rows(subject)
-    if not isinstance(subject, StudyVerdict):
-        first, *others = parts
-        for place, part in enumerate(others, 1):
-            if first.sampling and part.sampling:
-                apart = paired_ratio.unpaired(first.sampling, part.sampling)
-                parts[place] = replace(part, ratio=apart, how=UNPAIRED)
-    elif subject.valid and subject.ratio:
-        parts[1] = replace(parts[1], ratio=subject.ratio.estimate, how=PAIRED)
-    return parts
-
-
 def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
     if not part.claim:
         return
@@ -166,14 +152,26 @@ def _draw_capacity(ax: Axes, part: CapacityRow, place: int) -> None:
 
 
 def capacity_rows(subject: StudyOrRuns) -> list[CapacityRow]:
-    """The parts of a study or the runs, in their order. Raises NoData where none has a capacity."""
-    if isinstance(subject, StudyVerdict):
-        rows = [_from_part(part) for part in subject.cells or subject.parts]
+    """The parts of a study or the runs in their order, with ratios to the first. Raises NoData without any.
+
+    The ratio of a comparison is the study's, that of two runs the one of their intervals by sampling noise.
+    """
+    if not isinstance(subject, StudyVerdict):
+        first, *others = (run_capacity(run, name) for run, name in zip(subject, _names(subject), strict=True))
+        rows = [first, *(_beside(first, other) for other in others)]
     else:
-        rows = [run_capacity(run, name) for run, name in zip(subject, _names(subject), strict=True)]
+        rows = [_from_part(part) for part in subject.cells or subject.parts]
+        if subject.valid and subject.ratio:
+            rows[1] = replace(rows[1], ratio=subject.ratio.estimate, how=PAIRED)
     if not any(part.claim for part in rows):
         raise NoData("no part has a capacity")
     return rows
+
+
+def _beside(first: CapacityRow, part: CapacityRow) -> CapacityRow:
+    if not (first.sampling and part.sampling):
+        return part
+    return replace(part, ratio=paired_ratio.unpaired(first.sampling, part.sampling), how=UNPAIRED)
 
 
 def pooled_rows(subject: StudyOrRuns) -> list[CapacityRow]:

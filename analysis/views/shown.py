@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cache
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from conf.io.one_line import printable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from jinja2 import Environment
 
 Fact = tuple[str, str]
@@ -20,8 +18,6 @@ MOST_LETTERS = 40_000
 NO_NUMBERS = "", "unknown", "infinite", "none", "not claimed", "open"
 """Texts in the place of a number."""
 INDENT = "  "
-UNWRAPPED = 10_000
-"""Columns of a text whose lines are not wrapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +81,6 @@ class Table:
         texts = [cell for cell in cells if isinstance(cell, str) and cell not in NO_NUMBERS]
         return "number" if texts and all(text.lstrip("-")[:1].isdigit() for text in texts) else ""
 
-    def to_arrow(self) -> "pa.Table":
-        """The cells as an Arrow table of text under the heads."""
-        import pyarrow as pa
-
-        arrays = [pa.array(map(str, cells), pa.string()) for cells in self._columns]
-        return pa.table(arrays, names=list(self.heads))
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -108,45 +97,29 @@ class Answer:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return text(self)
+        facts = (f"{INDENT}{printable(f'{name}: {value}')}" for name, value in self.facts)
+        tables = (line for table in self.tables for line in table_lines(table))
+        notes = (f"{INDENT}{printable(note)}" for note in self.notes)
+        return "\n".join([printable(f"{self.word}  {self.headline}"), *facts, *tables, *notes])
 
     def _repr_html_(self) -> str:
         macros: Any = environment().get_template("answer.html.j2").module
         return str(macros.whole(self))
 
 
-def text(answer: Answer, width: int | None = None) -> str:
-    """The answer as lines of text, wrapped at `width` columns where given."""
-
-    def wrapped(line: str) -> str:
-        line = INDENT + printable(line)
-        return fill(line, width, subsequent_indent=2 * INDENT) if width else line
-
-    facts = (wrapped(f"{name}: {value}") for name, value in answer.facts)
-    tables = (line for table in answer.tables for line in table_lines(table, width))
-    first = printable(f"{answer.word}  {answer.headline}")
-    return "\n".join([first, *facts, *tables, *map(wrapped, answer.notes)])
-
-
-def table_lines(table: Table, width: int | None = None) -> list[str]:
+def table_lines(table: Table) -> list[str]:
     """A table as aligned lines, its title above and its note below."""
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
+    from rich.cells import cell_len
 
-    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for head, look in zip(table.heads, table.looks, strict=True):
-        grid.add_column(
-            Text(printable(head)), justify="right" if look == "number" else "left", no_wrap=width is None
-        )
-    for row in table.rows:
-        grid.add_row(*(Text(printable(str(cell))) for cell in row))
-    console = Console(width=width or UNWRAPPED, color_system=None, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(grid)
-    rows = [f"{INDENT}{INDENT}{line.rstrip()}" for line in captured.get().splitlines()]
-    title = [f"{INDENT}{table.title}"] if table.title else []
-    return [*title, *rows, *([f"{INDENT}{table.note}"] if table.note else [])]
+    rows = [[printable(str(cell)) for cell in row] for row in (table.heads, *table.rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{INDENT}{table.title}"] if table.title else []
+    for row in rows:
+        gaps = (" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
+        cells = zip(row, gaps, table.looks, strict=True)
+        padded = (f"{gap}{cell}" if look == "number" else f"{cell}{gap}" for cell, gap, look in cells)
+        lines.append(f"{INDENT}{INDENT}{'  '.join(padded).rstrip()}")
+    return [*lines, *([f"{INDENT}{table.note}"] if table.note else [])]
 
 
 @cache

@@ -17,7 +17,7 @@ from analysis.results.json_border import to_tree
 from analysis.results.verdicts import RunVerdict
 from analysis.rows import metrics
 from analysis.views import answers, rates
-from analysis.views.shown import MOST_LETTERS, Answer, Link, Table, table_lines, text
+from analysis.views.shown import MOST_LETTERS, Answer, Link, Table, table_lines
 from conf import Experiment, load
 from tests.support.runs.golden import GOLDEN, sweep_json
 from tests.support.runs.verdict_trees import text_of, verdict_of
@@ -195,7 +195,7 @@ ANSWER = Answer(
 
 
 def test_the_text_has_the_headline_first_and_the_notes_last() -> None:
-    assert text(ANSWER).splitlines() == [
+    assert str(ANSWER).splitlines() == [
         "VALID  3 QPS <per> node",
         "  limited by: p90 & p99",
         "  Parts",
@@ -207,12 +207,6 @@ def test_the_text_has_the_headline_first_and_the_notes_last() -> None:
     ]
 
 
-def test_a_narrow_screen_wraps_facts_and_keeps_every_word() -> None:
-    long = Answer("VALID", "good", "x", (("why", " ".join(["word"] * 40)),))
-    lines = text(long, width=40).splitlines()
-    assert all(len(line) <= 40 for line in lines) and text(long, width=40).count("word") == 40
-
-
 def test_html_escapes_the_words_of_others_and_cuts_what_is_absurdly_long() -> None:
     html = ANSWER._repr_html_()
     assert "3 QPS &lt;per&gt; node" in html and "p90 &amp; p99" in html and "failed: &lt;b&gt;" in html
@@ -221,18 +215,9 @@ def test_html_escapes_the_words_of_others_and_cuts_what_is_absurdly_long() -> No
     assert "cut here" in whole and len(whole) < MOST_LETTERS + 2000
 
 
-def test_a_table_is_arrow_under_its_heads() -> None:
-    assert TABLE.to_arrow().to_pydict() == {
-        "part": ["a", "b"],
-        "QPS": ["1.5", "12"],
-        "state": ["ok", "failed: <b>"],
-    }
-    assert Table("", ("a", "b"), ()).to_arrow().num_rows == 0
-
-
 def test_markup_of_the_terminal_in_a_cell_stays_text() -> None:
-    (_, line) = table_lines(Table("", ("a",), (("[bold]x[/bold]",),)))
-    assert line.strip() == "[bold]x[/bold]"
+    lines = table_lines(Table("", ("a", "b"), (("[bold]x[/bold]", "y"), ("\u4e2d", "z"))))
+    assert [line.strip() for line in lines[1:]] == ["[bold]x[/bold]  y", f"\u4e2d{' ' * 14}z"]
 
 
 @pytest.mark.parametrize("word", ["SIMULATED, VALID", "certified", "to quote", "limited by", "lost_actors"])
