@@ -12,6 +12,8 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
 from analysis.results.locations import RunError
 from conf.io.one_line import one_line
 
@@ -30,7 +32,7 @@ MOST_ERRORS = 5
 
 def to_tree(verdict: Any) -> Tree:
     """A dataclass as JSON carries it: every field under its name; infinite numbers are words, NaN is null."""
-    return {field.name: plain(getattr(verdict, field.name)) for field in fields(verdict)}
+    return {field.name: finite(getattr(verdict, field.name)) for field in fields(verdict)}
 
 
 def json_line(verdict: Any) -> str:
@@ -38,14 +40,16 @@ def json_line(verdict: Any) -> str:
     return json.dumps(to_tree(verdict))
 
 
-def plain(value: Any) -> Any:
-    """A value of a field as JSON carries it."""
+def finite(value: Any) -> Any:
+    """A value as JSON carries it: NaN (unknown) is null, infinite numbers are the words "inf" and "-inf"."""
     if is_dataclass(value):
         return to_tree(value)
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [finite(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value

@@ -14,7 +14,7 @@ import pyarrow.csv
 from analysis.recommendation import ranking
 from analysis.recommendation.ranking import RecommendationVerdict
 from analysis.results import summary
-from analysis.results.json_border import to_tree
+from analysis.results.json_border import finite, to_tree
 from analysis.results.locations import REPORT
 from analysis.results.predictions import GridVerdict
 from analysis.results.verdicts import RunVerdict, StudyVerdict, Verdict
@@ -30,7 +30,6 @@ from conf.specs.workload import Conversations
 from loadgen.cli import engine_model, machine
 from loadgen.cli.words import kernel_lines
 from loadgen.drive.prepared_load import CACHE_PIECE_S, LONGEST_S, STEADY_E2E, WARMUP_QPS, pace_s
-from loadgen.run.run_folder import finite
 from loadgen.search.pacing import longer_at, longest_search
 from loadgen.traffic.prefix_sharing import gap_s, means_of
 from loadgen.traffic.schedule import cut_tokens

@@ -38,7 +38,7 @@ from loadgen.run import verdicts
 from loadgen.run.endpoint import TargetError, access_to
 from loadgen.run.jobs import Job, Service, Site
 from loadgen.run.progress import Emit
-from loadgen.run.run_folder import RunFolder, checksums, finite, manifest, read_files, sha256_of
+from loadgen.run.run_folder import RunFolder, checksums, manifest, read_files, sha256_of
 from loadgen.run.run_hosts import RunHosts
 from loadgen.run.samplers import IDLE_S, PowerSampler, Scraper
 from loadgen.search.pacing import fitted
@@ -195,7 +195,7 @@ class RunLifecycle:
 
     def _watched(self, seen: WindowSoFar) -> None:
         """Show the running window as it stands, and write it into the folder for other viewers."""
-        tree = finite(to_tree(seen))
+        tree = to_tree(seen)
         self.folder.write_json(state.FILE, tree)
         self._show(state.KIND, **tree)
 
@@ -345,7 +345,7 @@ class RunLifecycle:
         """The verdict without the API key, as it is shown and becomes part of a study."""
         if self.folder.secret is None:
             return verdict
-        cleaned = from_tree(RunVerdict, finite(self.folder.cleaned(to_tree(verdict))), self.folder.path)
+        cleaned = from_tree(RunVerdict, self.folder.cleaned(to_tree(verdict)), self.folder.path)
         return replace(cleaned, windows=tuple(self.folder.cleaned(list(verdict.windows))))
 
 

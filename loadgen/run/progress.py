@@ -18,9 +18,9 @@ from rich.text import Text
 from analysis.live import state
 from analysis.live.screen import clock, screen, window_line
 from analysis.live.state import BEGAN, Snapshot, WindowSoFar, done_window
+from analysis.results.json_border import finite
 from conf.io import terminal
 from conf.io.one_line import printable
-from loadgen.run.run_folder import finite
 
 Emit = Callable[..., None]
 """emit(kind, **facts): one event of a run, for the log and for the screen."""

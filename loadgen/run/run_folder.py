@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import math
 import os
 import platform
 import secrets
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from analysis.results.json_border import finite
 from analysis.results.locations import KNOWN
 from analysis.results.locations import checksums as checksums
 from analysis.results.locations import sha256_of as sha256_of
@@ -165,19 +164,6 @@ def refuse_links(path: Path) -> None:
 def json_text(tree: Any) -> str:
     """The text of a JSON file."""
     return json.dumps(finite(tree), indent=2, default=str) + "\n"
-
-
-def finite(tree: Any) -> Any:
-    """The tree as JSON can carry it: NaN (unknown) as null, infinities as the words "inf" and "-inf"."""
-    if isinstance(tree, dict):
-        return {key: finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [finite(value) for value in tree]
-    if isinstance(tree, np.generic):
-        tree = tree.item()
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return None if math.isnan(tree) else str(tree)
-    return tree
 
 
 class RunFolder(Folder):

@@ -15,7 +15,7 @@ from analysis.live.followed import followed
 from analysis.live.state import Ending, LiveView
 from analysis.report.provenance import hosts_table
 from analysis.results import recount, summary
-from analysis.results.json_border import to_tree
+from analysis.results.json_border import finite, to_tree
 from analysis.rows import records
 from analysis.stats.estimate import Estimate
 from conf import Experiment, load
@@ -30,7 +30,7 @@ from loadgen.run.endpoint import TargetError
 from loadgen.run.jobs import Job, SearchCapacity, Site
 from loadgen.run.lifecycle import RunLifecycle
 from loadgen.run.progress import sentence
-from loadgen.run.run_folder import RunFolder, finite, without_credentials
+from loadgen.run.run_folder import RunFolder, without_credentials
 from loadgen.run.run_hosts import RunHosts
 from loadgen.search.window_plan import Start
 from loadgen.traffic.schedule import NS
