@@ -231,9 +231,7 @@ def read(path: Path) -> pa.Table:
     Raises OSError or an ArrowException for a file that is broken, no such table, or of another version.
     """
     written = pq.read_schema(path)
-    parquet.refuse_version(path, written, SCHEMA_VERSION)
-    if lacking := [name for name in KEYS if name not in written.names]:
-        raise pa.ArrowInvalid(f"{path} is no table of windows: it lacks {', '.join(lacking)}")
+    parquet.refuse_foreign(path, written, SCHEMA_VERSION, "windows", KEYS)
     return pq.read_table(path, schema=WINDOWS).replace_schema_metadata(written.metadata)
 
 

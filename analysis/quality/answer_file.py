@@ -51,11 +51,9 @@ def write(answers: Iterable[AnswerRecord], path: Path) -> None:
 def read(path: Path) -> list[AnswerRecord]:
     """The answers of a file. Raises OSError, ArrowException or ValueError for what is no such file."""
     file = pq.ParquetFile(path)
-    parquet.refuse_version(path, file.schema_arrow, SCHEMA_VERSION)
+    parquet.refuse_foreign(path, file.schema_arrow, SCHEMA_VERSION, "answers", ANSWERS.names)
     if file.metadata.num_rows > MOST_ANSWERS:
         raise ValueError(f"{path} has {file.metadata.num_rows} rows; at most {MOST_ANSWERS} are read")
-    if lacking := [name for name in ANSWERS.names if name not in file.schema_arrow.names]:
-        raise ValueError(f"{path} is no table of answers: it lacks {', '.join(lacking)}")
     table = file.read(columns=ANSWERS.names).cast(ANSWERS)
     try:
         return [_recorded(row) for row in table.to_pylist()]

@@ -8,6 +8,7 @@ of 140 tokens a second. `tests/benchmarks/parquet.py` measures what is chosen be
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
@@ -26,8 +27,6 @@ MOST_ROWS = 32_768
 """Rows of a row group of Parquet, and of a piece: 18 MB of the gaps of answers of 140 tokens."""
 MOST_ELEMENTS = 2**26
 """Elements of the lists of a piece: where answers are long it has fewer rows (our choice)."""
-COLUMNS = Path(__file__).with_name("columns.csv")
-"""The columns of all Parquet files: file, name, type, unit and meaning, empty where the name says them."""
 LIST = "list of "
 Ints = npt.NDArray[np.int64]
 
@@ -39,13 +38,18 @@ def described(
 
     `version` is that which the file states; `kinds` are types that only this file has.
     """
-    with COLUMNS.open(newline="") as table:
-        rows = [row for row in csv.DictReader(table) if row["file"] == file]
     fields = []
-    for row in rows:
+    for row in (row for row in _columns() if row["file"] == file):
         said = {key: row[name] for key, name in (("unit", "unit"), ("doc", "meaning")) if row[name]}
         fields.append(pa.field(row["column"], _type(row["type"], kinds), metadata=said or None))
     return pa.schema(fields, metadata=version and {"schema_version": str(version)})
+
+
+@cache
+def _columns() -> list[dict[str, str]]:
+    """The columns of all Parquet files: type, unit and meaning, empty where the name says them."""
+    with Path(__file__).with_name("columns.csv").open(newline="") as table:
+        return list(csv.DictReader(table))
 
 
 def _type(name: str, kinds: Mapping[str, pa.DataType]) -> pa.DataType:
@@ -54,12 +58,19 @@ def _type(name: str, kinds: Mapping[str, pa.DataType]) -> pa.DataType:
     return WORD if name == "word" else kinds.get(name) or pa.type_for_alias(name)
 
 
-def refuse_version(path: Path, written: pa.Schema, known: int) -> None:
-    """Raise ArrowInvalid for a file that says another `schema_version` than the `known` one."""
+def refuse_foreign(
+    path: Path, written: pa.Schema, known: int, what: str = "", keys: Iterable[str] = ()
+) -> None:
+    """Raise ArrowInvalid for a file of another `schema_version` than the `known` one, or without its `keys`.
+
+    The rows of a table that is not of `what` would be of nulls.
+    """
     said = (written.metadata or {}).get(b"schema_version", str(known).encode())
     if said != str(known).encode():
         version = one_line(said.decode(errors="replace"), 40)
         raise pa.ArrowInvalid(f"{path} has schema_version {version}, this version reads {known} alone")
+    if lacking := [name for name in keys if name not in written.names]:
+        raise pa.ArrowInvalid(f"{path} is no table of {what}: it lacks {', '.join(lacking)}")
 
 
 def write(table: pa.Table, path: Path) -> None:

@@ -153,11 +153,8 @@ def is_torn(file: Path) -> bool:
 
 
 def refuse_foreign(file: Path) -> None:
-    """Raise ArrowInvalid for a file of another version, or of something else: its rows would be of nulls."""
-    written = pq.read_schema(file)
-    parquet.refuse_version(file, written, SCHEMA_VERSION)
-    if lacking := [name for name in KEYS if name not in written.names]:
-        raise pa.ArrowInvalid(f"{file} is no table of requests: it lacks {', '.join(lacking)}")
+    """Raise ArrowInvalid for a file of another version, or of something else."""
+    parquet.refuse_foreign(file, pq.read_schema(file), SCHEMA_VERSION, "requests", KEYS)
 
 
 def by_due(requests: pa.Table) -> pa.Table:

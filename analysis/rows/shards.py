@@ -111,7 +111,7 @@ def series(path: Path, file: str, schema: pa.Schema, source: str, found: Sequenc
     known = path / file
     if known.exists() and not (tables and records.is_torn(known)):
         tables.insert(0, pq.read_table(known, schema=schema))  # a torn file fails here, by its name
-        parquet.refuse_version(known, pq.read_schema(known), time_series.SCHEMA_VERSION)
+        parquet.refuse_foreign(known, pq.read_schema(known), time_series.SCHEMA_VERSION)
     return _once(pa.concat_tables([schema.empty_table(), *tables]), source, "clock_ns")
 
 
