@@ -30,8 +30,11 @@ from conf.typed import Source, typed
 from conf.word_values import Word, are_listed, nested, of_keys, parsed, spelled
 from conf.words import ROOT, group_file, groups, refuse_twice, split_words
 
-KERNEL_KEYS = {"engine.kernels", "engine.attention_backend", "model.fitted_with", "model.kv_lora_rank"}
-"""Keys that decide which kernels an engine has, and those of the fit."""
+KERNEL_KEYS = {
+    *("engine.version", "engine.kernels", "engine.attention_backend", "model.fitted_with"),
+    "model.kv_lora_rank",
+}
+"""Keys that decide which release and kernels an engine has, and those of the fit."""
 NAMED_FILES = {"model.config_json": {"model"}, "engine.constants": {"engine", "hardware", "model"}}
 """Keys that name a file of further values, and the groups whose choice reads it anew."""
 Groups = TypeVar("Groups", Planning, Recommendation)

@@ -60,7 +60,7 @@ def constants(experiment: Experiment) -> dict[str, Constant]:
         spec = getattr(getattr(experiment, outer), inner)
         by_key |= {f"{group}.{field.name}": getattr(spec, field.name) for field in fields(spec)}
     if not getattr(engine, "constants", ""):
-        for transfer in transfers(experiment):
+        for transfer in (each for each in transfers(experiment) if each.path):
             by_key[transfer.path] = widened(by_key[transfer.path], transfer)
     return by_key
 

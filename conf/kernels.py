@@ -1,10 +1,14 @@
-"""Published speeds of other kernels than those of the step-time fit; times no step."""
+"""Published speeds of other engine releases and kernels than those of the step-time fit; times no step."""
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from conf.specs.engine import FITTED_BACKEND
 from conf.specs.experiment import Constant, Experiment, KernelRatio, SimulatedEngine
+from conf.specs.model import Z95, Model
 
 AITER_SPEED = (0.991, 1.04, 1.095)
 """Speed with AITER over that without: lowest, usual and highest over the models and concurrencies of arXiv
@@ -13,11 +17,21 @@ _AITER = "arXiv 2603.10031, AITER on over off: a range over its models and concu
 _FIGURE = (
     "vLLM blog on ROCm attention backends, Qwen3-235B FP8 TP8 on MI300X: python -m tests.benchmarks.backends"
 )
-ERA = "of releases of 2026: in May 2025 vLLM 0.8.5 served 44 to 48 % less than this without AITER"
+ERA = (
+    "of releases of 2026: in May 2025 vLLM 0.8.5 served 44 to 48 % less than this without AITER, as "
+    "engine.version='vLLM 0.8.5' does here"
+)
 """How old kernels compare: vLLM pull request 17535, Qwen3-235B FP8 on four MI300X, beside this model
 (`python -m tests.benchmarks.evidence`)."""
-_EXACT = Constant(1.0, "ratio", "the kernels of the fit")
-BACKENDS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+WITHOUT_AITER = " without AITER"
+"""Ends the name of a release that was measured without the kernels of the fit."""
+RELEASE_LN_SD = {"launch": 0.34, "step": 0.23}
+"""sds of ln time over that of the fit: the rms of the releases in conf/model
+(`python -m tests.benchmarks.evidence.releases`)."""
+_AS_RELEASES = "assumed: as the releases differ that were measured"
+Ends = Sequence[float]
+"""Lowest, usual and highest value."""
+BACKENDS: Mapping[str, tuple[Ends, Ends]] = {
     "ROCM_AITER_UNIFIED_ATTN": ((1.24, 1.25, 1.26), (0.891, 0.94, 0.991)),
     "TRITON_ATTN": ((1.55, 1.6, 1.65), (4.9, 5.08, 5.27)),
     "ROCM_ATTN": ((7.53, 10.9, 15.8), (3, 3.43, 3.92)),
@@ -48,35 +62,100 @@ def backend_ratio(backend: str) -> KernelRatio | None:
     if backend not in BACKENDS:
         return None
     read, attention = (_constant(ends, _FIGURE) for ends in BACKENDS[backend])
-    return KernelRatio(_EXACT, read, attention)
+    return KernelRatio(kv_read=read, attention=attention)
 
 
 def ratio(engine: Mapping[str, Any], model: Mapping[str, Any]) -> KernelRatio | None:
-    """The speed of the chosen kernels, from the trees of an engine and a model with their defaults.
+    """The speed of the chosen release and kernels, from the trees of an engine and a model.
 
-    None if the kernels are those of the fit, or their speed is unknown (`kernel_lines` says which). The
-    figure's backends are not for latent attention. The gain of a Triton fit from AITER is unknown.
+    Both trees have their defaults. None if release and kernels are those of the fit, or their speed is
+    unknown (`kernel_lines` says which). The figure's backends are not for latent attention. The gain of a
+    Triton fit from AITER is unknown.
     """
-    if engine["kernels"] == "triton" and model.get("fitted_with") == "aiter":
-        return KernelRatio(_constant(AITER_SPEED, _AITER), _EXACT, _EXACT)
-    return None if model.get("kv_lora_rank") else backend_ratio(str(engine["attention_backend"]))
+    fit = model.get("posterior") or {}
+    engines, releases = fit.get("engines", []), fit.get("releases", {})
+    no_aiter = _is_without_aiter(engine["kernels"], str(model.get("fitted_with")))
+    backend = None if model.get("kv_lora_rank") else backend_ratio(str(engine["attention_backend"]))
+    if release := _other_release(engine.get("version", ""), engine.get("constants", ""), no_aiter, engines):
+        return replace(backend or KernelRatio(), **_release_times(release, len(engines), releases))
+    return KernelRatio(_constant(AITER_SPEED, _AITER)) if no_aiter else backend
+
+
+def other_release(engine: SimulatedEngine, model: Model) -> str:
+    """The name of the engine's release if the model's constants were not fitted to it; else empty."""
+    no_aiter = _is_without_aiter(engine.kernels, model.fitted_with)
+    return _other_release(engine.version, engine.constants, no_aiter, model.posterior.engines)
+
+
+def _other_release(version: str, calibration: str, no_aiter: bool, engines: Collection[str]) -> str:
+    if calibration or not engines or not version or listed(version, engines):
+        return ""
+    return f"{version}{WITHOUT_AITER}" if no_aiter else version
+
+
+def _is_without_aiter(kernels: str, fitted_with: str) -> bool:
+    return kernels == "triton" and fitted_with == "aiter"
+
+
+def listed(release: str, names: Collection[str]) -> str:
+    """The one of `names` that a release is, in full or by its minor version; empty if there is none."""
+    return next((name for name in (release, minor(release)) if name in names), "")
+
+
+def minor(release: str) -> str:
+    """A release with its minor version: `vLLM 0.16.0rc1` is `vLLM 0.16`."""
+    return re.sub(r"^(\S+ \d+\.\d+)\S*", r"\1", release)
+
+
+def _release_times(
+    release: str, fitted: int, releases: Mapping[str, Mapping[str, Ends]]
+) -> dict[str, Constant]:
+    """Times of a release over those of a fit, to `fitted` other ones.
+
+    Those of a release that nobody measured are in the mean of all that were, the fit's own among them.
+    """
+    if name := listed(release, releases):
+        source = f"fitted to rows of {name} (python -m tests.benchmarks.evidence.releases)"
+        return {time: _constant(releases[name][time], source) for time in RELEASE_LN_SD}
+    no_aiter, times = release.endswith(WITHOUT_AITER), {}
+    alike = [own for name, own in releases.items() if name.endswith(WITHOUT_AITER) == no_aiter]
+    for time, ln_sd in RELEASE_LN_SD.items():
+        ln = sum(math.log(own[time][1]) for own in alike) / (len(alike) + fitted)
+        ln += math.log(AITER_SPEED[1]) if no_aiter and time == "step" else 0.0
+        low, value, high = (math.exp(ln + side * Z95 * ln_sd) for side in (-1, 0, 1))
+        times[time] = _constant((low, value, high), _AS_RELEASES)
+    return times
 
 
 def kernel_lines(experiment: Experiment) -> list[str]:
-    """Lines on the kernel speeds behind an answer; none if the kernels are those of the fit."""
+    """Lines on the release and the kernels behind an answer; none if they are those of the fit."""
     engine, model = experiment.engine, experiment.model
     if not isinstance(engine, SimulatedEngine):
         return []
-    return [*_kernel_words(engine, model.fitted_with), *_backend_words(engine, model.kv_lora_rank > 0)]
+    backend = _backend_words(engine, model.kv_lora_rank > 0)
+    return [*_release_words(engine, model), *_kernel_words(engine, model), *backend]
 
 
-def _kernel_words(engine: SimulatedEngine, fitted_with: str) -> list[str]:
-    if engine.kernels in ("fitted", fitted_with):
+def _release_words(engine: SimulatedEngine, model: Model) -> list[str]:
+    release, ratio = other_release(engine, model), engine.kernel_ratio
+    if not release or ratio is None:
         return []
-    if engine.kernel_ratio and engine.kernels == "triton":
+    known = "fitted to published rows of it" if listed(release, model.posterior.releases) else _AS_RELEASES
+    launch, step = _span(ratio.launch, ""), _span(ratio.step, "")
+    return [
+        f"engine {release}: launches take {launch} times as long as in the fit, whole steps {step}; {known}"
+    ]
+
+
+def _kernel_words(engine: SimulatedEngine, model: Model) -> list[str]:
+    if engine.kernels in ("fitted", model.fitted_with):
+        return []
+    if engine.kernel_ratio and _is_without_aiter(engine.kernels, model.fitted_with):
+        if other_release(engine, model):
+            return []
         span = _span(engine.kernel_ratio.step, "a range that was published for other models")
         return [f"kernels without AITER: a step over the same with it is {span}", f"kernels: {ERA}"]
-    kernels = "unknown" if fitted_with == "unknown" else fitted_with.capitalize()
+    kernels = "unknown" if model.fitted_with == "unknown" else model.fitted_with.capitalize()
     return [
         f"kernels {engine.kernels}: their speed is not in the model, the figures are those of its constants, "
         f"whose kernels are {kernels}"
@@ -87,7 +166,7 @@ def _backend_words(engine: SimulatedEngine, latent: bool) -> list[str]:
     backend, ratio = engine.attention_backend, engine.kernel_ratio
     if backend == FITTED_BACKEND:
         return []
-    if ratio is None:
+    if ratio is None or not is_known(backend, latent):
         return [unknown_backend(backend, latent)]
     source = "by a figure of Qwen3-235B on MI300X"
     if backend == NO_SPLIT:
@@ -102,6 +181,6 @@ def _span(ratio: Constant, source: str) -> str:
     return f"{ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}]{', ' if source else ''}{source}"
 
 
-def _constant(ends: tuple[float, float, float], source: str) -> Constant:
+def _constant(ends: Ends, source: str) -> Constant:
     low, value, high = ends
     return Constant(value, "ratio", source, low, high)

@@ -5,10 +5,10 @@ The spreads are sds of ln step time, as transfers between the shipped models wer
 """
 
 import math
-import re
 from dataclasses import dataclass, replace
 
-from conf.specs.experiment import Constant, Experiment
+from conf.kernels import listed, other_release
+from conf.specs.experiment import Constant, Experiment, SimulatedEngine
 from conf.specs.model import Z95
 
 DEPLOYMENT, LAYOUT = "model.step_time.deployment_scale", "model.step_time.layout_scale"
@@ -17,9 +17,6 @@ MODEL_LN_SD = 0.4
 """The rms over four models with grouped-query attention, each by the constants of the others."""
 GPU_LN_SD = 0.25
 """Our choice: without its own pace MI325X was .1 to .2 off from MI300X, which has the same compute units."""
-ENGINE_LN_SD = 0.3
-"""The rms of five releases by constants of another one: MLPerf 4.1 and 6.0, Llama-3.1-405B by vLLM 0.6 and
-0.11, Qwen3-235B by vLLM 0.8.5 (.19, .04, .14, .16, .62)."""
 WEIGHTS_LN_SD = 0.18
 """The rms of Qwen3-235B in FP8 and its twin with vision in BF16, each by the constants of the other."""
 KV_LN_SD = 0.0
@@ -31,7 +28,10 @@ BEGINS = "assumed outside of the fit: "
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Something outside of the evidence as text, and the constant that it widens, by `ln_sd`."""
+    """Something outside of the evidence as text, and the constant that it widens by `ln_sd`.
+
+    No `path` for an engine release, whose `KernelRatio` has its spread.
+    """
 
     text: str
     path: str
@@ -43,13 +43,13 @@ def transfers(experiment: Experiment) -> list[Transfer]:
     model, fit = experiment.model, experiment.model.posterior
     if not fit.model:
         return []
-    version = getattr(experiment.engine, "version", "")
-    engine = version if minor(version) not in fit.engines else ""
+    engine = experiment.engine
+    release = other_release(engine, model) if isinstance(engine, SimulatedEngine) else ""
     kinds = ", ".join(kind for kind in experiment.layout.engine_kinds if kind not in fit.layouts)
     cases = (
         ("model", model.name, [fit.model], DEPLOYMENT, MODEL_LN_SD),
         ("GPU", experiment.hardware.name, fit.hardware, DEPLOYMENT, GPU_LN_SD),
-        ("engine", engine, fit.engines, DEPLOYMENT, ENGINE_LN_SD),
+        ("engine", "" if listed(release, fit.releases) else release, fit.engines, "", 0.0),
         ("weights", model.weights, [fit.weights], DEPLOYMENT, WEIGHTS_LN_SD),
         ("KV cache", model.kv_cache, [fit.kv_cache], KV_READ, KV_LN_SD),
         ("layout", kinds, fit.layouts, LAYOUT, LAYOUT_LN_SD),
@@ -59,12 +59,6 @@ def transfers(experiment: Experiment) -> list[Transfer]:
         for what, here, fitted, path, ln_sd in cases
         if here and here not in fitted
     ]
-
-
-def minor(version: str) -> str:
-    """An engine with its minor version: `vLLM 0.16.0rc1` is `vLLM 0.16`."""
-    found = re.match(r"(\S+ \d+\.\d+)", version)
-    return found[1] if found else version
 
 
 def widened(constant: Constant, beyond: Transfer) -> Constant:

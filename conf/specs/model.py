@@ -101,16 +101,21 @@ class StepTime:
     layout_scale: Constant = Constant(1.0, "ratio", "none in runs saved before it was known")
 
 
+SAME = Constant(1.0, "ratio", "the kernels of the fit")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelRatio:
-    """Time with other kernels over that with the kernels that the constants were fitted with.
+    """Time with another engine release or other kernels over that with those of the constants' fit.
 
-    `kv_read` multiplies reads of KV, `attention` the attention of prefill, and `step` then the whole step.
+    `kv_read` multiplies reads of KV, `attention` the attention of prefill, `launch` the fixed time of a step,
+    and `step` then the whole step.
     """
 
-    step: Constant
-    kv_read: Constant
-    attention: Constant
+    step: Constant = SAME
+    kv_read: Constant = SAME
+    attention: Constant = SAME
+    launch: Constant = SAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,10 @@ class Posterior:
     `model` is the name of the model that was measured, `layouts` the kinds of engines (such as TP8/EP8),
     `engines` the software with its minor version (such as vLLM 0.16), `weights` and `kv_cache` the precision,
     and `hardware` the GPUs, the first one those of the measurements. Whatever else is predicted with these
-    constants is a transfer (`conf.transfers`). `correlations[a][j]` is the correlation of the normals behind
+    constants is a transfer (`conf.transfers`). `releases` are engines of which other rows were published, by
+    name or minor version: value, low and high of `launch` and `step` of their `KernelRatio`. `paces` has
+    what stands for `hardware.efficiency.compute` on GPUs that others were compared with (by default its own
+    value). `correlations[a][j]` is the correlation of the normals behind
     ln of the constants with config key a and the j-th key. Constants of the hardware are correlated on the
     named `hardware` only; elsewhere they have their own intervals.
     """
@@ -133,6 +141,8 @@ class Posterior:
     engines: list[str] = field(default_factory=list)
     weights: str = ""
     kv_cache: str = ""
+    releases: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    paces: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

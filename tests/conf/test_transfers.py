@@ -9,9 +9,9 @@ import yaml
 
 from conf import Experiment, load
 from conf.constants import constants, replaced
+from conf.kernels import RELEASE_LN_SD
 from conf.transfers import (
     DEPLOYMENT,
-    ENGINE_LN_SD,
     GPU_LN_SD,
     LAYOUT,
     LAYOUT_LN_SD,
@@ -51,12 +51,6 @@ def test_kv_in_another_precision_is_named_and_adds_nothing() -> None:
     [
         (["hardware=h200"], "GPU H200 SXM (fitted: MI300X, MI325X)", DEPLOYMENT, GPU_LN_SD),
         (["layout=dp4_tp2_ep2"], "layout TP2/EP2 (fitted: TP8/EP8, TP4/EP4)", LAYOUT, LAYOUT_LN_SD),
-        (
-            ["engine.version=SGLang 0.5.9"],
-            "engine SGLang 0.5.9 (fitted: vLLM 0.14, vLLM 0.16)",
-            DEPLOYMENT,
-            ENGINE_LN_SD,
-        ),
         (["model.weights=bf16"], "weights bf16 (fitted: fp8)", DEPLOYMENT, WEIGHTS_LN_SD),
         (["layout=1p1d_tp4_ep4"], "", "", 0.0),
     ],
@@ -72,6 +66,16 @@ def test_a_transfer_is_named_and_adds_its_spread(
         own, wide = widths(load([]), path), widths(load(words), path)
         assert wide == pytest.approx(tuple(math.hypot(sd, ln_sd) for sd in own))
         assert constants(load(words))[path].source == f"assumed outside of the fit: {text}"
+
+
+def test_an_engine_that_nobody_measured_is_named_and_has_the_spread_of_releases() -> None:
+    experiment = load(["engine.version=SGLang 0.5.9", "model.kv_cache=bf16"])
+    (only,) = transfers(experiment)
+    assert only.text == "engine SGLang 0.5.9 (fitted: vLLM 0.14, vLLM 0.16)"
+    for time, ln_sd in RELEASE_LN_SD.items():
+        constant = constants(experiment)[f"engine.kernel_ratio.{time}"]
+        assert constant.value == 1.0 and constant.ln_sd == pytest.approx((ln_sd, ln_sd))
+        assert constant.source.startswith("assumed")
 
 
 def test_another_model_and_another_gpu_widen_one_constant_together(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from conf import load
 from conf.constants import constants
-from conf.transfers import ENGINE_LN_SD, MODEL_LN_SD, transfers
+from conf.kernels import RELEASE_LN_SD
+from conf.transfers import MODEL_LN_SD, transfers
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
 from tests.benchmarks.evidence import default_fit
 from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests, Statistics
@@ -118,13 +119,13 @@ def test_statistics_are_those_of_the_requests(tmp_path: Path) -> None:
 
 
 def test_one_batch_lasts_as_long_as_its_tokens_and_names_what_is_assumed(tmp_path: Path) -> None:
-    row = "notes,MI300X,8,vLLM 0.11.1rc,Llama-3.1-405B,FP8 w,TP8,128,{osl},,one batch of {n},e2e_batch,9,s,\n"
+    row = "notes,H200,8,vLLM 0.12.1rc,Llama-3.1-405B,FP8 w,TP8,128,{osl},,one batch of {n},e2e_batch,9,s,\n"
     text = LOOPS + row.format(osl=100, n=1) + row.format(osl=200, n=1) + row.format(osl=200, n=64)
     studies, _ = read([written(tmp_path, text)])
     short, long, many = (math.exp(study.predict({})[0]) for study in studies)
     assert 1.9 < long / short < 2.0 and 1.0 < many / long < 3.0
     texts = [it.text for it in transfers(studies[0].experiment)]
-    assert texts == ["GPU MI300X (fitted: MI325X)", "engine vLLM 0.11.1 (fitted: vLLM 0.14)"]
+    assert texts == ["GPU H200 SXM (fitted: MI325X, MI300X)", "engine vLLM 0.12.1 (fitted: vLLM 0.14)"]
 
 
 def test_a_closed_loop_by_gpu_counts_its_tokens_once(tmp_path: Path) -> None:
@@ -229,6 +230,6 @@ def test_a_card_with_one_source_is_left_out_for_its_relatives_constants() -> Non
     own, *drawn = relative(study.experiment, 40)
     assert own["model.step_time.layer_us"] != study.experiment.model.step_time.layer_us.value
     ln = np.log([values["model.step_time.deployment_scale"] for values in drawn])
-    assert ln.std() > math.hypot(MODEL_LN_SD, ENGINE_LN_SD) * 0.9
+    assert ln.std() > math.hypot(MODEL_LN_SD, RELEASE_LN_SD["step"]) * 0.9
     (found, *_) = answers(study, 0, [own])
     assert found.low < found.predicted < found.high

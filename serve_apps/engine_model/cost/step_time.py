@@ -82,11 +82,12 @@ class Roofline:
         return replace(self, **times)
 
     def with_kernels(self, ratio: KernelRatio | None) -> "Roofline":
-        """The step time with other attention kernels than those of the fit."""
+        """The step time with another release or other kernels than those of the fit."""
         if ratio is None:
             return self
         changed = replace(
             self,
+            launch_s=self.launch_s * ratio.launch.value,
             context_token_s=self.context_token_s * ratio.kv_read.value,
             attention_pair_s=self.attention_pair_s * ratio.attention.value,
         )
@@ -271,8 +272,7 @@ def ranks_time(
 
 def _at_pace(model: Model, hardware: Hardware) -> tuple[Hardware, float]:
     """The hardware with its peaks at the pace of its clocks, and that pace: 1 where the model was fitted."""
-    fitted_here = hardware.name in model.posterior.hardware[:1]
-    pace = 1.0 if fitted_here else hardware.efficiency.compute.value
+    pace = model.posterior.paces.get(hardware.name, hardware.efficiency.compute.value)
     peaks = {
         name: peak * pace
         for name in ("fp8_flop_per_s", "bf16_flop_per_s")

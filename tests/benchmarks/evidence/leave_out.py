@@ -2,19 +2,22 @@
 
 A source of the default model is left out of its joint fit, which is made again around the shipped constants
 (damped Gauss-Newton, a normal posterior). A card with one source alone takes the constants of its nearest
-relative instead. Whoever measured has a pace that is not known then. A source that no fit has is as it is.
+relative instead. Whoever measured has a pace that is not known then. A release of a card's becomes one that
+nobody measured.
 """
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from analysis.stats.map_fit import Floats, ParameterPrior, fit
 from conf import Experiment, load
-from conf.constants import bounded, constants
+from conf.constants import KERNELS, bounded, constants
+from conf.kernels import listed, other_release, ratio
+from conf.specs.experiment import Model, SimulatedEngine
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE, drawn
 from tests.benchmarks.evidence import default_fit
 from tests.benchmarks.evidence.figures import Answer, Study, Values, answers, table, verdict
@@ -46,12 +49,13 @@ def without(studies: Sequence[Study], source: str, draws: int) -> int:
     found: dict[str, list[Answer]] = {}
     refitted: Draws | None = None
     for study in left:
-        sets = None
-        if study.source.startswith(FITTED):
-            sets = relative(study.experiment, draws)
-        elif study.source.startswith(default_sources()):
+        if study.source.startswith(default_sources()):
             refitted = refitted or Draws.of(source, draws)
             sets = refitted.sets(study.experiment)
+        elif study.source.startswith(FITTED):
+            sets = relative(study.experiment, draws)
+        else:
+            sets = transferred(study.experiment, unmeasured(study.experiment), draws)
         found.setdefault(study.source, []).extend(answers(study, draws, sets))
         print("\n".join(row.line() for row in found[study.source][-len(study.figures) :]), flush=True)
     rows = [row for of_source in found.values() for row in of_source]
@@ -74,16 +78,38 @@ def default_sources() -> tuple[str, ...]:
 
 def relative(experiment: Experiment, draws: int) -> list[Values]:
     """The constants of the nearest relative, and draws of them, widened as any other model's are."""
-    card = RELATIVES[experiment.model.name]
-    theirs = load([f"model={card}"]).model
+    theirs = load([f"model={RELATIVES[experiment.model.name]}"]).model
     model = replace(experiment.model, step_time=theirs.step_time, posterior=theirs.posterior)
-    transferred = replace(experiment, model=model)
-    own = {
+    return transferred(experiment, model, draws)
+
+
+def unmeasured(experiment: Experiment) -> Model:
+    """The model without the release of the experiment among those that were measured."""
+    model, engine = experiment.model, experiment.engine
+    assert isinstance(engine, SimulatedEngine)
+    fit = model.posterior
+    own = listed(other_release(engine, model), fit.releases)
+    others = {name: times for name, times in fit.releases.items() if name != own}
+    return replace(model, posterior=replace(fit, releases=others))
+
+
+def transferred(experiment: Experiment, model: Model, draws: int) -> list[Values]:
+    """The constants of an experiment by another fit of its `model`, and draws of them."""
+    engine = experiment.engine
+    assert isinstance(engine, SimulatedEngine)
+    theirs = replace(engine, kernel_ratio=ratio(asdict(engine), asdict(model)))
+    changed = replace(experiment, model=model, engine=theirs)
+    known, theirs_known = constants(experiment), constants(changed)
+    own = {path: 1.0 for path in known if path.startswith(KERNELS)} | {
         path: constant.value
-        for path, constant in constants(transferred).items()
-        if path.startswith("model.step_time.")
+        for path, constant in theirs_known.items()
+        if path.startswith(("model.step_time.", KERNELS))
     }
-    return [own, *({**own, **values} for values in drawn(transferred, draws))]
+    sets = [own, *({**own, **values} for values in drawn(changed, draws))]
+    step = f"{KERNELS}.step"
+    if step in theirs_known and step not in known:  # a study has the engine of its words
+        sets = [{**values, DEPLOYMENT_SCALE: values[DEPLOYMENT_SCALE] * values[step]} for values in sets]
+    return [{path: values[path] for path in values if path in known} for values in sets]
 
 
 class Draws:

@@ -19,9 +19,12 @@ from tests.benchmarks.evidence.figures import Figure, Rows, Team, Values, loaded
 
 PER_SLOT = 10
 """Requests of a closed loop for each one in flight, where they are not stated (InferenceX's rule)."""
+ALL_FP8 = "model.bf16_attention=false", "model.bf16_layers=0"
+"""AMD's checkpoints, which Meta's leave attention and two layers in BF16; the rows fit better so."""
 MODELS: Sequence[tuple[str, tuple[str, ...]]] = (
     (r"qwen3-vl-235b", ("model=qwen3_vl_235b_bf16",)),
     (r"qwen3-235b", ("model=qwen3_235b_a22b_fp8",)),
+    (r"llama-?3\.1-405b.*fp8-kv", ("model=llama31_405b_fp8", *ALL_FP8)),
     (r"llama-?3\.1-405b", ("model=llama31_405b_fp8",)),
     (r"llama-?2-70b", ("model=llama2_70b_fp8",)),
     (r"deepseek-v3\.2", ("model=deepseek_v32_fp8", "model.step_time.expert_spread.value=1")),
@@ -45,14 +48,10 @@ RATES = {
 """What a metric counts."""
 UNITS = {"s": "s", "ms": "s", "tok/s": "tok/s", "tok/s/gpu": "tok/s", "req/s": "1/s", "1/s": "1/s"}
 READING, COLD = 0.01, 0.3
-"""sd (ln) of a figure by what the rows do not say; the p99 of a loop's TTFT is that of its first requests."""
-COLD_S = 0.8
-"""What the first requests of InferenceX's loops wait for a cold service: by the p99 of TTFT at 4 and 16 in
-flight, which the model has .4 to 1.5 s too low without."""
-
-
-SGLANG_05 = re.compile(r"run date 202(5-1[0-2]|6-0[1-5])")
-"""Dates of InferenceX up to its last image that is named, 0.5.12; rows before February 2026 name none."""
+"""sd (ln) of a figure by what the rows do not say; a loop's mean and p99 TTFT hang on its first requests."""
+COLD_S, LATER_COLD_S = {"SGLang 2025-12": 0.8}, 2.2
+"""What the first requests of InferenceX's loops wait for a cold service, by release, and with any other: by
+the p99 of TTFT (`python -m tests.benchmarks.evidence.releases`)."""
 
 
 class Unreadable(Exception):
@@ -102,7 +101,7 @@ class Loop:
     @cached_property
     def figures(self) -> Sequence[Figure]:
         return [
-            Figure(label, value, unit, COLD if metric == "p99_ttft" else READING)
+            Figure(label, value, unit, COLD if metric in ("p99_ttft", "mean_ttft") else READING)
             for label, metric, value, unit in self.known
         ]
 
@@ -240,16 +239,18 @@ def _layout(row: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
 
 
 def _engine(row: Mapping[str, str]) -> tuple[str, ...]:
-    """The engine's version, and its kernels where AITER is said to be off."""
-    text = row.get("engine", "").strip()
-    version = re.search(r"(\d+\.\d+(\.\d+)?)", text)
-    name = "SGLang" if "sglang" in text.lower() else "vLLM"
-    off = "aiter off" in f"{text} {row.get('note', '')} {row.get('notes', '')}".lower()
-    named = f"{name} {version[1] if version else 'of an unnamed version'}"
-    if name == "SGLang" and not version and SGLANG_05.search(row.get("notes", "")):
-        named = "SGLang 0.5"
+    """The engine's release, and its kernels where AITER is said to be off."""
+    off = "aiter off" in f"{row.get('engine')} {row.get('note', '')} {row.get('notes', '')}".lower()
     kernels = "engine=simulated_triton" if off else "engine=simulated"
-    return kernels, f"engine.version={named}", "engine.enable_prefix_caching=false"
+    return kernels, f"engine.version={_release(row)}", "engine.enable_prefix_caching=false"
+
+
+def _release(row: Mapping[str, str]) -> str:
+    """An engine with its version, or with the month of the run where no version is named."""
+    text, notes = row.get("engine", ""), row.get("notes", "")
+    version = re.search(r"\d+\.\d+(\.\d+)?", text) or re.search(r"(?<=run date )20\d\d-\d\d", notes)
+    name = "SGLang" if "sglang" in text.lower() else "vLLM"
+    return f"{name} {version[0] if version else 'of an unnamed version'}"
 
 
 def _load(row: Mapping[str, str]) -> tuple[Load, tuple[str, ...]]:
@@ -271,5 +272,5 @@ def _load(row: Mapping[str, str]) -> tuple[Load, tuple[str, ...]]:
         f"engine.{name}={found[1]}" for name, pattern in limits.items() if (found := re.search(pattern, text))
     )
     requests = int(total[1]) if total else PER_SLOT * count if closed else count
-    cold_s = COLD_S if "closed loop" in text else 0.0
+    cold_s = COLD_S.get(_release(row), LATER_COLD_S) if "closed loop" in text else 0.0
     return Load(int(prompt), int(output), count, max(requests, count), least, cold_s), words

@@ -25,11 +25,8 @@ RUN_S = 600.0
 """Length of a run with arrivals; its rate counts until the last answer, as MLPerf's does."""
 LONGER, MOST_OUTPUT = 1.38, 1024
 """Served outputs over the reference's, and their limit, for the published mean near 301."""
-RELEASES = {
-    "inference_results_v4.1": "vLLM of MLPerf Inference 4.1",
-    "inference_results_v5.1": "vLLM 0.9",
-    "inference_results_v6.0": "vLLM of MLPerf Inference 6.0",
-}
+VERSIONS = {"5.1": "vLLM 0.9"}
+"""vLLM of a round, where that is known."""
 MODELS = {"llama2-70b-99": ("model=llama2_70b_fp8", "layout=dp8_tp1")}
 RATES_QPS = np.exp(np.linspace(np.log(0.3), np.log(2.2), 12))
 """Rates among which a latency is sought, over the published one."""
@@ -52,13 +49,13 @@ class Submission:
 
     @property
     def source(self) -> str:
-        number = self.release.rpartition("_v")[2]
-        return f"MLPerf Inference {number}, Llama-2-70B"
+        return f"MLPerf Inference {self.release}, Llama-2-70B"
 
     @property
     def experiment(self) -> Experiment:
         words = (*WORDS, *MODELS["llama2-70b-99"], f"hardware={self.gpu.lower()}")
-        return loaded((*words, f"engine.version={RELEASES[self.release]}"))
+        version = VERSIONS.get(self.release, f"vLLM of MLPerf Inference {self.release}")
+        return loaded((*words, f"engine.version={version}"))
 
     @cached_property
     def figures(self) -> Sequence[Figure]:
@@ -117,27 +114,26 @@ def submissions(rows: Rows, pairs: Path | None, skipped: list[str]) -> list[Subm
     found: list[Submission] = []
     lengths = _lengths(pairs) if pairs else ()
     without: Counter[str] = Counter()
-    for (release, gpu, scenario, model), part in by(rows, "repo", "gpu", "scenario", "model").items():
-        known = _rows(part)
-        why = _refused(release, gpu, scenario, model, bool(lengths))
+    for (repo, gpu, scenario, model), part in by(rows, "repo", "gpu", "scenario", "model").items():
+        known, why = _rows(part), _refused(gpu, scenario, model, bool(lengths))
         if not why and len(known) < len(part):
-            without[f"{release}: systems of several GPUs"] += len(part) - len(known)
+            without[f"{repo}: systems of several GPUs"] += len(part) - len(known)
         if why:
-            without[f"{release} {model}: {why}"] += len(part)
+            without[f"{repo} {model}: {why}"] += len(part)
         elif known:
-            found.append(Submission(release, gpu, scenario, known, lengths))
+            found.append(Submission(repo.rpartition("_v")[2], gpu, scenario, known, lengths))
     skipped += [f"{reason} ({count} rows)" for reason, count in without.items()]
     return found
 
 
-def _refused(release: str, gpu: str, scenario: str, model: str, has_lengths: bool) -> str:
+def _refused(gpu: str, scenario: str, model: str, has_lengths: bool) -> str:
     """Why such rows have no answer; empty if they have one."""
     if model == "llama2-70b-99.9":
         return "the same runs as llama2-70b-99, which count once"
     if model not in MODELS:
         return f"model {model} has no card with lengths of requests"
-    if release not in RELEASES or gpu.lower() not in ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200"):
-        return "an unknown release or GPU"
+    if gpu.lower() not in ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200"):
+        return "an unknown GPU"
     if scenario not in ("Server", "Interactive", "Offline"):
         return "no scenario that the model plays"
     return "" if has_lengths else "give the file of length pairs (input_length,output_length) too"
