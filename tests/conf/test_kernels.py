@@ -1,6 +1,7 @@
 """conf.kernels: their speed where that is published, and what is said elsewhere."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from analysis.results.json_border import to_tree
 from conf import ConfigError, load
 from conf.compose import dump
 from conf.constants import calibration, constants, replaced
-from conf.kernels import AITER_SPEED, BACKENDS, kernel_lines
+from conf.kernels import AITER_SPEED, BACKENDS, RELEASE_LN_SD, kernel_lines
 from conf.specs.experiment import Experiment
+from conf.transfers import transfers
 from loadgen.__main__ import main
 from loadgen.cli import engine_model
 from loadgen.cli.words import all_kernels
@@ -90,11 +92,67 @@ def test_a_saved_run_keeps_its_kernels_and_another_choice_replaces_them(tmp_path
     assert step_s(load(["engine.kernels=fitted"], base=saved)) == step_s(load())
 
 
+R1 = ("model=deepseek_r1_fp8", "layout=dp1_tp8")
+
+
+@pytest.mark.parametrize(
+    ("words", "release"),
+    [
+        ([*R1, "engine.version=SGLang 0.5.12"], "SGLang 0.5.12"),
+        (["model=llama31_405b_fp8", "layout=dp1_tp8", "engine.version=vLLM 0.11.1"], "vLLM 0.11"),
+        ([OFF, "engine.version=vLLM 0.8.5"], "vLLM 0.8 without AITER"),
+    ],
+)
+def test_a_release_that_was_measured_moves_launches_and_whole_steps(words: list[str], release: str) -> None:
+    asked = load(words)
+    plain = replace(asked, engine=replace(asked.engine, kernel_ratio=None))  # type: ignore[call-arg]
+    launch, step = (asked.model.posterior.releases[release][time][1] for time in ("launch", "step"))
+    there, fit = (
+        roofline(each.model, each.hardware, each.layout, each.engine.kernel_ratio) for each in (asked, plain)
+    )
+    assert there.launch_s == pytest.approx(fit.launch_s * launch * step)
+    assert there.decode_gemm_token_s == pytest.approx(fit.decode_gemm_token_s * step)
+    assert not [transfer for transfer in transfers(asked) if transfer.text.startswith("engine")]
+    (line,) = kernel_lines(asked)
+    assert "launches take" in line and line.endswith("fitted to published rows of it")
+    constant = constants(asked)["engine.kernel_ratio.launch"]
+    assert constant.low is not None and constant.low < constant.value
+
+
+def test_a_release_that_nobody_measured_has_the_mean_of_those_that_were() -> None:
+    asked = load([*R1, "engine.version=SGLang 0.5.10"])
+    times = asked.model.posterior.releases.values()
+    for time in RELEASE_LN_SD:
+        mean = sum(math.log(own[time][1]) for own in times) / (len(times) + 1)
+        constant = constants(asked)[f"engine.kernel_ratio.{time}"]
+        assert math.log(constant.value) == pytest.approx(mean) and constant.source.startswith("assumed")
+    assert "assumed" in kernel_lines(asked)[0]
+    assert load([*R1, "engine.version=SGLang 2025-12"]).engine.kernel_ratio is None  # type: ignore[attr-defined]
+    old, new = (load([OFF, f"engine.version=vLLM {version}"]) for version in ("0.8.5", "0.9.1"))
+    assert step_s(load([OFF])) < step_s(new) < step_s(old)
+    assert load(["engine.version=vLLM 0.9.1"]).engine.kernel_ratio.step.value == 1.0  # type: ignore[attr-defined]
+
+
+def test_an_unknown_backend_is_said_beside_another_release() -> None:
+    asked = load(["engine.version=vLLM 0.9.1", "engine.attention_backend=ROCM_FANCY"])
+    assert UNKNOWN in kernel_lines(asked)
+    both = load(["engine.version=vLLM 0.9.1", "engine.attention_backend=TRITON_ATTN"])
+    assert both.engine.kernel_ratio.kv_read.value == BACKENDS["TRITON_ATTN"][0][1]  # type: ignore[attr-defined]
+
+
+def test_what_was_fitted_on_mi325x_computes_slower_on_mi300x() -> None:
+    costs = []
+    for gpu in ("mi325x", "mi300x"):
+        asked = load(["model=llama31_405b_fp8", "layout=dp1_tp8", "cluster=mi325x_1n", f"hardware={gpu}"])
+        costs.append(roofline(asked.model, asked.hardware, asked.layout))
+    assert costs[1].decode_gemm_token_s == pytest.approx(costs[0].decode_gemm_token_s / 0.82)
+
+
 def test_a_calibration_holds_beside_other_kernels_and_has_no_constant_of_them(tmp_path: Any) -> None:
     layer = "model.step_time.layer_us"
     file = tmp_path / "constants.yaml"
     file.write_text(yaml.safe_dump(calibration(load(), {layer: constants(load())[layer]})))
-    both = load([OFF, f"engine.constants={file}"])
+    both = load([OFF, f"engine.constants={file}", "engine.version=vLLM 0.8.5"])
     assert step_s(both) == pytest.approx(step_s(load()) * AITER_SPEED[1])
     file.write_text(yaml.safe_dump(calibration(both, {STEP: constants(both)[STEP]})))
     with pytest.raises(ConfigError, match=f"'{STEP}' is no constant of the step time"):

@@ -11,11 +11,11 @@ from conf.constants import constants
 from conf.kernels import RELEASE_LN_SD
 from conf.transfers import MODEL_LN_SD, transfers
 from loadgen.predict.draws import DEPLOYMENT_SCALE, LAYOUT_SCALE
-from tests.benchmarks.evidence import default_fit
+from tests.benchmarks.evidence import default_fit, releases
 from tests.benchmarks.evidence.blog import Attainment, ClosedLoop, Ratio, Requests, Statistics
 from tests.benchmarks.evidence.figures import Answer, Figure, Study, Summary, answers, verdict
 from tests.benchmarks.evidence.kernels import FAMILIES, Kernels, fitted, ln_us, mixture
-from tests.benchmarks.evidence.leave_out import relative
+from tests.benchmarks.evidence.leave_out import relative, transferred, unmeasured
 from tests.benchmarks.evidence.loop_fit import FREE, ROWS, Measured
 from tests.benchmarks.evidence.loops import Loop
 from tests.benchmarks.evidence.mlperf import Submission
@@ -191,6 +191,22 @@ def test_the_card_of_deepseek_r1_meets_the_loops_that_it_was_fitted_to() -> None
     slower = measured.predict(at + np.array([0.3, *np.zeros(len(FREE) - 1)])) - measured.predict(at)
     tpot = ["tpot" in label for label in measured.labels]
     assert (slower[tpot] > 0.03).all()
+
+
+def test_the_times_of_a_release_are_found_again_and_meet_loads_that_they_never_saw() -> None:
+    studies = [it for it in read(OTHERS)[0] if "vLLM 0.6.6" in it.source][::3]
+    (release,) = releases.by_card(studies)["Llama-3.1-405B-Instruct-FP8"]
+    own = studies[0].experiment.model.posterior.releases[release.name]
+    assert np.exp(release.at[:2]) == pytest.approx([own["launch"][1], own["step"][1]], rel=0.1)
+    left_out, before = (math.sqrt(np.mean(each**2)) for each in (release.left_out(), release.before))
+    assert left_out < 0.6 * before
+
+
+def test_a_source_left_out_is_of_a_release_that_nobody_measured() -> None:
+    (study, *_) = (it for it in read(OTHERS)[0] if "vLLM 0.6.6" in it.source)
+    own, *_ = transferred(study.experiment, unmeasured(study.experiment), 0)
+    others = study.experiment.model.posterior.releases["vLLM 0.11"]["launch"][1]
+    assert own["engine.kernel_ratio.launch"] == pytest.approx(math.sqrt(others))
 
 
 def test_a_mixture_reads_the_experts_that_its_tokens_touch() -> None:
