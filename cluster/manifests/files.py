@@ -1,7 +1,4 @@
-"""Files of a real cluster, from Jinja templates: KubeRay, `ray up` and systemd. No file holds a secret.
-
-Comments on reasons and use are in the templates.
-"""
+"""Files of a real cluster, from Jinja templates: KubeRay, `ray up` and systemd. No file holds a secret."""
 
 import ipaddress
 import json

@@ -1,7 +1,4 @@
-"""The GPUs of a node and their power, from files of the kernel, AMD's module amdsmi and PyTorch.
-
-What cannot be read is None, never 0.
-"""
+"""The GPUs of a node and their power: files of the kernel, AMD's amdsmi, PyTorch. Unread is None, never 0."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""Facts of one node: versions, limits, kernel, weights, ports, environment. Runs on the node.
-
-A fact that cannot be read is None, which `checks` calls unknown.
-"""
+"""Facts of one node, read on it: versions, limits, kernel, weights, ports, environment. Unread is None."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""Inspects every node of a running Ray session at once, and reports what is not as expected.
-
-A node that does not answer in time, or whose task raises, is a failure with that reason.
-"""
+"""Inspects every node of a running Ray session at once; a node that does not answer in time is a failure."""
 
 import time
 from collections import Counter

@@ -1,9 +1,8 @@
 """A Ray session with Serve started in it: on this machine, or joined by address. Runs tasks on chosen nodes.
 
-A session of our own (`local`, `fake`) lives in one private folder: token, sockets, logs and HAProxy's files.
-It listens on the loopback address only, and leaves nothing behind when it ends, also by an error or Ctrl-C.
-If this process is killed (SIGKILL, or a signal without a handler), Ray ends the processes of the session, but
-the folder maxqps-* stays, with a token that is worth nothing any more.
+A session of our own (`local`, `fake`) lives in one private folder, listens on the loopback address only, and
+leaves nothing behind when it ends. If this process is killed, Ray ends the processes of the session, but the
+folder maxqps-* stays, with a token that is worth nothing any more.
 """
 
 import io

@@ -1,8 +1,4 @@
-"""Drives a target window by window: settles it, offers load, watches it, and waits for its answers.
-
-Arrivals are offered in `load_feed`, windows are counted and judged in `windows`, and a lost service is
-noticed and awaited in `loss_recovery`.
-"""
+"""Drives a target window by window: settles it, offers load, watches it, and waits for its answers."""
 
 import dataclasses
 from collections.abc import Callable

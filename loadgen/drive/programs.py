@@ -1,7 +1,4 @@
-"""Programs of a run: a search, one required rate, or one window (rate, profile, trace, closed loop).
-
-The driver loads and judges windows; `search` has the rules that choose rates and accept one.
-"""
+"""Programs of a run: a search, one required rate, or one window (rate, profile, trace, closed loop)."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""One measured run from start to folder: fleet, driver, conclusion, files; whatever happens in between.
-
-The service under test is handed in.
-"""
+"""One measured run from start to folder, whatever happens in between; the service under test is handed in."""
 
 import math
 import os

@@ -1,7 +1,4 @@
-"""Shows a run while it goes on: one screen on a terminal, plain lines in a pipe, or JSON lines.
-
-Progress goes to stderr, results to stdout.
-"""
+"""Shows a run on stderr while it goes on: one screen on a terminal, plain lines in a pipe; or JSON lines."""
 
 import json
 import sys

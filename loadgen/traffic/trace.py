@@ -1,7 +1,4 @@
-"""Recorded requests: arrival times and token counts, read from a file.
-
-A folder is one of client records, from which requests are drawn (`client_records`).
-"""
+"""Recorded requests: arrival times and token counts, read from a file or drawn from client records."""
 
 import csv
 import json
