@@ -42,7 +42,6 @@ CONFINED = {
     "zmq": {"serve_apps/vllm_emulated/kv_transfer.py"},
     "matplotlib": {"analysis/figures/canvas.py"},
     "aiohttp": {
-        "loadgen/run/samplers.py",
         "serve_apps/routing/asgi.py",
         "serve_apps/vllm_engine/app.py",
     },

@@ -149,6 +149,14 @@ class AskError(OSError):
     """No complete, trustworthy answer; the message is one line with the reason, without the key."""
 
 
+class RedirectError(AskError):
+    """The server redirects; its `status` says how."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
     """A complete answer without the key; `names` are its headers, with names in lower case.
@@ -179,22 +187,25 @@ def ask(
     headers: Mapping[str, str] | None = None,
     access: Access = DEFAULT_ACCESS,
     most_bytes: int = MOST_BYTES,
+    tls: ssl.SSLContext | None = None,
 ) -> HttpAnswer:
     """The answer to a GET, or with a `body` to a POST, with any status but a redirect's.
 
     Everything from connecting to the last byte takes at most `within_s`; only the look-up of a name has the
-    resolver's own limit. Raises AskError.
+    resolver's own limit. Whoever asks often makes the context `tls` of `access` once. Raises AskError.
     """
     parts = urlsplit(url)
     sent = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **(headers or {})}
     sent |= access.headers
     try:
-        tls = access.tls() if parts.scheme == "https" else None
+        tls = (tls or access.tls()) if parts.scheme == "https" else None
         began_s = time.monotonic()
         with closing(_connected(parts, tls, began_s + within_s, most_bytes)) as line:
             return _cleared(_exchanged(line, parts, body, sent, began_s), access, most_bytes)
     except TimeoutError as error:
         raise AskError(f"no whole answer within {within_s:g} s") from error
+    except RedirectError as error:
+        raise RedirectError(one_line(access.redact(str(error))), error.status) from error
     except (OSError, HTTPException, ValueError) as error:
         words = failure_text(error) or type(error).__name__
         raise AskError(one_line(access.redact(words))) from error
@@ -226,7 +237,7 @@ def _exchanged(
 def _refuse(response: HTTPResponse) -> None:
     """Raise AskError for a redirect."""
     if response.status in REDIRECTS:
-        raise AskError(redirect_text(response.headers.get("Location", NOWHERE)))
+        raise RedirectError(redirect_text(response.headers.get("Location", NOWHERE)), response.status)
 
 
 def redirect_text(location: str) -> str:

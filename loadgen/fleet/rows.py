@@ -111,7 +111,6 @@ class Planned:
     character_tokens: int = 0
     persona_tokens: int = 0
     history_cut: int = 0
-    after: int = -1
     free_ns: int | None = None
     closed: bool = False
 

@@ -1,11 +1,8 @@
 """Samples /metrics of every replica, and the power of nodes, once a second into Arrow IPC streams.
 
 Whatever a server or a node does ends as a row with its reason: a sample may be missing, but the run goes on.
-The library bounds an answer's headers (128 of 8 kB), and its time is the sample's; its size and its lines are
-bounded here.
 """
 
-import asyncio
 import re
 import threading
 import time
@@ -17,13 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-import aiohttp
 import pyarrow as pa
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from analysis.rows import time_series
-from conf.io.http_get import DEFAULT_ACCESS, PLAIN, SUCCESSES, Access, unpacked
+from conf.io.http_get import DEFAULT_ACCESS, Access, AskError, RedirectError, ask
 from conf.io.one_line import one_line
 from loadgen.fleet.arrow_stream import ArrowStream
 from loadgen.run.jobs import PowerSource
@@ -73,6 +69,7 @@ class _Sampler(ABC):
     def __init__(self, name: str, shard: ArrowStream, say: Callable[[str], None], leave_s: float) -> None:
         self._shard, self._say, self._leave_s = shard, say, leave_s
         self._said: set[str] = set()
+        self._ended = threading.Event()
         # A second Ctrl-C must not wait for a sample.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -81,12 +78,8 @@ class _Sampler(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._ended.set()
         self._thread.join(self._leave_s)
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Let the thread end soon."""
 
     @abstractmethod
     def _run(self) -> None:
@@ -126,17 +119,9 @@ class Scraper(_Sampler):
         self._time_scale, self._timeout_s = time_scale, TIMEOUT_S / time_scale
         leave_s = 2 * max(TIMEOUT_S, self._timeout_s)
         super().__init__("scraper", ArrowStream(path, time_series.SERVER), say, leave_s)
-        self._urls = dict(urls)
-        self._clock_ns = clock_ns
-        self._access = access
-        self._headers = {"Accept-Encoding": PLAIN, **access.headers}
+        self._urls, self._clock_ns, self._access = dict(urls), clock_ns, access
+        self._tls = access.tls() if any(url.startswith("https:") for url in urls.values()) else None
         self._absent_until_ns: dict[str, int] = {}
-        self._loop = asyncio.new_event_loop()
-        self._ended = asyncio.Event()
-
-    def _end(self) -> None:
-        with suppress(RuntimeError):  # the thread has ended by itself and closed its loop
-            self._loop.call_soon_threadsafe(self._ended.set)
 
     def follow(self, urls: Mapping[str, str]) -> None:
         """Sample these from now on."""
@@ -144,63 +129,61 @@ class Scraper(_Sampler):
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._sample())
+            while not self._ends_before_tick():
+                self._sample()
         except Exception as error:  # noqa: BLE001  the boundary of a thread: nobody would see its traceback
             why = self._plain(f"{type(error).__name__}: {error}")
             self._say_once(f"the engine is no longer observed: {why}")
         finally:
-            self._loop.close()
-
-    async def _sample(self) -> None:
-        """Sample on the grid until the end; a tick that was slept through is left out, not made up for."""
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        tls = self._access.tls() if self._access.ca else True
-        every_replica_at_once = aiohttp.TCPConnector(limit=0, ssl=tls)
-        try:
-            async with aiohttp.ClientSession(
-                connector=every_replica_at_once,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
-                timeout=timeout,
-                auto_decompress=False,
-            ) as session:
-                while not await self._ends_before_tick():
-                    clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
-                    due = [
-                        (name, url)
-                        for name, url in self._urls.items()
-                        if self._absent_until_ns.get(name, clock_ns) <= clock_ns
-                    ]
-                    samples = await asyncio.gather(*(self._ask(session, *it, clock_ns) for it in due))
-                    rows = [{"at": at_us, "clock_ns": clock_ns, **sample} for sample in samples]
-                    self._shard.append(pa.RecordBatch.from_pylist(rows, schema=time_series.SERVER))
-                    self._write(self._shard.flush)
-        finally:
             self._write(self._shard.close)
 
-    async def _ends_before_tick(self) -> bool:
+    def _sample(self) -> None:
+        """One row of every server, all asked at once; one that is late delays nobody's next sample."""
+        clock_ns, at_us = self._clock_ns(), time.time_ns() // 1000
+        rows: dict[str, dict[str, Any]] = {
+            name: {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
+            for name in self._urls
+            if self._absent_until_ns.get(name, clock_ns) <= clock_ns
+        }
+        urls = self._urls
+
+        def ask_one(name: str) -> None:
+            rows[name] = self._ask(name, urls[name], clock_ns) or rows[name]
+
+        threads = [threading.Thread(target=ask_one, args=(name,), daemon=True) for name in rows]
+        for thread in threads:
+            thread.start()
+        deadline_s = time.monotonic() + self._timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        sampled = [{"at": at_us, "clock_ns": clock_ns, **row} for row in list(rows.values())]
+        self._shard.append(pa.RecordBatch.from_pylist(sampled, schema=time_series.SERVER))
+        self._write(self._shard.flush)
+
+    def _ends_before_tick(self) -> bool:
+        """Sleep to the next tick; one that was slept through is left out, not made up for."""
         period_ns = int(PERIOD_S * NS)
         tick_ns = (self._clock_ns() // period_ns + 1) * period_ns
         while (ahead_ns := tick_ns - self._clock_ns()) > 0:  # timers may fire early
-            try:
-                await asyncio.wait_for(self._ended.wait(), ahead_ns / NS / self._time_scale)
-            except TimeoutError:
-                continue
-            return True
+            if self._ended.wait(ahead_ns / NS / self._time_scale):
+                return True
         return self._ended.is_set()
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, name: str, url: str, clock_ns: int
-    ) -> dict[str, Any]:
+    def _ask(self, name: str, url: str, clock_ns: int) -> dict[str, Any] | None:
+        """A server's figures, or why there are none; None if it is late."""
         try:
-            async with session.get(url, allow_redirects=False) as response:
-                replica = self._plain(response.headers.get(REPLICA_ID, name))
-                if response.status not in SUCCESSES:
-                    self._refused(name, url, response.status, clock_ns)
-                    return {"replica": replica, "error": f"HTTP {response.status}"}
-                return {"replica": replica, **page_figures(await _page(response))}
-        except TimeoutError:
-            return {"replica": name, "error": f"no answer within {TIMEOUT_S:g} s"}
+            answer = ask(url, self._timeout_s, access=self._access, most_bytes=MOST_BYTES, tls=self._tls)
+            replica = self._plain(answer.names.get(REPLICA_ID, name))
+            if not answer.is_success:
+                self._refused(name, url, answer.status, clock_ns)
+                return {"replica": replica, "error": f"HTTP {answer.status}"}
+            return {"replica": replica, **page_figures(answer.body.decode(errors="replace"))}
+        except RedirectError as error:
+            self._refused(name, url, error.status, clock_ns)
+            return {"replica": name, "error": f"HTTP {error.status}"}
+        except AskError as error:
+            late = isinstance(error.__cause__, TimeoutError)
+            return None if late else {"replica": name, "error": self._plain(str(error))}
         except Exception as error:  # noqa: BLE001  the boundary of a request: whatever came, the run goes on
             return {"replica": name, "error": self._plain(f"{type(error).__name__}: {error}")}
 
@@ -228,17 +211,6 @@ def page_figures(text: str) -> dict[str, Any]:
     return row or {"error": "none of vLLM's metrics in the answer"}
 
 
-async def _page(response: aiohttp.ClientResponse) -> str:
-    """The text of an answer. Raises ValueError if it is too long or cannot be unpacked."""
-    page = bytearray()
-    async for piece in response.content.iter_any():
-        page += piece
-        if len(page) > MOST_BYTES:
-            raise ValueError(f"the answer is longer than {MOST_BYTES} bytes")
-    packed = response.headers.get("Content-Encoding", PLAIN)
-    return unpacked(bytes(page), packed, MOST_BYTES).decode(errors="replace")
-
-
 def _samples(text: str) -> Iterable[Sample]:
     """The samples of the metrics we want; parsing a whole page, mostly histograms, costs tens of ms."""
     wanted = [line.group() for line in islice(_WANTED.finditer(text), MOST_LINES + 1)]
@@ -258,10 +230,7 @@ class PowerSampler(_Sampler):
         self._source, self._clock_ns = source, clock_ns
         self._idle = True
         self._heard: dict[str, str] = {}
-        self._told, self._answered, self._ended = (threading.Event() for _ in range(3))
-
-    def _end(self) -> None:
-        self._ended.set()
+        self._told, self._answered = threading.Event(), threading.Event()
 
     def rest(self, seconds: float = IDLE_S, first_s: float = FIRST_S) -> str:
         """Sample nodes at rest for `seconds`. Returns why no node reports its power; empty if one does.
