@@ -90,8 +90,8 @@ def _gaps(exchanges: Sequence[Exchange], scale: float) -> pa.Array:
 class Planned:
     """One request of the schedule as plain numbers; a `closed` loop sets `due_ns` when a follower starts.
 
-    `session` is -1 without sessions, `character` without conversations, `after` without a turn before.
-    `free_ns`, on the run's clock, is when that turn ended, where it was waited for.
+    `session` is -1 without sessions, `character` without conversations. `free_ns`, on the run's clock, is
+    when the turn before ended, where it was waited for.
     """
 
     seq: int
