@@ -19,7 +19,7 @@ from analysis.results.locations import REPORT
 from analysis.results.runs import Run
 from analysis.results.studies import Study
 from analysis.results.verdicts import MATRIX, RunVerdict
-from analysis.views import checks, rates
+from analysis.views import answers, rates
 from analysis.views import plan as plan_view
 from analysis.views import study as view
 from analysis.views.shown import Answer, Cell, Link, Table
@@ -117,7 +117,7 @@ def _beside(runs: Sequence[Run], room: Room) -> list[Section]:
     body = []
     for place, run in enumerate(runs):
         known = run.verdict.checks if run.verdict else None
-        trust = [tuple(checks.facts(known))] if known else []
+        trust = [tuple(answers.checks_facts(known))] if known else []
         drawn = blocks.main_figures(RunData(run), room, f"{place}-")
         shown = (_answer(run), *trust, *drawn, *provenance.brief(run))
         body.append(Section(f"run-{place}", f"Run {run.name}", _subtitle(run, _asked(run)), shown))
@@ -129,7 +129,9 @@ def _checks(verdict: RunVerdict | None) -> tuple[Block, ...]:
         why = "the run has no sweep.json; its windows were not judged once every row was final"
         return (Missing("Checks", why),)
     if verdict.checks:
-        return tuple(checks.facts(verdict.checks)), sections.checks_table(verdict.checks, verdict.valid)
+        return tuple(answers.checks_facts(verdict.checks)), sections.checks_table(
+            verdict.checks, verdict.valid
+        )
     return (Missing("Checks", "no window was judged"),)
 
 

@@ -25,7 +25,7 @@ from analysis.rows import metrics, records
 from analysis.rows.metrics import METRICS
 from analysis.stats.estimate import UNKNOWN, number
 from analysis.stats.quantiles import quantile
-from analysis.views import checks
+from analysis.views import answers
 from analysis.views import study as view
 from analysis.views.shown import Table
 from conf import load
@@ -34,7 +34,7 @@ from conf.io.one_line import reason
 
 def checks_table(known: Sequence[Check], valid: bool) -> Table:
     """The worst figure of each check, over the windows that count if there are any, and its meaning."""
-    table, which = checks.table(known, digits=4), "the windows that count" if valid else "all windows"
+    table, which = answers.checks_table(known, digits=4), "the windows that count" if valid else "all windows"
     meanings = (MEANINGS.get(check.name, UNKNOWN) for check in known)
     return replace(
         table,

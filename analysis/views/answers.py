@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.capacity.rules import REASONS
+from analysis.capacity.rules import REASONS, Check
 from analysis.results import studies, summary
 from analysis.results.asked import AskedExperiment, named
 from analysis.results.energy import PowerFigures
@@ -14,8 +14,8 @@ from analysis.results.predictions import PredictionVerdict
 from analysis.results.runs import Run, load_run
 from analysis.results.verdicts import MATRIX, RunVerdict, StudyVerdict, Verdict
 from analysis.rows import failures
-from analysis.stats.estimate import certified, interval, middle, number, span
-from analysis.views import checks, prediction, rates, study
+from analysis.stats.estimate import UNKNOWN, certified, interval, middle, number, span
+from analysis.views import prediction, rates, study
 from analysis.views.shown import Answer, Fact, Table
 
 LONGER = "search longer: search=standard takes 15 minutes, or raise search.budget_s"
@@ -26,6 +26,8 @@ REAL = ("vllm", "external")
 """Engines of whose service a reader expects to see the power."""
 BRIEF = ("service", "clock", "failed")
 """Facts about what an answer rests on that a planner needs."""
+CHECK_TONES = {"ok": "ok", "FAILED": "failed", "note": "note", UNKNOWN: "unknown"}
+"""States of a check with the tone of its row; a note decides nothing."""
 
 
 def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
@@ -45,7 +47,7 @@ def answer(verdict: Verdict, resume: Path | None = None) -> Answer:
         headline, tables, notes = study.headline(verdict), study.tables(verdict), study.notes(verdict)
     else:
         judged = [check for check in verdict.checks or () if check.passed is not None]
-        headline, tables = _run_headline(verdict), [checks.table(judged)] if judged else []
+        headline, tables = _run_headline(verdict), [checks_table(judged)] if judged else []
     facts = (*_why(verdict), *_own_facts(verdict), *_rests_on(verdict), *_places(verdict))
     return Answer(
         word,
@@ -69,7 +71,7 @@ def brief(verdict: Verdict, resume: Path | None = None) -> Answer:
         *(list(rates.hold_facts(hold))[:1] if hold and (hold.vetoed or not hold.valid) else ()),
         *(rates.probe_facts(verdict.probe) if verdict.probe else ()),
         *(fact for fact in whole.facts if fact[0] in BRIEF),
-        *checks.facts(verdict.checks or ()),
+        *checks_facts(verdict.checks or ()),
         *_brief_places(verdict),
     )
     tables = (rates.table(verdict.windows, verdict.asked.slo),) if verdict.windows else ()
@@ -242,6 +244,48 @@ def _remedy(verdict: Verdict, resume: Path | None) -> list[str]:
     if verdict.valid and capacity and capacity.claimed.is_bound and not capacity.queue_grew:
         return [LONGER]
     return [verdict.remedy] if isinstance(verdict, StudyVerdict) and verdict.remedy else []
+
+
+def check_state(check: Check) -> str:
+    """One of `CHECK_TONES`: a failed check without a reason is a note, one that does not apply is unknown."""
+    if check.passed is None:
+        return UNKNOWN
+    return "ok" if check.passed else "FAILED" if check.reason else "note"
+
+
+def check_figures(check: Check, digits: int) -> tuple[str, str]:
+    """The worst figure of a check, and its bound."""
+    sign = ">=" if check.least else "<="
+    worst, bound = (
+        UNKNOWN if value is None else f"{number(value, digits)} {check.unit}".strip()
+        for value in (check.value, check.bound)
+    )
+    return worst, f"{sign} {bound}"
+
+
+def checks_facts(checks: Sequence[Check]) -> Iterator[Fact]:
+    """How many checks are ok, the failed ones with their figures, and the names of the notes."""
+    states = {check: check_state(check) for check in checks if check.passed is not None}
+    if states:
+        ok = sum(word == "ok" for word in states.values())
+        failed = [
+            f"FAILED: {check.name} {', bound '.join(check_figures(check, 3))}"
+            for check, word in states.items()
+            if word == "FAILED"
+        ]
+        notes = ", ".join(check.name for check, word in states.items() if word == "note")
+        said = [f"{ok} of {len(states)} ok", *failed, f"notes: {notes}" if notes else ""]
+        yield "checks", "; ".join(filter(None, said))
+
+
+def checks_table(checks: Sequence[Check], digits: int = 3) -> Table:
+    """A row for every check."""
+    states = [check_state(check) for check in checks]
+    rows = tuple(
+        (check.name, *check_figures(check, digits), word) for check, word in zip(checks, states, strict=True)
+    )
+    tones = tuple(CHECK_TONES[word] for word in states)
+    return Table("", ("check", "worst figure", "bound", "state"), rows, tones=tones, state=3)
 
 
 def power_facts(asked: AskedExperiment, power: PowerFigures | None) -> Iterator[Fact]:

@@ -205,23 +205,22 @@ def _grounds(verdict: RecommendationVerdict) -> Iterator[Fact]:
 
 
 TEXT, COUNT, FIGURE, TRUTH = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-RECOMMENDATION = {
+COLUMNS = {
     "prefix_hit": FIGURE,
-    **dict.fromkeys(("name", "layout", "shape"), TEXT),
-    **dict.fromkeys(("budget_tokens", "gpus", "rank"), COUNT),
+    "name layout shape": TEXT,
+    "budget_tokens gpus rank": COUNT,
     "tied": TRUTH,
-    **dict.fromkeys(("nodes", "nodes_at_low", "nodes_at_certified"), COUNT),
-    **dict.fromkeys(("nodes_at_estimate", "nodes_at_high"), COUNT),
-    **dict.fromkeys(("qps_per_node", "qps_per_node_low", "qps_per_node_high"), FIGURE),
-    "qps_per_node_certified": FIGURE,
+    "nodes nodes_at_low nodes_at_certified nodes_at_estimate nodes_at_high": COUNT,
+    "qps_per_node qps_per_node_low qps_per_node_high qps_per_node_certified": FIGURE,
     "binding": TEXT,
     "kv_full": TRUTH,
     "probability_best": FIGURE,
     "told_apart": TRUTH,
     "draws": COUNT,
     "usd_per_hour": FIGURE,
-    **dict.fromkeys(("assumed", "unranked", "reason"), TEXT),
+    "assumed unranked reason": TEXT,
 }
+RECOMMENDATION = pa.schema([(name, kind) for names, kind in COLUMNS.items() for name in names.split()])
 """Columns of the file that --out names: a row for every shape, those without a rank last."""
 
 
@@ -234,13 +233,13 @@ def recommendation_rows(verdict: RecommendationVerdict) -> pa.Table:
             {"prefix_hit": one.hit, "name": each.name, "unranked": each.kind, "reason": each.reason}
             for each in one.unranked
         ]
-    return pa.Table.from_pylist(out, schema=pa.schema(list(RECOMMENDATION.items())))
+    return pa.Table.from_pylist(out, schema=RECOMMENDATION)
 
 
 def _shape_columns(shape: RankedShape) -> dict[str, object]:
     q = shape.qps_per_node
     return {
-        **{name: getattr(shape, name) for name in RECOMMENDATION if hasattr(shape, name)},
+        **{name: getattr(shape, name) for name in RECOMMENDATION.names if hasattr(shape, name)},
         **{f"nodes_at_{end}": nodes for end, nodes in shape.nodes_at.items()},
         "qps_per_node": q.value,
         **{f"qps_per_node_{end}": getattr(q, end) for end in ("low", "high", "certified")},

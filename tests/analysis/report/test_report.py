@@ -30,7 +30,6 @@ from analysis.results.runs import RunError
 from analysis.results.verdicts import RunVerdict, StudyVerdict
 from analysis.rows import parquet, records
 from analysis.views import answers as views
-from analysis.views import checks
 from analysis.views import rates as rates_view
 from analysis.views.shown import Table
 from conf.specs.experiment import Slo
@@ -331,7 +330,7 @@ def test_every_check_is_known_to_the_page() -> None:
     [(True, "", "ok"), (False, "late", "FAILED"), (False, "", "note"), (None, "", "unknown")],
 )
 def test_a_check_without_a_reason_is_a_note(passed: bool | None, why: str, state: str) -> None:
-    assert checks.state(Check("x", passed, 2.0, 1.0, "ms", why, least=False)) == state
+    assert views.check_state(Check("x", passed, 2.0, 1.0, "ms", why, least=False)) == state
 
 
 def test_a_report_that_fails_changes_no_result(
