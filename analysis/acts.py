@@ -253,9 +253,7 @@ def into_service(plan: Plan, source: Path | str, file: Path) -> ServeSettings:
     """Write the file of a plan on the run in `source`. Raises RunError or ConfigError for what it lacks."""
     run = load_run(source)
     experiment = run.config
-    certified, working = scaling.working_qps_per_node(plan)
-    life = scaling.mean_life(run, working, certified)
-    settings = scaling.serve_scaling(plan, life, experiment.layout.replicas_per_node)
+    settings = scaling.serve_scaling(plan, run, experiment.layout.replicas_per_node)
     application, front = _application(experiment)
     file.write_text(scaling.serve_file(settings, application, run.name, front))
     return ServeSettings(str(file), settings.config, settings, front.notes)

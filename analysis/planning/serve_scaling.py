@@ -94,11 +94,7 @@ class ServeSettings:
     notes: tuple[str, ...] = ()
 
 
-def working_qps_per_node(plan: "Plan") -> tuple[float, float]:
-    """The certified rate per node, and the one at which it is to work: less by the headroom.
-
-    Raises RunError where only a lower bound of the capacity is known, or no certified rate.
-    """
+def _certified_qps_per_node(plan: "Plan") -> float:
     evidence = plan.planned_on
     if evidence.open_above:
         raise RunError(
@@ -108,12 +104,17 @@ def working_qps_per_node(plan: "Plan") -> tuple[float, float]:
     certified = evidence.qps_per_node.certified
     if certified is None:
         raise RunError(f"{evidence.name} has no certified rate; measure a sweep to its end")
-    return certified, certified * (1 - plan.care.headroom)
+    return certified
 
 
-def serve_scaling(plan: "Plan", life: RequestLife, per_node: int) -> ServeScaling:
-    """The settings of a plan. Raises RunError, in one line with the remedy, for what they would lack."""
-    certified, working = working_qps_per_node(plan)
+def serve_scaling(plan: "Plan", run: Run, per_node: int) -> ServeScaling:
+    """The settings of a plan on a run. Raises RunError, in one line with a remedy, for what they would lack.
+
+    A node is to work at its certified rate less the headroom.
+    """
+    certified = _certified_qps_per_node(plan)
+    working = certified * (1 - plan.care.headroom)
+    life = mean_life(run, working, certified)
     scale_up_s = 60 * _scale_up_minutes(plan)
     least, least_of = _least_nodes(plan)
     upscale_s = min(RAY_UPSCALE_DELAY_S, max(REPORT_S, SHARE_OF_START * scale_up_s))

@@ -184,9 +184,8 @@ def places(planned: Sequence[int], best_qps: Sequence[float]) -> list[tuple[int,
     Shapes that need equally many nodes share a rank.
     """
     order = sorted(range(len(planned)), key=lambda each: (planned[each], -best_qps[each]))
-    counts = {nodes: planned.count(nodes) for nodes in planned}
-    first = {nodes: place for place, nodes in reversed(list(enumerate((planned[i] for i in order), 1)))}
-    return [(each, first[planned[each]], counts[planned[each]] > 1) for each in order]
+    ranks = {nodes: 1 + sum(fewer < nodes for fewer in planned) for nodes in planned}
+    return [(each, ranks[planned[each]], planned.count(planned[each]) > 1) for each in order]
 
 
 FILE = "recommendation.json"
