@@ -19,11 +19,11 @@ import cluster.__main__
 import loadgen.__main__
 import serve_apps.__main__
 from analysis import __main__ as reading
-from analysis import acts, exchange, load_run
+from analysis import load_run
 from analysis.exchange import FORMATS
 from loadgen.__main__ import main
 from loadgen.cli import arguments as grammar
-from loadgen.cli import commands, output
+from loadgen.cli import output
 from tests.support.machine import tries
 from tests.support.machine.patience import PATIENCE_S, START_S
 from tests.support.runs.golden import GOLDEN
@@ -56,13 +56,6 @@ def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert said.startswith(f'out: "{tmp_path}"  # default "runs"\n') and "345 s of load" in said
     assert "# 1 replica(s) on 1 node(s): 1 x TP8/EP8\n" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_predict_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "--json", "search=standard"]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    q = last["capacity"]["qps_per_node"]
-    assert last["event"] == "result" and q["low"] < q["certified"] < q["value"] < q["high"]
 
 
 @pytest.mark.ray
@@ -146,13 +139,6 @@ DRY = [
 ]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_command_line_has_examples_of_its_own(room: object) -> None:
-    found = examples(getattr(room, "__doc__", ""))
-    name = str(getattr(room, "__package__", ""))
-    assert len(found) >= 4 and all(line.startswith(f"python -m {name} ") for line in found)
-
-
 @pytest.mark.parametrize("verb", loadgen.__main__.VERBS)
 def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -160,11 +146,6 @@ def test_a_verb_has_help_with_examples_of_its_own(verb: str, capsys: pytest.Capt
     found = examples(capsys.readouterr().out.partition("examples:")[2])
     assert ended.value.code == 0 and found
     assert all(f"{line} ".startswith(f"python -m loadgen {verb} ") for line in found)
-
-
-def test_the_help_says_what_the_acts_do() -> None:
-    said = {verb: str(act.__doc__).splitlines()[0] for verb, act in commands.COMMANDS.items()}
-    assert said == grammar.VERBS
 
 
 @pytest.mark.parametrize("verb", grammar.VERBS)
@@ -176,11 +157,6 @@ def test_the_help_of_a_verb_has_its_own_flags(verb: str, capsys: pytest.CaptureF
     assert not [
         flag for flag, (verbs, _) in grammar.FLAGS.items() if verb not in verbs and f"  {flag}" in own
     ]
-
-
-def test_the_help_of_readings_says_what_their_acts_do() -> None:
-    assert {verb: act.__doc__ for verb, act in acts.ACTS.items()} == reading.VERBS
-    assert tuple(exchange.FORMATS) == reading.FORMATS
 
 
 @pytest.mark.parametrize("words", ["loadgen sweep", "analysis plan", "maxqps"])

@@ -12,13 +12,8 @@ import pytest
 
 from analysis.capacity.paired_ratio import Ratio
 from analysis.results import studies
-from analysis.results.asked import describe
-from analysis.results.figures import CapacityFigures
 from analysis.results.json_border import to_tree
-from analysis.results.verdicts import MatrixCell, RunVerdict, StudyVerdict
 from analysis.stats.estimate import Estimate
-from analysis.views import study as study_view
-from analysis.views.shown import table_lines
 from conf import ConfigError, Experiment, load
 from conf.matrix import matrix
 from loadgen import __main__ as root
@@ -303,20 +298,6 @@ def test_a_service_that_is_no_longer_whole_is_deployed_anew(deployments: Deploym
     assert deployments.up == 0
     kept.close()
     assert sum("did not go down" in line for line in said) == 2
-
-
-def test_a_cell_without_an_answer_is_said_and_has_no_ratio() -> None:
-    asked = describe(load())
-    capacity = CapacityFigures(qps_per_node=Estimate(5.0, 4.8, 5.2, 4.85), binding="tpot")
-    whole = RunVerdict(asked=asked, exit_code=0, valid=True, capacity=capacity)
-    above = replace(whole, exit_code=6, capacity=replace(capacity, open_above=True))
-    every = [whole, above, replace(whole, exit_code=4, valid=False, reason="client_limited"), None]
-    rows = tuple(MatrixCell.from_cell(f"cell-{n}", {"layout": n}, "", one) for n, one in enumerate(every))
-    study = StudyVerdict(study="matrix", asked=asked, names=(), parts=(), exit_code=0)
-    _, *lines = table_lines(study_view.table(replace(study, axes=("layout",), cells=rows)))
-    assert lines[0].split()[2:6] == ["5.00", "[4.80,", "5.20]", "4.85"]
-    assert "at least 4.80" in lines[1]
-    assert lines[2].endswith("no result (exit 4): client_limited") and lines[3].endswith("not measured yet")
 
 
 @pytest.mark.slow

@@ -17,12 +17,9 @@ from analysis.rows import metrics, records
 from conf import ConfigError, Experiment
 from conf.matrix import matrix
 from conf.specs.experiment import Constant
-from loadgen import __main__ as root
-from loadgen.cli import arguments as typed
 from loadgen.cli import engine_model, prediction
 from loadgen.cli.words import experiment_of
 from loadgen.predict import answer, grid, uncertainty
-from loadgen.predict.capacity import rounded_down
 from loadgen.predict.operating_point import Effort, RateSimulator, Simulated
 from loadgen.traffic.schedule import NS, ArrivalSchedule
 from tests.support.runs.verdict_trees import at_rate, cells, grid_screen, predict, text_of
@@ -207,44 +204,6 @@ def test_a_grid_compares_on_common_errors_and_keeps_refused_cells(tmp_path: Path
         grid.cells_of(matrix(["matrix.layout=[nonsense]"]), asked)
 
 
-@pytest.mark.parametrize(
-    ("verb", "words", "said"),
-    [
-        ("sweep", ["--sensitivity"], "--sensitivity belongs to an answer of predict"),
-        ("probe", ["--out", "x.parquet"], "--out belongs to an answer of predict"),
-        ("probe", ["matrix.seed=[1,2]"], "belongs to predict and sweep; probe takes one value"),
-    ],
-)
-def test_flags_of_predict_are_refused_elsewhere(verb: str, words: list[str], said: str) -> None:
-    arguments = typed.parser(verb, None).parse_intermixed_args([verb, *words])
-    with pytest.raises(ConfigError, match=said):
-        typed.refuse_idle_flags(arguments)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["rate_qps=300"], "rate_qps=300 is above search.highest_qps=200; raise that too"),
-        (["--sensitivity", "matrix.rate_qps=[2,5]"], "leave rate_qps=... out"),
-        (["--out", "{folder}"], "exists; choose another --out"),
-        (["--out", "{folder}/file"], "exists; choose another --out"),
-        (["--out", "{folder}/none/file"], "cannot write to"),
-        (["--out", "{folder}/x.xlsx"], "cannot be written as such; give it a name in .parquet or .csv or"),
-        (["engine.max_num_queued_reqs=9"], "predict does not model refused requests"),
-        (["engine.step_noise_cv=.inf"], "engine.step_noise_cv=inf must be finite"),
-        (["engine.drift_memory_s=.inf"], "engine.drift_memory_s=inf must be finite and above 0"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_in_a_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    code = root.main(["predict", *(word.format(folder=tmp_path) for word in words)])
-    error = capsys.readouterr().err
-    assert code == summary.EXIT_USAGE and said in error and len(error.splitlines()) == 1
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_a_prediction_honours_nodes_and_one_rate() -> None:
     asked = experiment_of("predict", ["cluster.nodes=3000", "rate_qps=10"], None)
     assert (asked.cluster.nodes, asked.rate_qps, asked.search.budget_s) == (3000, 10.0, 36000.0)
@@ -285,14 +244,3 @@ def test_the_claimed_rate_was_simulated_and_keeps_its_bounds_as_printed(words: l
     for limit in ("ttft", "tpot"):
         assert found["limits_ms"][limit] <= getattr(asked.slo, f"{limit}_p90_ms")
     assert f"at {claimed:.4g} QPS per node" in text_of(tree)
-
-
-def test_a_rate_is_rounded_down_to_what_is_printed() -> None:
-    for rate_qps, printed in (
-        (5.26379, 5.263),
-        (0.26731, 0.2673),
-        (123.456, 123.4),
-        (2.0, 2.0),
-        (0.05, 0.05),
-    ):
-        assert rounded_down(rate_qps) == printed <= rate_qps
