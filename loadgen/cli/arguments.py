@@ -2,16 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analysis.live.address import Address
 from conf.io.check import ConfigError
 from conf.io.one_line import OneLineParser
 from conf.matrix import PREFIX
 from conf.words import groups
-
-if TYPE_CHECKING:
-    pass
 
 VERBS = {
     "sweep": "Measure the capacity of a deployed or external service, or of every cell of a grid of them.",

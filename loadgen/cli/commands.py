@@ -31,7 +31,7 @@ from loadgen.search import pacing
 from loadgen.studies import calibration_probes, matrix_study, published_ladder, published_tables
 from loadgen.studies.comparison import Comparison
 from loadgen.studies.matrix_study import MatrixStudy
-from loadgen.studies.quality_study import QualityStudy
+from loadgen.studies.quality_study import QualityStudy, verdict_on_folders
 from loadgen.studies.study import Study, several_sweeps
 
 
@@ -78,7 +78,7 @@ def quality(arguments: argparse.Namespace) -> int:
     """Ask two configurations the same questions, idle or under load: same, degraded or undecided."""
     if folders := two_sides.answer_folders(arguments.words):
         typed.refuse_page_without_load(arguments, "these answers are on record")
-        return output.printed(two_sides.recorded_verdict(*folders), arguments.json)
+        return output.printed(verdict_on_folders(*folders), arguments.json)
     a, b = two_sides.gate_sides(arguments.words, arguments.config)
     return _measured(arguments, QualityStudy(a, b), None, [a, b], two_sides.gate_plan(a, b))
 

@@ -4,16 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pyarrow import ArrowException
-
 from analysis.quality.gate import fewest_prompts
-from analysis.results.verdicts import StudyVerdict
 from conf import ConfigError, Experiment
 from conf.compose import dump
-from conf.io.one_line import reason
 from conf.keys import differences
 from loadgen.cli.words import checked_experiment
-from loadgen.studies import comparison, quality_study
+from loadgen.studies import comparison
 from loadgen.studies.comparison import CHATS, CLOCK, NODES, OF_BOTH
 from loadgen.studies.gate_questions import gate_pace, longest_s, refuse_synthetic
 
@@ -114,17 +110,6 @@ def answer_folders(words: Sequence[str]) -> tuple[Path, Path] | None:
             "runs/NAME/a runs/OTHER/b"
         )
     return folders[0], folders[1]
-
-
-def recorded_verdict(a: Path, b: Path) -> StudyVerdict:
-    """The verdict on the answers in two run folders, the first of which was asked everything twice.
-
-    Raises ConfigError for folders without answers to the same questions.
-    """
-    try:
-        return quality_study.verdict_on_folders(a, b)
-    except (OSError, ArrowException, ValueError) as error:
-        raise ConfigError(f"cannot compare the answers of {a} and {b}: {reason(error)}") from error
 
 
 def _refuse_other_requests(a: Experiment, b: Experiment) -> None:

@@ -6,7 +6,7 @@ and lengths are our choice.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -128,10 +128,7 @@ def request_shape(experiment: Experiment) -> RequestShape:
 
 def levels(experiment: Experiment) -> list[LevelPlan]:
     """All levels in order."""
-    return list(_levels(experiment.progressive, request_shape(experiment), published_model_of(experiment)))
-
-
-def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None) -> Iterator[LevelPlan]:
+    it, shape, subject = experiment.progressive, request_shape(experiment), published_model_of(experiment)
     played = published_tables.played(shape) if isinstance(shape, PublishedModel) else []
     rows = {(row.phase, row.concurrency): row for row in played}
     usual, burst_limit = shape.limits[SCALING], shape.limits[SATURATION]
@@ -147,21 +144,19 @@ def _levels(it: Progressive, shape: RequestShape, subject: PublishedModel | None
         beside = row.level if subject and row else None
         return level(phase=phase, concurrency=concurrency, answers=answers, published=beside)
 
-    yield level(phase=WARM_UP, answers=mixed(_times(it, FEW), short))
-    yield level(phase=BASELINE, answers=mixed(_times(it, SINGLE), short))
-    for concurrency in [c for phase, c in rows if phase == SCALING] or SCALED:
-        yield loaded(SCALING, concurrency, usual)
     few = _times(it, published_tables.requests(STRESSED, burst=False))
     stressed = partial(level, phase=STRESS, concurrency=STRESSED, answers=mixed(few, usual))
-    yield stressed(shape="long context", prompt_tokens=max(LONG_PROMPT, shape.prompt))
-    yield stressed(shape="long output", answers=mixed(few, max(LONG_ANSWER, usual)))
-    if images:
-        more = (MOST_IMAGES - 1) * images
-        yield stressed(
-            shape=f"{MOST_IMAGES} images", prompt_tokens=shape.prompt + more, image_tokens=images + more
-        )
-    for concurrency in SATURATED:
-        yield loaded(SATURATION, concurrency, burst_limit)
+    more, name = (MOST_IMAGES - 1) * images, f"{MOST_IMAGES} images"
+    many = stressed(shape=name, prompt_tokens=shape.prompt + more, image_tokens=images + more)
+    return [
+        level(phase=WARM_UP, answers=mixed(_times(it, FEW), short)),
+        level(phase=BASELINE, answers=mixed(_times(it, SINGLE), short)),
+        *(loaded(SCALING, c, usual) for c in [c for phase, c in rows if phase == SCALING] or SCALED),
+        stressed(shape="long context", prompt_tokens=max(LONG_PROMPT, shape.prompt)),
+        stressed(shape="long output", answers=mixed(few, max(LONG_ANSWER, usual))),
+        *([many] if images else []),
+        *(loaded(SATURATION, c, burst_limit) for c in SATURATED),
+    ]
 
 
 def _times(it: Progressive, count: int) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from pyarrow import ArrowException
+
 from analysis.quality import answer_file, gate
 from analysis.quality.answer_file import AnswerRecord, by_prompt, evidence_on, folder_evidence
 from analysis.quality.gate import Called, Gate, GateVerdict
@@ -16,8 +18,9 @@ from analysis.results.runs import load_run
 from analysis.results.studies import Parts
 from analysis.results.summary import EXIT_DEGRADED, EXIT_OK, EXIT_OPEN
 from analysis.results.verdicts import RunVerdict, StudyVerdict
-from conf import Experiment
+from conf import ConfigError, Experiment
 from conf.io.http_get import AskError
+from conf.io.one_line import reason
 from loadgen.drive.driver import Driver
 from loadgen.drive.prepared_load import warm_up
 from loadgen.run import verdicts
@@ -166,11 +169,15 @@ def _load(driver: Driver, pace: Pace, is_over: Callable[[], bool], count: Callab
 def verdict_on_folders(a: Path, b: Path) -> StudyVerdict:
     """The verdict on answers on record, by the margins of A's configuration; nothing is written.
 
-    Raises OSError, ArrowException or ValueError as `folder_evidence` does, and RunError for a folder without
-    a run.
+    Side A was asked everything twice. Raises ConfigError for folders without answers to the same questions,
+    and RunError for a folder without a run.
     """
     config_a, config_b = load_run(a).config, load_run(b).config
-    gate_verdict = gate.judge(folder_evidence(a, b), config_a.quality)
+    try:
+        evidence = folder_evidence(a, b)
+    except (OSError, ArrowException, ValueError) as error:
+        raise ConfigError(f"cannot compare the answers of {a} and {b}: {reason(error)}") from error
+    gate_verdict = gate.judge(evidence, config_a.quality)
     verdict = StudyVerdict(
         study=KIND,
         verb=KIND,
